@@ -251,6 +251,25 @@ def numbered(numbers: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{name} ×{n:,}" if n > 1 else name for name, n in numbers)
 
 
+_LONGEST = 60
+_PLAIN = int | float | complex | str | bytes | tuple | list | dict | None
+
+
+def shortened(text: str) -> str:
+    """Return a text of at most 60 characters, with `...` in place of the end of a longer one."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def brief(value: object) -> str:
+    """Return an invalid value for an error: its code, shortened, or the name of its type.
+
+    Example:
+        >>> brief([2, 3.5]), brief(object())
+        ('[2, 3.5]', 'object')
+    """
+    return shortened(repr(value)) if isinstance(value, _PLAIN) else type(value).__name__
+
+
 def shape_text(shape: Iterable[int]) -> str:
     """Format sizes: `[8,16]`."""
     return f"[{','.join(map(str, shape))}]"

@@ -38,6 +38,7 @@ from xlashard.errors import ArgumentError, DeletedError, DonationError, Sharding
 from xlashard.lazily import dataclass
 from xlashard.sharding import Sharding, XLACompatibleSharding
 from xlashard.sharding.gspmd import from_jax_sharding
+from xlashard.wording import shortened
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,8 @@ def check_values(values: Sequence[Any], paths: Sequence[str], *, static: bool = 
             ) from None
         except (TypeError, ValueError):
             raise ArgumentError(
-                f"{path} is {_short(value)} ({type(value).__name__}), which is no array: pass an "
-                f"array{_static_hint(path, static)}"
+                f"{path} is {shortened(repr(value))} ({type(value).__name__}), which is no array: "
+                f"pass an array{_static_hint(path, static)}"
             ) from None
 
 
@@ -217,11 +218,6 @@ def check_concrete(values: Sequence[Any], paths: Sequence[str]) -> None:
 def _static_hint(path: str, static: bool) -> str:
     name = path.split("[")[0].split(".")[0]
     return f", or mark the argument static: static_argnames=({name!r},)" if static else ""
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def arguments_may_move(

@@ -25,6 +25,7 @@ from xlashard.errors import ArgumentError, GeometryError, ShardingError
 from xlashard.geometry import Tiling
 from xlashard.geometry.spec import checked_rank
 from xlashard.sharding.axes import gspmd_sharding_of, tiling_of_jax
+from xlashard.wording import brief
 
 type Shape = tuple[int, ...]
 type Index = tuple[slice, ...]
@@ -293,11 +294,6 @@ def _rank_tiling_of(sharding: "JaxSharding | Sharding", ndim: int) -> Tiling | N
         return None
 
 
-# Types of invalid values that an error shows, and the most characters of one.
-_SHOWN = int | float | complex | str | bytes | tuple | list | dict | None
-_LONGEST = 60
-
-
 def checked_devices(devices: Sequence[Device], maker: str) -> tuple[Device, ...]:
     """Return a list of devices as a tuple.
 
@@ -338,10 +334,8 @@ def checked_shape(shape: object, method: str) -> tuple[int, ...]:
             raise TypeError
         checked = tuple(n if is_symbolic_size(n) else operator.index(n) for n in shape)
     except (TypeError, ValueError, jax.errors.JAXTypeError):
-        shown = repr(shape) if isinstance(shape, _SHOWN) else type(shape).__name__
         raise ArgumentError(
-            f"{method}: the shape must be a tuple of integers such as (8, 128), not "
-            f"{shown if len(shown) <= _LONGEST else f'{shown[:_LONGEST]}...'}"
+            f"{method}: the shape must be a tuple of integers such as (8, 128), not {brief(shape)}"
         ) from None
     if any(type(n) is int and n < 0 for n in checked):
         raise ShardingError(

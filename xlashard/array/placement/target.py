@@ -31,6 +31,7 @@ from xlashard.sharding import (
     from_jax,
     to_jax,
 )
+from xlashard.wording import brief
 
 type Index = tuple[slice, ...]
 
@@ -274,18 +275,13 @@ def parse_shape(value: Any, name: str = "shape") -> tuple[int, ...]:
         shape = tuple(n.__index__() for n in shape)
     except (TypeError, AttributeError, ValueError, jax.errors.JAXTypeError):
         raise ArgumentError(
-            f"{name} must be a tuple of integers, not {_brief(value)}: for example (8, 128)"
+            f"{name} must be a tuple of integers, not {brief(value)}: for example (8, 128)"
         ) from None
     if any(n < 0 for n in shape):
         raise PlacementError(
             f"{name} {shape} has a negative size: give every size as a number from 0 on"
         )
     return shape
-
-
-def _brief(x: Any) -> str:
-    text = repr(x) if isinstance(x, int | float | str | tuple | list | None) else type(x).__name__
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True, eq=False)
