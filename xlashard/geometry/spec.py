@@ -312,11 +312,22 @@ def _check_axes(spec: Spec, grid: "MeshGrid") -> None:
     for name, axes in (("unreduced", spec.unreduced), ("reduced", spec.reduced)):
         for axis in sorted(axes.difference(known)):
             raise _unknown_axis(name, None, axis, grid)
-    seen: dict[str, list[int]] = {}
     for dim, axes in enumerate(spec.dims):
         for axis in axes or ():
             if axis not in known:
                 raise _unknown_axis(f"dimension {dim}", dim, axis, grid)
+    check_axes_once(spec)
+
+
+def check_axes_once(spec: Spec) -> None:
+    """Check that a spec uses each axis once.
+
+    Raises:
+        DuplicateAxisError: One axis is used twice.
+    """
+    seen: dict[str, list[int]] = {}
+    for dim, axes in enumerate(spec.dims):
+        for axis in axes or ():
             seen.setdefault(axis, []).append(dim)
     for axis, dims in seen.items():
         if len(dims) > 1:

@@ -3,10 +3,9 @@
 `geometry.Spec` is today's equivalent. They return the `PartitionSpec` of 2022 and ordered mappings.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from itertools import chain
 from typing import Any, Self
 
 import jax
@@ -14,6 +13,7 @@ import jax
 from xlashard._jax.runtime.shardings import JaxSharding, Mesh
 from xlashard.errors import ArgumentError, DuplicateAxisError, ShardingError
 from xlashard.geometry import Spec
+from xlashard.geometry.spec import check_axes_once
 from xlashard.legacy.shardings.partition_spec import (
     PartitionSpec,
     is_auto,
@@ -263,15 +263,14 @@ def _prepared(leaf: Any, what: str, allow_unconstrained_dims: bool) -> Any:
         from_jax(leaf)
         return leaf
     parsed = ParsedPartitionSpec.from_user_input(leaf, what, allow_unconstrained_dims)
-    for axis, count in Counter(chain.from_iterable(axes or () for axes in parsed)).items():
-        if count > 1:
-            dims = [dim for dim, axes in enumerate(parsed) for name in axes or () if name == axis]
-            raise DuplicateAxisError(
-                f"{what} must use each mesh axis once, but {leaf} contains {axis!r} {count} times "
-                f"(dimensions {dims}): keep it in one of them",
-                axis=axis,
-                dims=dims,
-            )
+    try:
+        check_axes_once(Spec(parsed.partitions))
+    except DuplicateAxisError as error:
+        raise DuplicateAxisError(
+            f"{what} must use each mesh axis once, but in {leaf} {error}",
+            axis=error.axis,
+            dims=error.dims,
+        ) from None
     return parsed
 
 
