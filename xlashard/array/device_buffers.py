@@ -10,7 +10,13 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Handle, Tracer, with_sharding
 from xlashard.array.constructors import finished
 from xlashard.array.core.array import Array, wrap
-from xlashard.array.core.base import check_alive, check_alive_as, record_shard, reshape_buffer
+from xlashard.array.core.base import (
+    check_alive,
+    check_alive_as,
+    handle_of,
+    record_shard,
+    reshape_buffer,
+)
 from xlashard.array.core.handles import canonical_dtype, is_key_dtype, key_handle, keys_over
 from xlashard.array.placement.target import (
     ResolvedSharding,
@@ -86,7 +92,7 @@ def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:
     if is_key_dtype(array.dtype):
         numbers = key_handle(array)
         return keys_over(reshape_buffer(numbers, (*shape, *numbers.shape[array.ndim :])), array)
-    return reshape_buffer(array._handle if isinstance(array, Array) else array, shape)
+    return reshape_buffer(handle_of(array), shape)
 
 
 class Caller(NamedTuple):
@@ -192,8 +198,7 @@ def _read_buffer(caller: Caller, number: int, array: Any) -> DeviceBuffer:
             "device_put(value, device)"
         )
     is_key = is_key_dtype(array.dtype)
-    handle = key_handle(array) if is_key else array
-    handle = handle._handle if isinstance(handle, Array) else handle
+    handle = handle_of(key_handle(array) if is_key else array)
     check_alive_as(lambda: name, handle if is_key else array)
     devices = handle.sharding.device_set
     if len(devices) != 1:

@@ -282,6 +282,11 @@ for _name, _text in _OF_BUFFERS.items():
     setattr(ArrayBase, _name, property(attrgetter(f"_buffers.{_name}"), doc=_text))
 
 
+def handle_of(x: Any) -> Any:
+    """Return the handle of an Array; other values are returned as they are."""
+    return x._handle if isinstance(x, ArrayBase) else x
+
+
 def type_text(x: Any) -> str:
     """Return shape and dtype, as in `float32[4,8]`."""
     return typed(x.dtype.name, x.shape)

@@ -11,7 +11,7 @@ import numpy as np
 from xlashard._jax.runtime.tracebacks import callers
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace.jaxprs import is_host_array
-from xlashard.array.core.base import ArrayBase, check_alive_as, type_text
+from xlashard.array.core.base import ArrayBase, check_alive_as, handle_of, type_text
 from xlashard.array.placement.read import holds_value
 from xlashard.errors import NotAddressableError
 
@@ -81,7 +81,7 @@ class _Search:
 
     def __init__(self, array: Any) -> None:
         # JAX wraps a closed-over array of the host in an object over the same memory.
-        self._array = np.asarray(array) if is_host_array(array) else _handle_of(array)
+        self._array = np.asarray(array) if is_host_array(array) else handle_of(array)
         self._seen: set[int] = set()
 
     def in_function(self, function: Any, depth: int) -> str | None:
@@ -96,7 +96,7 @@ class _Search:
     def _path(self, value: Any, depth: int) -> str | None:
         """Return the suffix that leads from a value to the array, or None."""
         array = self._array
-        if _handle_of(value) is array:
+        if handle_of(value) is array:
             return ""
         both_on_host = isinstance(value, np.ndarray) and isinstance(array, np.ndarray)
         if both_on_host and (value.shape, value.ctypes.data) == (array.shape, array.ctypes.data):
@@ -114,10 +114,6 @@ class _Search:
             if (path := self._path(attribute, depth - 1)) is not None:
                 return f".{key}{path}"
         return None
-
-
-def _handle_of(value: Any) -> Any:
-    return value._handle if isinstance(value, ArrayBase) else value
 
 
 def _name(function: Any) -> str:

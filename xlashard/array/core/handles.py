@@ -15,7 +15,7 @@ import numpy as np
 
 from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, aval_of, split
 from xlashard.array.core.array import Array, wrap
-from xlashard.array.core.base import check_alive_as
+from xlashard.array.core.base import check_alive_as, handle_of
 from xlashard.array.core.shard import Shard
 from xlashard.array.placement.put import host_value
 from xlashard.array.placement.read import read_value
@@ -234,7 +234,7 @@ def as_piece_input(x: Any, name: Callable[[], str], instead: str) -> PieceInput:
     if not isinstance(x, Array | HandleType):
         return PieceInput(*host_value(x, name))
     check_alive_as(name, x)
-    handle: Handle = x._handle if isinstance(x, Array) else x
+    handle: Handle = handle_of(x)
     return PieceInput(_on_one_device(handle), handle.weak_type)
 
 

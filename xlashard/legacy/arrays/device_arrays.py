@@ -15,7 +15,7 @@ from xlashard import Array, PmapSharding
 from xlashard._jax.runtime.dispatch import register_array_type
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import HandleType, split
-from xlashard.array.core.base import ArrayBase, check_alive, reshape_buffer, type_text
+from xlashard.array.core.base import check_alive, handle_of, reshape_buffer, type_text
 from xlashard.array.core.handles import as_class, wrap_result
 from xlashard.array.placement.read import distinct_here
 from xlashard.geometry import ShardIndex, ShardingSpec
@@ -36,7 +36,7 @@ def _devices_of(x: Any) -> int:
     kind = type(x)
     if kind is not HandleType and kind is not Array and not issubclass(kind, LegacyArray):
         return 0
-    handle = _handle_of(x)
+    handle = handle_of(x)
     return handle.sharding.num_devices if handle.is_fully_addressable else 0
 
 
@@ -63,7 +63,7 @@ def device_buffers(x: Any) -> list[Any]:
         DeletedError: The array was deleted or donated.
     """
     check_alive(x)
-    buffers = split(_handle_of(x))
+    buffers = split(handle_of(x))
     sharding = x.sharding
     if pmap_no_rank_reduction.value or not isinstance(sharding, PmapSharding):
         return [_as_buffer(x, buffer) for buffer in buffers]
@@ -122,7 +122,7 @@ class LegacyArray(Array):
             AttributeError: The array is on several devices.
             DeletedError: The array was deleted or donated.
         """
-        count = _handle_of(self).sharding.num_devices
+        count = handle_of(self).sharding.num_devices
         if count != 1:
             raise AttributeError(
                 f"device_buffer requires an array on one device, but {type_text(self)} is on "
@@ -142,7 +142,7 @@ class LegacyArray(Array):
     @property
     def one_replica_buffer_indices(self) -> list[int]:
         """Numbers of the buffers with replica id 0; `shard.replica_id == 0` today."""
-        return list(distinct_here(_handle_of(self))[1].buffers)
+        return list(distinct_here(handle_of(self))[1].buffers)
 
     def to_py(self) -> np.ndarray:
         """Return the value as a NumPy array."""
@@ -212,10 +212,6 @@ def _with_matching_class(x: Any) -> Any:
 def as_device_array(handle: Any) -> DeviceArray:
     """Return a `DeviceArray` over a handle, sharing its buffers."""
     return wrap_result(handle, DeviceArray)
-
-
-def _handle_of(x: Any) -> Any:
-    return x._handle if isinstance(x, ArrayBase) else x
 
 
 def device_itself(device: Device) -> Device:
