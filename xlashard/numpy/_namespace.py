@@ -16,7 +16,7 @@ import numpy as np
 
 from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import HandleType
-from xlashard._jax.trace.tracing import is_top_level
+from xlashard._jax.trace.tracing import is_top_level, struct_of
 from xlashard.array import Array, device_put
 from xlashard.array.core.wrappers import (
     JaxCall,
@@ -174,7 +174,7 @@ def _created(jax_function: Function, bound: inspect.BoundArguments, sharding: Sh
             operands[name] = value
         elif name in _MODELS:
             aval = jax.typeof(np.asarray(value) if isinstance(value, list | tuple) else value)
-            settings[name] = jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+            settings[name] = struct_of(aval, None)
         else:
             settings[name] = value
     # By type and text too: 0.0 and -0.0 are equal.

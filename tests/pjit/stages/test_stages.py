@@ -99,7 +99,7 @@ def test_lowering(f):
     assert "HloModule" in lowered.compiler_ir("hlo").as_hlo_text()
     assert "loc(" in lowered.as_text(debug_info=True) and "loc(" not in lowered.as_text()
     for refused in (lambda: lowered.as_text("mhlo2"), lambda: lowered.compiler_ir("tosa")):
-        with pytest.raises(ArgumentError, match=naming("dialect", "'stablehlo' or 'hlo'")):
+        with pytest.raises(ArgumentError, match=naming("dialect", "'hlo' or 'stablehlo'")):
             refused()
 
 

@@ -15,7 +15,7 @@ from xlashard._jax.modules import to_text
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard._jax.runtime.transfer import assemble, split
 from xlashard._jax.stablehlo_parse import to_mhlo
-from xlashard._jax.trace.tracing import abstractify
+from xlashard._jax.trace.tracing import abstractify, struct_of
 from xlashard.array import Array, device_put
 from xlashard.array.core.handles import is_key_array, key_handle, keys_over, wrap_result
 from xlashard.array.device_buffers import make_array_from_single_device_arrays
@@ -345,12 +345,8 @@ class HostLocalCompiled(ModeCompiled):
     """Compiled program that moves host-local arguments to its devices, but no global ones."""
 
     def _check_places(self, values: Sequence[Any]) -> None:
-        super()._check_places([v if is_global(v) else _type_of(v) for v in values])
-
-
-def _type_of(value: Any) -> jax.ShapeDtypeStruct:
-    aval = abstractify(value)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+        types = [v if is_global(v) else struct_of(abstractify(v), None) for v in values]
+        super()._check_places(types)
 
 
 def compiled_ir(self: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.pjit.stages.bound_step import BoundStep
 from xlashard.pjit.stages.bound_step_plan import plan_step
-from xlashard.pjit.stages.info import Stage, StageInfo, check_place, struct
+from xlashard.pjit.stages.info import Stage, StageInfo, check_place, checked_dialect, struct
 from xlashard.program.environment import LoadTarget
 from xlashard.sharding import Mesh
 
@@ -91,10 +91,8 @@ class Executable:
             ArgumentError: If the dialect is unknown, or the program was loaded from a file, which
                 has no StableHLO module.
         """
-        if dialect == "hlo":
+        if checked_dialect(dialect) == "hlo":
             return executables.compiled_text(self.runtime_executable())
-        if dialect != "stablehlo":
-            raise ArgumentError(f"dialect must be 'hlo' or 'stablehlo', not {dialect!r}")
         lowered = self._compiled.lowered
         if lowered is None:
             raise ArgumentError(

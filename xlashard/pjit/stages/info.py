@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from xlashard._jax.lowering import dtype_name
-from xlashard._jax.trace.tracing import Tracer, abstractify, is_token
+from xlashard._jax.trace.tracing import Tracer, abstractify, is_token, struct_of
 from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.lazily import dataclass
@@ -216,9 +216,18 @@ class Stage:
 
 def struct(aval: Any, sharding: Any = None) -> Any:
     """Return the shape, dtype and place of an abstract value; that of a token as it is."""
-    if is_token(aval):
-        return aval
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
+    return aval if is_token(aval) else struct_of(aval, sharding)
+
+
+def checked_dialect(dialect: object) -> str:
+    """Return the dialect of a module's text.
+
+    Raises:
+        ArgumentError: If it is unknown.
+    """
+    if isinstance(dialect, str) and dialect in ("stablehlo", "hlo"):
+        return dialect
+    raise ArgumentError(f"dialect must be 'hlo' or 'stablehlo', not {dialect!r}")
 
 
 def check_type(value: Any, path: str, aval: Any, text: str, otherwise: str) -> None:

@@ -22,7 +22,7 @@ from xlashard.pjit.shardings.automatic import planned_call
 from xlashard.pjit.shardings.device_assignment import names_devices
 from xlashard.pjit.shardings.resources import UNSPECIFIED
 from xlashard.pjit.stages.compiled import Compiled
-from xlashard.pjit.stages.info import Stage, StageInfo, struct
+from xlashard.pjit.stages.info import Stage, StageInfo, checked_dialect, struct
 from xlashard.pjit.trace import Call
 from xlashard.program.compile import LoweredProgram, compiler_input
 from xlashard.sharding import XLACompatibleSharding, to_jax
@@ -170,7 +170,7 @@ class Lowered(Stage, jax.stages.Lowered):
             dialect: `"stablehlo"`, which is meant by None, or `"hlo"`.
             debug_info: Include the source locations.
         """
-        if _checked_dialect(dialect) == "stablehlo":
+        if dialect is None or checked_dialect(dialect) == "stablehlo":
             return self._program.as_text(debug_info=debug_info)
         return executables.hlo_text(self._program.body.module, debug_info=debug_info)
 
@@ -181,7 +181,7 @@ class Lowered(Stage, jax.stages.Lowered):
         Args:
             dialect: `"stablehlo"`, which is meant by None, or `"hlo"`.
         """
-        if _checked_dialect(dialect) == "stablehlo":
+        if dialect is None or checked_dialect(dialect) == "stablehlo":
             return self._program.body.module
         return executables.hlo_computation(self._program.body.module)
 
@@ -268,14 +268,6 @@ class Lowered(Stage, jax.stages.Lowered):
         function = self._traced._function
         call = replace(self._traced._call, assign=lambda _: devices)
         return function.lowering_request(call, function.arguments(call))
-
-
-def _checked_dialect(dialect: object) -> str:
-    if dialect is None:
-        return "stablehlo"
-    if isinstance(dialect, str) and dialect in ("stablehlo", "hlo"):
-        return dialect
-    raise ArgumentError(f"dialect must be 'stablehlo' or 'hlo', not {dialect!r}")
 
 
 def lower_by_jax(
