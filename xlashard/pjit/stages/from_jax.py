@@ -327,7 +327,6 @@ def _requests(params: Mapping[str, Any]) -> tuple[_Shardings, _Shardings, Any]:
     return tuple(map(_own, ins)), tuple(map(_own, outs)), None
 
 
-@functools.lru_cache(maxsize=4096)
 def _own(sharding: Any) -> Sharding | None:
     return None if isinstance(sharding, UnspecifiedValue) else from_jax(sharding)
 
