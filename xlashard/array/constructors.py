@@ -30,10 +30,10 @@ from xlashard.array.core.handles import (
 )
 from xlashard.array.core.shard import index_text
 from xlashard.array.placement.put import (
-    as_out_of_memory_error,
     gather_pieces,
     host_value,
     memory_required,
+    place_within_memory,
     put_value,
     stage_piece,
 )
@@ -152,13 +152,10 @@ def _called(data_callback: Callable[[tuple[slice, ...]], Any], index: tuple[slic
 
 
 def _staged(value: Any, target: ResolvedSharding, numbers: list[int]) -> dict[int, Any]:
-    try:
-        return stage_piece(value, target, numbers)
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        scarce = as_out_of_memory_error(error, [memory_required(target, value.dtype)])
-        if scarce is None:
-            raise
-    raise scarce  # no-catalogue: needs a process with little memory
+    return place_within_memory(
+        lambda: stage_piece(value, target, numbers),
+        lambda: [memory_required(target, value.dtype)],
+    )
 
 
 def _read_piece(value: Any, index: Any, shape: tuple[int, ...], dtype: Any) -> PieceInput:

@@ -21,9 +21,9 @@ from xlashard.array.core.handles import is_key_array, key_handle, keys_over, res
 from xlashard.array.placement.put import (
     HostPut,
     as_host_value,
-    as_out_of_memory_error,
     host_route,
     memory_required,
+    place_within_memory,
     put_values,
 )
 from xlashard.array.placement.target import (
@@ -135,22 +135,14 @@ class ArrayTransfer(NamedTuple):
             OutOfMemoryError: The memory of the devices does not suffice.
         """
         check_alive(self.array)
-        try:
-            out = self._moved()
-        except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            required = memory_required(self.target or self.source, self.array.dtype)
-            shortage = as_out_of_memory_error(error, [required])
-            if shortage is None:
-                raise
-        else:
-            if self.donate:
-                array = self.array
-                array._deleted_by = "device_put(..., donate=True)"
-                array._value_cache = None
-                if not array.is_deleted():
-                    array._handle.delete()
-            return out if self.keys is None else keys_over(out._handle, self.keys)
-        raise shortage  # no-catalogue: needs a process with little memory
+        array, end = self.array, self.target or self.source
+        out = place_within_memory(self._moved, lambda: [memory_required(end, array.dtype)])
+        if self.donate:
+            array._deleted_by = "device_put(..., donate=True)"
+            array._value_cache = None
+            if not array.is_deleted():
+                array._handle.delete()
+        return out if self.keys is None else keys_over(out._handle, self.keys)
 
     def _moved(self) -> Array:
         array = self.array

@@ -205,20 +205,16 @@ def put_values(values: Sequence[HostPut]) -> list[Handle]:
     Raises:
         OutOfMemoryError: The memory does not suffice; no value was placed.
     """
+    return place_within_memory(
+        lambda: _put_together(values),
+        lambda: [memory_required(route.target, route.dtype) for _, route, _ in values],
+    )
+
+
+def _put_together(values: Sequence[HostPut]) -> list[Handle]:
     total = sum([value.route.written for value in values])
-    try:
-        if total <= _LEFT_TO_JAXLIB:
-            return [route.put(value, alias) for value, route, alias in values]
-        return _put_together(values, total)
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        required = [memory_required(route.target, route.dtype) for _, route, _ in values]
-        scarce = as_out_of_memory_error(error, required)
-        if scarce is None:
-            raise
-    raise scarce  # no-catalogue: needs a process with little memory
-
-
-def _put_together(values: Sequence[HostPut], total: int) -> list[Handle]:
+    if total <= _LEFT_TO_JAXLIB:
+        return [route.put(value, alias) for value, route, alias in values]
     later: list[Copy] = []
     memory = MemoryPool(total)
     staged = [
@@ -311,7 +307,28 @@ def memory_required(target: ResolvedSharding, dtype: np.dtype) -> MemoryRequired
     return target, size, typed(dtype.name, target.shape)
 
 
-def as_out_of_memory_error(
+def place_within_memory[R](
+    place: Callable[[], R], needed: Callable[[], Sequence[MemoryRequired]]
+) -> R:
+    """Place arrays, and return what the function returns that places them.
+
+    Args:
+        place: Places the arrays.
+        needed: Returns the memory that each array requires.
+
+    Raises:
+        OutOfMemoryError: The memory does not suffice.
+    """
+    try:
+        return place()
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        scarce = _as_out_of_memory_error(error, needed())
+        if scarce is None:
+            raise
+    raise scarce  # no-catalogue: needs a process with little memory
+
+
+def _as_out_of_memory_error(
     error: BaseException, needed: Sequence[MemoryRequired]
 ) -> OutOfMemoryError | None:
     """Return the error to raise instead of an out-of-memory error; None for any other error.
