@@ -31,8 +31,8 @@ from xlashard._jax import legacy_api
 from xlashard._jax.runtime.global_state import dispatch_flag, follow_settings
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.array import Array
+from xlashard.array.core.base import type_text
 from xlashard.errors import ArgumentError, ConfigError, NotAddressableError
-from xlashard.wording import typed
 
 _WORDS = {
     **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
@@ -194,7 +194,7 @@ def check_computation(
     kind = "eager operation" if computation.is_eager else "jax.jit"
     inside = "jax.jit or pjit" if mode == "allow_jit" else "pjit"
     raise NotAddressableError(  # no-catalogue: needs several processes
-        f"{kind} {computation.name}: an argument {typed(array.dtype.name, array.shape)} spans "
+        f"{kind} {computation.name}: an argument {type_text(array)} spans "
         f"several processes, which jax_spmd_mode={mode!r} does not allow: compute it inside "
         f"{inside}, or write: with jax.spmd_mode('allow_all')"
     )

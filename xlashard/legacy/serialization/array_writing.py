@@ -10,7 +10,7 @@ import numpy as np
 from xlashard._jax.array_serialization import CHUNK_LAYOUT, TS_CONTEXT, tensorstore
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Tracer
-from xlashard.array.core.base import check_alive
+from xlashard.array.core.base import check_alive, type_text
 from xlashard.array.core.handles import is_key_array
 from xlashard.array.placement.put import as_host_value
 from xlashard.errors import ArgumentError, PlacementError, XlashardError
@@ -24,7 +24,6 @@ from xlashard.legacy.serialization.tensorstore_specs import (
     stored_at,
     write_error,
 )
-from xlashard.wording import typed
 
 
 async def async_serialize(
@@ -134,7 +133,7 @@ def _checked(x: Any, where: str) -> Any:
     check_alive(x)
     if jax.process_count() > 1 and x.is_fully_addressable:
         raise PlacementError(  # no-catalogue: needs several processes
-            f"the array {typed(x.dtype, x.shape)} to write at {where!r} is host-local, so every "
+            f"the array {type_text(x)} to write at {where!r} is host-local, so every "
             "process would overwrite it: pass host_local_array_to_global_array(x, mesh, spec), or "
             "np.asarray(x) if it is equal in all processes"
         )

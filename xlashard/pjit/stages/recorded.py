@@ -30,6 +30,7 @@ from xlashard._jax.trace.tracing import (
     source_of,
     struct_of,
 )
+from xlashard.array.core.base import type_text
 from xlashard.errors import ArgumentError
 from xlashard.pjit.shardings import explicit_errors
 from xlashard.pjit.stages.from_jax import call_of_jax
@@ -37,7 +38,6 @@ from xlashard.pjit.stages.traced import Traced
 from xlashard.pjit.stages.wrapper_paths import NnxPaths, call_under_way, equinox_paths
 from xlashard.pjit.trace import PjitProgram
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
-from xlashard.wording import typed
 
 
 @dataclass(eq=False, repr=False)
@@ -119,7 +119,7 @@ class RecordedProgram:
     def _check_closed_over(self, jaxpr: Any) -> None:
         for array in spread_arrays(jaxpr):
             raise ArgumentError(  # no-catalogue: needs a program that was recorded before
-                f"{self.name} closes over {typed(array.dtype, array.shape)} on "
+                f"{self.name} closes over {type_text(array)} on "
                 f"{array.sharding.num_devices} devices, which a topology has not: pass the array "
                 "as an argument"
             )
