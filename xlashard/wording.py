@@ -324,6 +324,12 @@ def error_line(error: BaseException, *plain: type[BaseException]) -> str:
     return lines[0] if isinstance(error, plain) else f"{name}: {lines[0]}"
 
 
+def near_line(file: str, line: object) -> str:
+    """Return a line of a file, relative to the working directory if it is inside: `train.py:41`."""
+    near = os.path.relpath(file) if os.path.isabs(file) else file
+    return f"{file if near.startswith(os.pardir) else near}:{line}"
+
+
 _PROCESSES_SHOWN = 8
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from xlashard.errors import counted
 from xlashard.legacy.recorder import Use
+from xlashard.wording import near_line
 
 _NOTHING = "no removed names were used: today's JAX runs this program unchanged"
 _APART = "in installed packages, not counted: their newer releases use today's names"
@@ -151,8 +152,7 @@ def _place(use: Use) -> str:
     folders = [folder for folder in _INSTALLED if use.file.startswith(folder)]
     if folders:
         return f"{use.file.removeprefix(max(folders, key=len))}:{use.line}"
-    near = os.path.relpath(use.file)
-    return f"{use.file if near.startswith(os.pardir) else near}:{use.line}"
+    return near_line(use.file, use.line)
 
 
 def _times(use: Use) -> str:

@@ -1,6 +1,5 @@
 """Record the programs that JAX and pjit-ed functions compile in this process."""
 
-import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -38,6 +37,7 @@ from xlashard.pjit.stages.traced import Traced
 from xlashard.pjit.stages.wrapper_paths import NnxPaths, call_under_way, equinox_paths
 from xlashard.pjit.trace import PjitProgram
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.wording import near_line
 
 
 @dataclass(eq=False, repr=False)
@@ -223,8 +223,8 @@ def _record(program: ObservedProgram) -> RecordedProgram:
     file, line = script_line()
     return RecordedProgram(
         name=program.name,
-        source=_near(*source.rsplit(":", 1)) if at and ":" in source and is_own else "",
-        caller=_near(file, line),
+        source=near_line(*source.rsplit(":", 1)) if at and ":" in source and is_own else "",
+        caller=near_line(file, line),
         is_operation=observed_programs.is_operation(program.jaxpr),
         num_devices=max([1, *(getattr(s, "num_devices", 1) for s in _shardings(program))]),
         _program=kept,
@@ -244,12 +244,6 @@ def _shardings(program: ObservedProgram) -> Iterator[Any]:
     yield from inner_shardings(program.jaxpr)
     if isinstance(mesh, Mesh) and not mesh.empty:
         yield NamedSharding(mesh, PartitionSpec())
-
-
-def _near(file: str, line: object) -> str:
-    """Return a place relative to the working directory, if it is inside."""
-    near = os.path.relpath(file) if os.path.isabs(file) else file
-    return f"{file if near.startswith(os.pardir) else near}:{line}"
 
 
 @contextmanager
