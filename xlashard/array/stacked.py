@@ -18,7 +18,7 @@ from xlashard._jax.runtime.global_state import (
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard._jax.runtime.transfer import Tracer, host_view, put, split
+from xlashard._jax.runtime.transfer import Handle, Tracer, host_view, put, split
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive, reshape_buffer
 from xlashard.array.core.handles import PieceInput, as_piece_input, keys_over, resolve_key_data
@@ -371,11 +371,14 @@ def unstacked_shards(x: Array, sharding_spec: ShardingSpec | None = None) -> lis
                 )
             sharding_spec = sharding.sharding_spec
         sharding_spec.check_shape(x.shape)
-        dims = sharding_spec.unstacked_dims
-        buffers = split(x._handle)
-        if dims:
-            buffers = [reshape_buffer(b, without_dims(b.shape, dims)) for b in buffers]
+        buffers = unstacked_buffers(x._handle, sharding_spec)
         shards = UnstackedShard.all_of(sharding, x.shape, list(map(wrap, buffers)))
         for shard in shards:
-            shard.unstacked = dims
+            shard.unstacked = sharding_spec.unstacked_dims
         return shards
+
+
+def unstacked_buffers(handle: Handle, sharding_spec: ShardingSpec) -> list[Handle]:
+    """Return the buffers on the devices of this process, without unstacked dimensions."""
+    buffers, dims = split(handle), sharding_spec.unstacked_dims
+    return [reshape_buffer(b, without_dims(b.shape, dims)) for b in buffers] if dims else buffers

@@ -15,9 +15,10 @@ from xlashard import Array, PmapSharding
 from xlashard._jax.runtime.dispatch import register_array_type
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import HandleType, split
-from xlashard.array.core.base import check_alive, handle_of, reshape_buffer, type_text
+from xlashard.array.core.base import check_alive, handle_of, type_text
 from xlashard.array.core.handles import as_class, wrap_result
 from xlashard.array.placement.read import distinct_here
+from xlashard.array.stacked import unstacked_buffers
 from xlashard.geometry import ShardIndex, ShardingSpec
 from xlashard.geometry.assignment import sharding_spec_from_tiling
 from xlashard.legacy.modes.config_flags import (
@@ -63,14 +64,11 @@ def device_buffers(x: Any) -> list[Any]:
         DeletedError: The array was deleted or donated.
     """
     check_alive(x)
-    buffers = split(handle_of(x))
-    sharding = x.sharding
+    handle, sharding = handle_of(x), x.sharding
     if pmap_no_rank_reduction.value or not isinstance(sharding, PmapSharding):
-        return [_as_buffer(x, buffer) for buffer in buffers]
-    spec = sharding.sharding_spec
-    if spec.unstacked_dims:
-        shape = spec.shard_shape(x.shape)
-        buffers = [reshape_buffer(buffer, shape) for buffer in buffers]
+        buffers = split(handle)
+    else:
+        buffers = unstacked_buffers(handle, sharding.sharding_spec)
     return [_as_buffer(x, buffer) for buffer in buffers]
 
 
