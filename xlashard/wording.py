@@ -324,6 +324,11 @@ def error_line(error: BaseException, *plain: type[BaseException]) -> str:
     return lines[0] if isinstance(error, plain) else f"{name}: {lines[0]}"
 
 
+def format_axes(sizes: Mapping[str, int]) -> str:
+    """Format the axes of a mesh: `x=4, y=2`."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
 def near_line(file: str, line: object) -> str:
     """Return a line of a file, relative to the working directory if it is inside: `train.py:41`."""
     near = os.path.relpath(file) if os.path.isabs(file) else file

@@ -26,6 +26,7 @@ from xlashard.array.placement.read import (
 )
 from xlashard.errors import ArgumentError, DLPackError, counted
 from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, SingleDeviceSharding, from_jax
+from xlashard.wording import format_axes
 
 
 class HostProtocols(ArrayBase):
@@ -321,7 +322,7 @@ def sharding_text(sharding: Sharding) -> str:
     count = len(sharding.devices)
     devices = counted(count, "device")
     if isinstance(sharding, NamedSharding):
-        axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
+        axes = format_axes(sharding.mesh.shape)
         return f"{sharding.normal_spec.describe()} on {devices} ({axes})"
     if isinstance(sharding, GSPMDSharding):
         return f"{sharding.tile_assignment.to_text()} on {devices}"

@@ -19,7 +19,7 @@ from xlashard.legacy.arrays import shards as making
 from xlashard.legacy.arrays.device_arrays import DeviceArray, as_device_array
 from xlashard.legacy.arrays.shards import Device, Index, Shard
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
-from xlashard.wording import format_devices
+from xlashard.wording import format_axes, format_devices
 
 
 class GlobalDeviceArray(Array):
@@ -385,5 +385,5 @@ def check_gda_mesh(values: Sequence[Any], paths: Sequence[str], mesh: Mesh) -> N
 
 
 def _mesh_text(mesh: Mesh) -> str:
-    axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-    return f"a mesh ({axes}) of {format_devices(list(mesh.devices.flat))}"
+    devices = format_devices(list(mesh.devices.flat))
+    return f"a mesh ({format_axes(mesh.shape)}) of {devices}"

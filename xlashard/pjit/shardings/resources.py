@@ -22,6 +22,7 @@ from xlashard.sharding import (
     XLACompatibleSharding,
     from_jax,
 )
+from xlashard.wording import format_axes
 
 UNSPECIFIED = JAX_UNSPECIFIED
 """Leave an argument where it is, and a result where the partitioner puts it."""
@@ -223,8 +224,8 @@ def described(sharding: Sharding) -> str:
     """Describe a sharding with the sizes of its mesh: `NamedSharding(x=4, y=2; P('x', None))`."""
     if not isinstance(sharding, NamedSharding):
         return repr(sharding)
-    shape = ", ".join(f"{k}={v}" for k, v in sharding.mesh.shape.items())
-    return f"NamedSharding({shape}; {sharding.spec}{_memory(sharding)})"
+    axes = format_axes(sharding.mesh.shape)
+    return f"NamedSharding({axes}; {sharding.spec}{_memory(sharding)})"
 
 
 def misfit(what: str, path: str, kind: str, sharding: Sharding, problem: object) -> ResourceError:
