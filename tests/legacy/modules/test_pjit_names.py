@@ -82,7 +82,8 @@ def test_trees_of_resources_are_prepared(mesh):
     assert prepared["s"] is tree["s"] and prepared["a"] is era.AUTO
     none, entries, _, any_auto = era._prepare_axis_resources(None, "axis_resources")
     assert none == era.REPLICATED and not any_auto and entries == [none]
-    with pytest.raises(DuplicateAxisError, match=naming("in_axis_resources", "'x'", "dimensions 0 and 1")):
+    twice = naming("in_axis_resources", "'x'", "dimensions 0 and 1")
+    with pytest.raises(DuplicateAxisError, match=twice):
         era._prepare_axis_resources((P("x", ("y", "x")),), "in_axis_resources")
     with pytest.raises(
         ArgumentError, match=naming("in_axis_resources", "PartitionSpec", "str", "P('x')")

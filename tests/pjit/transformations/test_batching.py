@@ -135,7 +135,7 @@ def test_spmd_axis_name_reaches_everything_inside(cube):
 
 def test_an_axis_is_not_used_twice(mesh):
     f = pjit(lambda x: x * 2, in_shardings=NamedSharding(mesh, P("x")))
-    with pytest.raises(ResourceError, match=naming("spmd_axis_name", "P('x',)")):
+    with pytest.raises(ResourceError, match=naming("spmd_axis_name", "P('x')")):
         jax.vmap(f, spmd_axis_name="x")(f32(4, 8))
 
 
