@@ -239,26 +239,28 @@ def _private(pieces: list[np.ndarray], tiles: list[int]) -> list[np.ndarray]:
     return [copies[tile] for tile in tiles]
 
 
-def stage_piece(value: Any, target: ResolvedSharding, numbers: list[int]) -> dict[int, Any]:
+def stage_piece(
+    value: Any, target: ResolvedSharding, numbers: list[int], *, alias: bool = False
+) -> dict[int, Any]:
     """Copy one piece out of its producer's memory, onto its devices or next to them.
 
     Args:
-        value: A NumPy array, which may be changed on return, or a single-device handle.
+        value: A NumPy array, which may be changed on return unless `alias`, or a single-device
+            handle.
         target: Sharding of the whole array.
         numbers: Numbers of the devices of this process that hold the piece.
+        alias: Whether buffers may alias the memory of a NumPy array.
 
     Returns:
         Buffers by device number; for CPU devices the host memory that becomes them.
     """
     devices, kind = target.devices, target.sharding.memory_kind
-    copied = False
     if isinstance(value, np.ndarray):
-        on_host = devices[numbers[0]].platform == "cpu"
-        copied = on_host or len(numbers) > 1
-        value = private_copy(value) if copied else value
-        if on_host:
+        if not alias and (target.on_host or len(numbers) > 1):
+            value, alias = private_copy(value), True
+        if target.on_host:
             return dict.fromkeys(numbers, value)
-    return {n: put_on(devices[n], value, memory_kind=kind, alias=copied) for n in numbers}
+    return {n: put_on(devices[n], value, memory_kind=kind, alias=alias) for n in numbers}
 
 
 def put_on(

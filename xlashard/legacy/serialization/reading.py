@@ -27,8 +27,8 @@ from xlashard._jax.array_serialization import (
 )
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import aligned_empty
-from xlashard.array.core.array import wrap
-from xlashard.array.placement.put import gather_pieces, put_on
+from xlashard.array.constructors import finished
+from xlashard.array.placement.put import stage_piece
 from xlashard.array.placement.target import (
     ResolvedSharding,
     at_path,
@@ -36,7 +36,6 @@ from xlashard.array.placement.target import (
     parse_sharding,
     resolve_sharding,
 )
-from xlashard.array.reshard.execute import relayout
 from xlashard.errors import ArgumentError, GeometryError, SerializationError, XlashardError
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.config_flags import ArrayMode, current_array_mode
@@ -194,8 +193,7 @@ async def _read(
         raise read_error(error, request.spec) from None
     buffers = {number: buffer for part in parts for number, buffer in part.items()}
     ordered = [buffers[number] for number in range(len(target.devices))]
-    handle = relayout(gather_pieces(ordered, dtype, target), request.layout, target)
-    return _in_mode(wrap(handle, target.sharding), mode)
+    return _in_mode(finished(ordered, dtype, target, request.layout, None), mode)
 
 
 async def _open(request: ArrayRequest, opening: Mapping[str, Any]) -> Any:
@@ -237,17 +235,10 @@ async def _read_piece(
             out[...] = np.zeros((), out.dtype)
         at = tensorstore.d[:].translate_to[requested.origin]
         await tensorstore.array(out)[at][stored].write(store[stored])
-        return _put(out.astype(dtype, copy=False), target, numbers)
+        return stage_piece(out.astype(dtype, copy=False), target, numbers, alias=True)
     finally:
         if limiter is not None:
             await limiter.release_bytes(size)
-
-
-def _put(value: np.ndarray, target: ResolvedSharding, numbers: list[int]) -> dict[int, Any]:
-    if target.on_host:
-        return dict.fromkeys(numbers, value)  # becomes the buffers without a copy
-    kind = target.sharding.memory_kind
-    return {n: put_on(target.devices[n], value, memory_kind=kind, alias=True) for n in numbers}
 
 
 def _check_place(request: ArrayRequest, mode: ArrayMode) -> None:
