@@ -199,7 +199,7 @@ def errors() -> None:
     """Errors name the argument and today's replacement."""
     f = legacy.pjit(lambda state: state["w"] * 2, ({"w": P("x", "y")},), P("x", "y"))
     odd = np.ones((ROWS, 7), np.float32)
-    expect(PlacementError, r"state\['w'\] is host-local.*P\('x', 'y'\)", lambda: f({"w": odd}))
+    expect(PlacementError, r"state\['w'\] \(host-local\).*P\('x', 'y'\)", lambda: f({"w": odd}))
     with legacy.jax_array(True):
         advice = "host_local_array_to_global_array"
         expect(ResourceError, advice, lambda: legacy.pjit(lambda x: x, P("x"), P("x"))(MINE))

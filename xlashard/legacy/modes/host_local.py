@@ -141,7 +141,7 @@ class HostLocal:
         path = self._path(dynamic, index)
         if isinstance(error, BoxError):
             return BoxError(_block_text(path, error))
-        return error_at(error, path, self._host, spec)
+        return error_at(error, f"{path} (host-local)", self._host, spec)
 
     def _path(self, dynamic: tuple[Any, ...], index: int) -> str:
         parameters = self._function.parameters
