@@ -378,7 +378,7 @@ def unstacked_shards(x: Array, sharding_spec: ShardingSpec | None = None) -> lis
         return shards
 
 
-def unstacked_buffers(handle: Handle, sharding_spec: ShardingSpec) -> list[Handle]:
+def unstacked_buffers(handle: Handle, sharding_spec: ShardingSpec) -> Sequence[Handle]:
     """Return the buffers on the devices of this process, without unstacked dimensions."""
     buffers, dims = split(handle), sharding_spec.unstacked_dims
     return [reshape_buffer(b, without_dims(b.shape, dims)) for b in buffers] if dims else buffers

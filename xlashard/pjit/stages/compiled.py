@@ -80,6 +80,7 @@ class Executable:
         flat = [next(taken) if kept else of_unused for kept in self._compiled.kept]
         return self._info.in_tree.unflatten(flat)
 
+    @shortened
     def as_text(self, dialect: str = "hlo") -> str:
         """Return the program as text.
 
