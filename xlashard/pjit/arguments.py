@@ -117,8 +117,8 @@ def check_alive(value: Any, path: str, aval: Any) -> None:
         return
     name = f"{path} ({dtype_name(aval)})"
     if handle.is_deleted():
-        taker = value._deleted_by if isinstance(value, Array) else None
-        raise DeletedError(deleted_text(name, bare(value), taker))
+        consumer = value._deleted_by if isinstance(value, Array) else None
+        raise DeletedError(deleted_text(name, bare(value), consumer))
     raise DeletedError(_lost_shard_text(name))
 
 

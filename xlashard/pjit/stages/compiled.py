@@ -167,12 +167,11 @@ class Executable:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], list[Any]]:
         """Return the leaves of donated arguments, and all other arrays that a call passes."""
-        donated = self._info.donated
         values = jax.tree_util.tree_leaves((args, kwargs))
-        if len(values) != len(donated):
+        if len(values) != len(self._info.donated):
             return [], []  # of another structure, which the call refuses
-        taken, others = split_by_donation(values, donated)
-        return taken, [*others, *self._compiled.consts]
+        donated, others = split_by_donation(values, self._info.donated)
+        return donated, [*others, *self._compiled.consts]
 
     @cached_property
     def _dispatcher(self) -> Any:
