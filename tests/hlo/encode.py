@@ -14,7 +14,7 @@ def varint(number: int) -> bytes:
 
 
 def message(fields: dict[int, Any]) -> bytes:
-    """Return a message of integers, texts, bytes, tuples of packed integers, and lists of those."""
+    """Return a message of integers, texts, bytes, tuples of packed integers, and lists."""
     out = b""
     for number, given in fields.items():
         for value in given if isinstance(given, list) else [given]:

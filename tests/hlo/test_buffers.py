@@ -83,7 +83,7 @@ def test_the_largest_values_at_the_peak_come_first() -> None:
     assert read(message(MODULE)).buffers_at_peak() == []
 
 
-def test_a_module_alone_is_the_same_module() -> None:
+def test_bare_module_proto_reads_like_a_module_with_buffers() -> None:
     whole, alone = read(PROTO), read(message(MODULE))
     assert alone.allocations == () and alone.entry == whole.entry == "main"
     assert (alone.name, alone.num_partitions, alone.unread) == ("jit_f", 4, {})
@@ -93,7 +93,7 @@ def test_a_module_alone_is_the_same_module() -> None:
     assert root is not None and root.operands == ("twice", "y")
 
 
-def test_what_is_not_understood_is_counted() -> None:
+def test_unsupported_hlo_is_counted() -> None:
     strange = {1: "s", 2: "frobnicate", 3: {2: 99, 3: (4,)}, 35: 5, 38: (12,)}
     # Replica groups: one device is in two of them.
     groups = {1: "g", 2: "all-reduce", 3: F32, 35: 7, 36: (1,), 49: [{1: (0, 1)}, {1: (1, 2)}]}

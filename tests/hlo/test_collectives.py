@@ -98,7 +98,7 @@ def test_routing_tokens_to_experts_and_back_is_two_all_to_alls():
     assert traffic(found) == [("all-to-all", "y", shard, shard, shard * 3 // 4)] * 2
 
 
-def test_a_ring_is_a_permutation_along_its_axis():
+def test_ring_ppermute_is_attributed_to_its_mesh_axis():
     ring = [(i, (i + 1) % 4) for i in range(4)]
     found = mapped(lambda x: jax.lax.ppermute(x, "y", ring), P("y"), P("y"), (64, 16))
     assert traffic(found) == [("collective-permute", "y", 1024, 1024, 1024)]
@@ -121,13 +121,13 @@ def test_groups_of_a_part_of_an_axis_are_named_as_that_part():
     assert traffic(found) == [("all-reduce", "y:(2)2", 1024, 1024, 1024)]
 
 
-def test_axes_are_those_of_the_mesh_whatever_the_order_of_its_devices():
+def test_collective_axis_is_found_under_any_device_order():
     on = mesh((2, 4), ("x", "y"), order=[0, 2, 4, 6, 1, 3, 5, 7])
     found = mapped(lambda x: jax.lax.psum(x, "x"), P("x"), P(), (64, 16), on)
     assert traffic(found, on) == [("all-reduce", "x", 2048, 2048, 2048)]
 
 
-def test_what_stands_in_a_loop_runs_as_often_as_the_loop():
+def test_collectives_in_loops_are_multiplied_by_trip_counts():
     def layers(x):
         def layer(x, _):
             inner = jax.lax.fori_loop(0, 3, lambda _, x: jax.lax.pmean(x, "x"), x)
@@ -152,7 +152,7 @@ def test_a_loop_whose_end_depends_on_the_data_has_no_known_count():
     assert [(c.times, c.times_known, c.conditional) for c in found] == [(1, False, False)]
 
 
-def test_what_stands_in_a_branch_is_marked():
+def test_collective_in_a_branch_is_marked_conditional():
     def either(x):
         return jax.lax.cond(x[0, 0] > 0, lambda x: jax.lax.psum(x, "x"), lambda x: x * 2, x)
 
@@ -160,7 +160,7 @@ def test_what_stands_in_a_branch_is_marked():
     assert [(c.kind, c.times, c.conditional) for c in found] == [("all-reduce", 1, True)]
 
 
-def test_an_operation_that_communicates_is_named_with_its_source_line():
+def test_collective_has_the_source_line_of_its_operation():
     def total(x):
         return jax.lax.psum(x, "x")  # HERE
 
@@ -174,6 +174,6 @@ def test_an_operation_that_communicates_is_named_with_its_source_line():
     assert "compiled" in [frame.function for frame in found.frames]
 
 
-def test_a_program_for_one_device_sends_nothing():
+def test_single_device_program_has_no_collectives():
     double = pjit(lambda x: x * 2).lower(np.ones(4)).compile()
     assert read_collectives(double.as_text()) == ()

@@ -89,7 +89,7 @@ def test_the_compilers_own_word_counts():
     assert [c.times for c in read_collectives(text)] == [11]
 
 
-def test_a_computation_that_two_callers_share_runs_as_often_as_both_say():
+def test_shared_computation_adds_the_trip_counts_of_its_callers():
     text = hlo("tpu_loop").replace(
         "  ROOT %get-tuple-element.150",
         "  %again = bf16[512,256]{1,0:T(8,128)(2,1)} fusion(%param.4), kind=kCustom, "

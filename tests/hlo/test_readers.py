@@ -118,14 +118,14 @@ def check_alike(proto: HloProgram, text: HloProgram) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_the_proto_and_the_text_of_a_program_are_one_module(number: int) -> None:
+def test_proto_and_text_of_a_cpu_program_read_as_equal_modules(number: int) -> None:
     program = compiled(PROGRAMS[number], mesh())
     check_alike(hlo.read(program), of_text(program))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slices", [1, 2])
-def test_the_proto_and_the_text_of_a_tpus_program_are_one_module(slices: int) -> None:
+def test_proto_and_text_of_a_tpu_program_read_as_equal_modules(slices: int) -> None:
     pod = topology("v5e:2x2", slices)
     on = pod.mesh({"data": 2 * slices, "model": 2})
 
@@ -171,7 +171,7 @@ def test_every_source_of_a_program_is_read(tmp_path: Path) -> None:
     assert [m.name for m in hlo.read_modules(text + "\n" + text)] == [whole.name] * 2
 
 
-def test_a_program_on_cpu_has_its_buffer_assignment() -> None:
+def test_buffer_assignment_of_a_cpu_program_is_read() -> None:
     program = hlo.read(compiled(scan, mesh()))
     values = [value for a in program.allocations for value in a.values]
     assert {value.name for value in values} <= {
@@ -215,6 +215,6 @@ ENTRY %e {
 
 
 @pytest.mark.parametrize(("source", "facts"), [(3, "int"), ("", "0 HLO modules"), (b"", "Proto")])
-def test_what_holds_no_module_is_an_error(source: Any, facts: str) -> None:
+def test_source_without_a_module_raises(source: Any, facts: str) -> None:
     with pytest.raises(ArgumentError, match=facts):
         hlo.read(source)

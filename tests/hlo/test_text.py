@@ -50,7 +50,7 @@ def test_tpus_loops_and_fused_reduce_scatters_are_understood():
     assert {f.file for f in gather.frames} == {"/home/me/train.py"}
 
 
-def test_a_collective_that_tpu_spreads_over_fusions_is_one():
+def test_tpu_collective_spread_over_fusions_counts_once():
     found = read_collectives(hlo("tpu_spread"))
     assert [(c.name, c.asynchronous, c.times) for c in found] == [
         ("all-gather.34", True, 1),
@@ -59,7 +59,7 @@ def test_a_collective_that_tpu_spreads_over_fusions_is_one():
     assert {(c.operand_bytes, c.result_bytes) for c in found} == {(2048, 8192)}
 
 
-def test_a_start_and_its_done_are_one_collective():
+def test_start_and_done_count_as_one_collective():
     found = {c.name: c for c in read_collectives(hlo("starts"))}
     on = MeshGrid(("a", "b"), (2, 2))
     assert {
@@ -96,14 +96,14 @@ def test_an_older_writing_is_read_too():
         (["f32[<=16]{0}"], 64),
     ],
 )
-def test_bytes_are_those_of_the_elements(types, nbytes):
+def test_collective_bytes_follow_from_element_types(types, nbytes):
     operands = ", ".join(f"%p{i}" for i in range(len(types)))
     line = f"ROOT %r = ({', '.join(types)}) all-reduce({operands}), replica_groups=[1,8]<=[8]"
     (found,) = read_collectives(one(line, types=types))
     assert found.operand_bytes == found.result_bytes == nbytes
 
 
-def test_groups_may_count_replicas_of_which_each_has_all_its_partitions():
+def test_replica_groups_with_a_channel_span_all_partitions():
     line = "ROOT %r = f32[4]{0} all-reduce(%p0), channel_id=1, replica_groups={{0}}"
     (everyone,) = read_collectives(one(line))
     assert along_text(everyone, GRID) == "x, y"
@@ -135,7 +135,7 @@ def test_invalid_groups_are_counted(opcode, groups):
     assert read(one(line.replace(groups, "replica_groups={}"))).not_understood == {}
 
 
-def test_totals_add_up_what_runs_alike_and_put_most_bytes_first():
+def test_totals_merge_equal_collectives_and_sort_by_bytes():
     small = "%r0 = f32[4]{0} all-reduce(%p0), replica_groups=[2,4]<=[8]\n"
     same = "  %r1 = f32[8]{0} all-reduce(%p1), replica_groups={{0,1,2,3},{4,5,6,7}}\n"
     other = "  ROOT %r2 = f32[64]{0} all-reduce(%p2), replica_groups={{0,7},{1,6},{2,5},{3,4}}"
@@ -155,7 +155,7 @@ def test_only_the_data_of_a_ragged_all_to_all_counts():
     assert (found.kind, found.operand_bytes, found.result_bytes) == ("ragged-all-to-all", 128, 256)
 
 
-def test_an_operation_without_lines_has_those_of_its_nearest_user():
+def test_collective_without_frames_gets_frames_of_its_nearest_user():
     where = 'metadata={op_name="f/dot" source_file="model.py" source_line=3}'
     lines = [
         "%g = f32[4]{0} all-gather(%p0), replica_groups=[2,4]<=[8]",
@@ -170,7 +170,7 @@ def test_an_operation_without_lines_has_those_of_its_nearest_user():
     assert (unused.needed_by, unused.needed_by_frames) == ("", ())
 
 
-def test_elements_of_tuples_in_the_short_writing_are_those_of_the_long_one():
+def test_short_tuple_element_syntax_equals_get_tuple_element():
     text = """HloModule m, num_partitions=2
 
 %body (s: (s32[], (f32[2], f32[4]))) -> (s32[], (f32[2], f32[4])) {

@@ -57,7 +57,7 @@ def _fill(arrays: dict[str, Any], path: str, shape: Any, dtype: str, shards: Any
 
 
 @pytest.mark.integration
-def test_the_same_in_one_process_in_two_and_in_eight(
+def test_results_are_equal_in_one_two_and_eight_processes(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     steps = STEPS | ({8: 1} if pytestconfig.getoption("--full-size") else {})

@@ -42,7 +42,7 @@ def test_a_repeated_call(compilations):
     ],
     ids=lambda s: str(s[0]),
 )
-def test_scalars_of_one_type_and_any_value(scalars, compilations):
+def test_scalars_of_one_type_share_a_program(scalars, compilations):
     f = pjit(lambda x, s: x * s)
     for scalar in scalars:
         expected = jax.jit(lambda x, s: x * s)(f32(4), scalar)
@@ -63,7 +63,7 @@ def test_scalars_of_other_types_are_traced_again(compilations):
     assert compilations.count <= traces.count
 
 
-def test_a_weak_type_that_changes_nothing_compiles_nothing(compilations):
+def test_weak_type_without_effect_causes_no_recompile(compilations):
     f = pjit(lambda x: -x)
     weak, strong = f(1), f(np.int32(1))
     assert weak.weak_type and not strong.weak_type
@@ -136,7 +136,7 @@ def test_a_resource_and_an_equal_argument(mesh, compilations):
     assert compilations.count == 1
 
 
-def test_committed_and_uncommitted_on_one_device(compilations):
+def test_committed_and_uncommitted_arguments_share_a_program(compilations):
     fun, device = fresh(), jax.devices()[0]
     loose = pjit(fun)(f32(4))
     bound = pjit(fun)(device_put(f32(4), device))
@@ -158,7 +158,7 @@ def test_results_of_shared_programs_keep_their_own_writing(mesh, compilations):
     assert compilations.count == 1
 
 
-def test_a_mesh_in_force_that_nothing_looks_at(mesh, compilations):
+def test_unused_mesh_in_force_causes_no_recompile(mesh, compilations):
     traces = Traces()
     f, x = pjit(traces.fun), device_put(f32(8), NamedSharding(mesh, P("x")))
     first = f(x)

@@ -18,7 +18,7 @@ from xlashard import (
 )
 
 
-def test_two_pjits_of_one_function(compilations):
+def test_two_pjits_of_one_function_share_a_program(compilations):
     traces = Traces()
     f, g = pjit(traces.fun), pjit(traces.fun)
     f(f32(4))
@@ -27,7 +27,7 @@ def test_two_pjits_of_one_function(compilations):
     assert (traces.count, compilations.count) == (1, 1)
 
 
-def test_a_function_made_anew_while_the_earlier_one_lives(mesh, compilations):
+def test_equal_function_objects_share_a_program(mesh, compilations):
     """Unlike JAX, whose programs belong to one function object."""
     made = [pjit(fresh()) for _ in range(3)]
     for f in made:
@@ -36,7 +36,7 @@ def test_a_function_made_anew_while_the_earlier_one_lives(mesh, compilations):
 
 
 @pytest.mark.slow
-def test_functions_of_one_line_that_close_over_other_values(compilations):
+def test_only_closures_over_large_arrays_share_a_program(compilations):
     large = [np.full(1 << 15, i, np.float32) for i in range(3)]
     made = [pjit(lambda x, i=i, c=c: x * i + c) for i, c in enumerate(large)]
     for i, f in enumerate(made):
@@ -49,7 +49,7 @@ def test_functions_of_one_line_that_close_over_other_values(compilations):
     assert compilations.count == 4
 
 
-def test_callbacks_are_never_mistaken_for_one_another(compilations):
+def test_functions_with_different_callbacks_share_no_program(compilations):
     heard = []
 
     def telling(name):
@@ -141,7 +141,7 @@ def test_the_order_of_keywords(compilations):
     assert traces.count == 2
 
 
-def test_calls_from_another_thread(mesh, compilations):
+def test_calls_from_two_threads_share_a_program(mesh, compilations):
     traces = Traces()
     f, x = pjit(traces.fun), device_put(f32(8), NamedSharding(mesh, P("x")))
     f(x)
@@ -170,7 +170,7 @@ def test_transformations_made_anew_at_each_call(mesh, compilations):
 
 
 @pytest.mark.parametrize("first", ["eval_shape", "trace", "lower", "compile", "call"])
-def test_stages_and_calls_share_what_was_made(mesh, first, compilations):
+def test_stages_and_calls_share_a_program(mesh, first, compilations):
     traces, struct = Traces(), jax.ShapeDtypeStruct((8,), np.float32)
     f = pjit(traces.fun, out_shardings=NamedSharding(mesh, P("x")))
     stages = {
@@ -188,7 +188,7 @@ def test_stages_and_calls_share_what_was_made(mesh, first, compilations):
 
 
 @pytest.mark.slow
-def test_what_matters_compiles_again(mesh, compilations):
+def test_each_part_of_the_cache_key_causes_a_recompile(mesh, compilations):
     fun, x = fresh(), f32(8, 8)
     calls = [
         lambda: pjit(fun)(x),
@@ -242,7 +242,7 @@ def test_settings_that_do_not_reach_the_program(name, value, traced, compilation
     assert (traces.count, compilations.count) == (1 + traced, 1)
 
 
-def test_another_default_device_is_another_program(compilations):
+def test_changed_default_device_causes_a_recompile(compilations):
     f, other = pjit(fresh()), jax.devices()[1]
     f(f32(4))
     assert under("jax_default_device", other, lambda: f(f32(4))).devices() == {other}
@@ -263,7 +263,7 @@ def test_the_partitioner_is_part_of_the_key(mesh, compilations):
 
 
 def test_a_training_loop_compiles_once(mesh, compilations):
-    """From host values over committed ones to the program's own results."""
+    """Arguments are host values, then committed arrays, then the program's own results."""
     named = NamedSharding(mesh, P("x"))
     step = pjit(lambda state, x: state + x, in_shardings=(named, named), out_shardings=named)
     state = f32(8)
@@ -273,7 +273,7 @@ def test_a_training_loop_compiles_once(mesh, compilations):
     assert compilations.count == 1
 
 
-def test_constraints_inside_share_what_is_equal(mesh, compilations):
+def test_functions_with_equal_constraints_share_a_program(mesh, compilations):
     sharding = NamedSharding(make_mesh((4, 2), ("x", "y")), P("x"))
 
     def fun(x):

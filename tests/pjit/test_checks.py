@@ -66,7 +66,7 @@ def test_an_entry_that_is_no_axis_name(mesh):
     "value",
     ["text", object(), {1, 2}, lambda: 0, b"bytes", range(3), slice(1), ..., int, np.float32],
 )
-def test_what_is_no_array(value):
+def test_argument_that_is_not_an_array_is_refused(value):
     with pytest.raises(ArgumentError) as caught:
         pjit(step)({"params": {"w": value}}, f32(2))
     text = str(caught.value)
@@ -132,7 +132,7 @@ def test_a_deleted_key():
         pjit(lambda rng: rng)(key)
 
 
-def test_a_donated_argument_names_who_took_it():
+def test_use_after_donation_names_the_donating_function():
     def train(state):
         return state * 2
 
@@ -165,7 +165,7 @@ def test_a_result_that_is_no_array():
         pjit(lambda x: "text")(1.0)
 
 
-def test_compiler_options_that_xla_does_not_know():
+def test_unknown_compiler_options_are_named():
     with pytest.raises(xlashard.errors.CompileError, match="step.*xla_no_such_option"):
         pjit(step, compiler_options={"xla_no_such_option": True})(f32(1), 1.0)
     with pytest.raises(xlashard.errors.CompileError, match="xla_no_such_option"):

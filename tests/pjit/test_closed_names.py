@@ -93,7 +93,7 @@ def test_circles_and_unbound_variables_end() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pjit_names_one_on_other_devices(name: str) -> None:
+def test_closed_over_array_on_other_devices_is_named(name: str) -> None:
     function = functions_over(elsewhere())[name]
 
     with pytest.raises(DeviceMismatchError, match=naming(f" {name}, ", "[4, 5, 6, 7]")):
@@ -102,7 +102,7 @@ def test_pjit_names_one_on_other_devices(name: str) -> None:
 
 @pytest.mark.parametrize("compiled", [pjit, jax.jit], ids=["pjit", "jax.jit"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_deleted_one_is_named(name: str, compiled: Any) -> None:
+def test_deleted_closed_over_array_is_named(name: str, compiled: Any) -> None:
     array = elsewhere()
     function = functions_over(array)[name]
     array.delete()

@@ -119,13 +119,13 @@ def test_under_transformations(mesh, jit, partitioner):
     np.testing.assert_array_equal(jit(lambda x: jax.lax.cond(True, f, lambda x: x, x))(x), f(x))
 
 
-def test_the_gradient_has_the_same_sharding(mesh, partitioner):
+def test_gradient_of_a_constraint_has_its_sharding(mesh, partitioner):
     f = jax.value_and_grad(lambda x: pinned(P("x"), mesh)(x).sum())
     annotation = '[{"x"}]' if partitioner == "shardy" else "devices=[4,2]"
     assert pjit(f).lower(f32(8)).as_text().count(annotation) == 2
 
 
-def test_vmap_and_its_axis(mesh, partitioner):
+def test_vmap_leaves_its_axis_open_or_uses_spmd_axis_name(mesh, partitioner):
     named = NamedSharding(mesh, P("x"))
 
     def f(x):
@@ -177,7 +177,7 @@ class TestInsideShardMap:
 
 
 class TestConcreteArrays:
-    def test_it_moves_them(self, mesh):
+    def test_arrays_are_moved_to_the_sharding(self, mesh):
         for x in (f32(8), jnp.asarray(f32(8)), device_put(f32(8), jax.devices()[3])):
             out = with_sharding_constraint(x, NamedSharding(mesh, P("x")))
             assert isinstance(out, Array)

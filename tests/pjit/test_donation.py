@@ -46,7 +46,7 @@ def test_the_results_are_right_and_the_arguments_gone(place):
 
 
 @pytest.mark.parametrize("keywords", [{"donate_argnums": -2}, {"donate_argnames": "state"}])
-def test_every_way_to_say_it(place, keywords):
+def test_donate_argnums_and_donate_argnames_are_equivalent(place, keywords):
     f = pjit(update, **keywords)
     for call in (lambda s, x: f(s, x), lambda s, x: f(x=x, state=s)):
         x = place(f32(8))
@@ -62,7 +62,7 @@ def test_the_buffers_are_taken_over(place):
     assert before == after
 
 
-def test_the_aliasing_stands_in_the_module(place, partitioner):
+def test_module_contains_the_aliasing(place, partitioner):
     sharding = place(f32(8)).sharding
     f = pjit(lambda x, y: (y[:2], x + 1), donate_argnums=0, out_shardings=(None, sharding))
     lowered = f.lower(place(f32(8)), place(f32(8)))
@@ -70,7 +70,7 @@ def test_the_aliasing_stands_in_the_module(place, partitioner):
     assert "input_output_alias={ {1}: (0, {}" in lowered.compile().as_text()
 
 
-def test_what_the_partitioner_chooses_may_still_reuse_buffers(mesh):
+def test_result_sharded_by_the_partitioner_may_reuse_a_buffer(mesh):
     x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
     f = pjit(lambda x: x + 1, donate_argnums=0)
     assert "jax.buffer_donor = true" in f.lower(x).as_text()
@@ -129,7 +129,7 @@ def test_an_uncommitted_array_that_moves_is_gone_as_under_jax(mesh, make):
 
 
 @pytest.mark.parametrize("donated", [(0, 1), 0, 1])
-def test_the_same_array_twice(place, donated):
+def test_passing_a_donated_array_twice_raises(place, donated):
     def add(x, y):
         return x + y, y * 2
 
@@ -149,7 +149,7 @@ def test_the_same_array_twice(place, donated):
 
 
 @pytest.mark.slow
-def test_donation_inside_another_program_is_left_alone(place):
+def test_donation_of_a_nested_call_is_ignored(place):
     f = pjit(lambda x: x + 1, donate_argnums=0)
     x = place(f32(8))
     np.testing.assert_array_equal(pjit(lambda x: f(x) + x)(x), f32(8) * 2 + 1)
@@ -193,7 +193,7 @@ def test_donation_survives_vmap_as_under_jax(place):
     ],
     ids=["grad", "vjp", "linearize", "jvp", "checkpoint", "vmap grad", "grad vmap", "hessian"],
 )
-def test_what_a_derivative_needs_is_not_given_away(place, transformed):
+def test_arguments_needed_by_a_derivative_are_not_donated(place, transformed):
     x = place(f32(8, 2))
     f = pjit(lambda x: (x * jnp.sin(x)).sum(), donate_argnums=0)
     with warnings.catch_warnings():
@@ -227,7 +227,7 @@ def test_the_fast_path_donates_too(place):
 
 
 @pytest.mark.slow
-def test_the_memory_analysis_shows_it(place):
+def test_memory_analysis_counts_aliased_bytes(place):
     x, n = place(f32(8, 4)), place(f32(8)).sharding.num_devices
     for f in (
         pjit(lambda x: (x + 1, x.sum()), donate_argnums=0),
@@ -239,7 +239,7 @@ def test_the_memory_analysis_shows_it(place):
 
 
 @pytest.mark.slow
-def test_static_arguments_and_keywords_beside_donated_ones(place):
+def test_static_and_keyword_arguments_beside_donated_arguments(place):
     def f(n, state, *, scale, other):
         return jax.tree.map(lambda s: s * n * scale, state), other + 1
 
@@ -334,7 +334,7 @@ def test_an_evaluated_jaxpr_donates_as_under_jax():
         assert x.is_deleted() and not y.is_deleted()
 
 
-def test_a_call_whose_arguments_changed_donates_nothing():
+def test_partially_evaluated_call_donates_nothing():
     """The known and unknown parts of a call take residuals as well, which may be used again."""
     jaxpr = jax.make_jaxpr(pjit(lambda x, y: (jnp.sin(x), x * y), donate_argnums=(0, 1)))(1.0, 2.0)
     known, unknown, _, _ = partial_eval.partial_eval_jaxpr_nounits(jaxpr, [False, True], False)
@@ -359,7 +359,7 @@ class TestSharedBuffers:
 
         return pjit(fun, donate_argnums=1)
 
-    def test_on_one_of_eight_devices(self, mesh):
+    def test_buffer_shared_on_one_of_eight_devices_is_refused(self, mesh):
         f = self.spread(mesh)
         compiled = f.lower(jnp.float32(3), jnp.float32(3)).compile()
         loaded = Compiled.deserialize(compiled.serialize())
@@ -391,7 +391,7 @@ class TestSharedBuffers:
         np.testing.assert_array_equal(x, np.full(8, 4))
         np.testing.assert_array_equal(step.state, np.full(8, 3))
 
-    def test_in_another_array(self, place):
+    def test_buffer_shared_by_another_array_is_refused(self, place):
         f = pjit(lambda x, y: (x + 1, y * 2), donate_argnums=0)
         x, other = place(f32(8)), place(f32(8))
         shards = [x.addressable_shards[0], *other.addressable_shards[1:]]
@@ -427,7 +427,7 @@ class TestSharedBuffers:
         step(device_put(f32(8), whole))
         np.testing.assert_array_equal(step.state, f32(8) + 2)
 
-    def test_with_what_the_function_closes_over(self, mesh):
+    def test_buffer_shared_with_a_closed_over_array_is_refused(self, mesh):
         def place(x):
             return device_put(x, NamedSharding(mesh, P("x")))
 
@@ -465,7 +465,7 @@ class TestSharedBuffers:
                 g(2, x, y=x)
             g(2, x, y=place(f32(8)))
 
-    def test_not_what_the_program_leaves_alone(self, place):
+    def test_buffer_of_an_unusable_donation_may_be_shared(self, place):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DonationWarning)
             total, unused = (
@@ -480,7 +480,7 @@ class TestSharedBuffers:
             pjit(lambda x, y: x + y, donate_argnums=0)(x, x)
         np.testing.assert_array_equal(x, f32(8))
 
-    def test_not_two_windows_on_one_block_of_memory(self):
+    def test_two_dlpack_views_of_one_memory_block_are_accepted(self):
         block = aligned_empty((1024,), np.float32)
         block[:] = 1
         x, y = jnp.from_dlpack(block), jnp.from_dlpack(block)
@@ -585,7 +585,7 @@ class TestMissingShards:
             np.testing.assert_array_equal(shards[3].data, f32(8)[3:4])
         assert float(total(device_put(f32(8), rows))) == f32(8).sum()
 
-    def test_a_donated_piece_of_another_array(self, rows):
+    def test_donated_piece_of_an_assembled_array_raises(self, rows):
         total = pjit(lambda x: x.sum())
         pieces = [device_put(f32(1), device) for device in rows.mesh.devices.flat]
         x = make_array_from_single_device_arrays((8,), rows, pieces)
@@ -625,7 +625,7 @@ class TestMissingShards:
         with pytest.raises(DeletedError, match=naming("float32[8]", "one of its shards")):
             np.asarray(x)
 
-    def test_an_array_that_other_code_has_as_a_whole(self, rows):
+    def test_array_deleted_through_its_jax_handle_raises(self, rows):
         x = device_put(f32(8), rows)
         handle, add = x.to_jax(), pjit(lambda x: x + 1)
         assert x.to_jax() is handle and Array.from_jax(handle).to_jax() is handle

@@ -176,7 +176,7 @@ def test_functions_made_in_a_loop_are_freed(make):
 
 
 @pytest.mark.slow
-def test_an_array_that_a_function_closes_over_goes_with_it(mesh):
+def test_closed_over_array_is_freed_with_its_function(mesh):
     def make():
         w = device_put(np.ones(LARGE, np.float32), sharded())
         return pjit(lambda x: x.sum() + w), weakref.ref(w)
@@ -194,7 +194,7 @@ def test_an_array_that_a_function_closes_over_goes_with_it(mesh):
 
 
 @pytest.mark.slow
-def test_one_function_frees_what_no_call_can_reach_any_more(mesh):
+def test_clear_cache_between_shapes_frees_earlier_programs(mesh):
     """Cleared between phases with other shapes, it keeps the programs of the last phase."""
     f = pjit(lambda x: x * 2, in_shardings=sharded())
     before = held()
@@ -207,7 +207,7 @@ def test_one_function_frees_what_no_call_can_reach_any_more(mesh):
     assert held() == before
 
 
-def test_what_is_kept_by_value_has_a_bound():
+def test_caches_keyed_by_value_are_bounded():
     """Caches independent of functions: of shardings, layouts, exchanges, reshard programs."""
     modules = [m for name, m in sys.modules.items() if name.startswith("xlashard.")]
     # JAX's own caches by jaxpr, which drop entries with the jaxpr, are of another class.
@@ -229,7 +229,7 @@ def test_clear_cache(compilations):
 
 
 @pytest.mark.slow
-def test_clear_cache_of_what_was_transformed_too(mesh):
+def test_clear_cache_frees_transformed_programs(mesh):
     f = pjit(lambda x: x * x, in_shardings=sharded())
     jax.grad(lambda x: f(x).sum())(f32(8))
     before = held()
@@ -254,7 +254,7 @@ def test_clear_cache_while_a_stage_still_holds_the_trace(compilations):
     assert compilations.count == 2
 
 
-def test_clear_cache_of_one_function_leaves_others(compilations):
+def test_clear_cache_of_one_function_keeps_other_programs(compilations):
     f, g = pjit(fresh()), pjit(lambda x: x - 1)
     f(f32(4)), g(f32(4))
     f.clear_cache()
@@ -291,7 +291,7 @@ def test_clear_caches_drops_programs_that_move_arrays(mesh):
     np.testing.assert_array_equal(y, f32(8, 8))
 
 
-def test_what_is_held_by_a_user_survives_clear_caches(mesh):
+def test_stages_held_by_the_user_survive_clear_caches(mesh):
     f = pjit(lambda x: x + 1, in_shardings=sharded(), out_shardings=sharded())
     lowered = f.lower(f32(8))
     compiled = lowered.compile()

@@ -61,8 +61,8 @@ def test_calls_that_were_seen_before_are_looked_at_too(flag: str, number: int, k
 
 
 @pytest.mark.slow
-def test_the_flag_of_the_process_holds_after_one_of_a_block() -> None:
-    """JAX drops the former at the end of the latter."""
+def test_global_flag_holds_after_a_context_manager() -> None:
+    """JAX drops the global flag at the end of the context manager."""
     f = pjit(model)
     bad = {"w": rows(-1)}
     f(bad, 2.0)
@@ -98,7 +98,7 @@ def test_operators_and_methods_look() -> None:
         1 / x
 
 
-def test_what_only_moves_is_not_looked_at() -> None:
+def test_transfers_are_not_checked_for_nan() -> None:
     bad = np.full(8, np.nan, np.float32)
     with jax.debug_nans(True):
         x = device_put(bad, ROWS)
@@ -107,7 +107,7 @@ def test_what_only_moves_is_not_looked_at() -> None:
         assert "nan" in repr(x)
 
 
-def test_donated_arguments_are_still_there() -> None:
+def test_donated_arguments_survive_a_nan_error() -> None:
     f = pjit(model, donate_argnums=0)
     f({"w": rows(1)}, 2.0)
     state = {"w": rows(-1)}
@@ -134,7 +134,7 @@ def test_compiled_programs_and_bound_steps() -> None:
     assert same(step.state, np.full(8, 3, np.float32))
 
 
-def test_an_argument_that_has_it_already_is_named() -> None:
+def test_argument_that_already_holds_nan_is_named() -> None:
     f = pjit(model)
     assert "state['w'] holds nan already" in found(lambda: f({"w": rows(np.nan)}, 2.0))
     assert "scale holds nan already" in found(lambda: f({"w": rows(1)}, np.float32(np.nan)))
@@ -170,7 +170,7 @@ def test_an_argument_that_has_it_already_is_named() -> None:
         ),
     ],
 )
-def test_operations_inside_others_are_found(fun: Any, text: str) -> None:
+def test_nan_in_nested_operations_is_located(fun: Any, text: str) -> None:
     assert text in found(lambda: pjit(fun)(rows(-1)))
 
 
@@ -191,7 +191,7 @@ def test_every_inexact_dtype(dtype: Any) -> None:
     assert "result['bad']" in found(lambda: f(rows(1, dtype)))
 
 
-def test_one_bad_element_on_one_device() -> None:
+def test_nan_in_one_element_on_one_device_is_found() -> None:
     x = np.ones((8, 4), np.float32)
     x[5, 2] = -1
     assert "holds nan" in found(lambda: pjit(jnp.log)(device_put(x, named("x", "y"))))
@@ -216,7 +216,7 @@ def test_effects_happen_once() -> None:
     assert "jax.disable_jit()" in text and seen == [-8.0]
 
 
-def test_a_constant_or_the_compiler_may_be_it() -> None:
+def test_nan_from_a_constant_is_attributed() -> None:
     text = found(lambda: pjit(lambda x: x * 0 + np.float32(np.nan))(rows(1)))
     assert "`add` makes nan" in text or "or of a constant" in text
 
@@ -237,7 +237,7 @@ def test_no_compilation_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_another_thread_is_left_alone() -> None:
+def test_debug_nans_does_not_affect_other_threads() -> None:
     f = pjit(jnp.log)
     out: list[Any] = []
     with jax.debug_nans(True):

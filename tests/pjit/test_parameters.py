@@ -47,7 +47,7 @@ def test_keyword_only_parameters(mesh):
         )
 
 
-def test_a_parameter_left_to_its_default_needs_no_argument(mesh):
+def test_parameter_with_a_default_needs_no_argument(mesh):
     def f(x, y=2.0):
         return x * y
 
@@ -284,7 +284,7 @@ def test_a_donated_position_that_a_call_lacks():
         f(f32(3))
 
 
-def test_a_static_argument_left_to_its_default():
+def test_static_argument_may_use_its_default():
     def power(x, n=2, *rest):
         return x**n
 
@@ -292,7 +292,7 @@ def test_a_static_argument_left_to_its_default():
         np.testing.assert_allclose(pjit(power, **static)(f32(3)), f32(3) ** 2)
 
 
-def test_what_is_no_function():
+def test_pjit_refuses_arrays_generators_and_coroutines():
     with pytest.raises(ArgumentError, match=r"pjit\(fun\)\(args\)"):
         pjit(f32(3))
 
@@ -383,7 +383,7 @@ def test_positions_and_names_are_respected_as_jax_does(kind, selected):
     assert seen(pjit) == seen(jax.jit)
 
 
-def test_errors_are_value_errors_where_those_of_jax_are() -> None:
+def test_errors_are_value_errors_where_jax_raises_value_error() -> None:
     for jit in (jax.jit, xlashard.jit, pjit):
         with pytest.raises(ValueError):
             jit(lambda x: x, static_argnames="missing")(1.0)

@@ -14,7 +14,7 @@ from xlashard import NamedSharding, P, SingleDeviceSharding, device_put, legacy,
 
 
 @pytest.mark.slow
-def test_a_copy_is_a_function_and_a_deep_copy_the_same(mesh):
+def test_copy_is_callable_and_deepcopy_is_the_same_function(mesh):
     place = NamedSharding(mesh, P())
     for options in ({}, {"out_shardings": place}, {"donate_argnums": 0}):
         f = pjit(lambda x: x * 2, **options)
@@ -48,7 +48,7 @@ def test_a_pickle_holds_the_function_and_its_options(mesh, kind):
     assert again.lower(f32(8)).as_text() == f.lower(f32(8)).as_text()
 
 
-def test_a_function_of_a_module_is_pickled_by_its_name():
+def test_module_level_function_is_pickled_by_name():
     assert pickle.loads(pickle.dumps(_named_double)) is _named_double
     assert b"callable_of" not in pickle.dumps(_named_double)
 

@@ -41,7 +41,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.mark.slow
 @pytest.mark.own_partitioner
-def test_the_same_as_on_one_device(seeds):
+def test_random_programs_equal_a_single_device_run(seeds):
     for seed in seeds:
         text = program_text(draw_program(seed))
         failure = find_failure(text)
@@ -53,7 +53,7 @@ def test_the_same_as_on_one_device(seeds):
 
 @pytest.mark.slow
 @pytest.mark.own_partitioner
-def test_the_same_as_jax_on_the_same_mesh(seeds):
+def test_random_programs_equal_jax_on_one_mesh(seeds):
     for seed in seeds:
         text = program_text(draw_program(seed))
         failure = find_difference(text)
@@ -63,7 +63,7 @@ def test_the_same_as_jax_on_the_same_mesh(seeds):
 
 
 @pytest.mark.slow
-def test_spoiled_programs_are_refused_where_jax_refuses_them(seeds):
+def test_invalid_programs_are_refused_where_jax_refuses_them(seeds):
     for seed in seeds:
         text = program_text(draw_invalid(seed))
         failure = find_difference(text, classes=True)
@@ -75,7 +75,7 @@ def test_spoiled_programs_are_refused_where_jax_refuses_them(seeds):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_programs_that_failed_once(path, partitioner):
-    """Results equal those on one device, or else those of XLA under jax.jit."""
+    """Results equal a run on one device, or else the results of jax.jit."""
     failure = find_failure(path.read_text(), partitioner)
     assert failure is None or failure.is_of_jax, failure
 
@@ -93,13 +93,13 @@ class TestDrawing:
         assert len({program_text(draw_program(seed)) for seed in range(20)}) == 20
 
     @pytest.mark.slow
-    def test_the_operations_that_it_draws(self):
+    def test_drawn_operations_are_varied(self):
         drawn = {name for seed in range(100) for name in draw_program(seed).operations()}
         assert drawn <= {*OPERATIONS, "doubled"} and len(drawn) > 70
         assert {"scan", "while_loop", "constrain", "inner_pjit", "gradient", "vmap"} <= drawn
 
     @pytest.mark.slow
-    def test_the_meshes_and_shardings_that_it_draws(self):
+    def test_drawn_meshes_and_shardings_are_varied(self):
         programs = [draw_program(seed) for seed in range(100)]
         texts = [program_text(p) for p in programs]
         assert any(p.explicit for p in programs) and any(p.first for p in programs)
@@ -110,7 +110,7 @@ class TestDrawing:
         assert any(p.call == "nested" for p in programs)
 
     @pytest.mark.slow
-    def test_what_is_drawn_runs_by_itself(self):
+    def test_drawn_program_runs_standalone(self):
         text = program_text(draw_program(0))
         compile(text, "program", "exec")
         assert all(jax.tree.leaves(out) for out in run(text, plain()))
@@ -137,7 +137,7 @@ def f(v0, v1):
 
 
 def spoiled(monkeypatch, spoil=lambda out: out, **dropped):
-    """Replace pjit by one with a single fault, and return what the comparison finds."""
+    """Replace pjit by one with a single fault, and return the failure that is found."""
 
     def library(mesh, named):
         right = xlashard_sharded(mesh, named)
@@ -172,7 +172,7 @@ def raise_an_error(_):
         ("raises ValueError", raise_an_error),
     ],
 )
-def test_what_is_wrong_is_found(monkeypatch, kind, spoil):
+def test_spoiled_results_are_detected(monkeypatch, kind, spoil):
     found = spoiled(monkeypatch, spoil)
     assert found is not None and found.kind == kind
     assert "right" in found.jax
@@ -201,7 +201,7 @@ def test_wrong_values_that_jax_shares_are_faults_of_xla(monkeypatch, jax_factor,
 
 
 @pytest.mark.slow
-def test_a_result_that_lies_elsewhere_than_asked_is_found(monkeypatch):
+def test_result_with_another_sharding_is_detected(monkeypatch):
     asked = {"a": xlashard.P("y"), "b": [xlashard.UNSPECIFIED]}
     found = spoiled(monkeypatch, out_shardings=asked)
     assert found is not None and found.kind == "places"
@@ -209,7 +209,7 @@ def test_a_result_that_lies_elsewhere_than_asked_is_found(monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_is_right_passes(monkeypatch):
+def test_correct_program_passes(monkeypatch):
     assert spoiled(monkeypatch) is None
     assert find_failure(PROGRAM, "gspmd") is None
 
@@ -234,7 +234,7 @@ def jit_that_refuses(jit, fun, options):
 
 
 @pytest.mark.slow
-def test_a_difference_to_jax_on_the_same_mesh_is_found(monkeypatch):
+def test_difference_from_jax_on_one_mesh_is_detected(monkeypatch):
     found = spoiled_beside_jax(monkeypatch, jit_unplaced)
     assert found is not None and found.kind == "shardings" and "result['a']" in found.message
     found = spoiled_beside_jax(monkeypatch, jit_that_refuses)
@@ -245,7 +245,7 @@ def test_a_difference_to_jax_on_the_same_mesh_is_found(monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_jax_does_too_passes(monkeypatch):
+def test_behaviour_shared_with_jax_passes(monkeypatch):
     for text in (PROGRAM, PROGRAM.replace("(8, 4)", "(6, 4)")):
         assert spoiled_beside_jax(monkeypatch, lambda jit, fun, o: jit(fun, **o), text) is None
 
@@ -256,7 +256,7 @@ def test_a_program_that_does_not_run_anywhere_is_a_failure():
 
 
 @pytest.mark.slow
-def test_shrinking_keeps_what_fails():
+def test_shrinking_keeps_the_failing_operation():
     """A large program is reduced to the operation that is found to fail."""
     program = next(
         p

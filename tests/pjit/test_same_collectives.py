@@ -62,7 +62,7 @@ def crude(text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sweep(PROGRAMS, quick=list(PROGRAMS)[::5]))
-def test_the_collectives_are_those_of_jax(name, mesh, partitioner):
+def test_collectives_match_jax(name, mesh, partitioner):
     program = PROGRAMS[name]
     mesh = make_mesh((4, 2), ("data", "model"))
     ours, theirs = (compiled_text(library, program, mesh) for library in (OURS, JAX))
@@ -88,7 +88,7 @@ def test_each_kind_of_collective_occurs(partitioner):
     assert kinds >= {"all-reduce", "all-gather", "all-to-all", "collective-permute"}
 
 
-def test_another_sharding_is_seen():
+def test_comparison_detects_another_sharding():
     """The comparison detects programs that differ in one spec."""
     mesh = make_mesh((4, 2), ("data", "model"))
     row, column = (PROGRAMS[f"matmul, {name}-parallel"] for name in ("row", "column"))

@@ -8,7 +8,7 @@ from tests.pjit import stress
 
 
 @pytest.mark.slow
-def test_refused_donations_leave_every_array_whole():
+def test_refused_donations_leave_every_array_intact():
     assert stress.refused(25, random.Random(1)).total() == 25
 
 

@@ -36,7 +36,7 @@ def at_rest(x):
     return x.block_until_ready()
 
 
-def test_one_function(mesh, compilations):
+def test_threads_compile_one_function_once(mesh, compilations):
     f = pjit(lambda x: jnp.sin(x) * 3, out_shardings=NamedSharding(mesh, P("x")))
     results = together([lambda: f(f32(8))] * THREADS)
     assert compilations.count == 1
@@ -45,7 +45,7 @@ def test_one_function(mesh, compilations):
 
 
 @pytest.mark.slow
-def test_one_function_lowered_called_and_traced(mesh, compilations):
+def test_threads_lower_call_and_trace_one_function(mesh, compilations):
     f = pjit(lambda x: jnp.cos(x) * 3, out_shardings=NamedSharding(mesh, P("x")))
     tasks = [
         lambda: f(f32(8)),
@@ -60,7 +60,7 @@ def test_one_function_lowered_called_and_traced(mesh, compilations):
 
 
 @pytest.mark.slow
-def test_one_function_with_many_shapes(compilations):
+def test_threads_call_one_function_with_many_shapes(compilations):
     f = pjit(lambda x: x * 2 + 5)
     sizes = [1 + i % 8 for i in range(THREADS)]
     results = together([lambda n=n: f(f32(n)) for n in sizes])
@@ -107,7 +107,7 @@ def test_gradients(mesh, compilations):
 
 
 @pytest.mark.slow
-def test_clearing_while_others_call():
+def test_clear_cache_while_other_threads_call():
     f = pjit(lambda x: x - 1)
 
     def clear():
@@ -224,7 +224,7 @@ def test_donation(mesh):
         np.testing.assert_array_equal(out, np.full(8, start + 6))
 
 
-def test_an_error_in_one_thread_leaves_the_others(mesh):
+def test_error_in_one_thread_does_not_affect_other_threads(mesh):
     fails = threading.Event()
 
     def fun(x):

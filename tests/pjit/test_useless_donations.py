@@ -28,7 +28,7 @@ def test_a_donated_argument_that_no_result_can_take_over(place):
         f.lower({"w": place(f32(8, 4))}).compile()
 
 
-def test_a_strict_function_raises_before_it_compiles(place, compilations):
+def test_strict_donation_raises_before_compiling(place, compilations):
     f = pjit(lambda x, y: (x[:2], y), donate_argnums=(0, 1), donation="strict")
     for _ in range(2):
         x, y = place(f32(8)), place(f32(16))
@@ -157,7 +157,7 @@ def test_why_a_donation_is_of_no_use(mesh, name):
         assert str(caught.value) == message
 
 
-def test_what_the_partitioner_chooses_may_be_of_no_use(mesh, partitioner):
+def test_partitioner_choice_may_make_a_donation_unusable(mesh, partitioner):
     function, _, (x,), reason = reasons(mesh)["the partitioner's choice"]
     f = pjit(function, donate_argnums=0)
     assert reason in one_warning(lambda: f(x))

@@ -147,7 +147,7 @@ class TestClosedOver:
         text = f.lower(f32(8, 4)).as_text()
         assert ('[{"x"}, {}]' if partitioner == "shardy" else "devices=[4,1,2]") in text
 
-    def test_arrays_on_one_device_of_a_program_for_many(self, mesh):
+    def test_single_device_arrays_in_a_multi_device_program(self, mesh):
         small, big = jnp.asarray(f32(4)), jnp.asarray(f32(256, 128))
         f = pjit(lambda x: x + small.sum() + big.sum(), in_shardings=NamedSharding(mesh, P("x")))
         for _ in range(2):
@@ -155,7 +155,7 @@ class TestClosedOver:
                 f(f32(8)), f32(8) + f32(4).sum() + f32(256, 128).sum(), rtol=1e-5
             )
 
-    def test_a_committed_array_elsewhere(self, mesh):
+    def test_array_committed_to_another_device(self, mesh):
         far = device_put(f32(4), jax.devices()[5])
         f = pjit(lambda x: x + far, in_shardings=NamedSharding(mesh, P("x")))
         np.testing.assert_array_equal(f(f32(4)), f32(4) * 2)
@@ -271,7 +271,7 @@ class TestKeys:
         np.testing.assert_array_equal(jax.random.key_data(out), jax.random.key_data(wanted))
 
     @pytest.mark.slow
-    def test_raw_ones(self, mesh):
+    def test_raw_keys(self, mesh):
         f = pjit(lambda k: jax.random.normal(k, (4,)), in_shardings=NamedSharding(mesh, P()))
         np.testing.assert_array_equal(
             f(jax.random.PRNGKey(0)), jax.random.normal(jax.random.PRNGKey(0), (4,))

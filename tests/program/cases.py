@@ -24,7 +24,7 @@ class Case:
 
     Attributes:
         name: Name of the file.
-        summary: What it shows.
+        summary: Subject of the case.
         source: The module before it is annotated.
         plan: Makes the plan for a partitioner.
         tokens: Ordering tokens in front of arguments and results.

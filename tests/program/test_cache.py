@@ -75,7 +75,7 @@ def test_an_equal_program_comes_from_the_cache(partitioner, hits, tmp_path):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_another_program_does_not(partitioner, hits, change):
+def test_changed_program_misses_the_cache(partitioner, hits, change):
     compiled(SOURCE, wanted(partitioner))
     if "on" in change:
         turned = mesh(order=range(7, -1, -1))
@@ -93,7 +93,7 @@ def test_another_program_does_not(partitioner, hits, change):
 
 
 @pytest.mark.slow
-def test_a_program_from_the_cache_calls_its_own_callback(jax_partitioner, hits):
+def test_cached_program_calls_its_own_callback(jax_partitioner, hits):
     def program(seen):
         def step(x):
             jax.debug.callback(lambda v: seen.append(float(v)), x.sum())

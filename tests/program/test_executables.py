@@ -35,7 +35,7 @@ def program(partitioner, source="f at file.py:1", module=SOURCE, options=(), **r
     return compile_program(lowered, (avals, avals), committed=True, options=options)
 
 
-def test_equal_modules_of_one_function(partitioner):
+def test_equal_modules_of_one_function_share_an_executable(partitioner):
     one, other = program(partitioner), program(partitioner)
     assert one.executable is other.executable
     assert len(EXECUTABLES) == 1
@@ -54,7 +54,7 @@ def test_equal_modules_of_one_function(partitioner):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_what_is_part_of_the_key(partitioner, change):
+def test_each_part_of_the_key_separates_executables(partitioner, change):
     one, other = program(partitioner), program(partitioner, **change)
     assert one.executable is not other.executable
 
@@ -65,13 +65,13 @@ def test_names_of_values_are_not(partitioner):
     assert one.executable is other.executable
 
 
-def test_programs_without_a_source_share_nothing(partitioner):
+def test_programs_without_a_source_share_no_executable(partitioner):
     one, other = program(partitioner, source=None), program(partitioner, source=None)
     assert one.executable is not other.executable
     assert len(EXECUTABLES) == 0
 
 
-def test_programs_that_call_python_share_nothing(jax_partitioner):
+def test_programs_with_callbacks_share_no_executable(jax_partitioner):
     def step(x):
         jax.debug.callback(lambda v: None, x.sum())
         return x
@@ -93,7 +93,7 @@ def test_an_executable_lives_as_long_as_its_programs(partitioner):
 
 
 @pytest.mark.slow
-def test_clear_caches_of_jax_and_a_forgotten_one(partitioner):
+def test_clear_caches_and_forget_drop_executables(partitioner):
     one = program(partitioner)
     jax.clear_caches()
     other = program(partitioner)
@@ -102,7 +102,7 @@ def test_clear_caches_of_jax_and_a_forgotten_one(partitioner):
     assert program(partitioner).executable is not other.executable
 
 
-def test_a_failed_compilation_leaves_room_for_another(partitioner):
+def test_failed_compilation_can_be_retried(partitioner):
     with pytest.raises(CompileError):
         program(partitioner, options=(("xla_no_such_option", True),))
     loaded = LoadedExecutable()

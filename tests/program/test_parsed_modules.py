@@ -205,7 +205,7 @@ def test_a_private_entry_becomes_public():
     assert "func.func public @main" in text_of(lower_parsed_module(parsed, planned(parsed)))
 
 
-def test_the_three_forms_of_a_module_are_one():
+def test_text_bytecode_and_artifact_parse_to_equal_modules():
     exported = jax.export.export(jax.jit(lambda x: x + 1))(jax.ShapeDtypeStruct((8,), np.float32))
     text = exported.mlir_module()
     bytecode = modules.to_bytecode(stablehlo_parse.read_module(text))

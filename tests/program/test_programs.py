@@ -45,7 +45,7 @@ def f32(*shape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", RUNNABLE, ids=lambda c: c.name)
-def test_a_golden_module_compiles_and_keeps_its_word(case, partitioner):
+def test_golden_module_compiles_with_the_planned_shardings(case, partitioner):
     wanted = case.plan(partitioner)
     program = compiled(case.source, wanted)
     values = [np.ones(v.shape, v.dtype) for v in wanted.args]
@@ -62,7 +62,7 @@ def test_a_golden_module_compiles_and_keeps_its_word(case, partitioner):
 
 
 @pytest.mark.slow
-def test_open_dimensions_are_the_partitioners_the_others_ours(partitioner):
+def test_partitioner_chooses_only_open_dimensions(partitioner):
     open_result = plan(
         [value((8, 8), named("x", "y"))] * 2, [value((8, 8), named(U, None))], partitioner
     )
@@ -96,7 +96,7 @@ def test_without_a_mesh_chosen_tiles_are_read_back_as_tiles(partitioner):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_one_sharding_for_all_results_stands_for_each(partitioner, count):
+def test_single_reported_sharding_applies_to_every_result(partitioner, count):
     wanted = plan(
         [value((8, 8), named("x"))] * count, [value((8, 8))] * count, partitioner, mesh=mesh()
     )
@@ -118,7 +118,7 @@ def test_one_device_needs_no_partitioner(partitioner):
     np.testing.assert_array_equal(program([f32(8, 8), f32(8, 8)])[0], 2 * f32(8, 8))
 
 
-def test_one_device_of_a_mesh_is_named_on_it(partitioner):
+def test_single_device_mesh_gives_named_shardings(partitioner):
     alone = mesh((1, 1), ("x", "y"))
     wanted = plan([value((8, 8))] * 2, [value((8, 8))], partitioner, count=1, mesh=alone)
     parts = compiled(ADD, wanted).parts
@@ -127,7 +127,7 @@ def test_one_device_of_a_mesh_is_named_on_it(partitioner):
 
 
 @pytest.mark.slow
-def test_devices_other_than_the_first_ones(partitioner):
+def test_program_runs_on_the_last_devices_in_reverse_order(partitioner):
     last = devices()[:3:-1]
     on = mesh((4,), ("x",), order=(7, 6, 5, 4))
     wanted = plan(
@@ -213,7 +213,7 @@ def test_a_single_key(partitioner):
 
 
 @pytest.mark.slow
-def test_keys_stay_whole_where_their_data_comes_in_pieces(partitioner):
+def test_result_keys_are_not_split_when_their_data_is_sharded(partitioner):
     data = np.arange(16, dtype=np.uint32).reshape(8, 2)
     body, avals = traced(jax.random.wrap_key_data, data)
     wanted = plan(
@@ -229,7 +229,7 @@ def test_keys_stay_whole_where_their_data_comes_in_pieces(partitioner):
 
 
 @pytest.mark.slow
-def test_keys_stay_whole_where_their_data_is_cut(partitioner):
+def test_argument_keys_are_not_split_when_their_data_is_sharded(partitioner):
     keys = jax.random.split(jax.random.key(3), 8)
     body, avals = traced(jax.random.key_data, keys)
     wanted = plan(
@@ -324,7 +324,7 @@ def test_an_unusable_donation_may_be_forbidden(partitioner):
             lowered.report_donation("strict", "step")
 
 
-def test_an_option_that_the_compiler_does_not_know(partitioner):
+def test_unknown_compiler_option_is_named(partitioner):
     wanted = plan([value((8, 8))] * 2, [value((8, 8))], partitioner, name="step")
     with pytest.raises(CompileError, match=r"XLA.* step: .*xla_no_such_option"):
         compiled(ADD, wanted, options=(("xla_no_such_option", 1),))
@@ -345,7 +345,7 @@ def test_later_options_win(partitioner):
     assert compiled(ADD, known, options=(("xla_cpu_enable_fast_math", False),))
 
 
-def test_a_layout_that_does_not_fit_its_rank(partitioner):
+def test_layout_of_another_rank_raises(partitioner):
     wanted = plan(
         [value((8, 8), layout="{0,1,2}"), value((8, 8))], [value((8, 8))], partitioner, name="step"
     )
@@ -353,7 +353,7 @@ def test_a_layout_that_does_not_fit_its_rank(partitioner):
         compiled(ADD, wanted)
 
 
-def test_compiling_leaves_the_text_as_it_was(partitioner):
+def test_compiling_leaves_the_module_text_unchanged(partitioner):
     wanted = plan([value((8, 8), named("x"))] * 2, [value((8, 8))], partitioner)
     lowered = lower(ADD, wanted)
     before = lowered.as_text()
@@ -375,7 +375,7 @@ def test_the_plan_chooses_the_partitioner_whatever_jax_is_set_to(partitioner):
     assert result == (2, 4)
 
 
-def test_nan_is_found_where_that_is_asked_for(partitioner):
+def test_debug_nans_finds_nan_in_results(partitioner):
     source = """module { func.func @main(%a: tensor<8xf32>) -> tensor<8xf32> {
       %0 = stablehlo.log %a : tensor<8xf32>
       return %0 : tensor<8xf32> } }"""

@@ -42,7 +42,7 @@ def on(mesh, *spec):
     return NamedSharding(mesh, P(*spec))
 
 
-def test_nothing_was_made_yet():
+def test_report_before_the_first_call_is_empty():
     report = explain_recompile(pjit(new_step()))
     assert report.explanations == report.compilations == report.hints == ()
     assert str(report).startswith("step ")
@@ -165,7 +165,7 @@ def test_a_changed_part_is_reported(change):
         assert any(hint in advice for advice in report.hints), report.hints
 
 
-def test_another_sharding_layout_or_memory(mesh):
+def test_changed_sharding_or_device_order_is_explained(mesh):
     f = pjit(fresh())
     f(device_put(f32(8, 8), on(mesh, "x")))
     f(device_put(f32(8, 8), on(mesh, "y")))
@@ -182,7 +182,7 @@ def test_another_sharding_layout_or_memory(mesh):
     assert "on cpu devices 7, 6, 5, 4, 3, 2, 1, 0 (sharding)" in str(last(f).differences[0])
 
 
-def test_another_mesh_in_force():
+def test_changed_mesh_in_force_is_explained():
     f = pjit(fresh(), in_shardings=P("x"))
     by_with(make_mesh((4, 2), ("x", "y")), lambda: f(f32(8)))
     by_with(make_mesh((8,), ("x",)), lambda: f(f32(8)))
@@ -253,7 +253,7 @@ def test_static_arguments(values, text, hint):
     assert [hint in advice for advice in report.hints] == ([True] if hint else [])
 
 
-def test_a_static_argument_whose_repr_fails_breaks_nothing():
+def test_static_argument_with_a_failing_repr_is_shown_by_type():
     class Broken:
         def __repr__(self):
             raise ZeroDivisionError

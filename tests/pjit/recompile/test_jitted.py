@@ -26,7 +26,7 @@ def parts(f):
 
 
 @pytest.mark.slow
-def test_each_miss_names_what_differs():
+def test_each_cache_miss_lists_its_differences():
     @functools.partial(jax.jit, static_argnames="power", donate_argnames="bias")
     def step(state, bias, power=2):
         return jax.tree.map(lambda w: w**power, state), bias
@@ -132,7 +132,7 @@ def test_inner_functions_are_part_of_the_outer_program():
     assert explain_recompile(inner).explanations == ()
 
 
-def test_a_pjit_ed_function_keeps_one_log():
+def test_pjit_calls_are_not_logged_for_jax_jit():
     def double(x):
         return x * 2
 
@@ -154,7 +154,7 @@ def test_a_function_is_not_kept_alive():
     assert len(JIT_LOGS._by_fun) <= before
 
 
-def test_failing_and_unusual_calls_are_those_of_jax():
+def test_failing_calls_raise_as_in_jax_and_are_not_recorded():
     step = jax.jit(lambda x: x * 2, donate_argnums=0)
     x = jnp.ones(3)
     step(x)

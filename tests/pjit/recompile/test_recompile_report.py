@@ -65,7 +65,7 @@ def test_kinds_of_stages():
     ]
 
 
-def test_stages_of_one_call_are_one_record():
+def test_stages_of_one_call_share_one_record():
     f = pjit(fresh())
     lowered = f.trace(f32(4)).lower()
     assert last(f).kind == "lowering"
@@ -76,7 +76,7 @@ def test_stages_of_one_call_are_one_record():
 
 
 @pytest.mark.slow
-def test_transformed_calls_show_what_they_traced():
+def test_transformed_calls_are_recorded_as_tracing():
     f = pjit(lambda x: x * x)
     gradient = jax.grad(lambda x: f(x).sum())
     gradient(f32(4))
@@ -99,7 +99,7 @@ def test_a_recreated_function():
     assert re.search(r"\b2 jitted functions\b", report.hints[0])
 
 
-def test_functions_of_one_source_with_other_shardings(mesh):
+def test_each_wrapper_of_one_function_has_a_first_compilation(mesh):
     def body(x):
         return x * 3
 
@@ -333,7 +333,7 @@ def test_reasons_are_logged_where_jax_explains_cache_misses(logged):
     assert [r.levelno for r in ours] == [logging.WARNING]
 
 
-def test_a_program_of_info_logs_shows_it_among_them(logged):
+def test_recompiles_are_logged_at_info_level(logged):
     with logged.at_level(logging.INFO):
         f = pjit(fresh())
         f(f32(4))
@@ -342,7 +342,7 @@ def test_a_program_of_info_logs_shows_it_among_them(logged):
     assert [r.levelno for r in ours] == [logging.INFO]
 
 
-def test_one_function_for_each_leaf_of_a_tree_leaves_the_log_short(logged):
+def test_many_functions_of_one_source_log_few_messages(logged):
     with logged.at_level(logging.INFO):
         for _ in range(9):
             pjit(lambda x: x + 1)(f32(3))

@@ -70,11 +70,11 @@ def test_operations_that_keep_a_dimension_are_followed(keeps, mesh):
         lambda a: a @ jnp.ones((8, 8)),
     ],
 )
-def test_what_lies_behind_other_operations_is_not_known(mixes, mesh):
+def test_search_stops_at_operations_that_mix_dimensions(mixes, mesh):
     assert described(lambda a: constrain(mixes(a), mesh, "x"), mesh, a=CUT) == []
 
 
-def test_a_constraint_before_hides_what_was_before_it(mesh):
+def test_earlier_constraint_overrides_the_argument_sharding(mesh):
     def f(a):
         a = constrain(jnp.sin(a), mesh, "y", "x")
         return constrain(a * 2, mesh, "y")
@@ -84,14 +84,14 @@ def test_a_constraint_before_hides_what_was_before_it(mesh):
     assert [c.sharding.spec for c in closings(f, mesh, a=CUT)] == [P("y")]
 
 
-def test_axes_that_go_to_another_dimension_are_not_lost(mesh):
+def test_axes_moved_to_another_dimension_are_not_closed(mesh):
     assert described(lambda a: constrain(a * 2, mesh, None, "x"), mesh, a=((8, 8), ("x",))) == []
     assert described(lambda a: constrain(a * 2, mesh, None, "x"), mesh, a=CUT) == []
     assert described(lambda a: constrain(a * 2, mesh, "y", None), mesh, a=CUT) == []
     assert described(lambda a: constrain(a * 2, mesh), mesh, a=CUT) == [((0, 1), ["x", "y"], ["a"])]
 
 
-def test_open_dimensions_close_nothing(mesh):
+def test_unconstrained_dimensions_are_not_closed(mesh):
     assert described(lambda a: constrain(a * 2, mesh, "x", P.UNCONSTRAINED), mesh, a=CUT) == []
 
 
@@ -126,7 +126,7 @@ def test_inside_shard_map_values_are_shards(mesh):
     assert described(f, mesh, a=CUT) == []
 
 
-def test_a_gradient_has_its_constraint_once(mesh):
+def test_gradient_reports_its_constraint_once(mesh):
     def loss(w, x):
         return constrain(jnp.tanh(x @ w), mesh, "x").sum()
 

@@ -1,4 +1,4 @@
-"""Arguments, results and collectives in a report: who decided, what is moved, sent and reused."""
+"""Arguments, results and collectives in a report: origin, moves, traffic and reuse."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def test_the_hlo_is_parsed_and_searched_once(mesh, monkeypatch):
     assert (len(parsed), len(searched)) == (2, 2)
 
 
-def test_a_gathered_argument_is_named_with_the_line_that_needs_it(mesh):
+def test_gathered_argument_has_the_source_line_of_its_use(mesh):
     def project(x, params):
         return x @ params["w"]  # PROJECT
 
@@ -77,7 +77,7 @@ def test_collectives_in_loops_count_once_for_each_run(mesh):
     assert (found.payload_bytes, found.sent_bytes) == (7 * 16, 7 * 16)
 
 
-def test_collectives_for_one_reason_are_one_row(mesh):
+def test_collectives_of_one_source_line_share_a_row(mesh):
     ring = [(i, (i + 1) % 4) for i in range(4)]
 
     def f(x):
@@ -121,14 +121,14 @@ def test_the_line_shown_is_the_users_innermost_in_the_function(stack, shown):
     assert line is None or line.in_user_file == (line.file == USER)
 
 
-def test_a_function_from_a_library_has_its_own_lines():
+def test_library_function_is_located_in_its_own_file():
     sources = SourceLocator.of(f"step at {LIBRARY}:19")
     stack = [Frame(LIBRARY, 5, "layer"), Frame(LIBRARY, 20, "Model.step"), Frame(USER, 30, "main")]
     found = sources.line(stack)
     assert (found.file, found.line, found.in_user_file) == (LIBRARY, 5, False)
 
 
-def test_reductions_of_a_gradient_bear_its_lines(mesh):
+def test_gradient_reduction_has_the_source_line_of_the_gradient(mesh):
     def gradient(w, x):
         return jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)  # GRADIENT
 
@@ -157,7 +157,7 @@ def test_groups_of_no_axes_are_written_out(mesh):
     assert "4 groups of 2 devices:" in shown and "0,6 …" in shown
 
 
-def test_a_shift_without_a_mesh_has_its_pairs():
+def test_permute_without_a_mesh_lists_its_device_pairs():
     devices = jax.devices()
     rows = GSPMDSharding(devices, "{devices=[8]<=[8]}")
     turned = GSPMDSharding(devices, "{devices=[8]1,2,3,4,5,6,7,0}")
@@ -167,7 +167,7 @@ def test_a_shift_without_a_mesh_has_its_pairs():
     assert sorted(found.groups) == [(i, (i + 1) % 8) for i in range(8)]
 
 
-def test_lines_are_those_of_the_function_and_not_of_an_equal_one_before(mesh):
+def test_functions_with_a_shared_executable_keep_their_source_lines(mesh):
     def made_of(reduce):
         def step(x):
             return reduce(x) + 1
@@ -188,7 +188,7 @@ def test_lines_are_those_of_the_function_and_not_of_an_equal_one_before(mesh):
         assert (found.source.file, found.source.line) == (__file__, line_of(mark))
 
 
-def test_tracing_from_another_line_reuses_the_text(mesh, monkeypatch):
+def test_retrace_under_a_mesh_reuses_the_executable(mesh, monkeypatch):
     def refuse(*_):
         raise AssertionError("compiled again")
 
@@ -225,7 +225,7 @@ def test_the_origin_of_each_sharding_is_reported(mesh):
     }
 
 
-def test_specs_are_short_and_paths_are_those_of_the_call(mesh):
+def test_specs_are_short_and_paths_name_call_arguments(mesh):
     def pick(state, *rest):
         return {"out": state["layers"][0]["w"] + rest[0]}
 
@@ -261,7 +261,7 @@ def test_uncommitted_arrays_are_moved_too(mesh):
     assert [(m.path, m.device_bytes_moved) for m in report.moves] == [("x", 7 * 16)]
 
 
-def test_donated_buffers_count_as_reused_only_if_the_compiler_does_so(mesh):
+def test_donated_buffer_is_reused_only_if_the_compiler_aliases_it(mesh):
     def f(a, b, c):
         return a + 1, b[:4]
 
@@ -287,7 +287,7 @@ def test_explaining_an_unusable_donation_neither_warns_nor_raises(mesh, recwarn)
         fun(put(mesh, f32(16), "x"))
 
 
-def test_an_argument_with_a_result_like_it_could_be_donated(mesh):
+def test_undonated_argument_with_a_matching_result_is_listed(mesh):
     def f(params, moments, batch):
         return params + batch.sum(), moments * 2
 

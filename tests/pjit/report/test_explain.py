@@ -75,7 +75,7 @@ def test_a_call_afterwards_finds_the_program(mesh, compilations):
     assert compilations.count == 2
 
 
-def test_nothing_runs_and_nothing_is_donated(mesh):
+def test_explain_neither_runs_nor_donates(mesh):
     calls = []
 
     def noisy(x):
@@ -123,7 +123,7 @@ def test_stages_are_explained_without_arguments(step):
 
 
 @pytest.mark.parametrize("value", [f32(3), "step"])
-def test_a_value_in_place_of_its_function_is_refused(value):
+def test_explain_refuses_a_value_instead_of_a_function(value):
     with pytest.raises(ArgumentError, match=naming(type(value).__name__, "xlashard.explain(f, x)")):
         explain(value, f32(8))
 
@@ -140,12 +140,12 @@ def test_stages_with_arguments_and_calls_inside_a_trace_are_refused(step):
         explain(other)
 
 
-def test_errors_are_those_of_the_call(step):
+def test_explain_raises_the_errors_of_a_call(step):
     with pytest.raises(ResourceError, match="batch"):
         explain(step, f32(8, 16), f32(62, 8))
 
 
-def test_one_device_sends_nothing():
+def test_single_device_report_has_no_collectives():
     report = explain(pjit(lambda x: x @ x), f32(4, 4))
     assert (report.collectives, report.replications, report.place.mesh) == ((), (), ())
     assert [v.spec for v in report.inputs] == [f"device {jax.devices()[0].id}"]
@@ -171,7 +171,7 @@ def test_a_report_is_a_frozen_value_of_plain_frozen_values(step):
 
 
 @pytest.mark.slow
-def test_json_brings_back_the_same_report(step, mesh):
+def test_report_round_trips_through_json(step, mesh):
     def constrained(x):
         x = xlashard.with_sharding_constraint(jnp.sin(x), named(mesh, "x", "y"))
         return xlashard.with_sharding_constraint(jnp.cos(x), named(mesh, "x"))
@@ -192,13 +192,13 @@ def test_json_brings_back_the_same_report(step, mesh):
     ("text", "facts"),
     [('{"format": 99}', ("99", "format 1")), ("{}", ("format",)), ("[]", ("format",))],
 )
-def test_json_of_another_format_is_refused(text, facts):
+def test_json_of_an_unsupported_format_is_refused(text, facts):
     with pytest.raises(ArgumentError, match=naming(*facts, "xlashard.explain(")):
         xlashard.ProgramReport.from_json(text)
 
 
 @pytest.mark.slow
-def test_keys_and_what_is_closed_over_are_counted(mesh):
+def test_keys_and_closed_over_arrays_are_inputs(mesh):
     table = xlashard.device_put(f32(16, 4), named(mesh, "x"))
 
     def draw(key, unused):
@@ -258,7 +258,7 @@ def test_programs_from_stablehlo_are_explained_too(mesh):
     assert "double  8 devices" in str(report)
 
 
-def test_references_are_arguments_and_what_is_written_to_them_results(mesh):
+def test_references_are_inputs_and_their_writes_are_outputs(mesh):
     total, seen = jax.new_ref(jnp.zeros(8)), jax.new_ref(jnp.ones(4))
 
     def add(reference, x):
@@ -316,7 +316,7 @@ def test_a_loaded_program_is_explained(step):
     assert "decided by" not in str(loaded)
 
 
-def test_a_gather_of_a_donated_argument_names_what_made_the_value(mesh):
+def test_gather_of_a_donated_argument_names_its_source_file(mesh):
     def f(x):
         return with_sharding_constraint(jnp.sin(x), NamedSharding(mesh, P("x"))) * 2
 
@@ -329,7 +329,7 @@ def test_a_gather_of_a_donated_argument_names_what_made_the_value(mesh):
     assert "test_explain.py" in text
 
 
-def test_a_gather_that_xla_adds_for_a_result_names_what_made_the_value(mesh):
+def test_gather_that_xla_adds_for_a_result_names_its_source_file(mesh):
     def f(x):
         return with_sharding_constraint(jnp.sin(x)[:6], NamedSharding(mesh, P("x"))) * 2
 
@@ -342,7 +342,7 @@ def test_a_gather_that_xla_adds_for_a_result_names_what_made_the_value(mesh):
     assert "test_explain.py" in text
 
 
-def test_what_the_analysis_lacks_is_listed():
+def test_unknown_trip_count_is_listed_as_not_understood():
     def grow(x):
         return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x + 1, x)
 

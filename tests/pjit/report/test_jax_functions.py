@@ -179,7 +179,7 @@ def reports(jit: Any, program: Program) -> tuple[Any, Any]:
 @pytest.mark.filterwarnings("ignore:backend and device argument:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::xlashard.errors.DonationWarning")
 @pytest.mark.parametrize("make", PROGRAMS)
-def test_a_function_of_jax_is_reported_like_one_of_ours(make):
+def test_jax_jit_and_xlashard_jit_have_equal_reports(make):
     program = make()
     ours, _ = reports(xlashard.jit, program)
     theirs, of_stage = reports(jax.jit, program)
@@ -204,7 +204,7 @@ def stage_of(kind):
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers:UserWarning")
 @pytest.mark.parametrize("kind", ["Lowered", "Compiled"])
-def test_a_stage_of_jax_reports_what_it_keeps(kind):
+def test_report_of_a_jax_stage_has_inputs_outputs_and_collectives(kind):
     report = explain(stage_of(kind))
     assert report.name == "<lambda>"
     assert report.place.mesh == (("data", 4), ("model", 2))
@@ -232,7 +232,7 @@ def test_a_stage_of_jax_reports_what_it_keeps(kind):
     assert type(report).from_json(report.to_json()) == report
 
 
-def test_a_function_forgets_nothing():
+def test_only_reports_of_stages_list_forgotten_facts():
     assert explain(jax.jit(jnp.sin), f32(4)).forgotten == ""
     assert "moves" in explain(jax.jit(jnp.sin).trace(f32(4))).forgotten
 
@@ -244,7 +244,7 @@ def test_a_lowering_for_another_platform_is_refused():
 
 
 @pytest.mark.slow
-def test_a_constraint_by_its_spec_alone_is_one_on_the_mesh_in_force():
+def test_constraint_by_spec_uses_the_mesh_in_force():
     def run(rows, whole):
         def layer(x, w):
             x = jax.lax.with_sharding_constraint(jnp.tanh(x @ w), rows)

@@ -16,7 +16,7 @@ def stable(text, partitioner):
 
 
 @pytest.mark.slow
-def test_the_picture_on_the_page_is_what_its_program_prints(monkeypatch, update_goldens):
+def test_guide_shows_the_output_of_its_program(monkeypatch, update_goldens):
     monkeypatch.setenv("COLUMNS", "100")
     text = PAGE.read_text()
     (shown,) = ("\n".join(b.code) for b in read_blocks(text) if b.info == "text")

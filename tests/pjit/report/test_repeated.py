@@ -24,7 +24,7 @@ PARAMS = {"up": f32(8, 32), "down": f32(32, 8)}
 X = f32(64, 8)
 
 
-def test_products_of_whole_operands(mesh):
+def test_products_of_replicated_operands_are_reported(mesh):
     step = pjit(jax.grad(loss), in_shardings=named(mesh))
     report = explain(step, PARAMS, X)
     flops = 2 * 64 * 8 * 32

@@ -78,7 +78,7 @@ def line_of(mark):
         return next(i for i, line in enumerate(source, 1) if line.endswith(f"# {mark}\n"))
 
 
-def test_a_constraint_that_makes_the_program_gather_is_named_with_its_line(mesh):
+def test_constraint_that_causes_a_gather_has_its_source_line(mesh):
     def f(x):
         x = xlashard.with_sharding_constraint(jnp.sin(x), named(mesh, "x", "y"))
         x = jnp.tanh(x) * 2

@@ -38,7 +38,7 @@ def talking():
     return explained(lambda x: (x * 2) / x.sum())
 
 
-def test_a_comparison_names_what_became_worse(quiet, talking):
+def test_comparison_lists_regressions(quiet, talking):
     changes = compare_programs(quiet, talking)
     assert not changes.is_same and compare_programs(quiet, quiet).is_same
     (added,) = changes.traffic

@@ -197,7 +197,7 @@ def test_shortened_paths_stay_distinct():
             assert re.sub(r"\s", "", table).count(mark) == 2
 
 
-def test_every_way_to_print_shows_the_same(monkeypatch, capsys):
+def test_print_and_rich_console_give_equal_output(monkeypatch, capsys):
     def bare(text):
         return [line.rstrip() for line in text.rstrip().splitlines()]
 

@@ -67,7 +67,7 @@ def test_paths_of_modules_in_arguments_and_results() -> None:
         "result[0]",
         "result[1]",
     )
-    # Of another wrapper such a result keeps its names.
+    # A look-alike result of another wrapper keeps its names.
     lookalike = eqx.filter_jit(lambda x: ((x,), {}, x))
     assert "args" not in str(traced_call(lookalike, (x,))[1].traced.result_paths)
 

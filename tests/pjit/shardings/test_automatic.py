@@ -85,7 +85,7 @@ def test_the_layout_is_that_of_the_program(mesh, planner):
     assert (float(total), spec_of(state["w"])) == (X.sum(), ("x",))
 
 
-def test_a_repeat_call_plans_nothing_and_stays_in_the_dispatcher(mesh, planner, compilations):
+def test_repeat_call_skips_the_planner_and_stays_on_the_fast_path(mesh, planner, compilations):
     f = pjit(step, in_shardings=AUTO, out_shardings=AUTO, donate_argnums=0)
     with jax.set_mesh(mesh):
         state = f({"w": X}, X)[0]
@@ -100,7 +100,7 @@ def test_a_repeat_call_plans_nothing_and_stays_in_the_dispatcher(mesh, planner, 
 
 
 @pytest.mark.slow
-def test_what_is_given_stays(mesh, planner):
+def test_planner_keeps_requested_and_committed_shardings(mesh, planner):
     whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("y"))
     placed = device_put(X, rows)
     f = pjit(
@@ -156,7 +156,7 @@ def test_explicit_axes_are_refused(planner):
 
 
 @pytest.mark.slow
-def test_a_layout_that_replicates_does_so_on_purpose(mesh, planner, monkeypatch):
+def test_strict_accepts_replication_chosen_by_auto(mesh, planner, monkeypatch):
     monkeypatch.setattr(planner, "spec", P())
     monkeypatch.setattr(uneven, "FLAGS", dataclasses.replace(uneven.FLAGS, warn_replicated=1))
     large, f = np.ones((1024, 512), np.float32), lambda x: {"r": x * 2}
@@ -167,7 +167,7 @@ def test_a_layout_that_replicates_does_so_on_purpose(mesh, planner, monkeypatch)
         assert chosen(large)["r"].sharding.is_fully_replicated
 
 
-def test_one_device_needs_no_plan(planner):
+def test_single_device_mesh_skips_the_planner(planner):
     alone = make_mesh((1,), ("x",))
     with jax.set_mesh(alone):
         compiled = pjit(lambda x: x * 2, AUTO, AUTO).lower(X).compile()
@@ -176,7 +176,7 @@ def test_one_device_needs_no_plan(planner):
 
 
 @pytest.mark.slow
-def test_inside_another_program_that_program_decides(mesh, planner):
+def test_outer_program_decides_auto_shardings_of_a_nested_call(mesh, planner):
     inner = pjit(lambda x: jnp.sin(x) * 2, in_shardings=AUTO, out_shardings=AUTO)
     with jax.set_mesh(mesh):
         np.testing.assert_allclose(jax.jit(inner)(X), np.sin(X) * 2, rtol=1e-6)
@@ -201,7 +201,7 @@ def test_references_tokens_and_keys(mesh, planner):
 
 
 @pytest.mark.slow
-def test_it_is_forgotten_with_the_function(mesh, planner):
+def test_plan_is_freed_with_its_function(mesh, planner):
     def made():
         f = pjit(lambda x: x * 2 + 1, in_shardings=AUTO)
         with jax.set_mesh(mesh):

@@ -94,7 +94,7 @@ def test_committed_off_the_mesh(mesh):
         pjit(lambda x: x, out_shardings=sharding)(on(0))
 
 
-def test_the_same_devices_in_another_order(add):
+def test_committed_arguments_with_different_device_orders_raise(add):
     forth = make_mesh((8,), ("x",))
     back = make_mesh((8,), ("x",), jax.devices()[::-1])
     x = device_put(f32(8), NamedSharding(forth, P("x")))
@@ -127,7 +127,7 @@ def test_a_resource_that_disagrees_with_a_committed_argument(mesh):
 
 
 @pytest.mark.slow
-def test_a_committed_argument_moves_to_a_requested_sharding_of_the_same_tiles(mesh):
+def test_committed_argument_moves_to_a_requested_sharding_of_equal_tiles(mesh):
     """Replicated from one device, or from the same mesh in another order: as in jax.jit."""
     backwards = make_mesh((4, 2), ("x", "y"), jax.devices()[::-1])
     for there, spec in (
@@ -178,7 +178,7 @@ def constrained(y):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", UNUSED.values(), ids=list(UNUSED))
-def test_what_no_result_needs_does_not_place_a_program(mesh, function):
+def test_unused_argument_does_not_decide_the_devices(mesh, function):
     """A committed argument that no result needs, or its in_shardings: as in jax.jit."""
     first, last = jax.devices()[1], jax.devices()[2]
     rows = NamedSharding(mesh, P("x"))
@@ -340,8 +340,8 @@ def shapes_of(x):
 @pytest.mark.slow
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("sizes", [(2, 1), (4, 2), (1, 1)])
-def test_results_have_the_specs_that_jax_gives_them(sizes, axis_type, partitioner):
-    """Axis by axis: those of size 1 and Nones at the end stay, and types with them."""
+def test_results_have_the_specs_of_jax_jit(sizes, axis_type, partitioner):
+    """Specs are equal axis by axis: axes of size 1 and trailing Nones are kept, also in types."""
     mesh = jax.make_mesh(sizes, ("x", "y"), axis_types=(axis_type,) * 2)
     f, theirs = jit(shapes_of), jax.jit(shapes_of)
     for spec in SPECS:
@@ -372,7 +372,7 @@ def test_the_spelling_is_that_of_the_first_argument(mesh, partitioner):
             assert out.sharding == wanted.sharding
 
 
-def test_results_feed_jax_without_another_trace(mesh):
+def test_results_passed_to_jax_jit_cause_no_retrace(mesh):
     seen = []
     f = jax.jit(lambda x: seen.append(jax.typeof(x)) or x * 2)
     x = device_put(f32(8, 4), NamedSharding(mesh, P("x", None)))

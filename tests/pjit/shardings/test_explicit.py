@@ -100,7 +100,7 @@ def test_a_concrete_array_is_moved(explicit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [(None, "y"), (P.UNCONSTRAINED, "y"), ("x", "y")])
-def test_automatic_axes_are_constrained_next_to_explicit_ones(mixed, spec):
+def test_auto_axes_are_constrained_beside_explicit_axes(mixed, spec):
     x = put(X, mixed, "x")
     with jax.set_mesh(mixed):
         out = constrained(mixed, *spec)(x)

@@ -36,7 +36,7 @@ def specs(tree):
     return jax.tree.map(spec_of, tree)
 
 
-def test_one_resource_for_a_whole_tree(mesh):
+def test_one_spec_applies_to_a_whole_tree(mesh):
     with mesh:
         out = pjit(identity, out_shardings=P("x"))({"a": f32(8), "b": [f32(4), f32(8, 2)]})
     assert specs(out) == {"a": ("x",), "b": [("x",), ("x",)]}
@@ -60,7 +60,7 @@ def test_named_tuples_and_dataclasses(mesh):
     assert specs(out) == Pair(("y",), Weights(("x", "y"), ()))
 
 
-def test_none_subtrees_are_no_leaves(mesh):
+def test_none_subtrees_are_not_leaves(mesh):
     x = {"a": f32(8), "b": None, "c": (None, f32(4))}
     with mesh:
         out = pjit(
@@ -126,7 +126,7 @@ def test_a_list_of_results_takes_a_list_or_a_tuple(mesh):
             assert specs(out) == [("x",), ("y",)]
 
 
-def test_unspecified_leaves_beside_others(mesh):
+def test_unspecified_leaf_beside_a_spec(mesh):
     with mesh:
         out = pjit(lambda x: {"a": x, "b": x}, out_shardings={"a": P("x"), "b": UNSPECIFIED})(
             f32(8)
@@ -134,7 +134,7 @@ def test_unspecified_leaves_beside_others(mesh):
     assert spec_of(out["a"]) == ("x",)
 
 
-def test_a_tuple_argument_wants_a_tuple_around_its_prefix(mesh):
+def test_tuple_argument_requires_a_tuple_around_its_prefix(mesh):
     def f(pair):
         return pair
 
@@ -146,7 +146,7 @@ def test_a_tuple_argument_wants_a_tuple_around_its_prefix(mesh):
     assert f"write in_shardings=({(P('x'), P('y'))!r},)" in str(caught.value)
 
 
-def test_a_single_argument_that_is_a_dict_wants_a_tuple(mesh):
+def test_single_dict_argument_requires_a_tuple_around_its_prefix(mesh):
     def f(state):
         return state
 
@@ -164,7 +164,7 @@ def test_the_number_of_entries(mesh, number):
         pjit(f, in_shardings=(P("x"),) * number)(f32(8), f32(8))
 
 
-def test_a_key_too_few_and_one_too_many(mesh):
+def test_missing_and_extra_dict_keys_are_named(mesh):
     def f(state):
         return state
 
@@ -175,7 +175,7 @@ def test_a_key_too_few_and_one_too_many(mesh):
     assert caught.value.path == "state['a']"
 
 
-def test_another_kind_of_node(mesh):
+def test_prefix_node_of_another_type_is_refused(mesh):
     def f(state):
         return state
 
@@ -183,7 +183,7 @@ def test_another_kind_of_node(mesh):
         pjit(f, in_shardings=({"a": [P("x")]},))({"a": {"w": f32(8)}})
 
 
-def test_a_tree_where_there_is_an_array(mesh):
+def test_prefix_deeper_than_its_argument_is_refused(mesh):
     def f(state):
         return state
 
@@ -191,7 +191,7 @@ def test_a_tree_where_there_is_an_array(mesh):
         pjit(f, in_shardings=({"a": {"w": None}},))({"a": f32(8)})
 
 
-def test_a_sequence_of_another_length(mesh):
+def test_prefix_sequence_of_another_length_is_refused(mesh):
     def f(state):
         return state
 

@@ -63,7 +63,7 @@ AROUND = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("around", AROUND)
-def test_none_needs_no_devices_of_its_own(around, partitioner):
+def test_none_uses_the_devices_of_the_enclosing_program(around, partitioner):
     """Inside another program or a transformation None means the enclosing program's devices."""
     x = jax.device_put(f32(8), JaxNamedSharding(FOUR_LAST, P("x")))
     for compiled in (jit(double, out_shardings=None), pjit(double, out_shardings=None)):
@@ -75,7 +75,7 @@ def test_none_needs_no_devices_of_its_own(around, partitioner):
 
 
 @pytest.mark.slow
-def test_none_of_a_nested_pjit_is_replicated(partitioner):
+def test_none_in_a_nested_pjit_means_replicated(partitioner):
     g = pjit(double, out_shardings=None)
     x = jax.device_put(f32(8), JaxNamedSharding(FOUR_LAST, P("x")))
     assert pjit(lambda x: g(x))(x).sharding.is_fully_replicated
@@ -87,7 +87,7 @@ def test_none_of_a_nested_pjit_is_replicated(partitioner):
 
 
 @pytest.mark.slow
-def test_none_of_jit_is_unspecified(mesh, partitioner):
+def test_none_in_jit_means_unspecified(mesh, partitioner):
     x = jax.device_put(f32(8), JaxNamedSharding(mesh, P("x")))
     f = jit(double, in_shardings=(None,), out_shardings=None)
     theirs = jax.jit(double, in_shardings=(None,), out_shardings=None)
@@ -135,7 +135,7 @@ def test_the_innermost_mesh_counts(mesh):
 
 
 @pytest.mark.slow
-def test_another_mesh_at_each_call():
+def test_mesh_in_force_may_change_between_calls():
     f = pjit(double, in_shardings=P("x"), out_shardings=P("x"))
     for count in (8, 4, 2, 1, 8):
         with make_mesh((count,), ("x",)) as one:
@@ -144,7 +144,7 @@ def test_another_mesh_at_each_call():
         assert out.sharding.shard_shape((8,)) == (8 // count,)
 
 
-def test_meshes_of_one_shape_over_other_devices_differ():
+def test_meshes_of_equal_shape_on_different_devices_are_distinct():
     def constrained(x):
         from xlashard import with_sharding_constraint
 
@@ -177,7 +177,7 @@ def test_a_single_device(kind):
     assert out.committed
 
 
-def test_tiles_as_xla_writes_them(partitioner):
+def test_gspmd_sharding_as_a_resource(partitioner):
     tiles = GSPMDSharding(jax.devices(), "{devices=[2,1,4]<=[8] last_tile_dim_replicate}")
     out = pjit(double, in_shardings=tiles, out_shardings=tiles)(f32(4, 4))
     assert out.sharding.is_equivalent_to(tiles, 2)
@@ -232,7 +232,7 @@ def test_a_map_without_an_entry_for_a_device():
         pjit(double, out_shardings=Forgetful(jax.devices()[:2]))(f32(4))
 
 
-def test_what_is_left_open_is_chosen_by_the_partitioner(mesh, partitioner):
+def test_partitioner_chooses_unspecified_out_shardings(mesh, partitioner):
     f = pjit(jnp.matmul, in_shardings=(P("x"), P(None, "y")), out_shardings=UNSPECIFIED)
     with mesh:
         out = f(f32(8, 4), f32(4, 8))
@@ -241,7 +241,7 @@ def test_what_is_left_open_is_chosen_by_the_partitioner(mesh, partitioner):
     np.testing.assert_allclose(out, f32(8, 4) @ f32(4, 8), rtol=1e-6)
 
 
-def test_an_argument_left_open_stays_where_it_is(mesh):
+def test_argument_with_unspecified_sharding_keeps_its_sharding(mesh):
     x = jax.device_put(f32(8, 4), JaxNamedSharding(mesh, P("y")))
     f = pjit(lambda x, y: (x + 1, y), in_shardings=(UNSPECIFIED, P("x")))
     with mesh:
@@ -260,7 +260,7 @@ def test_a_format_brings_a_layout(mesh):
     np.testing.assert_array_equal(f(out), f32(8, 4) * 4)
 
 
-def test_the_old_keywords_mean_the_same(mesh):
+def test_axis_resources_are_aliases_of_shardings(mesh):
     f = pjit(double, in_axis_resources=P("x"), out_axis_resources=P("y"))
     with mesh:
         assert spec_of(f(f32(8))) == ("y",)
@@ -289,7 +289,7 @@ def test_a_spec_without_a_mesh_names_the_remedy():
         pjit(double, in_shardings=P("x"))(f32(8))
 
 
-def test_none_without_a_mesh_means_replicated_on_the_programs_devices(mesh):
+def test_none_without_a_mesh_replicates_over_the_devices_of_the_program(mesh):
     f = pjit(lambda x, y: x + y, in_shardings=(None, NamedSharding(mesh, P("x"))))
     out = f(f32(8), f32(8))
     assert len(out.devices()) == 8
@@ -306,7 +306,7 @@ def test_none_without_a_mesh_means_replicated_on_the_programs_devices(mesh):
     ],
 )
 @pytest.mark.parametrize("keyword", ["in_shardings", "out_shardings"])
-def test_what_is_no_resource(wrong, hint, keyword):
+def test_invalid_resource_is_refused_with_its_path(wrong, hint, keyword):
     with pytest.raises(ResourceError, match=rf"{keyword}\[1\]\['a'\] is .*{hint}") as caught:
         pjit(double, **{keyword: (None, {"a": wrong})})
     assert caught.value.path == f"{keyword}[1]['a']"
@@ -326,7 +326,7 @@ def test_memory_kinds(mesh):
     np.testing.assert_array_equal(out, f32(8))
 
 
-def test_a_mesh_of_one_device_gives_named_results():
+def test_single_device_mesh_gives_named_shardings():
     with make_mesh((1,), ("x",)):
         out = pjit(double)(f32(4))
     assert isinstance(out.sharding, NamedSharding)

@@ -104,7 +104,7 @@ def test_strict_constraints_name_the_path(mesh):
 
 
 @pytest.mark.slow
-def test_what_divides_is_silent(mesh):
+def test_divisible_shardings_do_not_warn(mesh):
     def run():
         pjit(pinned(mesh, "x", P.UNCONSTRAINED))(f32(8, 3))
         jax.jit(pinned(mesh, ("x", "y")))(f32(16, 3))
@@ -115,7 +115,7 @@ def test_what_divides_is_silent(mesh):
     assert issued(run) == []
 
 
-def test_repeated_calls_check_nothing(mesh, monkeypatch):
+def test_repeat_calls_skip_the_checks(mesh, monkeypatch):
     double = pjit(pinned(mesh, "x"), strict=True)
     x = f32(8, 2)
     double(x)
@@ -154,7 +154,7 @@ def test_explain_lists_uneven_dimensions(mesh):
 
 
 @pytest.mark.usefixtures("partitioner")
-def test_a_result_has_another_sharding(mesh):
+def test_report_shows_requested_and_actual_spec_of_a_result(mesh):
     with pytest.warns(UnevenShardingWarning):
         report = explain(pjit(pinned(mesh, "x")), X)
     (row,) = report.uneven
@@ -239,7 +239,7 @@ def test_a_size_that_no_axis_divides(mesh, little):
         f(np.ones((1023, 1025), np.float32))
 
 
-def test_the_threshold_of_zero_reports_nothing(mesh, monkeypatch):
+def test_zero_threshold_disables_the_replication_warning(mesh, monkeypatch):
     monkeypatch.setattr(uneven, "FLAGS", dataclasses.replace(uneven.FLAGS, warn_replicated=0))
     with jax.set_mesh(mesh):
         assert issued(lambda: pjit(lambda x: x.sum())(LARGE)) == []

@@ -39,7 +39,7 @@ needs_shardy = pytest.mark.skipif(GSPMD, reason="GSPMD refuses unreduced values"
 
 @pytest.mark.slow
 @needs_shardy
-def test_a_result_is_unreduced_and_its_sum_is_right(mesh):
+def test_unreduced_result_sums_to_the_right_value(mesh):
     x = device_put(X, P("x"))
     out = jit(gram)(x)
     assert out.sharding == NamedSharding(mesh, U)
@@ -134,7 +134,7 @@ def test_the_gradient_of_a_reduced_weight_is_unreduced(mesh):
 
 @pytest.mark.slow
 @needs_shardy
-def test_what_is_lowered_and_explained(mesh):
+def test_stages_and_explain_keep_unreduced_shardings(mesh):
     out = jit(gram)(device_put(X, P("x")))
     lowered = pjit(lambda x: x + x).lower(out)
     main = next(line for line in lowered.as_text().splitlines() if "@main" in line)
@@ -164,7 +164,7 @@ def test_what_is_lowered_and_explained(mesh):
 
 
 @needs_shardy
-def test_what_jax_does_not_refuse_and_xla_fails_on(mesh):
+def test_unreduced_programs_that_fail_in_xla_are_refused(mesh):
     out = jit(gram)(device_put(X, P("x")))
     to_other = P(unreduced={"y"})
     refused = {
@@ -190,7 +190,7 @@ def test_what_jax_does_not_refuse_and_xla_fails_on(mesh):
 
 @pytest.mark.slow
 @needs_shardy
-def test_a_constant_is_not_added_up_as_often_as_there_are_partial_sums(mesh):
+def test_unreduced_constant_is_counted_once(mesh):
     """`jax.jit` returns four times the value, for `np.ones` and for `jnp.full`."""
     ones = np.ones((4, 4), np.float32)
     x = device_put(X, P())
@@ -234,7 +234,7 @@ def test_types_and_boundaries_that_disagree(mesh):
 
 
 @needs_shardy
-def test_automatic_axes_beside_unreduced_ones_are_refused():
+def test_auto_axes_beside_unreduced_axes_are_refused():
     """XLA reduces twice there: `jax.jit` returns twice the sum."""
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Auto))
     with jax.set_mesh(mesh):
@@ -245,7 +245,7 @@ def test_automatic_axes_beside_unreduced_ones_are_refused():
 
 
 @pytest.mark.skipif(not GSPMD, reason="only GSPMD refuses")
-def test_gspmd_refuses_what_it_would_get_wrong(mesh):
+def test_unreduced_shardings_are_refused_under_gspmd(mesh):
     assert np.array_equal(summed(device_put(X, U)), X)
     with pytest.raises(UnreducedError, match=naming("GSPMD", "Shardy")):
         jit(gram)(device_put(X, P("x")))

@@ -221,7 +221,7 @@ def test_a_step_inside_a_trace(shardings):
     assert int(step.state["n"]) == 0
 
 
-def test_what_is_no_state_to_bind(shardings):
+def test_bind_refuses_an_invalid_state(shardings):
     program = compiled(shardings)
     for call, facts in {
         lambda: program.bind({"w": f32(8, 4)}): "update .*structure",
@@ -258,14 +258,14 @@ def test_a_result_that_is_no_new_state():
         pjit(lambda s, *, x: s + x).lower(f32(3), x=1.0).compile().bind(f32(3))
 
 
-def test_a_state_that_comes_out_elsewhere(mesh):
+def test_bind_refuses_a_step_that_changes_the_state_sharding(mesh):
     named = NamedSharding(mesh, P("x")), NamedSharding(mesh, P("y"))
     program = pjit(lambda s: s + 1, in_shardings=named[0], out_shardings=named[1])
     with pytest.raises(ArgumentError, match=naming("s ", "P('x',)", "P('y',)", "out_shardings")):
         program.lower(f32(8)).compile().bind(f32(8))
 
 
-def test_a_state_committed_elsewhere(mesh):
+def test_bind_refuses_a_state_with_another_committed_sharding(mesh):
     sharding = NamedSharding(mesh, P("x"))
     program = pjit(lambda s: s + 1, in_shardings=sharding, out_shardings=sharding)
     program = program.lower(f32(8)).compile()
@@ -285,14 +285,14 @@ def test_a_state_passed_as_an_input(shardings):
     np.testing.assert_array_equal(step.state, f32(4) * 3)
 
 
-def test_one_array_twice_in_the_state():
+def test_bind_refuses_one_array_twice_in_a_donated_state():
     fun = pjit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
     x = device_put(f32(4))
     with pytest.raises(DonationError, match=naming("buffers", "as s['a'] and as s['b']")):
         fun.lower({"a": x, "b": x}).compile().bind({"a": x, "b": x})
 
 
-def test_a_call_that_fails_after_it_took_the_state():
+def test_step_that_fails_after_donating_its_state_raises():
     def fails(v):
         raise ZeroDivisionError("in the callback")
 
@@ -338,7 +338,7 @@ def test_threads(shardings):
     np.testing.assert_allclose(step.state["w"], f32(8, 4) + 24 * 3, rtol=1e-5)
 
 
-def test_two_steps_of_one_program(shardings):
+def test_bound_steps_of_one_program_have_separate_states(shardings):
     program = compiled(shardings)
     a, b = program.bind(first()), program.bind(first())
     a(f32(3))
@@ -388,7 +388,7 @@ def test_a_state_that_was_read_and_is_passed_as_an_input_later(shardings):
     np.testing.assert_allclose(step.state, f32(4) + 3 * f32(4).sum())
 
 
-def test_debug_nans_leaves_a_donated_state_whole(shardings):
+def test_debug_nans_leaves_a_donated_state_intact(shardings):
     fun = pjit(lambda s, x: (s + 1, jnp.log(x)), donate_argnums=0)
     compiled = fun.lower(1.0, 1.0).compile()
     for program in (compiled, Compiled.deserialize(compiled.serialize())):

@@ -58,7 +58,7 @@ def test_calls_of_jax_jit_are_counted_and_located():
     assert "3 calls" in repr(first)
 
 
-def test_jax_is_restored_and_repeat_calls_use_its_dispatcher_again():
+def test_recording_restores_jax_and_its_fast_path():
     names = ("_resolve_and_lower", "_pjit_call_impl_python")
     before = [getattr(jax_pjit, name) for name in names]
     fast = jax.jit(lambda x: x + 3)
@@ -131,7 +131,7 @@ def test_an_error_of_the_call_is_the_callers():
 
 
 @pytest.mark.slow
-def test_a_recorded_program_is_explained_as_its_call(mesh):
+def test_report_of_a_recorded_program_equals_report_of_its_call(mesh):
     shardings = named(mesh), named(mesh, "x")
     fast = jax.jit(step, in_shardings=shardings, donate_argnums=0)
     x = jax.device_put(f32(64, 8), shardings[1])
@@ -192,7 +192,7 @@ def test_a_recorded_program_is_compiled_for_a_topology(kind):
     assert "all-reduce" in {t.collective.kind for t in report.traffic}
 
 
-def test_what_a_topology_lacks_is_named(mesh):
+def test_preflight_error_names_missing_mesh_or_closed_over_array(mesh):
     with record_programs() as programs:
         jax.jit(lambda x: x + 1)(f32(8))
     alone = jitted(programs)[0]

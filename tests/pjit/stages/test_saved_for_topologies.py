@@ -75,7 +75,7 @@ def elsewhere(compiled, data, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_another_process_sees_the_same_program(compiled, elsewhere):
+def test_program_loaded_in_another_process_is_equal(compiled, elsewhere):
     assert elsewhere["text"] == compiled.as_text()
     assert elsewhere["cost"] == compiled.cost_analysis()
     memory = compiled.memory_analysis()
@@ -85,13 +85,13 @@ def test_another_process_sees_the_same_program(compiled, elsewhere):
 
 
 @pytest.mark.slow
-def test_what_is_compiled_for_a_topology_runs_where_its_devices_are(elsewhere):
+def test_program_compiled_for_a_topology_runs_on_its_devices(elsewhere):
     total, rows = elsewhere["result"]
     assert total == 2.0 * 8 * 4 and elsewhere["devices"] == len(jax.devices())
     np.testing.assert_allclose(rows, np.tanh(np.ones((8, 64))) @ TABLE, rtol=1e-5)
 
 
-def test_it_is_a_compiled_program_on_the_topology_that_was_given(compiled, data):
+def test_loaded_program_is_on_the_requested_topology(compiled, data):
     devices = topology("v5e:4x4").devices
     loaded = Compiled.deserialize(data, devices=devices)
     assert loaded.devices == devices and loaded.as_text() == compiled.as_text()
@@ -102,7 +102,7 @@ def test_it_is_a_compiled_program_on_the_topology_that_was_given(compiled, data)
     assert loaded.out_info[1]["y"].shape == (8, 8)
 
 
-def test_devices_that_only_compile_run_nothing(compiled, data):
+def test_compile_only_devices_refuse_to_run(compiled, data):
     loaded = Compiled.deserialize(data, devices=topology("v5e:4x4").devices)
     args = np.ones((8, 4), np.float32), np.ones((8, 64), np.float32)
     text = naming("step ", "v5e:4x4", "compiled.serialize()")
@@ -154,7 +154,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize(("make", "text"), ELSEWHERE.values(), ids=ELSEWHERE)
-def test_another_topology_or_order_is_refused(data, make, text):
+def test_another_topology_or_device_order_is_refused(data, make, text):
     with pytest.raises(SavedProgramError, match=text):
         Compiled.deserialize(data, devices=make())
 
@@ -166,7 +166,7 @@ def test_missing_devices_are_named(data):
         Compiled.deserialize(data)
 
 
-def test_a_wrap_that_was_asked_for_is_compared():
+def test_requested_torus_wrap_is_compared():
     ring, mixed, unspecified = (
         TorusFacts.of(devices_of("v5p:4x4x4", **options)[0])
         for options in ({"wrap": [True] * 3}, {"wrap": [True, False, True]}, {})
@@ -177,7 +177,7 @@ def test_a_wrap_that_was_asked_for_is_compared():
     assert torus_differences(ring, unspecified) == torus_differences(None, unspecified) == []
 
 
-def test_versions_flags_and_devices_are_named_in_one_text(data):
+def test_one_error_lists_differing_versions_flags_and_devices(data):
     def other(header):
         header["program"]["environment"].update(
             jaxlib="0.4.1", libtpu="0.0.7", runtime="TFRT TPU v5 lite\nBuilt on May 1 2024 cl/7"
@@ -202,7 +202,7 @@ def test_versions_flags_and_devices_are_named_in_one_text(data):
         Compiled.deserialize(changed)
 
 
-def test_real_devices_say_more_of_their_runtime():
+def test_runtime_prefix_of_real_devices_is_ignored():
     here = Environment.of(jax.devices()[:1])
     made, real = (
         replace(here, runtime=text)
@@ -225,7 +225,7 @@ FLAGS = {
 
 
 @pytest.mark.parametrize(("theirs", "ours", "expected"), FLAGS.values(), ids=FLAGS)
-def test_flags_are_compared_by_what_they_change(theirs, ours, expected):
+def test_flags_are_compared_by_effect(theirs, ours, expected):
     found = flag_differences((("XLA_FLAGS", theirs),), (("XLA_FLAGS", ours),), "tpu")
     assert [text.removeprefix("it was compiled ") for text in found] == expected
 
@@ -278,7 +278,7 @@ def test_a_program_of_real_devices_can_not_be_looked_at(data):
         Compiled.deserialize(loaded_there, devices=topology("v5e:4x4").devices)
 
 
-def test_nothing_on_the_way_imports_pickle():
+def test_serialization_modules_do_not_import_pickle():
     package = Path(xlashard.__file__).parent
     ways = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")
     seen, found = [], []

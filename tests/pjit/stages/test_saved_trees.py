@@ -138,7 +138,7 @@ def test_only_an_equal_tree_fits(one, other):
     assert fits(encoded, given) == (structure(one) == structure(other))
 
 
-def test_nothing_is_imported_to_read_a_tree(monkeypatch):
+def test_reading_a_tree_imports_no_module(monkeypatch):
     encoded = tree_to_json(structure(Pair(1, 2)))
     monkeypatch.delitem(sys.modules, Pair.__module__)
     with pytest.raises(
@@ -148,7 +148,7 @@ def test_nothing_is_imported_to_read_a_tree(monkeypatch):
     assert Pair.__module__ not in sys.modules
 
 
-def test_reading_calls_nothing(monkeypatch):
+def test_reading_a_tree_calls_no_named_object(monkeypatch):
     trap = types.ModuleType("trap")
     trap.__getattr__ = lambda name: pytest.fail(f"{name} was asked for")
     monkeypatch.setitem(sys.modules, "trap", trap)
@@ -202,7 +202,7 @@ def train():
     return pjit(update, donate_argnums=0), state
 
 
-def test_trees_with_functions_in_them_are_given():
+def test_trees_with_functions_are_passed_by_the_caller():
     f, state = train()
     data = f.lower(state, f32(4, 3), scale=2.0).compile().serialize()
     with pytest.raises(SavedProgramError) as caught:
@@ -223,7 +223,7 @@ def test_trees_with_functions_in_them_are_given():
     np.testing.assert_array_equal(new.params["w"], wanted.params["w"])
 
 
-def test_trees_that_are_not_what_was_saved():
+def test_trees_that_differ_from_the_saved_trees_are_refused():
     f, state = train()
     data = f.lower(state, f32(4, 3), scale=2.0).compile().serialize()
     with pytest.raises(SavedProgramError, match=naming("in_tree is ", "structure")):

@@ -63,7 +63,7 @@ def on_host(leaf):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cases.CASES)
-def test_a_fresh_process_runs_what_was_saved(elsewhere, name):
+def test_saved_program_runs_in_a_fresh_process(elsewhere, name):
     here, there = elsewhere[name]
     for loaded in there:
         assert here == loaded
@@ -124,7 +124,7 @@ def test_other_devices_of_an_equal_arrangement():
         Compiled.deserialize(data, devices=[0, 1, 2, 3])
 
 
-def test_a_module_of_its_own():
+def test_stablehlo_program_round_trips():
     text = """func.func @main(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
       %y = stablehlo.add %x, %x : tensor<4xf32>
       return %y, %x : tensor<4xf32>, tensor<4xf32>
@@ -154,13 +154,13 @@ CALLS = {
 
 
 @pytest.mark.parametrize("function", CALLS.values(), ids=CALLS)
-def test_programs_that_call_python_stay_where_they_are(function):
+def test_programs_with_python_callbacks_can_not_be_saved(function):
     compiled = pjit(function).lower(f32(3)).compile()
     with pytest.raises(SavedProgramError, match=naming("<lambda>", "shout")):
         compiled.serialize()
 
 
-def test_programs_that_print_stay_where_they_are():
+def test_programs_with_debug_print_can_not_be_saved():
     def f(x):
         jax.debug.print("x is {}", x)
         return x
@@ -230,7 +230,7 @@ def test_a_torus_may_move_and_not_be_bent():
     assert "device 1" in difference and "(1, 0)" in difference and "(0, 1)" in difference
 
 
-def test_a_program_of_other_flags_is_refused_unless_that_is_asked_for():
+def test_program_with_other_flags_requires_allow_other_flags():
     environment = saved_format.unpack(saved_sum()).header["program"]["environment"]
     assert dict(environment["flags"]).get("XLA_FLAGS") == os.environ.get("XLA_FLAGS")
     other = [["XLA_FLAGS", f"{os.environ['XLA_FLAGS']} --xla_other=1"]]
@@ -271,7 +271,7 @@ def test_damage_is_reported(harm, text):
         Compiled.deserialize(harm(saved_sum()))
 
 
-def test_what_is_no_bytes():
+def test_deserialize_requires_bytes():
     with pytest.raises(ArgumentError, match=r"bytes.* str.*read_bytes\(\)"):
         Compiled.deserialize("model.bin")
     np.testing.assert_array_equal(
@@ -307,7 +307,7 @@ def places(value, path=()):
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=200)
-def test_a_wrong_header_is_an_error_or_changes_nothing(data):
+def test_edited_header_raises_or_is_harmless(data):
     contents = saved_format.unpack(saved_sum())
     path = data.draw(st.sampled_from([p for p in places(contents.header) if p]))
     *parents, last = path
@@ -340,7 +340,7 @@ def test_two_loads_are_two_programs():
 
 
 @pytest.mark.slow
-def test_what_came_from_the_persistent_cache_is_saved_whole(tmp_path):
+def test_program_from_the_persistent_cache_is_saved_completely(tmp_path):
     program = """
 import jax, numpy as np, sys
 from pathlib import Path

@@ -58,7 +58,7 @@ def check(results):
     np.testing.assert_allclose(results[1], (X @ W).sum(), rtol=1e-5)
 
 
-def test_one_device_without_annotations():
+def test_module_without_annotations_runs_on_one_device():
     program = compile_stablehlo(MATMUL)
     check(program(X, W))
     assert program.devices == (jax.devices()[0],)
@@ -71,7 +71,7 @@ def test_one_device_without_annotations():
 @pytest.mark.parametrize(
     "kind", [Array.from_jax, np.asarray, lambda x: x], ids=["ours", "np", "jax"]
 )
-def test_it_takes_every_kind_of_array(kind):
+def test_program_accepts_every_kind_of_array(kind):
     program = compile_stablehlo(MATMUL)
     check(program(kind(jnp.asarray(X)), kind(jnp.asarray(W))))
 
@@ -112,7 +112,7 @@ def test_unspecified_shardings_are_chosen_and_named_on_the_mesh(partitioner, mes
     check(program(X, W))
 
 
-def test_tiles_and_a_sharding_of_ones_own(partitioner):
+def test_gspmd_and_user_defined_in_shardings(partitioner):
     class Rows(Sharding):
         """Sharding of rows in turn, the last device first."""
 
@@ -220,7 +220,7 @@ def test_donation_that_is_of_no_use():
         compile_stablehlo(MATMUL, donate_argnums=0)
 
 
-def test_the_same_buffers_twice_with_donation():
+def test_passing_a_donated_array_twice_raises():
     source = """func.func @main(%x: tensor<8xf32>, %y: tensor<8xf32>) -> tensor<8xf32> {
       %z = stablehlo.add %x, %y : tensor<8xf32>
       return %z : tensor<8xf32> }"""
@@ -296,7 +296,7 @@ def test_properties_of_a_program(partitioner, mesh):
         program.as_text("mhlo")
 
 
-def test_its_name(tmp_path):
+def test_program_name_comes_from_the_module_or_the_argument(tmp_path):
     assert compile_stablehlo(f"module @net {{ {MATMUL} }}").name == "net"
     path = tmp_path / "net.mlir"
     path.write_text(MATMUL)

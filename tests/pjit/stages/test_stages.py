@@ -159,7 +159,7 @@ def test_shapes_with_shardings(mesh, partitioner):
     assert pjit(lambda x: x).lower(struct).compile().input_shardings[0][0].spec == P("y")
 
 
-def test_a_compiled_program_wants_what_it_was_compiled_for(f):
+def test_compiled_program_refuses_other_structures_and_types(f):
     compiled = f.lower(PARAMS, f32(8, 4)).compile()
     for call, facts in {
         lambda: compiled(PARAMS): "structure",
@@ -178,7 +178,7 @@ def test_a_compiled_program_wants_what_it_was_compiled_for(f):
             call()
 
 
-def test_a_compiled_program_and_the_place_of_its_arguments(f, mesh):
+def test_compiled_program_refuses_other_committed_shardings(f, mesh):
     compiled = f.lower(PARAMS, f32(8, 4)).compile()
     right = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
     compiled(PARAMS, right)
@@ -196,7 +196,7 @@ def test_a_compiled_program_and_the_place_of_its_arguments(f, mesh):
         compiled(PARAMS, right)
 
 
-def test_a_compiled_program_is_no_part_of_another(f):
+def test_compiled_program_refuses_tracers(f):
     compiled = f.lower(PARAMS, f32(8, 4)).compile()
     with pytest.raises(ArgumentError, match="x is a tracer.*affine"):
         jax.jit(lambda x: compiled(PARAMS, x))(f32(8, 4))
@@ -291,7 +291,7 @@ INTERNAL = {"closure_convert", "lojax", "physicalize", "with_consts_as_arg"}
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*donated")
 @pytest.mark.parametrize("name", ["Traced", "Lowered", "Compiled"])
-def test_stages_answer_as_those_of_jax_do(name):
+def test_stages_have_the_attributes_of_jax_stages(name):
     kind = getattr(jax.stages, name)
     ours = stage_of(pjit(affine, donate_argnums=0), name)
     theirs = stage_of(jax.jit(affine, donate_argnums=0), name)
@@ -312,7 +312,7 @@ def test_stages_answer_as_those_of_jax_do(name):
 
 
 @pytest.mark.slow
-def test_jax_takes_the_function_where_it_wants_its_own_stages():
+def test_jax_export_and_jax_jit_accept_pjitted_functions():
     f = pjit(lambda x: x * 2)
     for function in (f, jax.jit(f)):
         exported = jax.export.export(function)(f32(3))
@@ -321,7 +321,7 @@ def test_jax_takes_the_function_where_it_wants_its_own_stages():
 
 
 @pytest.mark.slow
-def test_calling_what_was_traced(f):
+def test_traced_stage_can_be_called(f):
     traced = f.trace(shapes(PARAMS), shapes(f32(8, 4)))
     wanted = affine(PARAMS, f32(8, 4))["y"]
     np.testing.assert_allclose(traced(PARAMS, f32(8, 4))["y"], wanted, rtol=1e-6)
@@ -352,7 +352,7 @@ def test_lowering_for_another_platform():
 
 
 @pytest.mark.slow
-def test_formats_are_what_arrays_are_placed_by(mesh, compilations):
+def test_device_put_accepts_formats_of_a_compiled_program(mesh, compilations):
     columns = Format(Layout((1, 0)), NamedSharding(mesh, P("x")))
     f = pjit(lambda unused, x: x * 2, in_shardings=(None, columns), out_shardings=columns)
     compiled = f.lower(f32(1), f32(8, 4)).compile()
@@ -368,7 +368,7 @@ def test_formats_are_what_arrays_are_placed_by(mesh, compilations):
     assert again.input_shardings[0][0] == compiled.output_shardings
 
 
-def test_a_compiled_program_shows_what_was_compiled(f):
+def test_compiled_program_shows_its_stablehlo_and_hlo(f):
     lowered = f.lower(PARAMS, f32(8, 4))
     compiled = lowered.compile()
     assert compiled.as_text("stablehlo") == lowered.as_text()

@@ -76,7 +76,7 @@ def test_nothing_is_resharded_between_forward_and_backward(mesh, compilations):
 
 
 @pytest.mark.slow
-def test_results_that_are_arguments_and_results_alike(rows):
+def test_vjp_of_forwarded_and_repeated_results(rows):
     def fun(x, w):
         y = jnp.tanh(x)
         return x, y, y, w, 3.0

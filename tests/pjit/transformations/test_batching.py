@@ -185,7 +185,7 @@ def test_a_batch_stays_on_the_device_that_was_requested(options):
     assert jax.jacfwd(double)(f32(3)).sharding == place
 
 
-def test_a_batch_can_not_be_sharded_where_each_value_is_on_one_device(mesh):
+def test_spmd_axis_name_is_refused_for_a_single_device_sharding(mesh):
     place = SingleDeviceSharding(jax.devices()[3])
     double = pjit(lambda x: x * 2, out_shardings=place)
     with pytest.raises(

@@ -305,7 +305,7 @@ def test_named_scopes_reach_the_module():
 @pytest.mark.parametrize(
     "transformed", [pjit, jax.jit, lambda f: jax.vmap(f, (None, 0), (None, 0))]
 )
-def test_a_token_goes_in_and_comes_out(sharding, transformed):
+def test_token_is_an_argument_and_a_result(sharding, transformed):
     def fun(token, x):
         return jax.lax.after_all(token), x * 2
 
@@ -361,7 +361,7 @@ def test_results_of_callbacks_are_on_all_devices(mesh, partitioner, ordered):
 
 
 @pytest.mark.slow
-def test_results_of_callbacks_of_jax_are_read_from_the_device_that_has_them(mesh):
+def test_callback_result_is_read_from_the_device_that_holds_it(mesh):
     def call(x):
         return jax.pure_callback(
             lambda x: np.asarray(x) * 2, jax.ShapeDtypeStruct((8,), np.float32), x

@@ -69,7 +69,7 @@ def test_equal_functions_are_emitted_once(mesh):
     assert names == ["layer"]
 
 
-def test_operations_are_named_by_the_call_they_come_from(mesh):
+def test_operation_names_include_the_enclosing_pjit_call(mesh):
     f = sharded(mesh)
     text = pjit(jax.grad(lambda w, x: f(w, x).sum())).lower(W, X).compile().as_text()
     assert "jvp(pjit(layer))/tanh" in text
@@ -143,7 +143,7 @@ def test_shapes_without_running(mesh):
 
 
 @pytest.mark.slow
-def test_next_to_shard_map_and_inside_it(mesh, partitioner):
+def test_pjit_around_and_inside_shard_map(mesh, partitioner):
     def body(x):
         return pjit(lambda x: jax.lax.psum(x, "x") * jax.lax.axis_index("x"))(jnp.sin(x))
 
@@ -179,7 +179,7 @@ def test_inside_a_shard_map_over_some_axes(mesh, enter, partitioner):
         jax.jit(clash)(X)
 
 
-def test_a_jaxpr_traced_elsewhere_is_refused_inside_shard_map(mesh):
+def test_jaxpr_constrained_outside_shard_map_is_refused_inside(mesh):
     rows = NamedSharding(mesh, P("x"))
     jaxpr = jax.make_jaxpr(lambda x: with_sharding_constraint(x * 2, rows))(f32(2, 4))
     inside = jax.shard_map(
@@ -193,7 +193,7 @@ def test_a_jaxpr_traced_elsewhere_is_refused_inside_shard_map(mesh):
         pjit(inside)(X)
 
 
-def test_under_pmap_and_around_it():
+def test_pjit_around_and_inside_pmap():
     double = jax.pmap(pjit(lambda x: jax.lax.psum(x * 2, "i")), axis_name="i")
     np.testing.assert_array_equal(double(f32(8, 3)), np.stack([f32(8, 3).sum(0) * 2] * 8))
     around = pjit(jax.pmap(lambda x: x * 2))

@@ -109,7 +109,7 @@ def test_trees_and_keys_of_references():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("outside", [jax.jit, pjit])
-def test_inside_another_program(outside):
+def test_nested_pjit_writes_to_references_of_the_outer_program(outside):
     add, set_first = pjit(add_to), pjit(lambda ref: ref.__setitem__(0, 9.0))
 
     def fun(x):

@@ -1,4 +1,4 @@
-"""Checkpointing around pjit and inside it: the residuals, which equal those of jax.jit."""
+"""Checkpointing around pjit and inside it: residuals equal the residuals of jax.jit."""
 
 import contextlib
 import io
@@ -55,7 +55,7 @@ def scanned(f):
 
 @pytest.mark.parametrize("placed", [False, True], ids=["free", "placed"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_same_is_saved_as_under_jit(mesh, policy, placed):
+def test_saved_residuals_equal_jax_jit(mesh, policy, placed):
     policy, kwargs = POLICIES[policy], {}
     if placed:
         rows, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())

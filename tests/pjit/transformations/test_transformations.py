@@ -79,7 +79,7 @@ TRANSFORMED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("outside", ["nothing", "jax.jit", "pjit"])
 @pytest.mark.parametrize("how", sweep(TRANSFORMED, quick=["grad", "jvp", "vmap", "scan", "cond"]))
-def test_the_same_values_as_jax(mesh, how, outside):
+def test_transformed_values_equal_jax(mesh, how, outside):
     transformed = TRANSFORMED[how](sharded(mesh))
     around = {"nothing": lambda f: f, "jax.jit": jax.jit, "pjit": pjit}[outside]
     assert_same(around(transformed)(W, X), TRANSFORMED[how](layer)(W, X))
@@ -89,7 +89,7 @@ def test_the_same_values_as_jax(mesh, how, outside):
 @pytest.mark.parametrize(
     "how", sweep(["grad of both", "jvp", "vmap", "grad of scan", "remat"], quick=["jvp", "vmap"])
 )
-def test_the_same_values_under_each_partitioner(mesh, how, partitioner):
+def test_transformed_values_equal_jax_under_each_partitioner(mesh, how, partitioner):
     assert_same(TRANSFORMED[how](sharded(mesh))(W, X), TRANSFORMED[how](layer)(W, X))
     assert_same(jax.jit(TRANSFORMED[how](sharded(mesh)))(W, X), TRANSFORMED[how](layer)(W, X))
 
@@ -99,7 +99,7 @@ def placed(mesh, array, spec):
 
 
 @pytest.mark.slow
-def test_committed_arguments_stay_where_they_are(mesh):
+def test_gradients_stay_on_the_devices_of_committed_arguments(mesh):
     f = pjit(layer)
     w, x = placed(mesh, W, P(None, "y")), placed(mesh, X, P("x"))
     dw, dx = jax.grad(loss(f), argnums=(0, 1))(w, x)

@@ -37,10 +37,10 @@ assert time.monotonic() - began < 60
 assert "process 0 waits at the first run of evaluate" in str(error), error
 assert "process 1 waits at barrier 'epoch'" in str(error), error
 
-# They are in step again.
+# Both processes are in step again.
 assert float(pjit(evaluate)(X)) == 8
 
-# The other one ends.
+# Process 1 ends.
 began = time.monotonic()
 if ME == 0:
     error = expect(DeadlockError, "report", lambda: pjit(report)(X))

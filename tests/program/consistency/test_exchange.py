@@ -78,7 +78,7 @@ def test_programs_that_differ(cases, name):
 
 
 @pytest.mark.integration
-def test_an_operation_is_shown_with_its_line_in_both_processes(cases):
+def test_differing_operation_has_its_source_line_in_both_processes(cases):
     lines = cases["branch"][0]["text"].splitlines()
     source = SCRIPT.read_text().splitlines()
     for process, code in ((0, "return y.sum()"), (1, "y = jnp.exp(y)")):
@@ -149,7 +149,7 @@ def test_most_processes_are_taken_for_right():
 
 
 @pytest.mark.integration
-def test_a_process_that_waits_elsewhere_or_ends_is_named():
+def test_deadlock_error_names_waiting_and_ended_processes():
     script = SCRIPT.with_name("branching.py")
     assert "all found out" in run_many(script, 2, 2)[0]
 

@@ -45,7 +45,7 @@ def digests(when: str, seed: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_digest_does_not_depend_on_what_was_traced_before():
+def test_digest_is_independent_of_earlier_traces():
     fresh, later = digests("before", "1"), digests("after", "77")
     assert fresh == later
     assert len(set(fresh.values())) == len(traced_before.PROGRAMS)
@@ -73,7 +73,7 @@ def test_equal_programs_have_equal_digests():
     assert one.digest != fingerprint(add_one, jnp.ones(4), donate_argnums=0).digest
 
 
-def test_devices_in_another_order_are_another_program():
+def test_digest_depends_on_the_device_order():
     meshes = (Mesh(np.array(jax.devices())[::step], ("data",)) for step in (1, -1))
     one, other = (
         fingerprint(add_one, np.ones(8), in_shardings=NamedSharding(m, P())) for m in meshes
@@ -109,7 +109,7 @@ def test_a_description_travels_as_json():
     assert description.arguments[0].rest == "donated"
 
 
-def test_the_first_operation_that_differs_has_its_line():
+def test_first_differing_operation_has_its_source_line():
     def one(x):
         x = jnp.sin(x)
         return jnp.cos(x)
@@ -133,7 +133,7 @@ def test_the_first_operation_that_differs_has_its_line():
     assert any("stablehlo.cosine" in line for line in found.lines if line[0] == "-")
 
 
-def test_a_story_of_equal_programs_names_what_else_is_to_be_looked_at():
+def test_difference_of_equal_programs_has_kind_module():
     details = story(add_one, jnp.ones(4))
     assert find_difference(details, details).kind == "module"
 
@@ -182,7 +182,7 @@ def test_lines_and_their_places():
     assert listing.place(7) is None
 
 
-def test_source_lines_are_those_of_this_machine(tmp_path):
+def test_source_lines_are_read_from_local_files(tmp_path):
     file = tmp_path / "train.py"
     file.write_text("\n" * 7 + "    y = x + 1\n")
     text = MODULE.replace("train.py", str(file))
@@ -202,7 +202,7 @@ def test_a_small_diff():
     assert small_diff(one, one[:-1], 99) == ["  line 97", "  line 98", "- line 99"]
 
 
-def test_long_lines_are_cut_around_what_differs():
+def test_long_lines_are_cut_around_the_difference():
     one, other = (["x" * 1000 + value + "y" * 1000] for value in "ab")
     shown = small_diff(one, other, 0)
     assert all(len(line) < 160 for line in shown)
