@@ -1,4 +1,4 @@
-"""Compare random programs under the layouts that a search finds with the same on one device.
+"""Compare random programs under the layouts that a search finds with their results on one device.
 
 `python -m tests.pjit.random_programs --layouts --count 1000` runs many.
 """

@@ -70,7 +70,7 @@ def test_layouts_are_ranked_at_measured_rates():
 
 
 @pytest.mark.slow
-def test_state_that_is_fed_back_keeps_its_layout():
+def test_fed_back_state_has_equal_input_and_output_specs():
     plan = mlp_plan()
     ins, outs = specs_of(plan.inputs), specs_of(plan.outputs)
     fed = {path: spec for path, spec in ins.items() if path.startswith("state")}
@@ -80,7 +80,7 @@ def test_state_that_is_fed_back_keeps_its_layout():
 
 
 @pytest.mark.slow
-def test_the_usual_layouts_stand_beside_the_plan():
+def test_plan_lists_data_parallel_and_fsdp_layouts():
     plan = mlp_plan()
     names = {layout.name for layout in plan.layouts}
     assert {"data", "fsdp"} <= names
@@ -92,7 +92,7 @@ def test_the_usual_layouts_stand_beside_the_plan():
 
 
 @pytest.mark.slow
-def test_the_planned_function_gives_the_values_of_the_plain_one():
+def test_planned_function_returns_the_values_of_plain_jit():
     plan = mlp_plan()
     state, batch = make_state(), make_batch()
     expected, expected_loss = jax.jit(step)(state, batch)
@@ -276,7 +276,7 @@ def test_a_transformer_on_a_topology_is_no_slower_than_plain_data_parallelism():
 
 
 @pytest.mark.slow
-def test_another_program_is_refused():
+def test_plan_refuses_a_different_program():
     plan = small_plan()
     assert plan.apply(double)(jnp.ones((64, 32)), jnp.ones((64, 32)))[0, 0] == 3
     with pytest.raises(ValueError, match=naming("other operations", "double")):
@@ -350,7 +350,7 @@ def make_model():
 
 
 @pytest.mark.slow
-def test_a_function_of_nnx_jit_gets_the_layout_and_changes_its_modules():
+def test_planned_nnx_jit_function_updates_its_modules():
     x = jax.random.normal(jax.random.key(0), (64, 32))
     fixed = {"^x": P("data"), "kernel": P(None, "model")}
     compiled = nnx.jit(fit)
@@ -378,7 +378,7 @@ class Scaled:
 
 
 @pytest.mark.slow
-def test_partials_and_methods_keep_what_they_are_bound_to():
+def test_partials_and_methods_keep_their_bound_arguments():
     w, x = jnp.ones((64, 32)), jnp.full((64, 32), 3.0)
     scaled = Scaled()
     for fun, args in (
@@ -407,7 +407,7 @@ def test_gpus_are_targets_too():
 
 
 @needs_plugin
-def test_links_within_a_node_of_gpus_are_faster_than_those_between():
+def test_links_within_a_gpu_node_are_faster_than_between_nodes():
     cluster = gpu_topology("h100:4x8")
     mesh = cluster.mesh({"data": 4, "model": 8, "one": 1})
     between, within, _ = machine_of(mesh, cluster).axes

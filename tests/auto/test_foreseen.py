@@ -41,7 +41,7 @@ def unforeseen(transfers, *collectives, step_seconds=1e-3, **sent):
 GATHER = ForeseenTransfer("data", "all-gather", 64 * 128, 8.0)
 
 
-def test_a_transfer_becomes_a_collective_of_its_kind_axis_size_and_runs():
+def test_foreseen_collective_matches_kind_axis_size_and_count():
     assert not unforeseen([GATHER], collective("all-gather", "data", (64, 128), times=8))
     # The other axis holds a half of it.
     assert not unforeseen([GATHER], collective("all-gather", "data", (64, 64), times=8))
@@ -73,7 +73,7 @@ def test_a_transfer_is_foreseen_once():
     assert not unforeseen([GATHER, GATHER], *twice)
 
 
-def test_parts_of_a_combined_collective_are_foreseen_one_by_one():
+def test_operands_of_a_combined_collective_are_matched_individually():
     both = collective("all-gather", "data", (64, 128), (192, 128), times=8)
     (found,) = unforeseen([GATHER], both)
     assert [shape.dims for shape in found.shapes] == [(192, 128)]
@@ -86,13 +86,13 @@ def test_negligible_collectives_are_left_out():
 
 
 @pytest.mark.parametrize(("sent", "network"), [({}, "ici"), ({"dcn_bytes": 1.0}, "dcn")])
-def test_an_unforeseen_collective_has_its_network(sent, network):
+def test_unforeseen_collective_reports_its_network(sent, network):
     (found,) = unforeseen([], collective("all-reduce", "data", (4,)), **sent)
     assert found.resource == network
 
 
 @pytest.mark.slow
-def test_the_search_foresees_what_the_compiler_makes_of_sharded_data():
+def test_search_foresees_gradient_all_reduces_of_data_parallelism():
     args = shapes(256, 1024, rows=2**16)
     program = read_program(pjit(step, donate_argnums=0), args, {}, {"data": 4, "model": 2})
     found = {layout.name: layout for layout in Search(program.problem(), 10.0).run()}

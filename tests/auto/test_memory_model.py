@@ -43,7 +43,7 @@ def test_elementwise_results_take_no_memory():
     assert peak(lambda x, w: jnp.sin(x * 2 + 1) @ w, SQUARE, SQUARE) == 4 + 4 + 4
 
 
-def test_a_result_is_stored_where_its_operands_would_take_more():
+def test_result_is_materialized_if_its_operands_are_larger():
     def narrow(x, w):
         y = z = (x @ w).astype(BF16)
         for _ in range(10):
@@ -67,7 +67,7 @@ def test_wide_operands_of_later_elementwise_operations_stay():
     assert peak(softmax, SQUARE, SQUARE) == pytest.approx(5 * 4, abs=0.1)
 
 
-def test_operations_that_a_loop_does_not_need_come_after_it():
+def test_operations_independent_of_a_loop_run_after_the_loop():
     def steps(x, w, v, *, is_loss):
         large = x @ w
         found = jax.lax.fori_loop(0, 8, lambda _, y: jnp.sin(y @ w) @ w.T, large @ w.T)
@@ -82,7 +82,7 @@ def test_operations_that_a_loop_does_not_need_come_after_it():
     assert alone + large <= both < alone + large + 1
 
 
-def test_a_cache_that_a_loop_updates_takes_one_buffer():
+def test_donated_cache_updated_in_a_loop_takes_one_buffer():
     def decode(cache, x):
         def write(cache, k):
             row = jax.lax.dynamic_index_in_dim(cache, k) * 2 + x[None]
@@ -97,7 +97,7 @@ def test_a_cache_that_a_loop_updates_takes_one_buffer():
     assert peak(decode, *arguments) >= 2 * 64 + 4
 
 
-def test_stacks_are_converted_as_a_whole():
+def test_stacked_weights_of_a_scan_are_converted_all_at_once():
     def layers(ws, x):
         return jax.lax.scan(lambda x, w: (x @ w.astype(BF16), None), x, ws)[0]
 

@@ -73,7 +73,7 @@ def test_equal_programs_share_a_plan(mesh, solved):
     assert len(solved) == 4
 
 
-def test_the_problem_has_what_is_fixed_and_fed_back(mesh, solved):
+def test_problem_has_fixed_specs_tied_values_and_donations(mesh, solved):
     def train(state, batch):
         return {"w": state["w"] * 2 + batch}, batch.sum()
 
@@ -88,7 +88,7 @@ def test_the_problem_has_what_is_fixed_and_fed_back(mesh, solved):
 
 
 @pytest.mark.slow
-def test_a_compilation_cache_keeps_it(mesh, solved, tmp_path, monkeypatch):
+def test_compilation_cache_stores_the_layout(mesh, solved, tmp_path, monkeypatch):
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     try:
@@ -111,7 +111,7 @@ def test_a_compilation_cache_keeps_it(mesh, solved, tmp_path, monkeypatch):
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-def test_one_process_plans_and_the_others_receive(mesh, solved, monkeypatch):
+def test_one_process_plans_and_the_others_receive_the_layout(mesh, solved, monkeypatch):
     written = {}
     store = SimpleNamespace(
         write=lambda key, value, overwrite: written.update({key: value}),

@@ -147,7 +147,7 @@ def test_operand_result_and_parameter(mesh):
     assert text((), "parameter", 0) == (x, [(0, 0)], [False, False, True], 0)
 
 
-def test_the_scan_body_of_the_module_has_it(traced, mesh):
+def test_constraint_in_a_scan_body_is_lowered_once(traced, mesh):
     (path,) = find(traced, "dot_general")
     site = ConstraintSite(path, "result", 0)
     new = insert_constraints(traced, mesh, [(site, P("y", "x"))])
@@ -189,7 +189,7 @@ def test_effects_debug_info_donation_and_lines_stay(mesh):
     assert inspect.getsourcefile(f) in str(product.source_info.traceback)
 
 
-def test_calls_that_share_a_jaxpr_share_it_if_their_sites_are_equal(mesh):
+def test_calls_with_equal_sites_still_share_a_jaxpr(mesh):
     jaxpr = jax.make_jaxpr(lambda x: plain(plain(plain(x))))(X)
     assert len({id(eqn.params["jaxpr"]) for eqn in jaxpr.eqns}) == 1
     sites = [(ConstraintSite((i, 0, 0), "result", 0), P("x")) for i in (0, 2)]

@@ -52,7 +52,7 @@ def proven(program):
 
 
 @pytest.mark.slow
-def test_a_layout_has_the_collectives_of_its_program(proven):
+def test_compiled_layout_reports_the_collectives_of_its_program(proven):
     # The gradients, and nothing else.
     kinds = {(total.kind, total.along) for total in proven["data"].collectives}
     assert kinds == {("all-reduce", "data, model")}
@@ -83,7 +83,7 @@ def test_a_refused_layout_keeps_the_reason(proven):
 
 
 @pytest.mark.slow
-def test_layouts_over_the_memory_come_after_those_that_fit(program, proven):
+def test_fitting_layouts_rank_before_layouts_over_the_memory_limit(program, proven):
     limit = proven["fsdp"].memory_bytes
     layouts = [proven["data"].layout, proven["fsdp"].layout]
     found = prove(program, layouts, memory=limit)
@@ -91,7 +91,7 @@ def test_layouts_over_the_memory_come_after_those_that_fit(program, proven):
 
 
 @pytest.mark.slow
-def test_no_more_than_so_many_programs_are_compiled(program, proven):
+def test_count_limits_the_number_of_compiled_programs(program, proven):
     layouts = [proven[name].layout for name in ("data", "fsdp", "again")]
     assert {p.layout.name for p in prove(program, layouts, count=1)} == {"data", "again"}
 
@@ -205,7 +205,7 @@ def gather_path(jaxpr, path=()):
 
 
 @pytest.mark.slow
-def test_a_crash_of_the_compiler_costs_its_layout_only(lookup):
+def test_compiler_crash_rejects_only_the_crashing_layout(lookup):
     # XLA's partitioner aborts on a lookup of labels whose result is resharded.
     site = ConstraintSite(gather_path(lookup.call.traced.jaxpr), "result", 0)
     inside = (site, EVERYWHERE), (site, P("data"))
@@ -229,7 +229,7 @@ def test_a_crash_of_the_compiler_costs_its_layout_only(lookup):
 
 
 @pytest.mark.slow
-def test_this_process_compiles_where_no_other_can(lookup, monkeypatch):
+def test_layouts_compile_in_process_if_no_worker_can(lookup, monkeypatch):
     rows = lookup_layout("rows", EVERYWHERE)
     expected = prove_lookup(lookup, rows)["rows"]
     monkeypatch.setattr(sys, "executable", "")

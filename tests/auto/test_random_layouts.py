@@ -88,7 +88,7 @@ def f(sequences, w, bias):
 
 
 @pytest.mark.slow
-def test_partial_sums_of_loops_give_the_same_values(monkeypatch):
+def test_layouts_with_partial_sums_in_loops_preserve_values(monkeypatch):
     found = []
 
     def run(self, run=Search.run):
@@ -129,7 +129,7 @@ def f(images, filters):
 
 
 @pytest.mark.slow
-def test_padded_pieces_give_the_same_values(monkeypatch):
+def test_layouts_with_padded_shards_preserve_values(monkeypatch):
     padded = set()
 
     def run(self, run=Search.run):

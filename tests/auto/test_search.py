@@ -75,7 +75,7 @@ def test_a_large_batch_and_small_weights_give_data_parallelism():
     assert trained.in_specs[1] == P("x")
 
 
-def test_the_parts_of_a_batch_are_not_its_batch():
+def test_data_layout_shards_the_batch_not_the_microbatch_dimension():
     def in_parts(w, parts):
         return jax.lax.scan(lambda w, x: (step(w, x), None), w, parts)[0]
 
@@ -134,7 +134,7 @@ def test_tied_arguments_and_results_have_one_spec(ins, outs):
     assert specs == {(P("x"), P("x"))} if ins or outs else len(specs) > 1
 
 
-def test_dimensions_that_do_not_divide_are_whole():
+def test_dimensions_not_divisible_by_the_axis_stay_unsharded():
     found = find_layouts(problem(lambda x, w: x @ w, (1023, 2048), (2048, 513)))
     for layout in found:
         assert layout.in_specs[0] in (P(), P(None, "x")) and layout.out_specs == (P(),)
@@ -152,7 +152,7 @@ def test_values_inside_are_sharded_with_little_padding(columns, sharded):
     assert (P(None, "x") in made) == sharded
 
 
-def test_padded_pieces_are_whole_work():
+def test_padded_shards_cost_as_much_as_full_shards():
     x, w = (np.zeros(shape, np.float32) for shape in ((1024, 512), (512, 10)))
     graph = Search(problem(jnp.dot, x.shape, w.shape), 1.0).graph
     model = CostModel(graph, machine(x=8), machine(x=4).axes[0], Assignment())
@@ -197,7 +197,7 @@ SEQUENCES = (512, 512), (64, 1 << 13, 512), (64, 1 << 13, 512)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [jnp.asarray, lambda x: -x.T])
-def test_partial_sums_of_a_loop_are_reduced_after_it(last):
+def test_partial_sums_of_a_loop_are_reduced_once_after_the_loop(last):
     fast, slow = (
         best(of_sequences(last), *SEQUENCES, on=machine(link, x=8), **SUMMED)
         for link in (LINK, LINK / 2)
@@ -226,7 +226,7 @@ def test_a_layout_is_searched_again_with_more_expensive_choices():
     assert search.dearer(replace(layout, name="by hand"), {}) == []
 
 
-def test_a_total_may_be_sharded_otherwise_than_in_its_loop():
+def test_loop_result_may_be_sharded_differently_from_the_carry():
     found = problem(of_sequences(jnp.asarray), *SEQUENCES, ins=SUMMED["ins"], outs=(P("x"),))
     (number,) = (k for k, e in enumerate(found.jaxpr.eqns) if e.primitive.name == "scan")
     layout = find_layouts(found)[0]
@@ -299,7 +299,7 @@ def test_equal_layers_are_solved_once():
 
 
 @pytest.mark.slow
-def test_solving_equal_layers_once_is_solving_them_all(monkeypatch):
+def test_solving_equal_layers_jointly_gives_equal_predictions(monkeypatch):
     names = {}
     for is_tied in (True, False):
         if not is_tied:
@@ -313,14 +313,14 @@ def test_solving_equal_layers_once_is_solving_them_all(monkeypatch):
     assert names[True].keys() & {"data", "fsdp", "tensor"}
 
 
-def test_other_layers_are_free():
+def test_layers_of_different_width_have_labels_of_their_own():
     graph = Search(equal_layers(4, last=1024), 10.0).graph
     labels = [graph.labels_of(index) for index in graph.arguments[:-1]]
     # The first layer has no gradient of its inputs.
     assert len(set(labels[2:-2])) == 2 and not set(labels[:-2]) & set(labels[-2:])
 
 
-def test_unknown_primitives_are_named_and_whole():
+def test_unknown_primitives_are_listed_and_keep_operands_replicated():
     def f(x):
         y = jax.pure_callback(lambda x: np.asarray(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
         return y * 2
@@ -372,7 +372,7 @@ def test_axes_reduce_a_value_together():
     assert slow.seconds - fast.seconds == pytest.approx(expected, rel=1e-6)
 
 
-def test_partial_sums_are_whole_in_one_variant():
+def test_one_variant_replicates_reduced_partial_sums():
     search = Search(problem(step, (1024, 512), (4096, 1024), **STATE), 60.0)
     layout = next(layout for layout in search.run() if layout.name == "fsdp")
     plain = [spec for site, spec in layout.constraints if site.path == (6,)]
@@ -395,7 +395,7 @@ def test_no_layout_is_predicted_to_beat_the_work_alone(sizes):
     assert 0.9 * only < Search(whole, 1.0).least_seconds() < only
 
 
-def test_one_device_and_programs_without_arrays():
+def test_single_device_scalar_and_empty_arrays_are_replicated():
     (layout,) = find_layouts(problem(step, (8, 8), (8, 8), on=machine(x=1)))
     assert layout.in_specs == (P(), P()) and layout.seconds > 0
     for layout in find_layouts(problem(lambda x, y: (x, 2.0), (), (0, 8))):
@@ -425,7 +425,7 @@ def test_every_site_is_in_the_jaxpr():
         assert new.in_avals == jaxpr.in_avals and new.out_avals == jaxpr.out_avals
 
 
-def test_an_operation_reads_all_of_what_its_split_does_not_index():
+def test_split_operation_reads_unsplit_operands_in_full():
     found = problem(lambda x, w: x @ w, (8, 4096), (4096, 8192))
     graph = Search(found, 1.0).graph
     (product,) = graph.operations

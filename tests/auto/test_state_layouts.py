@@ -31,13 +31,13 @@ def training(on, first, second, rows):
     return AutoProblem(jaxpr, on, (None,) * 3, (None,) * 2, **tied)
 
 
-def test_small_arrays_of_the_state_are_replicated_in_one_layout():
+def test_one_layout_replicates_small_state_arrays():
     found = find_layouts(training(machine(x=8), (1024, 128), (128, 1 << 16), 1024))
     one = next(layout for layout in found if layout.name == "auto, small state replicated")
     assert one.in_specs[0] == P() and one.in_specs[1] != P()
 
 
-def test_gradients_of_small_arrays_are_reduced_as_one():
+def test_small_gradients_share_the_latency_of_one_reduction():
     found = training(machine(x=8), (1024, 128), (128, 1 << 16), 1024)
     graph = Search(found, 1.0).graph
     small = graph.labels_of(graph.arguments[0])

@@ -172,7 +172,7 @@ def test_report_prints_the_table_and_writes_json(tmp_path) -> None:
     assert rows["base"]["calls_per_sample"] == 7
 
 
-def test_a_tiny_ratio_is_not_shown_as_nothing() -> None:
+def test_tiny_ratio_is_not_rounded_to_zero() -> None:
     measured = {"a": Measurement("a", 1, (1.0,)), "b": Measurement("b", 1, (1.5e-4,))}
     report = quiet_report()
     report.add("table", measured, baseline="a")
@@ -186,7 +186,7 @@ def test_strict_turns_a_missed_goal_into_a_failing_exit() -> None:
     assert report.finish(Options(rounds=1, json=None, strict=True)) == 1
 
 
-def test_report_refuses_names_it_does_not_know() -> None:
+def test_report_refuses_unknown_baselines_and_repeated_titles() -> None:
     measured = {"a": Measurement("a", 1, (1.0,))}
     report = quiet_report()
     with pytest.raises(ValueError, match=r"\['c'\].* \['a'\]"):

@@ -6,7 +6,7 @@ from benchmarks import operations
 from benchmarks._operation_programs import PROGRAMS
 
 
-def test_the_table_names_its_programs_and_sources() -> None:
+def test_every_published_operation_has_a_program_and_a_source() -> None:
     rows = list(operations.published_operations())
     assert {row.program for row in rows} <= set(PROGRAMS)
     assert len(rows) > 100 and all(row.source and row.microseconds > 0 for row in rows)
@@ -28,7 +28,7 @@ def test_large_products_and_copies_take_their_published_time() -> None:
         assert found == pytest.approx(row.microseconds, rel=0.1), row.group
 
 
-def test_a_program_is_known_by_its_memory() -> None:
+def test_published_operation_matches_its_program_by_memory() -> None:
     row = next(row for row in operations.published_operations() if row.group == "v5p gated linear")
     assert row.megabytes == 1410 and row.is_program_of(operations.predict(row))
 

@@ -23,7 +23,7 @@ def made_up() -> dict[str, Any]:
     return json.loads(json.dumps(report.as_json()))
 
 
-def test_tables_hold_what_was_measured() -> None:
+def test_tables_show_medians_ratios_and_goals() -> None:
     lines = _page.render("{{tables demo}}", {"demo": made_up()}).splitlines()
     assert lines == [
         "| move, 1 MB | median | × theirs | × copy | goal | met |",
@@ -57,7 +57,7 @@ def test_the_page_names_the_machine() -> None:
     assert _page.render("{{environment}}", {}) == "not measured"
 
 
-def test_a_marker_that_means_nothing_is_refused() -> None:
+def test_unknown_template_marker_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\{\{table demo\}\}.*\{\{tables NAME\}\}"):
         _page.render("{{table demo}}", {})
 

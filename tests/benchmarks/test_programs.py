@@ -52,7 +52,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", QUICK)
-def test_it_measures_and_writes_its_figures(name: str, tmp_path: Path) -> None:
+def test_benchmark_measures_and_writes_json(name: str, tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     done = run("-m", f"benchmarks.{name}", "--rounds", "1", "--json", str(path))
     assert done.returncode == 0, done.stderr
@@ -76,7 +76,7 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_each_describes_its_measurement() -> None:
+def test_every_benchmark_has_a_help_text() -> None:
     done = run("-c", ALL_HELP, *PROGRAMS)
     assert done.returncode == 0, done.stderr
     *helps, rest = re.split(r"^=== (\w+) 0\n", done.stdout, flags=re.M)

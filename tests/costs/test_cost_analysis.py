@@ -81,7 +81,7 @@ WINDOWS = st.builds(
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(WINDOWS, st.integers(0, 7), st.integers(0, 9))
-def test_places_of_a_window_are_those_that_meet_an_element(window, size, result):
+def test_window_counts_only_positions_on_elements(window, size, result):
     elements = {i * window.base_dilation for i in range(size)}
     places = (
         o * window.stride + k * window.window_dilation - window.before
@@ -126,7 +126,7 @@ def test_a_loop_of_unknown_trip_count_counts_once(mesh):
     assert work.matmul_flops == {"bfloat16": 2 * 512**3}
 
 
-def test_of_branches_the_one_counts_that_calculates_most(mesh):
+def test_conditional_counts_its_most_expensive_branch(mesh):
     def choose(x, w):
         return jax.lax.cond(x[0, 0] > 0, lambda: x @ w @ w, lambda: x @ w)
 
@@ -145,7 +145,7 @@ def test_precision_and_integers_determine_the_dtype(mesh):
     assert work.matmul_flops == {"bfloat16": each, "bfloat16 x6": each, "int8": each}
 
 
-def test_a_kernel_counts_by_its_module_whatever_its_estimate(mesh):
+def test_kernel_cost_comes_from_its_module_not_its_estimate(mesh):
     def kernel(x, w, out):
         out[...] = jnp.dot(x[...], w[...], preferred_element_type=jnp.float32).astype(out.dtype)
 
@@ -200,16 +200,14 @@ ENTRY %main (x.1: f32[8]) -> (s32[], f32[8]) {
         ("", {"k": KernelCost(seconds=1.0)}, {}, {}),
     ],
 )
-def test_a_kernel_of_unknown_cost_is_named_and_counts_by_its_estimate_or_the_caller(
-    config, costs, flops, unknown
-):
+def test_opaque_kernel_counts_by_its_estimate_or_by_the_given_cost(config, costs, flops, unknown):
     text = KERNEL_IN_LOOP.replace("CONFIG", f'{{"custom_call_config":{{{config}}}}}')
     work = analyze_cost(read(text), costs)
     assert (work.matmul_flops, work.unknown_calls) == (flops, unknown)
 
 
 @pytest.mark.slow
-def test_hbm_bytes_are_xlas_where_nothing_loops_and_all_is_too_large_for_vmem(mesh):
+def test_hbm_bytes_equal_xla_figures_without_loops_and_vmem_use(mesh):
     def elementwise(x, y):
         return x + y, jnp.exp(x)
 
@@ -222,13 +220,13 @@ def test_hbm_bytes_are_xlas_where_nothing_loops_and_all_is_too_large_for_vmem(me
     assert work.hbm_bytes == pytest.approx(xla, rel=0.01)
 
 
-def test_a_product_reads_both_operands_and_writes_its_result(mesh):
+def test_matmul_reads_both_operands_and_writes_the_result(mesh):
     # The compiler passes operands through fusions that leave them unchanged.
     work = work_of(mesh, jnp.matmul, (4096, 4096), (4096, 4096))
     assert work.hbm_bytes == pytest.approx(3 * 4096 * 4096 * 2, rel=0.01)
 
 
-def test_slices_and_updates_count_by_what_they_touch(mesh):
+def test_slices_and_updates_count_only_accessed_bytes(mesh):
     def touch(x, row):
         return x.at[3].set(row), jnp.sum(x[5], dtype=jnp.float32)
 
@@ -258,7 +256,7 @@ def test_layouts_have_padding_and_memory_space(text, nbytes, space):
     assert (shape.padded_bytes, shape.memory_space) == (nbytes, space)
 
 
-def test_a_softmaxs_sum_that_is_a_window_counts_as_the_sum_that_it_is():
+def test_softmax_sum_as_a_reduce_window_counts_as_a_plain_sum():
     window = "window={size=1x2047 pad=0_0x1023_1023}"
     text = re.sub(
         r"\n {8}",

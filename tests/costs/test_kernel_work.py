@@ -85,7 +85,7 @@ def accumulate(x, w):
     )(x, w)
 
 
-def test_a_product_counts_its_blocks_in_all_steps():
+def test_matmul_kernel_counts_blocks_of_all_grid_steps():
     (work,) = works_of(accumulate, *arrays((512, 1024), (1024, 768)))
     assert work.matmul_flops == {"bfloat16": 2 * 512 * 1024 * 768}
     assert work.products == {("bfloat16", 256, 512, 256): 2 * 3 * 2}
@@ -98,7 +98,7 @@ def test_a_product_counts_its_blocks_in_all_steps():
     assert (work.upper_bound, work.unknown_loops) == (False, 0)
 
 
-def test_a_block_that_stays_is_copied_once_and_the_last_one_without_its_padding():
+def test_repeated_block_is_copied_once_and_last_block_without_padding():
     def kernel(x, w, out):
         out[...] = x[...] + w[...]
 
@@ -129,7 +129,7 @@ def attention(causal):
 
 
 @pytest.mark.slow
-def test_flash_attention_is_its_authors_estimate_without_a_mask_and_half_of_it_with_one():
+def test_flash_attention_flops_match_its_estimate_and_skip_masked_blocks():
     shapes = arrays(*[(1, 2, 1024, 128)] * 3)
     module = module_of(attention(False), *shapes)
     ((computation, call),) = kernels_in(module)
@@ -181,7 +181,7 @@ def test_splash_attention_skips_masked_blocks_also_in_a_scan_over_layers():
 
 
 @pytest.mark.slow
-def test_a_kernel_with_a_grid_of_unknown_size_counts_by_its_authors_estimate():
+def test_kernel_with_a_dynamic_grid_uses_its_cost_estimate():
     m, k, n, groups = 1024, 512, 256, 8
     (work,) = works_of(
         lambda x, w, sizes: gmm(x, w, sizes, tiling=(128, 128, 128)),
@@ -323,7 +323,7 @@ def test_a_module_that_is_not_readable_leaves_the_estimate(config, flops):
 
 
 @pytest.mark.slow
-def test_a_ragged_product_of_xla_counts_by_its_shapes():
+def test_xla_ragged_dot_counts_by_its_shapes():
     mesh = Mesh(topology("v5e:2x2").devices[:1], ("one",))
     whole = NamedSharding(mesh, P())
     m, k, n, groups = 2048, 1024, 512, 4
@@ -371,7 +371,7 @@ def test_a_ragged_product_of_xla_counts_by_its_shapes():
 
 
 @pytest.mark.slow
-def test_kernels_of_products_overlap_with_their_copies_and_others_wait_for_them():
+def test_only_pure_matmul_kernels_overlap_with_their_copies():
     rates = rates_of(topology("tpu7x:2x2x1").generation)
     groups = jax.ShapeDtypeStruct((8,), jnp.int32)
     shapes = arrays((2048, 1024), (8, 1024, 512))
@@ -409,7 +409,7 @@ def spread_on(name, module):
     return kernel_spread(module, schedule, generation), time, rates
 
 
-def test_kernels_of_a_chip_without_published_ones_widen_the_bar():
+def test_chip_without_published_kernels_widens_the_error_bar():
     module = module_of(accumulate, *arrays((1024, 1024), (1024, 1024)))
     assert spread_on("v5p", module)[0] == KernelSpread()
     spread, time, rates = spread_on("v4", module)

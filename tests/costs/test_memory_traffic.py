@@ -112,7 +112,7 @@ def test_a_format_call_on_sparse_cores_reads_and_writes_its_array_once():
         ("f32[]", (), 32),
     ],
 )
-def test_a_slice_touches_whole_granules(layout, sizes, nbytes):
+def test_slice_bytes_are_rounded_up_to_granules(layout, sizes, nbytes):
     assert slice_bytes(read_shape(layout), sizes) == nbytes
 
 
@@ -209,7 +209,7 @@ ARRAY = 8 * 1024 * 4
         ("sent", ARRAY, ARRAY),
     ],
 )
-def test_copies_to_and_from_the_host_use_its_link(name, host, hbm):
+def test_host_copies_count_on_the_host_link(name, host, hbm):
     module = read(one_line(HOST))
     computation = module.computations["main"]
     instruction = computation.instructions[name]
@@ -246,7 +246,7 @@ z = s32[] constant(0)
     "before",
     ["copy(p)", "bitcast(p)", "pad(p, c), padding=0_0x0_0x0_0"],
 )
-def test_a_slice_behind_another_operation_reads_what_it_needs(before: str) -> None:
+def test_slice_of_a_fused_operation_reads_only_the_slice(before: str) -> None:
     body = (
         f"{PARAMETERS}c = bf16[] constant(0)\nq = bf16[80,256,1024] {before}\n"
         "ROOT d = bf16[1,256,1024] dynamic-slice(q, i, z, z), dynamic_slice_sizes={1,256,1024}"
@@ -254,7 +254,7 @@ def test_a_slice_behind_another_operation_reads_what_it_needs(before: str) -> No
     assert fusion_bytes(body) == 2 * LAYER + INDEX
 
 
-def test_a_slice_of_converted_layers_reads_them_in_their_own_type() -> None:
+def test_slice_of_converted_layers_reads_the_original_dtype() -> None:
     body = (
         f"{PARAMETERS}q = f32[80,256,1024] convert(p)\n"
         "d = f32[1,256,1024] dynamic-slice(q, i, z, z), dynamic_slice_sizes={1,256,1024}\n"
@@ -263,6 +263,6 @@ def test_a_slice_of_converted_layers_reads_them_in_their_own_type() -> None:
     assert fusion_bytes(body) == 2 * LAYER + INDEX
 
 
-def test_a_fusion_that_returns_a_copy_reads_all_of_it() -> None:
+def test_fusion_that_returns_a_copy_reads_the_whole_operand() -> None:
     body = f"{PARAMETERS}ROOT r = bf16[1,256,1024] copy(u)"
     assert fusion_bytes(body) == 2 * LAYER

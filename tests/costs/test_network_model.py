@@ -38,7 +38,7 @@ def seconds(pod, mesh, kind, axes, nbytes=8 * MB):
     return cost.seconds
 
 
-def test_a_ring_sends_both_ways_and_a_line_one():
+def test_ring_sends_in_both_directions_and_line_in_one():
     ring = topology("v5p:4x4x4")  # whole cubes close to rings
     mesh = ring.mesh({"data": 16, "model": 4})
     link = ring.generation.ici_bandwidth
@@ -72,7 +72,7 @@ def test_axes_over_more_dimensions_have_more_links():
 
 
 @pytest.mark.parametrize(("name", "directions"), [("v5p:4x4x4", 2), ("v5p:2x2x8", 1)])
-def test_an_all_to_all_takes_its_bisection(name, directions):
+def test_all_to_all_time_is_bound_by_the_bisection(name, directions):
     pod = topology(name)
     size = max(pod.shape)
     mesh = pod.mesh({"rest": pod.num_devices // size, "across": size})
@@ -110,7 +110,7 @@ def test_devices_of_a_chip_share_its_links():
     assert data.seconds == pytest.approx(8 * MB * 7 / 8 / (3 * generation.ici_bandwidth / 2))
 
 
-def test_between_slices_the_devices_of_a_slice_share_what_it_sends():
+def test_devices_of_a_slice_share_the_traffic_between_slices():
     pod = topology("v5e:2x2", slices=2)
     mesh = pod.mesh({"data": 8})
     cost = NetworkModel(pod, mesh).of(
@@ -128,7 +128,7 @@ def test_groups_of_one_device_take_no_time():
     assert (cost.seconds, cost.sent_bytes, cost.dimensions) == (0, 0, ())
 
 
-def test_a_permutation_takes_its_busiest_link():
+def test_busiest_link_bounds_the_time_of_a_permutation():
     pod = topology("v5e:4x4")
     mesh = Mesh(np.array(sorted(pod.devices, key=lambda d: d.coords), dtype=object), ("all",))
     link = pod.generation.ici_bandwidth
@@ -144,7 +144,7 @@ def test_a_permutation_takes_its_busiest_link():
         NetworkModel(pod, mesh).of(collective("collective-permute", round_, MB)).seconds
         == MB / link
     )
-    # Everyone sends across: two transfers meet on the link in the middle.
+    # Every device sends across the line: two transfers meet on the link in the middle.
     across = SourceTargetPairs(
         tuple((4 * x + y, 4 * x + (y + 2) % 4) for x in range(4) for y in range(4))
     )
@@ -170,7 +170,7 @@ def test_no_permutation_takes_less_than_its_hops_allow(order):
     assert cost.sent_bytes == pytest.approx(MB * sum(a != b for a, b in pairs.pairs) / 16)
 
 
-def test_opposite_shifts_of_a_ring_take_different_directions_of_its_links():
+def test_opposite_shifts_of_a_ring_use_opposite_link_directions():
     pod = topology("v5p:4x4x4")
     mesh = pod.mesh({"rest": 16, "model": 4})
     rows = np.arange(64).reshape(16, 4)

@@ -85,7 +85,7 @@ ROOT y = f32[8192,65536]{1,0:T(8,128)} convolution(x, w), dim_labels=bf_io->bf
 """
 
 
-def test_a_product_reads_its_operands_again_for_each_tile() -> None:
+def test_matmul_reads_its_operands_again_for_each_tile() -> None:
     """Tiles of 1024 x 1024 in float32 take a sixth of 24 MiB."""
     matrix = 2 * 8192 * 4096 * 65536 / 100e12
     read = 64 * 8192 * 4096 * 4 + 8 * 4096 * 65536 * 2
@@ -93,7 +93,7 @@ def test_a_product_reads_its_operands_again_for_each_tile() -> None:
     assert schedule(WIDE).seconds == pytest.approx(overlapped(matrix, hbm) + 1e-6)
 
 
-def test_what_is_fused_with_an_operand_is_computed_for_each_tile() -> None:
+def test_operation_fused_with_an_operand_is_recomputed_per_tile() -> None:
     fused = """scale {
 a = f32[8192,4096]{1,0:T(8,128)} parameter(0)
 ROOT b = f32[8192,4096]{1,0:T(8,128)} exponential(a)
@@ -170,7 +170,7 @@ condition {{
 """
 
 
-def test_a_loop_repeats_its_body() -> None:
+def test_loop_time_is_trip_count_times_body() -> None:
     body = (
         f"zero = s32[] constant(0)\nstate = (s32[], {ARRAY}) tuple(zero, p)\n"
         f"loop = (s32[], {ARRAY}) while(state), condition=condition, body=body\n"
@@ -191,7 +191,7 @@ apart {{
 
 
 @pytest.mark.parametrize("work", ["", f"a = {ARRAY} negate(p)\n"])
-def test_an_asynchronous_call_counts_by_its_wait_alone(work: str) -> None:
+def test_asynchronous_call_counts_only_as_the_wait_for_its_result(work: str) -> None:
     found = schedule(
         f"c = (({ARRAY}), {ARRAY}, s32[]) call-start(p), to_apply=apart\n{work}"
         f"ROOT d = {ARRAY} call-done(c)",
@@ -235,7 +235,7 @@ FAST = "f32[1024,1024]{1,0:T(8,128)S(1)}"
         ("f32[1,1024]{1,0:T(1,128)} slice(f), slice={[3:4]}", 2**-10, 2**-10, 0, "launch"),
     ],
 )
-def test_values_in_vmem_take_its_bandwidth(
+def test_values_in_vmem_use_the_vmem_bandwidth(
     operation: str, hbm: float, vmem: float, vector: float, bound: str
 ) -> None:
     both = f"both {{\na = {FAST} parameter(0)\nb = {ARRAY} parameter(1)\n"
@@ -246,7 +246,7 @@ def test_values_in_vmem_take_its_bandwidth(
     assert [each.resource for each, _ in found] == [bound]
 
 
-def test_transfers_to_the_host_occupy_its_link() -> None:
+def test_host_transfers_occupy_the_host_link() -> None:
     host = "f32[1024,1024]{1,0:T(8,128)S(5)}"
     found = schedule(
         f"c = ({host}, {ARRAY}, u32[]) copy-start(p)\na = {ARRAY} negate(p)\n"
@@ -277,7 +277,7 @@ def test_transfers_wait_for_links_of_their_own_direction(second: str, *, togethe
     assert found.seconds == pytest.approx(1e-3 if together else 2e-3)
 
 
-def test_the_bar_widens_with_what_is_less_certain() -> None:
+def test_error_bar_widens_with_uncertain_shares() -> None:
     """Waiting for links and hosts, transfers between slices, and kernels of unknown cost."""
     assert error_bar({"matrix": 6.0, "hbm": 2.0}) == pytest.approx((-0.2, 0.2))
     waiting = {"matrix": 6.0, "ici": 1.5, "host": 0.5}
@@ -322,7 +322,7 @@ def test_many_tiny_collectives_take_their_latency() -> None:
     assert step.seconds < 1.2 * 100 * latency
 
 
-def test_a_convolution_takes_the_places_that_its_window_meets() -> None:
+def test_convolution_counts_only_window_positions_inside_the_image() -> None:
     """A layer of ResNet-50: 64 channels of 56 x 56 points, a window of 3 x 3."""
     image = "bf16[256,56,56,64]{3,2,1,0:T(8,128)(2,1)}"
     body = (

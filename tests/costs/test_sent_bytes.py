@@ -29,7 +29,7 @@ def step(params, x):
 @pytest.mark.slow
 @pytest.mark.parametrize("width, hidden, rows", SHAPES)
 @pytest.mark.parametrize("data, fsdp, tensor", MESHES)
-def test_sent_bytes_are_those_of_the_formulas(data, fsdp, tensor, width, hidden, rows):
+def test_sent_bytes_equal_the_closed_formulas(data, fsdp, tensor, width, hidden, rows):
     mesh = PLACE.mesh({"data": data, "fsdp": fsdp, "tensor": tensor})
 
     def struct(shape, *spec):

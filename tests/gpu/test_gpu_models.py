@@ -69,7 +69,7 @@ def descriptions() -> dict[str, bytes]:
 
 @needs_plugin
 @by_name
-def test_figures_are_those_of_the_plugin(model: GpuModel) -> None:
+def test_figures_equal_descriptions_of_the_cuda_plugin(model: GpuModel) -> None:
     text = descriptions().get(model.device_kind)
     if text is None:
         pytest.skip(f"this plugin does not describe {model.device_kind}")

@@ -91,7 +91,7 @@ def test_the_number_of_nodes_is_a_number(nodes: object) -> None:
         parse_gpu_name("h100-8", nodes)
 
 
-def test_names_of_gpus_differ_from_those_of_tpus() -> None:
+def test_gpu_names_are_distinct_from_tpu_names() -> None:
     assert all(is_gpu_name(name) for name in common_names())
     assert all(parse_gpu_name(name) for name in common_names())
     assert all(map(is_gpu_name, ("h100", "H100-12", "4x8xb200", "p5.48xlarg", "2xstandard_nd1")))

@@ -51,7 +51,7 @@ def program(step: Compiled) -> HloProgram:
     return hlo.read(step)
 
 
-def test_the_proto_and_the_text_are_one_module(step: Compiled, program: HloProgram) -> None:
+def test_hlo_proto_and_text_parse_to_equal_modules(step: Compiled, program: HloProgram) -> None:
     check_alike(program, hlo.read(step.as_text()))
     assert "is_scheduled=true" in step.as_text().partition("\n")[0]
     assert program.aliases == {0: 0}
@@ -196,7 +196,7 @@ def test_a_crash_of_the_compiler_is_an_error() -> None:
     assert found.fits and "collective-permute" in {t.collective.kind for t in found.traffic}
 
 
-def test_a_crash_of_the_compiler_costs_its_layout() -> None:
+def test_compiler_crash_rejects_only_the_crashing_layout() -> None:
     step = pjit(project, compiler_options=CRASHING)
     program = read_program(step, (ROWS,), {}, {"d": 8}, "h100-8")
     layouts = [ProgramLayout(str(s), (s,), (s,), (), 1.0, 1.0) for s in (P("d"), P(None, "d"))]
@@ -206,7 +206,7 @@ def test_a_crash_of_the_compiler_costs_its_layout() -> None:
     assert rows.layout is layouts[0] and "Check failed: " in rows.reason and rows.cpu_seconds > 0
 
 
-def test_a_compilation_that_takes_too_long_costs_its_layout() -> None:
+def test_compilation_timeout_is_reported_with_its_option() -> None:
     with pytest.raises(CompileError, match=naming("timed out after 0.001 s", "compile_timeout")):
         auto_shard(project, ROWS, mesh={"d": 8}, topology="h100-8", compile_timeout=0.001)
 

@@ -37,7 +37,7 @@ def test_topologies(name: str, text: str) -> None:
     assert hosts.count(0) == found.num_devices // found.hosts
 
 
-def test_equal_if_named_alike() -> None:
+def test_topologies_with_equivalent_names_are_equal() -> None:
     one, other = topology("16xh100"), topology("h100-8", nodes=2)
     assert one == other
     assert one.mesh({"data": 16}) == other.mesh({"data": 16})
@@ -105,7 +105,7 @@ class TestMeshes:
         one = axis_links(found, found.mesh({"one": 1, "x": 8}), ["one"])
         assert (one.size, one.links, one.bytes_per_second) == (1, 0, float("inf"))
 
-    def test_an_order_that_follows_nothing(self) -> None:
+    def test_axis_of_shuffled_devices_uses_the_network(self) -> None:
         found = topology("h100-32")
         order = np.random.default_rng(0).permutation(32)
         mesh = Mesh(np.array(found.devices)[order].reshape(4, 8), ("a", "b"))
@@ -113,7 +113,7 @@ class TestMeshes:
         assert (across.network, across.parts, across.ring) == ("network", (), False)
         assert across.domains == len({device // 8 for device in order[:8]})
 
-    def test_devices_of_another_topology(self) -> None:
+    def test_mesh_of_a_different_topology_is_refused(self) -> None:
         found = topology("h100-8")
         with pytest.raises(TopologyError, match=naming("h100:1x8", "topology('h100:1x8')")):
             axis_links(found, topology("h100-16").mesh({"a": 16}), ["a"])
@@ -166,7 +166,7 @@ def test_missing_packages_are_named(missing, fact, monkeypatch) -> None:
         topologies.gpu_devices("h100:1x8", "", "1x1x8")
 
 
-def test_a_plugin_of_another_version_is_refused(monkeypatch) -> None:
+def test_plugin_of_a_mismatched_version_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(topologies, "_version", lambda package: "0.9.0")
     with pytest.raises(TopologyError, match=naming("0.9.0 is installed", "jax-cuda13-plugin==")):
         topologies.gpu_devices("h100:1x8", "", "1x1x8")

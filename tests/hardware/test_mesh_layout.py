@@ -24,7 +24,7 @@ def placed(parts: tuple[AxisSegment, ...]) -> list[tuple[str, int]]:
     st.booleans(),
     st.data(),
 )
-def test_the_parts_of_a_dimension_are_its_digits(sizes, wraps, data) -> None:
+def test_axis_parts_cover_each_dimension_exactly_once(sizes, wraps, data) -> None:
     dimensions = torus(*sizes, wraps=wraps)
     left, axes = math.prod(sizes), []
     while left > 1:
@@ -68,7 +68,7 @@ def test_no_other_layout_is_better(sizes: tuple[int, ...], axes: tuple[int, ...]
     assert measured(taken) == min(map(measured, every))
 
 
-def test_axes_take_whole_rings() -> None:
+def test_axes_are_laid_along_complete_rings() -> None:
     model, data = lay_out_axes(torus(4, 4, 8), (16, 8))
     assert placed(model) == [("x", 4), ("y", 4)]
     assert placed(data) == [("z", 8)]
@@ -79,7 +79,7 @@ def test_axes_take_whole_rings() -> None:
     assert [placed(parts) for parts in laid] == [[("y", 20)], [("z", 28)], [("x", 16)]]
 
 
-def test_an_axis_that_is_less_than_a_dimension_lies_close_together() -> None:
+def test_axis_smaller_than_a_dimension_gets_adjacent_devices() -> None:
     model, data = lay_out_axes(torus(16, 16), (4, 64))
     assert placed(model) == [("y", 4)]
     assert placed(data) == [("x", 16), ("y", 4)]

@@ -13,6 +13,6 @@ def scheduled(function: Callable[..., Any], *arguments: Any, **how: Any) -> Comp
     Args:
         function: The function.
         *arguments: Shapes with shardings.
-        **how: What `pjit` takes besides.
+        **how: Further arguments of `pjit`.
     """
     return compile_for_report(pjit(function, **how).lower(*arguments), estimate=True)

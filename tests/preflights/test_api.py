@@ -120,12 +120,12 @@ def test_versions_and_flags(report: PreflightReport) -> None:
     assert report.compile_seconds > 0
 
 
-def test_it_comes_back_from_its_json(report: PreflightReport) -> None:
+def test_report_round_trips_through_json(report: PreflightReport) -> None:
     assert PreflightReport.from_json(report.to_json()) == report
 
 
 @pytest.mark.slow
-def test_arrays_of_this_machine_lie_on_the_topology_along_axes_of_the_same_names(
+def test_local_arrays_map_to_topology_axes_of_equal_names(
     report: PreflightReport,
 ) -> None:
     here = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
@@ -180,7 +180,7 @@ def without_code(report: PreflightReport) -> PreflightReport:
     )
 
 
-def test_an_estimate_is_the_preflight_without_its_code(report: PreflightReport) -> None:
+def test_estimate_equals_the_preflight_except_for_code(report: PreflightReport) -> None:
     estimate = preflight(
         PLACED,
         *(X, W),
@@ -224,7 +224,7 @@ def test_estimates_of_other_chips_of_several_slices_and_of_kernels() -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_is_too_large_gives_the_same_report() -> None:
+def test_estimate_of_a_too_large_program_equals_its_preflight() -> None:
     x = jax.ShapeDtypeStruct((1 << 20, 1 << 16), jnp.bfloat16)
     large = xlashard.pjit(lambda x: jnp.sin(x).T + 1, in_shardings=P("data"), out_shardings=P())
     where = {"topology": "v5e-4", "mesh": {"data": 4}, "replicated_above": 2**30}
@@ -346,7 +346,7 @@ def test_a_jitted_function_maps_to_the_topology(topology: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_mesh_of_a_jitted_function_needs_no_arguments_on_it() -> None:
+def test_mesh_of_a_jitted_function_is_found_from_unplaced_arguments() -> None:
     meshes = []
     by_shardings = jax.jit(gather_rows_of_local_mesh, in_shardings=(local("data"), None))
     by_constraints = jax.jit(gather_rows_of_local_mesh)
@@ -518,7 +518,7 @@ def test_no_advice_wraps_a_function_of_nnx_in_pjit() -> None:
 
 
 @pytest.mark.slow
-def test_lowered_stages_of_jax_map_to_the_topology_with_what_they_keep() -> None:
+def test_lowered_jax_stages_map_to_the_topology() -> None:
     placed = (local("data"), local())
     jitted = jax.jit(gather_rows_of_local_mesh, in_shardings=placed, donate_argnums=0)
     lowered = jitted.lower(SQUARE, SQUARE)

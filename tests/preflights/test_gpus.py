@@ -84,7 +84,7 @@ def test_the_share_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
         available_bytes(chip)
 
 
-def test_what_the_runtime_keeps() -> None:
+def test_runtime_memory_includes_cuda_context_and_nccl_buffers() -> None:
     kept = runtime_memory(read(MODULE))
     assert [each.name for each in kept] == ["CUDA context", "NCCL buffers"]
     assert kept[1].device_bytes == 24 * (4 * 2**20 + 512 * 2**10 + 4_915_200)

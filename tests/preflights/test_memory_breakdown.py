@@ -41,7 +41,7 @@ def matmul(name: str) -> tuple[Compilation, MemoryBreakdown]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v5e:2x2", "v5p:2x2x1"])
-def test_sums_are_those_of_the_compiler(name: str) -> None:
+def test_memory_sums_equal_the_compiler_statistics(name: str) -> None:
     compilation, memory = matmul(name)
     assert compilation.compiled is not None
     stats = compilation.compiled.memory_analysis()
@@ -81,7 +81,7 @@ def test_leaves_have_the_bytes_of_their_tiles() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_a_program_that_is_too_large_has_the_same_breakdown(large: MemoryBreakdown) -> None:
+def test_program_too_large_for_hbm_has_a_full_breakdown(large: MemoryBreakdown) -> None:
     assert not large.fits
     assert large.total_bytes > 150 * GIB
     assert large.spare_bytes == large.available_bytes - large.total_bytes < -130 * GIB
@@ -104,7 +104,7 @@ def test_temporaries_account_for_the_heap(large: MemoryBreakdown) -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_temporaries_are_what_the_user_wrote(large: MemoryBreakdown) -> None:
+def test_temporaries_name_their_operation_and_source(large: MemoryBreakdown) -> None:
     width, depth, rows = LARGE
     stacked = [t for t in large.temporaries if t.type == f"bf16[{depth},{rows // 2},{width}]"]
     # The input of each layer is kept for the backward pass, and no other value of the forward pass.
@@ -176,7 +176,7 @@ def test_host_memory_takes_no_hbm() -> None:
 
 
 @pytest.mark.slow
-def test_arguments_that_travel_as_one_tuple() -> None:
+def test_arguments_passed_as_one_tuple_keep_sizes_and_aliases() -> None:
     place, mesh = on("v5e:2x2", all=4)
     whole = NamedSharding(mesh, P())
     many = [jax.ShapeDtypeStruct((2048, 1024 + 128 * (i % 3)), jnp.float32) for i in range(2001)]

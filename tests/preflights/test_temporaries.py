@@ -1,4 +1,4 @@
-"""Live values at the peak of a heap: generated heaps, against a slow count."""
+"""Live values at the peak of a heap: generated heaps, against a brute-force count."""
 
 from dataclasses import replace
 
@@ -44,13 +44,13 @@ def test_in_place_updates_count_once() -> None:
     assert names(*values, x=(0, 3), tanh=(3, 5), y=(3, 4)) == [(100, ["tanh", "x"]), (10, ["y"])]
 
 
-def test_the_state_of_a_loop_is_one_value_under_several_names() -> None:
+def test_aliased_loop_state_counts_once() -> None:
     values = ("init", 0, 64), ("param", 0, 64), ("update", 0, 64), ("loop", 0, 64)
     found = names(*values, init=(0, 2), param=(2, 5), update=(5, 8), loop=(8, 9))
     assert sum(nbytes for nbytes, _ in found) == 64
 
 
-def test_a_part_of_a_larger_value_adds_nothing() -> None:
+def test_part_of_a_larger_value_adds_no_bytes() -> None:
     values = ("gathered", 0, 100), ("own", 20, 10), ("beyond", 90, 40)
     found = names(*values, gathered=(0, 5), own=(0, 5), beyond=(0, 5))
     assert found == [(100, ["gathered"]), (30, ["beyond"])]
@@ -157,7 +157,7 @@ def test_loop_state_belongs_to_the_loop_body() -> None:
         assert temporaries(value, index=index) == [("f/while/body/grow", 512, 1, 7)]
 
 
-def test_room_that_nothing_names_goes_by_its_own_name() -> None:
+def test_allocated_buffer_is_listed_by_its_own_op_name() -> None:
     assert temporaries("room") == [("f/zeros", 512, 1, None)]
 
 

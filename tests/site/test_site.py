@@ -104,7 +104,7 @@ def test_a_page_needs_no_network(tab: Tab, address: str, page: str) -> None:
     assert not tab.complaints()
 
 
-def test_no_page_loads_anything_from_elsewhere() -> None:
+def test_no_page_loads_resources_from_other_origins() -> None:
     loads = re.compile(
         r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?https?:"""
         r"""|<link\b(?![^>]*rel=["']?canonical)[^>]*\bhref=["']?https?:"""

@@ -243,7 +243,7 @@ def test_explain_finds_the_collectives_between_slices() -> None:
     assert between.kind == "all-reduce"
 
 
-def test_several_slices_are_named_so() -> None:
+def test_error_names_the_number_of_slices() -> None:
     found = topology("v5e-4", slices=2)
     sharding = NamedSharding(found.mesh({"data": 8}), P("data"))
     with pytest.raises(CompileOnlyError, match="placed on 2 slices of v5e:2x2,") as caught:

@@ -43,7 +43,7 @@ def test_the_bandwidth_of_vmem_moves_three_registers_in_a_cycle(generation: Gene
 
 
 @by_name
-def test_libtpu_shows_the_same_devices(generation: Generation) -> None:
+def test_device_and_host_counts_match_libtpu(generation: Generation) -> None:
     devices = hosts_of_four(generation).devices
     chips = {tuple(device.coords) for device in devices}
     hosts = {device.process_index for device in devices}
@@ -58,7 +58,7 @@ def test_libtpu_shows_the_same_devices(generation: Generation) -> None:
 
 
 @by_name
-def test_libtpu_joins_the_cores_of_a_chip_in_the_same_way(generation: Generation) -> None:
+def test_cores_per_chip_and_megacore_match_jax_and_libtpu(generation: Generation) -> None:
     device = hosts_of_four(generation).devices[0]
     version = tpu_info.chip_version_from_device_kind(device.device_kind)
     assert isinstance(version, tpu_info.ChipVersion)
@@ -84,7 +84,7 @@ def test_the_compiler_lets_a_program_use_as_many_bytes(generation: Generation) -
 
 
 @by_name
-def test_speeds_are_close_to_those_of_jax(generation: Generation) -> None:
+def test_peak_rates_are_close_to_jax_figures(generation: Generation) -> None:
     """JAX's table, made for Pallas, has some measured figures in place of published ones."""
     version = tpu_info.chip_version_from_device_kind(generation.device_kind)
     assert isinstance(version, tpu_info.ChipVersion)

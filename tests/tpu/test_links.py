@@ -17,7 +17,7 @@ def test_rings_send_both_ways() -> None:
     assert speed("v5e:16x16", {"data": 16, "model": 16}, ["model"]) == 2 * 50
 
 
-def test_lines_end_at_one_link() -> None:
+def test_open_axis_is_limited_to_one_link_per_dimension() -> None:
     assert speed("v5e:8x16", {"data": 16, "model": 8}, ["model"]) == 50
     assert speed("v5e:4x4", {"data": 16}, ["data"]) == 2 * 50
     assert speed("v5p:2x2x4", {"data": 4, "model": 4}, ["model"]) == 2 * 100
@@ -56,7 +56,7 @@ def test_slices() -> None:
     assert axis_links(found, mesh, ["data", "model"]).size == 16
 
 
-def test_a_ring_goes_from_neighbour_to_neighbour() -> None:
+def test_axis_with_gaps_is_not_a_ring() -> None:
     found = topology("v5p:4x4x8")
     mesh = found.mesh({"data": 2, "fsdp": 4, "model": 16})
     assert axis_links(found, mesh, ["model"]).ring

@@ -59,7 +59,7 @@ HEAD = [
 ]
 
 
-def test_the_table_of_generations_is_what_the_code_has(update_goldens: bool) -> None:
+def test_documented_table_of_generations_is_up_to_date(update_goldens: bool) -> None:
     lines = [HEAD, ["---"] * len(HEAD), *map(row, GENERATIONS)]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     text = PAGE.read_text(encoding="utf-8")
@@ -83,7 +83,7 @@ CHEAP = ("matmul", "contraction", "mlp gradients", "collectives", "control flow"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["v6e:4x4, 2 slices", "v5p:16x16x24"])
-def test_our_modules_are_jaxs(where: str) -> None:
+def test_pjit_and_jit_compile_to_identical_modules(where: str) -> None:
     for each in CHEAP if "slices" in where else CHEAP[:2]:
         (outcome,) = outcomes([where], [each])
         assert (outcome.hlo, outcome.worse) == ("identical", [])
@@ -95,7 +95,7 @@ def test_our_modules_are_jaxs(where: str) -> None:
 @needs_plugin
 @pytest.mark.slow
 @pytest.mark.parametrize(("each", "count"), [("matmul", 0), ("collectives", 5)])
-def test_our_modules_for_gpus_are_jaxs(each: str, count: int) -> None:
+def test_pjit_and_jit_compile_to_identical_modules_for_gpus(each: str, count: int) -> None:
     (outcome,) = outcomes(["h100:32x8"], [each])
     assert (outcome.hlo, outcome.worse, outcome.devices) == ("identical", [], 256)
     assert outcome.ours == outcome.theirs

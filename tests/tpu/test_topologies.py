@@ -39,7 +39,7 @@ def test_topologies(name: str, slices: int, text: str) -> None:
     assert found.accelerator_type.split("-")[0] in ("v5litepod", found.generation.name)
 
 
-def test_equal_if_named_alike() -> None:
+def test_topologies_with_equivalent_names_are_equal() -> None:
     one, other = topology("v5litepod-16"), topology("v5e:4x4")
     assert one == other
     assert hash(one) == hash(other)
@@ -89,7 +89,7 @@ def test_rings(name: str, wraps: tuple[bool, ...]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v5p:4x4x8", "v5p:4x4x8_twisted", "v6e:8x16", "v5e-8", "v4-16"])
-def test_the_compiler_hears_of_rings_hosts_and_joined_cores(name: str, tmp_path) -> None:
+def test_compiler_receives_rings_hosts_and_megacores(name: str, tmp_path) -> None:
     found = topology(name)
     one = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=SingleDeviceSharding(found.devices[0]))
     pjit(lambda x: x + 1).lower(one).compile({"xla_dump_to": str(tmp_path)})

@@ -51,7 +51,7 @@ def test_the_devices_of_a_chip_come_last_and_slices_first() -> None:
     assert [d.slice_index for d in devices[:, 0, 0]] == [0, 0, 1, 1]
 
 
-def test_slices_go_to_the_axes_that_talk_least() -> None:
+def test_slices_go_to_the_axes_that_communicate_least() -> None:
     assert along("v5e-16", {"replica": 2, "model": 16}, 2)["replica"] == ("slice2",)
     # 3 slices don't divide the first axis, and do the second.
     assert along("v5e-16", {"replica": 2, "data": 6, "model": 4}, 3)["data"][0] == "slice3"
@@ -104,7 +104,7 @@ def test_every_mesh_that_multiplies_out_has_each_device_once(name, slices, data)
         ("v5e:4x8", (8, 4)),
     ],
 )
-def test_no_slower_than_jaxs_own(name: str, sizes: tuple[int, ...]) -> None:
+def test_mesh_is_no_slower_than_create_device_mesh(name: str, sizes: tuple[int, ...]) -> None:
     found = topology(name)
     names = tuple(f"a{i}" for i in range(len(sizes)))
     ours = found.mesh(dict(zip(names, sizes, strict=True)))
@@ -114,7 +114,7 @@ def test_no_slower_than_jaxs_own(name: str, sizes: tuple[int, ...]) -> None:
         assert mine.bytes_per_second >= other.bytes_per_second
 
 
-def test_minus_one_takes_what_the_others_leave() -> None:
+def test_axis_size_minus_one_is_inferred() -> None:
     found = topology("v5p-128")
     assert dict(found.mesh({"data": -1, "model": 4}).shape) == {"data": 16, "model": 4}
     assert dict(found.mesh({"data": -1}).shape) == {"data": 64}
@@ -136,14 +136,14 @@ def test_minus_one_takes_what_the_others_leave() -> None:
         ([("a", 16)], ["axes=[('a', 16)]"]),
     ],
 )
-def test_no_such_mesh(axes, message: list[str]) -> None:
+def test_invalid_axis_sizes_are_refused_with_a_valid_mesh(axes, message: list[str]) -> None:
     with pytest.raises(TopologyError) as caught:
         topology("v5e-16").mesh(axes)
     for part in message:
         assert part in str(caught.value)
 
 
-def test_the_mistake_names_the_slices() -> None:
+def test_error_of_a_wrong_mesh_counts_all_slices() -> None:
     with pytest.raises(TopologyError, match="2 slices of v5e:4x4 has 32: mesh"):
         topology("v5e-16", 2).mesh({"data": 16})
 
@@ -156,7 +156,7 @@ class TestMeshesOfOthers:
         assert chips.along == hosts.along == (("x", 2), ("y", 2))
         assert (chips.ring, hosts.ring) == (True, False)
 
-    def test_an_order_that_follows_nothing(self) -> None:
+    def test_axes_of_shuffled_devices_follow_no_dimension(self) -> None:
         found = topology("v5e:4x4")
         order = np.random.default_rng(0).permutation(16)
         mesh = Mesh(np.array(found.devices)[order].reshape(4, 4), ("a", "b"))
@@ -172,19 +172,19 @@ class TestMeshesOfOthers:
         (axis,) = describe_mesh(found, Mesh(np.array(row), ("x",)))
         assert (axis.along, axis.ring) == ((("x", 4),), True)
 
-    def test_axes_of_one_device(self) -> None:
+    def test_axis_of_size_one_follows_no_dimension(self) -> None:
         found = topology("v5e:4x4")
         (one, _) = describe_mesh(found, found.mesh({"a": 1, "b": 16}))
         assert (one.size, one.along) == (1, ())
 
-    def test_devices_of_another_topology(self) -> None:
+    def test_mesh_of_a_different_topology_is_refused(self) -> None:
         found = topology("v5e:2x2")
         with pytest.raises(TopologyError, match=naming("v5e:2x2", "topology('v5e:2x2')")):
             describe_mesh(found, topology("v5e:4x4").mesh({"a": 16}))
         with pytest.raises(TopologyError, match="of platform cpu, "):
             axis_links(found, Mesh(np.array(jax.devices()), ("a",)), ["a"])
 
-    def test_no_such_axis(self) -> None:
+    def test_unknown_axis_is_refused(self) -> None:
         found = topology("v5e:2x2")
         with pytest.raises(TopologyError, match=r"no axis 'model'; it has \('data',\)"):
             axis_links(found, found.mesh({"data": 4}), ["model"])

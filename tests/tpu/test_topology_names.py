@@ -61,7 +61,7 @@ def test_names(name: str, text: str) -> None:
         *(("v4-64", "2x4x4"), ("v4-128", "4x4x4"), ("v4-1024", "8x8x8"), ("v4-1536", "8x8x12")),
     ],
 )
-def test_a_count_has_the_shape_that_cloud_gives_it(name: str, shape: str) -> None:
+def test_core_count_maps_to_the_documented_cloud_shape(name: str, shape: str) -> None:
     assert parse_topology_name(name).text.endswith(f":{shape}")
 
 
@@ -109,7 +109,7 @@ def test_every_count_is_a_name_that_comes_back(generation) -> None:
         (128, ["name=128 is invalid"]),
     ],
 )
-def test_no_such_topology(name, message: list[str]) -> None:
+def test_invalid_topology_names_are_refused(name, message: list[str]) -> None:
     with pytest.raises(TopologyError) as caught:
         parse_topology_name(name)
     for part in message:

@@ -17,7 +17,7 @@ SPECS = st.dictionaries(PATHS, st.sampled_from(["P()", "P('x')", "P(None, 'x')"]
 
 @pytest.mark.slow
 @given(SPECS)
-def test_rules_give_each_path_its_spec(specs):
+def test_path_rules_map_each_path_to_its_spec(specs):
     rules = path_rules(specs)
     for path, spec in specs.items():
         assert next(s for pattern, s in rules if re.search(pattern, path)) == spec

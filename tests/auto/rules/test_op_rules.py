@@ -76,7 +76,7 @@ def of(function: Any, *args: Any) -> tuple[Any, list[tuple[Any, ...]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
-def test_parts_give_the_whole(family: Any) -> None:
+def test_equation_computed_in_parts_equals_the_unsplit_equation(family: Any) -> None:
     cases = {name: (jax.make_jaxpr(f)(*args), args) for name, f, args in family()}
 
     def program(values: Any) -> Any:
@@ -215,7 +215,7 @@ def test_rows_of_a_table_are_summed() -> None:
     assert [f.divides_work for f in rule.factors] == [True, True, True, False]
 
 
-def test_sizes_of_one_have_no_factor() -> None:
+def test_dimensions_of_size_one_have_no_factor() -> None:
     rule, factors = of(jnp.tanh, np.ones((1, 4), np.float32))
     assert rule.elementwise
     assert factors == [(4, (1,), (1,), False)]
@@ -223,7 +223,7 @@ def test_sizes_of_one_have_no_factor() -> None:
     assert factors == [(2, (1,), (0,), False)]
 
 
-def test_pairs_are_apart() -> None:
+def test_optimization_barrier_has_factors_per_operand() -> None:
     rule, factors = of(lambda x, y: lax.optimization_barrier((x, y)), X[0], M[0])
     assert rule.pairwise
     assert not rule.elementwise
@@ -234,7 +234,7 @@ def test_pairs_are_apart() -> None:
     ]
 
 
-def test_unknown_primitives_are_whole() -> None:
+def test_unknown_primitives_have_no_factors() -> None:
     shape = jax.ShapeDtypeStruct((4,), np.float32)
     rule, factors = of(lambda x: jax.pure_callback(lambda x: x, shape, x), X[0, 0, :4])
     assert not rule.known

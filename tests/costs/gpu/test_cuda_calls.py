@@ -128,7 +128,7 @@ def test_a_product_that_is_fused_with_a_slice_reads_the_slice() -> None:
         ("SoftmaxBackward", "CAUSAL", 0, 2048 + 64, 5),
     ],
 )
-def test_attention_of_cudnn_counts_the_tiles_below_its_diagonal(
+def test_cudnn_attention_counts_only_unmasked_tiles(
     target: str, mask: str, window: int, keys: float, products: int
 ) -> None:
     module = read(ATTENTION.format(target=target, mask=mask, window=window))

@@ -78,7 +78,7 @@ def test_all_reduces_within_a_node_take_published_times(
     assert found.dcn_bytes == 0
 
 
-def test_gpus_of_a_node_share_its_traffic_to_others() -> None:
+def test_gpus_of_a_node_share_the_traffic_between_nodes() -> None:
     network = cluster("h100", 2, 4)
     whole = cost(network, "all-gather", 64 * MIB, list(range(8)))
     assert whole.sent_bytes == 64 * MIB * 7 / 8
@@ -115,7 +115,7 @@ def test_a_small_all_reduce_over_many_nodes_takes_a_tree() -> None:
     assert large.expected_seconds == pytest.approx(large.dcn_seconds / 0.8, rel=0.02)
 
 
-def test_products_take_whole_waves_of_tiles() -> None:
+def test_matmul_time_rounds_up_to_full_waves_of_tiles() -> None:
     rates = gpu_rates(H100)
     large = rates.padding(1, 16384, 8192, 16384)
     assert 1.0 <= large < 1.05
@@ -141,7 +141,7 @@ def test_attention_of_cudnn_takes_published_times(mask: str, microseconds: float
     assert found.bound == "matrix"
 
 
-def test_an_all_reduce_by_a_kernel_of_xla_takes_its_time() -> None:
+def test_all_reduce_in_an_xla_kernel_takes_the_time_of_the_collective() -> None:
     text = """
 HloModule kernel, is_scheduled=true
 

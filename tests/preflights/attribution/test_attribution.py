@@ -93,7 +93,7 @@ def test_windowed_products_keep_their_collectives():
     assert all(r.requested and not r.suggestion for r in found)
 
 
-def test_a_constraint_that_closes_a_dimension_asks_for_its_gather():
+def test_constraint_that_unshards_a_dimension_causes_an_all_gather():
     def closed(x, w):
         return jnp.exp(constrained(x @ w, "data", None))
 
@@ -170,7 +170,7 @@ def test_a_suggestion_removes_the_collective(function, before, suggestion, after
     assert found(after) == ()
 
 
-def test_the_operand_of_a_product_is_cut_as_the_other_one_where_they_are_summed_up():
+def test_suggestion_shards_both_matmul_operands_over_the_contraction():
     mesh = PLACE.mesh({"data": 4, "model": 2})
     by_rows = NamedSharding(mesh, P("data", None))
 
@@ -208,7 +208,7 @@ def test_conflicting_constraints_are_named_by_line():
 
 
 @pytest.mark.slow
-def test_collectives_over_slices_are_reported_whole():
+def test_collectives_are_split_into_traffic_within_and_between_slices():
     place = topology("v5e:2x2", slices=2)
     mesh = place.mesh({"data": 4, "model": 2})
     params = {

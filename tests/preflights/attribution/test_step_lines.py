@@ -69,7 +69,7 @@ def test_lines_add_up_to_the_schedule() -> None:
     assert (span.start, span.seconds, found.lines[span.line]) == (0.0, 1e-3, gather)
 
 
-def test_a_loop_is_one_iteration_of_the_folded_timeline() -> None:
+def test_folded_timeline_shows_one_iteration_of_a_loop() -> None:
     found = step_lines(
         f"zero = s32[] constant(0)\nstate = (s32[], {ARRAY}) tuple(zero, p)\n"
         f"loop = (s32[], {ARRAY}) while(state), condition=condition, body=body\n"

@@ -57,5 +57,5 @@ def test_scores_that_exceed_vmem_are_found() -> None:
         (4096, 128, "exponential", "S(1)"),
     ],
 )
-def test_other_products_are_not(case: tuple[int, int, str]) -> None:
+def test_products_other_than_large_scores_are_ignored(case: tuple[int, int, str]) -> None:
     assert spills(*case) == ()

@@ -12,7 +12,7 @@ from xlashard.preflights.render import step_timeline
 from xlashard.preflights.render.step_timeline import trace_of
 
 
-def test_every_iteration_has_its_events() -> None:
+def test_trace_has_events_of_every_iteration() -> None:
     events = json.loads(FITTING.to_trace())["traceEvents"]
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert list(tracks.values()) == ["cores", "along tensor", "HBM copies"]
@@ -43,7 +43,9 @@ def assert_nested(events: list[dict]) -> None:
         open_until.append(end)
 
 
-def test_long_traces_have_one_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_trace_shows_one_iteration_and_summarizes_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(step_timeline, "MOST_EVENTS", 50)
     events = [e for e in trace_of(FITTING)["traceEvents"] if e["ph"] == "X"]
     assert len(events) == 3 + 5 + 1

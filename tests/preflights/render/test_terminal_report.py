@@ -42,7 +42,7 @@ def test_every_unit_and_bound_of_a_tpu_has_a_name() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_that_vmem_bounds_names_it() -> None:
+def test_report_names_vmem_as_the_bound() -> None:
     time = replace(FITTING.time, bound="vmem", shares=(("vmem", 2.0), ("matrix", 1.0)))
     report = replace(FITTING, time=time)
     assert "bound by VMEM" in plain_text(shown(report, 160))
@@ -52,7 +52,7 @@ def test_a_step_that_vmem_bounds_names_it() -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("width", [60, 80, 160])
 @pytest.mark.parametrize("color", [False, True], ids=["plain", "colour"])
-def test_a_report_keeps_within_its_terminal(name: str, width: int, color: bool) -> None:
+def test_report_fits_the_terminal_width(name: str, width: int, color: bool) -> None:
     text = shown(ALL[name], width, color=color)
     assert ("\x1b[" in text) == color
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
@@ -104,7 +104,7 @@ def test_a_step_that_fits() -> None:
         ("tpu7x:2x2x1", {"data": 4, "model": 2}, "data around x and y, model along the cores"),
     ],
 )
-def test_an_axis_goes_around_where_there_are_two_ways_to_go(
+def test_axis_with_wraparound_links_is_marked_as_closed(
     name: str, axes: dict[str, int], text: str
 ) -> None:
     place = topology(name)
@@ -144,7 +144,7 @@ def test_an_estimate_is_named_in_every_form() -> None:
     assert page([FITTING, estimate]).count('<span class="badge estimate"') == 2
 
 
-def test_what_the_times_leave_out_is_named() -> None:
+def test_operations_missing_from_the_time_are_listed() -> None:
     assert "unknown" not in shown(FITTING, 160) and "understood" not in shown(FITTING, 160)
     calls, strange = (("my_kernel", 32),), (("line", 1), ("opcode frobnicate", 2))
     time = replace(FITTING.time, unknown_calls=calls, not_understood=strange)
@@ -153,7 +153,7 @@ def test_what_the_times_leave_out_is_named() -> None:
     assert "Not understood in the compiled program: line, opcode frobnicate ×2." in text
 
 
-def test_one_that_the_compiler_could_not_lay_out_though_its_parts_would_fit() -> None:
+def test_out_of_memory_below_the_available_bytes_is_explained() -> None:
     memory = replace(FITTING.memory, total_bytes=FITTING.memory.available_bytes - 2**20)
     text = shown(replace(FITTING, outcome="out of memory", memory=memory), 160)
     assert "needs 95.7 GiB of HBM on each device, which the compiler could not fit into" in text

@@ -1,4 +1,4 @@
-"""Limits that a program is to keep."""
+"""Limits on memory, traffic and time of a program."""
 
 import re
 from dataclasses import replace
@@ -56,12 +56,12 @@ def test_invalid_limits(word: str, expected: str) -> None:
         read_budget(["hbm=90%", word])
 
 
-def test_a_program_within_its_budget() -> None:
+def test_program_within_its_budget_breaks_no_limit() -> None:
     words = ["hbm=90%", "all_gather_bytes=10GiB", "time=1min", "mfu=40%", "dcn_bytes=0"]
     assert broken_limits(FITTING, read_budget(words)) == ()
 
 
-def test_limits_that_are_broken_name_the_lines_that_broke_them() -> None:
+def test_broken_limit_names_the_responsible_source_lines() -> None:
     words = ["hbm=90%", "all_gather_bytes=2GB", "unrequested_bytes=0", "mfu=90%", "time=1min"]
     broken = broken_limits(FITTING, read_budget(words))
     assert [breach.limit.key for breach in broken] == [
@@ -82,7 +82,7 @@ def test_limits_that_are_broken_name_the_lines_that_broke_them() -> None:
     assert "1.98 s of arithmetic" in slow
 
 
-def test_a_program_that_does_not_fit_breaks_every_limit_of_its_memory() -> None:
+def test_program_that_does_not_fit_breaks_every_memory_limit() -> None:
     (part, size) = broken_limits(OUT_OF_MEMORY, read_budget(["hbm=100%", "hbm=95GiB"]))
     assert "hbm=100% is not met: HBM use is 142.8%, more than 100.0%" in str(part)
     assert str(part).splitlines()[1] == (
@@ -107,7 +107,7 @@ def test_every_key_measures_a_full_report() -> None:
     )
 
 
-def test_a_branch_of_a_name_stands_for_a_temporary_without_an_operation() -> None:
+def test_temporary_without_an_op_name_is_listed_by_hlo_name() -> None:
     temporary = replace(FITTING.memory.temporaries[-1], device_bytes=2**50)
     report = replace(FITTING, memory=replace(FITTING.memory, temporaries=(temporary,)))
     (breach,) = broken_limits(report, read_budget(["temporary_bytes=1GiB"]))

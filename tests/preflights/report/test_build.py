@@ -78,7 +78,7 @@ def test_a_rejected_program_has_the_facts_of_an_executable(both: Any) -> None:
 
 
 @pytest.mark.slow
-def test_it_agrees_with_explain(both: Any) -> None:
+def test_report_agrees_with_explain(both: Any) -> None:
     fits = both[0]
     values, report = report_of(fits), explain(product(1024))
     assert values.inputs == report.inputs

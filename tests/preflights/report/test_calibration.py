@@ -97,7 +97,7 @@ def test_kernels_have_a_slowdown_of_their_own():
     assert dict(measured.matrix_flops)["bfloat16"] == pytest.approx(matrix / 2)
 
 
-def test_gpus_take_them_too():
+def test_gpu_collectives_take_the_measured_slowdown():
     chip = cluster("h100", 1, 8)._topology.chip
     slow = rates(chip, ici=2.0, dcn=3.0, reduction=4.0, kernel=2.0)
     for nodes, gpus, kind, ratio in (
@@ -120,7 +120,7 @@ def test_gpus_take_them_too():
     assert slow.kernels.scores == pytest.approx(rates_for(chip).scores / 2)
 
 
-def test_searches_of_layouts_take_them():
+def test_layout_search_uses_measured_rates():
     usual, slow = machine_of(MESH, POD), machine_of(MESH, POD, rates(ici=2.0, dcn=3.0))
     found = [
         a.bytes_per_second / b.bytes_per_second for a, b in zip(usual.axes, slow.axes, strict=True)
@@ -132,7 +132,7 @@ def test_searches_of_layouts_take_them():
     assert machine_of(MESH, POD, rates(hbm=2.0)).rates.hbm_bytes == usual.rates.hbm_bytes / 2
 
 
-def test_a_preflight_takes_the_content_of_a_file_and_shows_it():
+def test_preflight_uses_and_reports_measured_rates():
     x = jax.ShapeDtypeStruct((4096, 4096), "bfloat16")
     words = {"topology": "v5e-4", "mesh": {"data": 4}, "estimate": True}
     fun = jax.jit(lambda x: jax.lax.with_sharding_constraint(x.T, P("data")) @ x)
@@ -147,7 +147,7 @@ def test_a_preflight_takes_the_content_of_a_file_and_shows_it():
     assert not [flag for flag in usual.versions.flags if flag[0] == "rates"]
 
 
-def test_each_chip_has_its_file(tmp_path: Path):
+def test_each_chip_has_one_file_of_rates(tmp_path: Path):
     files = []
     for chip, ratio in (("v5e", 1.1), ("v5p", 1.3)):
         files.append(tmp_path / f"{chip}.toml")

@@ -25,7 +25,7 @@ def shown(comparison: Comparison, width: int, *, all: bool = False) -> str:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_nothing_changed(name: str) -> None:
+def test_comparison_of_equal_reports_shows_no_change(name: str) -> None:
     later = replace(ALL[name], compile_seconds=1.5 * ALL[name].compile_seconds)
     comparison = compare(ALL[name], later)
     assert comparison.is_same
@@ -52,7 +52,7 @@ def test_a_program_that_no_longer_fits() -> None:
     assert re.search(r"grown +7\.8 GiB +→ +125\.2 GiB +temporary of log_softmax", text)
 
 
-def test_traffic_that_came_and_went() -> None:
+def test_added_and_removed_traffic_is_listed() -> None:
     found = compare(FITTING, TWO_SLICES)
     assert [(t.change, t.what) for t in found.traffic] == [
         ("removed", "all-reduce along data for psum, backward"),
@@ -100,7 +100,7 @@ def test_versions_and_flags_that_changed() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 80, 160])
 @pytest.mark.parametrize("pair", [(FITTING, SMALL), (SMALL, TWO_SLICES)], ids=["less", "more"])
-def test_a_comparison_keeps_within_its_terminal(
+def test_comparison_fits_the_terminal_width(
     pair: tuple[PreflightReport, PreflightReport], width: int
 ) -> None:
     some, every = (shown(compare(*pair), width, all=all) for all in (False, True))
@@ -110,7 +110,7 @@ def test_a_comparison_keeps_within_its_terminal(
     assert "comparison.print" not in every
 
 
-def test_a_comparison_travels_as_json() -> None:
+def test_comparison_round_trips_through_json() -> None:
     found = compare(FITTING, OUT_OF_MEMORY)
     assert json.loads(found.to_json()) == found.to_dict()
     assert found.to_dict()["facts"][0] == {"name": "outcome", "old": "fits", "new": "out of memory"}

@@ -98,7 +98,7 @@ def test_lines_of_a_profile_lie_beside_their_predictions(profile: Path) -> None:
     assert "1.20" in text and "fusion.77" in text and "2 executions" in text
 
 
-def test_names_of_another_compilation_match_by_operation(tmp_path: Path) -> None:
+def test_profile_with_renamed_instructions_matches_by_op_name(tmp_path: Path) -> None:
     events = [
         (name.replace("fusion.4", "fusion.104"), start, seconds, op_name)
         for name, start, seconds, op_name in step_events(0.0)
@@ -183,7 +183,7 @@ def test_invalid_files_of_rates_are_refused(tmp_path: Path, text: str, message: 
         read_calibrations(file, [topology("v5p-8").generation])
 
 
-def test_a_profile_of_another_program_is_refused(tmp_path: Path) -> None:
+def test_profile_of_a_different_program_is_refused(tmp_path: Path) -> None:
     other = write_profile(tmp_path / "a", [("sort.1", 0.0, 1.0, "")], [])
     with pytest.raises(ArgumentError, match="has no operation of train_step"):
         compare_with_profile(FITTING, other)

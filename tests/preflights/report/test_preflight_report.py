@@ -12,7 +12,7 @@ from xlashard.preflights.report.preflight_report import PreflightReport
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_report_comes_back_from_its_json(name: str) -> None:
+def test_report_round_trips_through_json(name: str) -> None:
     report = ALL[name]
     assert PreflightReport.from_json(report.to_json()) == report
     assert PreflightReport.from_json(report.to_json(indent=None)) == report
@@ -21,7 +21,7 @@ def test_a_report_comes_back_from_its_json(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_examples_say_one_thing(name: str) -> None:
+def test_example_reports_are_consistent(name: str) -> None:
     report = ALL[name]
     assert report.fits == report.memory.fits
     assert {v.copies for v in report.inputs} <= set(range(1, report.topology.devices + 1))
@@ -34,7 +34,7 @@ def test_the_examples_say_one_thing(name: str) -> None:
     assert max(longest, key=lambda bound: longest[bound]) == report.time.bound
 
 
-def test_json_of_another_version_is_read_where_it_can_be() -> None:
+def test_json_with_unknown_or_missing_fields_is_read() -> None:
     found = FITTING.to_dict()
     found["news"] = 1
     found["memory"]["news"] = {}

@@ -37,7 +37,7 @@ def swept(folder):
 
 
 @pytest.mark.slow
-def test_every_mesh_is_found_out_once(swept):
+def test_every_mesh_is_evaluated_once(swept):
     outcomes = {(r.topology, dict(r.mesh)["data"]): r.outcome for r in swept.results}
     assert outcomes == {
         **{("v5e:2x2", data): "fits" for data in (1, 2, 4)},
@@ -52,7 +52,7 @@ def test_every_mesh_is_found_out_once(swept):
 
 
 @pytest.mark.slow
-def test_the_whole_reports_are_there(swept):
+def test_full_report_of_the_best_result_is_stored(swept):
     report = swept.report(swept.best)
     assert report.title == GRAM and report.fits
     assert report.topology.name == swept.best.topology
@@ -62,7 +62,7 @@ def test_the_whole_reports_are_there(swept):
 
 
 @pytest.mark.slow
-def test_a_second_sweep_goes_on_where_the_first_was(swept, folder, monkeypatch):
+def test_second_sweep_reuses_earlier_results(swept, folder, monkeypatch):
     asked = []
 
     def ask_only(jobs, _):
@@ -127,7 +127,7 @@ def test_arguments_that_do_not_fit_are_not_compiled(folder):
 
 
 @pytest.mark.slow
-def test_each_mesh_gets_its_layout(folder):
+def test_sweep_with_auto_shardings_chooses_a_layout(folder):
     def best(**words):
         place = {"topologies": "v5e-4", "mesh": {"data": 4}, "folder": folder / "layouts"}
         found = preflight_sweep(programs.unplaced_step, **place, workers=1, estimate=True, **words)

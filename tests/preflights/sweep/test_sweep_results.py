@@ -39,7 +39,7 @@ FOUND = (
 )
 
 
-def test_those_that_fit_come_first_the_fastest_of_all_first():
+def test_fitting_results_rank_first_by_step_time():
     report = SweepReport("steps:make", "sweeps", ranked(FOUND))
     keys = [r.key for r in report.results]
     assert keys == ["fast", "slow", "larger", "large", "never", "lost"]
@@ -47,14 +47,14 @@ def test_those_that_fit_come_first_the_fastest_of_all_first():
     assert SweepReport("steps:make", "sweeps", ranked(FOUND[:1])).best is None
 
 
-def test_facts_are_those_of_the_report():
+def test_sweep_facts_equal_values_of_the_report():
     assert FACTS.seconds == FITTING.time.seconds and FACTS.bound == FITTING.time.bound
     assert FACTS.total_bytes == FITTING.memory.total_bytes
     assert FACTS.tokens_per_second == FITTING.throughput.tokens_per_second
     assert SweepFacts.of(SMALL).tokens_per_second is None
 
 
-def test_it_shows_the_ranking_and_why_the_others_are_out():
+def test_sweep_report_shows_ranking_and_reasons_of_rejection():
     prices = (ChipPrice("v5e", 1.2, "USD"), ChipPrice("", 9.0))
     report = SweepReport("steps:make", "sweeps", ranked(FOUND), 2, prices)
     text = str(report)
@@ -86,7 +86,7 @@ def test_a_topology_without_a_mesh_is_shown_with_the_reason():
     assert "Without a mesh" not in str(SweepReport("steps:make", "sweeps", ranked(FOUND)))
 
 
-def test_it_travels_as_json():
+def test_sweep_report_round_trips_through_json():
     prices = (ChipPrice("v5e", 1.2, "USD"),)
     left_out = (SkippedTopology("v5e:2x2", 1, "no mesh of data=3 has 4 devices"),)
     report = SweepReport("steps:make", "sweeps", ranked(FOUND), 2, prices, left_out)
@@ -98,7 +98,7 @@ def test_it_travels_as_json():
         SweepReport.from_json("[]")
 
 
-def test_a_price_counts_for_its_generation():
+def test_price_applies_to_its_chip_generation():
     report = SweepReport("steps:make", "x", FOUND, prices=(ChipPrice("v5p", 4.2), ChipPrice("", 2)))
     fast = FOUND[-1]
     assert report.step_price(fast).step == pytest.approx(2 * FACTS.chips * 0.1 / 3600)
@@ -108,7 +108,7 @@ def test_a_price_counts_for_its_generation():
     assert report.step_price(FOUND[0]) is None
 
 
-def test_whole_reports_are_kept_and_get_the_price(tmp_path):
+def test_stored_reports_get_the_price_of_the_sweep(tmp_path):
     place = ResultStore(tmp_path).keep_report("v5e-4x4.data8", FITTING)
     found = result("a", seconds=1.0, report=place)
     report = SweepReport("x", str(tmp_path), (found,))

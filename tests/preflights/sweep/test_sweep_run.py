@@ -31,7 +31,7 @@ RANGES = st.builds(
 
 
 @given(st.integers(1, 96), st.lists(RANGES, min_size=1, max_size=4))
-def test_they_are_all_and_each_once(count, ranges):
+def test_meshes_equal_brute_force_without_duplicates(count, ranges):
     axes = {f"axis{i}": sizes for i, sizes in enumerate(ranges)}
     expected = brute_force(count, ranges)
     if not expected:

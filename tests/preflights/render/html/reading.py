@@ -6,7 +6,7 @@ from tests.browser import Tab
 
 
 def column(tab: Tab, place: str, number: int, *, what: str = "value") -> list[str]:
-    """Return the values of a column of the rows that are seen."""
+    """Return the values of a column, of visible rows only."""
     return tab.run(
         f"[...document.querySelectorAll({json.dumps(f'{place} tbody tr')})]"
         f".filter(r => r.checkVisibility()).map(r => r.cells[{number}].dataset.{what})"

@@ -103,7 +103,7 @@ def test_the_roof_is_that_of_the_matrix_units() -> None:
     assert read_roofline(IDLE, SMALL.topology) is None
 
 
-def test_the_point_of_the_bound_lies_on_its_line() -> None:
+def test_roofline_point_lies_on_the_slope_of_the_bound() -> None:
     for report in (FITTING, SMALL):
         roofline = read_roofline(report.time, report.topology)
         assert roofline is not None
@@ -115,7 +115,7 @@ def test_the_point_of_the_bound_lies_on_its_line() -> None:
 
 
 @pytest.mark.slow
-def test_of_very_many_values_the_first_are_shown_and_the_others_counted() -> None:
+def test_first_values_are_shown_and_the_remaining_ones_counted() -> None:
     value = FITTING.inputs[0]
     many = tuple(replace(value, path=f"state[{n}]") for n in range(MOST_ROWS + 2345))
     html = page(replace(FITTING, inputs=many))
@@ -130,7 +130,7 @@ def test_a_page_needs_a_report() -> None:
 
 
 @pytest.mark.slow
-def test_reports_of_one_title_have_distinct_names() -> None:
+def test_reports_with_equal_titles_get_distinct_names() -> None:
     other = replace(FITTING, topology=replace(FITTING.topology, name="v5p:2x2x8"))
     html = page([FITTING, other])
     assert "on v5p:2x2x8" in html

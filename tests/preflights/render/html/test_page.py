@@ -19,9 +19,7 @@ SCRIPTS = Path(__file__).parent
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_report_is_shown_with_its_numbers_and_asks_for_nothing(
-    browser: Browser, name: str
-) -> None:
+def test_page_shows_every_report_without_network_requests(browser: Browser, name: str) -> None:
     report = ALL[name]
     with browser.page(report.to_html()) as tab:
         assert tab.requests() == []
@@ -100,7 +98,7 @@ def test_the_bar_of_memory_is_drawn_to_scale(browser: Browser) -> None:
     assert line == pytest.approx(memory.available_bytes / memory.total_bytes, abs=0.003)
 
 
-def test_the_timeline_zooms_and_goes_by_keys(browser: Browser) -> None:
+def test_timeline_zooms_and_is_navigable_by_keyboard(browser: Browser) -> None:
     whole = FITTING.time.seconds * (0.1 + 0.9 / 32)
     starts = (
         "Object.fromEntries([...document.querySelectorAll('.row .span')].map(e => "
@@ -173,7 +171,7 @@ def test_colours_follow_the_system_until_a_choice(browser: Browser) -> None:
         tab.click("[data-theme-choice=auto]")
 
 
-def test_every_text_can_be_read_on_its_background(browser: Browser) -> None:
+def test_every_text_has_sufficient_contrast(browser: Browser) -> None:
     script = (SCRIPTS / "contrast.js").read_text(encoding="utf-8")
     with browser.page(page([OUT_OF_MEMORY, SMALL])) as tab:
         for number, least in enumerate((30, 500, 150)):
@@ -187,7 +185,7 @@ def test_every_text_can_be_read_on_its_background(browser: Browser) -> None:
                 assert found["too_faint"] == []
 
 
-def test_it_fits_a_phone(browser: Browser) -> None:
+def test_page_fits_a_phone_screen(browser: Browser) -> None:
     wide_and_much = replace(OUT_OF_MEMORY, topology=HUGE.topology, mesh=HUGE.mesh)
     with browser.page(wide_and_much.to_html(), width=400, height=800) as tab:
         tab.run("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -305,7 +303,7 @@ def test_names_of_the_users_program_are_only_text(browser: Browser) -> None:
         assert len(column(tab, ".traffic", 0)) == 1
 
 
-def test_keys_reach_everything_and_show_where_they_are(browser: Browser) -> None:
+def test_tab_key_reaches_controls_with_a_visible_focus(browser: Browser) -> None:
     focused = "(e => e.innerText || e.ariaLabel || e.type)(document.activeElement)"
     with browser.page(SMALL.to_html()) as tab:
         seen = []
@@ -318,7 +316,7 @@ def test_keys_reach_everything_and_show_where_they_are(browser: Browser) -> None
         assert "radio" in seen
 
 
-def test_on_paper_everything_is_unfolded_and_nothing_is_to_be_pressed(browser: Browser) -> None:
+def test_printed_page_is_unfolded_and_has_no_controls(browser: Browser) -> None:
     with browser.page(FITTING.to_html(), print=True, dark=True) as tab:
         assert tab.texts(".filters, .actions, .chip-status") == []
         paper = tab.run("getComputedStyle(document.documentElement).backgroundColor")
@@ -334,7 +332,7 @@ def test_on_paper_everything_is_unfolded_and_nothing_is_to_be_pressed(browser: B
         assert tab.run("document.querySelectorAll('details[open]').length") < all_of_them
 
 
-def test_a_notebook_shows_the_verdict_and_keeps_its_own_style(browser: Browser) -> None:
+def test_report_in_a_notebook_leaves_the_notebook_style_unchanged(browser: Browser) -> None:
     before = "<!DOCTYPE html><meta charset=utf-8><code>code</code><p class=note>note</p>"
     style = "(e => [getComputedStyle(e).font, getComputedStyle(e).color].join())"
     outside = (

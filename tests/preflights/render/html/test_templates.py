@@ -33,7 +33,7 @@ class Reader(HTMLParser):
 
 @pytest.mark.slow
 @given(st.text())
-def test_any_text_is_read_as_it_is_written(text: str) -> None:
+def test_escaped_text_parses_back_unchanged(text: str) -> None:
     template = environment().from_string('<p title="{{ text }}">{{ text }}</p>')
     read = Reader(template.render(text=text))
     assert read.tags == ["p"]
@@ -42,7 +42,7 @@ def test_any_text_is_read_as_it_is_written(text: str) -> None:
 
 
 @given(st.text())
-def test_a_user_text_loses_nothing_where_it_may_break(text: str) -> None:
+def test_line_break_hints_leave_user_text_unchanged(text: str) -> None:
     read = Reader(user_text(text, "code"))
     assert read.text == printable(text)
     assert read.attributes["dir"] == "auto"

@@ -27,7 +27,9 @@ from xlashard.tpu import topology
         ("v5e:4x4", 2, {"data": 4, "model": 8}),
     ],
 )
-def test_positions_are_those_of_the_devices(name: str, slices: int, axes: dict[str, int]) -> None:
+def test_drawn_positions_equal_mesh_positions_of_devices(
+    name: str, slices: int, axes: dict[str, int]
+) -> None:
     pod = topology(name, slices)
     mesh = pod.mesh(axes)
     layout = device_positions(describe_topology(pod), describe_mesh(pod, mesh))
@@ -45,7 +47,7 @@ def test_positions_are_those_of_the_devices(name: str, slices: int, axes: dict[s
 
 
 @pytest.mark.parametrize("name", ["v5e:4x4", "v5e:2x4", "v5p:4x4x4", "v6e:8x8", "v4:2x2x4"])
-def test_hosts_are_where_libtpu_has_them(name: str) -> None:
+def test_drawn_hosts_match_libtpu(name: str) -> None:
     pod = topology(name)
     host = device_positions(describe_topology(pod), ()).host
     assert host is not None
@@ -61,7 +63,7 @@ def test_an_axis_that_follows_no_dimension_is_not_drawn() -> None:
     assert [a.name for a in device_positions(SMALL.topology, SMALL.mesh).axes] == ["y"]
 
 
-def test_an_axis_that_shares_a_dimension_is_drawn_only_where_its_strides_are_known() -> None:
+def test_axis_sharing_a_dimension_is_drawn_only_with_known_strides() -> None:
     shared = AxisReport("a", 2, (("x", 2),), ring=False)
     assert device_positions(V5P, (shared,)).axes == ()
     (known,) = device_positions(V5P, (replace(shared, strides=(2,)),)).axes
@@ -77,7 +79,7 @@ def drawn(layout: DevicePositions) -> list[list[tuple[int, int] | None]]:
     return [[p and (p.slice, p.z) for p in row] for row in layout.planes()]
 
 
-def test_all_planes_of_all_slices_are_drawn_where_there_is_room() -> None:
+def test_all_planes_of_few_slices_are_drawn() -> None:
     layout = device_positions(TWO_SLICES.topology, TWO_SLICES.mesh)
     assert drawn(layout) == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
 
