@@ -100,7 +100,7 @@ def test_invalid_settings(cloud: Cloud, settings: dict, text: str) -> None:
     assert re.search(text, str(caught.value)) and caught.value.code == 2
 
 
-def test_the_task_of_skypilot_resumes_on_the_same_image() -> None:
+def test_skypilot_task_resumes_on_the_image_of_its_accelerator() -> None:
     task = yaml.safe_load((ROOT / "tpu_scripts" / "sky.yaml").read_text())
     resources = task["resources"]
     accelerator = read_accelerator(resources["accelerators"].removeprefix("tpu-"))

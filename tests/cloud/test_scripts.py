@@ -88,7 +88,7 @@ def test_how_steps_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == "error: no capacity\nerror: no name\nstopped\n"
 
 
-def test_every_setting_has_a_flag_of_its_own() -> None:
+def test_every_setting_has_a_unique_flag() -> None:
     names = [leaf.path.rpartition(".")[2] for leaf in leaves(CloudSettings)]
     assert len(names) == len(set(names))
 
@@ -139,7 +139,7 @@ def test_each_script_starts(
 
 
 @pytest.mark.slow
-def test_a_script_in_a_process_of_its_own() -> None:
+def test_script_in_a_subprocess_reports_an_invalid_name() -> None:
     words = [*python_command(), str(ROOT / "tpu_scripts" / "create.py"), "--name=My_TPU"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == ""

@@ -32,7 +32,7 @@ def test_a_tpu_is_created_once_and_deleted(cloud: Cloud) -> None:
     assert cloud.verbs().count("delete") == 1
 
 
-def test_a_preempted_tpu_blocks_its_name(cloud: Cloud) -> None:
+def test_error_of_a_preempted_tpu_suggests_the_next_command(cloud: Cloud) -> None:
     cloud.state = "PREEMPTED"
     with pytest.raises(CloudError, match=r"(?s)one is PREEMPTED.*delete.py --name=one"):
         create(cloud.session())

@@ -1,4 +1,4 @@
-"""A job that goes on when its TPU is preempted: the loop alone, and with all its steps."""
+"""A job that resumes when its TPU is preempted: the loop alone, and with all its steps."""
 
 import os
 import signal

@@ -53,7 +53,7 @@ def test_folders_that_can_not_be_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_code_is_installed_when_it_has_changed(cloud: Cloud) -> None:
+def test_code_is_reinstalled_only_after_a_change(cloud: Cloud) -> None:
     create(cloud.session())
     session = cloud.session(setup__install="echo x >>~/count")
     count = cloud.home(1) / "count"

@@ -1,4 +1,4 @@
-"""``xlashard preflight --shardings auto``, by its words."""
+"""``xlashard preflight --shardings auto`` on the command line."""
 
 import json
 from pathlib import Path

@@ -95,7 +95,7 @@ def test_each_program_of_a_script_is_reported(folder: Path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_second_compilation_differs_in_is_named(folder: Path, capsys, monkeypatch) -> None:
+def test_heading_of_a_recompilation_names_its_cause(folder: Path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     (folder / "again.py").write_text(
         "import jax, numpy as np\n"
@@ -245,7 +245,7 @@ def test_programs_that_a_script_does_not_compile(folder: Path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_what_became_worse_fails(folder: Path, capsys) -> None:
+def test_comparison_fails_on_a_regression(folder: Path, capsys) -> None:
     explained("--", "train.py", "1")
     Path("report.json").rename("old.json")
     written = ("--compare", "old.json", "--markdown", "c.md", "--html", "c.html")

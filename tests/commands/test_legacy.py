@@ -18,7 +18,7 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_diff_is_shown_and_nothing_is_written(program: Path, capsys) -> None:
+def test_migrate_shows_a_diff_and_writes_no_file(program: Path, capsys) -> None:
     assert main(["legacy", "--migrate", str(program)]) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[0] == f"--- {program}"
@@ -28,7 +28,7 @@ def test_a_diff_is_shown_and_nothing_is_written(program: Path, capsys) -> None:
     assert program.read_text() == OLD
 
 
-def test_it_is_written_after_the_diff(program: Path, capsys) -> None:
+def test_migrate_with_write_shows_the_diff_and_writes_the_file(program: Path, capsys) -> None:
     program.chmod(0o750)
     link = program.with_name("link.py")
     link.symlink_to(program)
@@ -67,7 +67,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("content", "why"), UNREADABLE.values(), ids=UNREADABLE)
-def test_an_invalid_program_is_named_and_the_others_go_on(
+def test_migrate_reports_an_invalid_program_and_writes_the_others(
     content: bytes, why: str, program: Path, capsys
 ) -> None:
     bad = program.with_name("bad.py")
@@ -124,7 +124,7 @@ def test_words_that_are_no_arguments(words: list[str], advice: str, capsys) -> N
         (["--jax_array=maybe", "--", "python", __file__], "expected True or False"),
     ],
 )
-def test_words_that_run_nothing(words: list[str], advice: str, capsys) -> None:
+def test_invalid_arguments_are_refused_before_a_run(words: list[str], advice: str, capsys) -> None:
     assert main(["legacy", *words]) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith("error: ") and advice in shown.err

@@ -68,7 +68,7 @@ def test_a_function(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_budget_names_the_lines_that_broke_it(run: Run) -> None:
+def test_error_of_an_exceeded_budget_names_the_source_lines(run: Run) -> None:
     words = ("-t", "v5e-8", "--mesh", "data=8", PRODUCT, "--json", "-")
     code, out, err = run(*words, "--budget", "hbm=90%", "all_gather_bytes=100kB")
     assert code == 1
@@ -305,7 +305,7 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)
-def test_bad_input_is_one_sentence(run: Run, name: str) -> None:
+def test_invalid_input_is_reported_as_one_error(run: Run, name: str) -> None:
     words, message = BAD_INPUT[name]
     code, _, err = run(*words)
     assert code == 2
@@ -361,7 +361,7 @@ def test_an_unknown_setting(run: Run) -> None:
     assert code == 2 and "model.layer is not a setting. Did you mean model.layers?" in err
 
 
-def test_several_reports_are_not_kept_in_one_file(run: Run) -> None:
+def test_one_json_file_for_several_reports_is_refused(run: Run) -> None:
     words = ("-t", "v5e-4,v5e-8", OURS + "by_name", "--json", "a.json")
     code, _, err = run(*words)
     assert code == 2 and "--json a.json is one file, and here are 2 reports" in err
@@ -397,7 +397,7 @@ def test_libtpu_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert err.startswith("error: ") and "libtpu: pip install 'xlashard[tpu]'\n" in err
 
 
-def test_libtpu_is_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_libtpu_version_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topologies, "libtpu_version", lambda: "0.0.1")
     code, _, err = run(*NEVER_MADE, PRODUCT)
     assert code == 2

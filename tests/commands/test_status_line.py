@@ -55,7 +55,7 @@ def test_a_terminal_gets_the_elapsed_time(
     assert "\x1b[?25h" in shown + capfd.readouterr().err  # the cursor is back
 
 
-def test_work_with_a_bar_of_its_own_shows_nothing_in_a_terminal(
+def test_status_line_without_spinner_prints_nothing_in_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(common, "_LINE_INTERVAL", 0.001)
@@ -108,7 +108,7 @@ def test_folders_in_use_can_be_removed_at_once() -> None:
 
 
 @pytest.mark.slow
-def test_a_compilation_is_ended_and_leaves_nothing(tmp_path: Path) -> None:
+def test_sigterm_ends_a_compilation_and_removes_its_dump_folder(tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     environment = kept | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     program = "tests.commands.programs:slow_to_compile"

@@ -1,4 +1,4 @@
-"""``xlashard preflight --mesh auto`` and ``xlashard compile``, by their words."""
+"""``xlashard preflight --mesh auto`` and ``xlashard compile`` on the command line."""
 
 import json
 import pkgutil

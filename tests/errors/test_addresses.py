@@ -55,7 +55,7 @@ def test_a_copy_names_the_page_once(address: str, copied) -> None:
     assert copied(error).path == "state['w']"
 
 
-def test_a_warning_shows_the_address_in_its_text(address: str) -> None:
+def test_text_of_a_warning_ends_with_the_documentation_url(address: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.warn("the message", DonationWarning, stacklevel=1)
@@ -65,7 +65,7 @@ def test_a_warning_shows_the_address_in_its_text(address: str) -> None:
     ]
 
 
-def test_an_empty_address_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_docs_url_omits_the_documentation_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(XlashardError, "docs_url", "")
     assert shown(MeshError("the message")) == ["xlashard.errors.MeshError: the message"]
     assert str(DonationWarning("the message")) == "the message"
@@ -95,7 +95,7 @@ def test_every_address_is_that_of_a_page(address: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("url", [None, "", "file:///site"])
-def test_terminals_and_notebooks_show_it(url: str | None) -> None:
+def test_terminals_and_notebooks_show_the_documentation_url(url: str | None) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "XLASHARD_DOCS_URL"}
     if url is not None:
         environment["XLASHARD_DOCS_URL"] = url

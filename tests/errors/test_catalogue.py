@@ -36,7 +36,7 @@ WITH_JAX = [p for p, (_, m) in zip(MISTAKES, ALL, strict=True) if not m.no_jax]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_it_is_refused_with_place_facts_and_advice(mistake: Mistake) -> None:
+def test_mistake_is_refused_with_path_facts_and_fix(mistake: Mistake) -> None:
     outcome = ours(mistake)
     assert outcome.kind == mistake.error, outcome
     assert mistake.path in outcome.text
@@ -47,7 +47,7 @@ def test_it_is_refused_with_place_facts_and_advice(mistake: Mistake) -> None:
 
 
 @pytest.mark.parametrize(("topic", "mistake"), MESSAGES)
-def test_its_message_is_the_golden_one(topic: Topic, mistake: Mistake, update_goldens) -> None:
+def test_message_equals_its_golden(topic: Topic, mistake: Mistake, update_goldens) -> None:
     if update_goldens:
         write_message(topic, mistake)
     assert read_messages(topic.name).get(mistake.title) == message(mistake), "make goldens"
@@ -78,7 +78,7 @@ def test_jax_messages_have_fewer_facts(mistake: Mistake) -> None:
     assert mistake.jax_fix in outcome.text
 
 
-def test_every_entry_has_what_an_error_must_say() -> None:
+def test_every_entry_has_a_path_a_fix_and_a_known_error() -> None:
     for topic in TOPICS:
         for mistake in topic.mistakes:
             assert mistake.path and mistake.fix, mistake.title
@@ -87,7 +87,7 @@ def test_every_entry_has_what_an_error_must_say() -> None:
             assert known, mistake.error
 
 
-def test_what_the_calls_write_goes_with_the_tests(
+def test_mistakes_write_below_the_temporary_folder_of_pytest(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     (sweep,) = [topic for topic in TOPICS if topic.name == "sweep"]

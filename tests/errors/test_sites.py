@@ -94,7 +94,7 @@ def test_a_comment_exempts_the_raise_beside_or_below() -> None:
     )
 
 
-def test_a_comment_that_exempts_nothing_is_an_error() -> None:
+def test_exemption_comment_without_a_raise_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"a\.py: lines \[1\]"):
         read_sites("# no-catalogue: reason\nx = 1\n", "a.py")
 

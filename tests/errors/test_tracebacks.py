@@ -73,7 +73,7 @@ def frames_of_ours(error: BaseException) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::xlashard.errors.DonationWarning")
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
-def test_no_frame_of_ours_is_in_the_way(topic: Topic) -> None:
+def test_tracebacks_omit_internal_frames(topic: Topic) -> None:
     shown = {}
     for mistake in topic.mistakes:
         with filtering("quiet_remove_frames"):
@@ -92,7 +92,7 @@ def test_the_calls_of_all_days_are_in_the_catalogue() -> None:
     assert {*NONE, *MORE_THAN_ONE} <= titles
 
 
-def test_they_can_be_shown() -> None:
+def test_internal_frames_are_shown_with_filtering_off() -> None:
     with filtering("off"), pytest.raises(ArgumentError) as caught:
         pjit(lambda x: x, static_argnums=5)
     assert len(frames_of_ours(caught.value)) > 2
@@ -112,7 +112,7 @@ def test_frames_of_the_person_stay() -> None:
 @pytest.mark.parametrize(
     "read", [bool, int, float, complex, lambda x: x.tolist(), lambda x: x.tobytes()]
 )
-def test_ctrl_c_while_a_value_is_waited_for_shows_no_frame_of_ours(read, monkeypatch) -> None:
+def test_ctrl_c_during_a_blocking_read_shows_no_internal_frame(read, monkeypatch) -> None:
     def interrupted(_) -> None:
         raise KeyboardInterrupt
 

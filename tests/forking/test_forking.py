@@ -1,4 +1,4 @@
-"""A forked process behaves as a fresh one: words, environment, streams, signals, end."""
+"""A forked process behaves as a fresh one: arguments, environment, streams, signals, exit."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def test_the_end_is_that_of_the_program() -> None:
             assert "usage: python -m json.tool" in run("-m", "json.tool", "--help").stdout
 
 
-def test_it_has_jax_and_devices_of_its_own_and_nothing_of_xlashard() -> None:
+def test_forked_process_has_its_own_devices_and_no_xlashard_module() -> None:
     code = (
         "import sys; print([m for m in sys.modules if m.startswith('xlashard')])\n"
         "import jax; print(len(jax.devices()))"
@@ -72,7 +72,7 @@ def test_it_has_jax_and_devices_of_its_own_and_nothing_of_xlashard() -> None:
     assert run("-c", code, env=environment).stdout == "[]\n3\n"
 
 
-def test_it_reads_the_options_of_python_and_jax(tmp_path: Path) -> None:
+def test_forked_process_reads_environment_variables_of_python_and_jax(tmp_path: Path) -> None:
     code = (
         "import faulthandler, sys; print(sys.path[1], faulthandler.is_enabled())\n"
         "import jax; print(jax.config.jax_compilation_cache_dir)\n"
@@ -91,7 +91,7 @@ def test_it_reads_the_options_of_python_and_jax(tmp_path: Path) -> None:
     assert python_command(environment) == python_command(without)
 
 
-def test_signals_reach_it_and_it_ends_with_its_client() -> None:
+def test_forked_process_receives_signals_and_ends_with_its_client() -> None:
     waiting = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
     with start(waiting) as interrupted:
         assert interrupted.stdout is not None and interrupted.stderr is not None

@@ -1,4 +1,4 @@
-"""The era's names are put into JAX's modules and removed, and nothing else changes."""
+"""Installation of legacy names into JAX's modules, and their complete removal."""
 
 import importlib
 import json
@@ -37,7 +37,7 @@ def names_of_jax() -> dict[str, list]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("imported", ["xlashard", "xlashard.legacy"])
-def test_an_import_adds_no_name_to_jax_and_removes_none(names_of_jax, imported: str) -> None:
+def test_import_neither_adds_nor_removes_names_of_jax(names_of_jax, imported: str) -> None:
     assert names_of_jax[f"by {imported}"] == []
 
 
@@ -52,15 +52,15 @@ def test_twice_is_once(names_of_jax) -> None:
     assert names_of_jax["twice"] == []
 
 
-def test_afterwards_jax_is_as_it_was_name_by_name(names_of_jax) -> None:
+def test_uninstallation_restores_every_name_of_jax(names_of_jax) -> None:
     assert names_of_jax["after"] == []
 
 
-def test_what_was_imported_goes_on_working(names_of_jax) -> None:
+def test_imported_names_work_after_uninstallation(names_of_jax) -> None:
     assert names_of_jax["still works"] == [3, [3]]
 
 
-def test_modules_that_are_loaded_meanwhile_are_afterwards_those_of_today(names_of_jax) -> None:
+def test_modules_imported_while_installed_are_restored_afterwards(names_of_jax) -> None:
     assert names_of_jax["late modules"] == [True] * 8
 
 
@@ -73,7 +73,7 @@ def test_a_with_statement() -> None:
     assert not hasattr(jax, "tree_map")
 
 
-def test_what_a_program_puts_there_stays() -> None:
+def test_attributes_set_by_a_program_are_kept() -> None:
     try:
         with legacy.installed():
             jax.tree_map = str
@@ -159,7 +159,7 @@ def entry(name: str, source: str) -> Entry:
     return Entry(name, "0.4.1", "works", source, "jax.numpy")
 
 
-def test_a_failure_leaves_nothing_behind() -> None:
+def test_failed_installation_is_rolled_back() -> None:
     table = {
         e.name: e
         for e in (
@@ -178,9 +178,7 @@ def test_a_failure_leaves_nothing_behind() -> None:
     ("module", "is_today"),
     [("xlashard._jax.late", True), ("xlashard.late", True), ("jax.late", True), ("late", False)],
 )
-def test_modules_of_this_package_that_are_imported_late_get_what_jax_has_today(
-    module: str, is_today: bool
-) -> None:
+def test_late_modules_of_xlashard_and_jax_import_current_names(module: str, is_today: bool) -> None:
     with legacy.installed():
         scope = {"__name__": module}
         exec("from jax.sharding import PartitionSpec", scope)
@@ -205,7 +203,7 @@ def test_a_mock_of_the_process_index_reaches_jax(module: str) -> None:
             assert importlib.import_module(module).process_index() == 0
 
 
-def test_a_module_in_place_of_one_of_today() -> None:
+def test_shim_replaces_a_current_module() -> None:
     today = importlib.import_module("jax.experimental.pjit")
     table = {
         e.name: e

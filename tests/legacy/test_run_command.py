@@ -122,12 +122,12 @@ def scripted(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.slow
-def test_a_script_runs_as_python_would_run_it(scripted) -> None:
+def test_script_runs_as_under_python(scripted) -> None:
     _, done = scripted
     assert done.stdout == "['old/script.py', '--report', '-m'] 7 False True\n"
 
 
-def test_what_it_raises_is_shown_with_its_own_frames(scripted) -> None:
+def test_traceback_of_a_script_begins_with_its_own_frames(scripted) -> None:
     folder, done = scripted
     assert done.returncode == 1
     lines = done.stderr.splitlines()
@@ -163,7 +163,7 @@ def test_the_report_lists_names_and_lines_also_after_an_exception(scripted) -> N
 
 
 @pytest.mark.slow
-def test_it_stays_the_main_module_also_for_processes_that_it_starts(tmp_path: Path) -> None:
+def test_script_is_the_main_module_also_in_multiprocessing_workers(tmp_path: Path) -> None:
     (tmp_path / "starter.py").write_text(STARTER)
     done = run(tmp_path, "--jax_array=0", "starter.py", "one")
     assert done.stderr == ""
@@ -177,7 +177,7 @@ def test_it_stays_the_main_module_also_for_processes_that_it_starts(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["folder", "archive"])
-def test_a_folder_and_an_archive_run_as_python_runs_them(tmp_path: Path, form: str) -> None:
+def test_folder_and_archive_run_as_under_python(tmp_path: Path, form: str) -> None:
     folder = tmp_path / "old"
     folder.mkdir()
     (folder / "__main__.py").write_text("import beside, sys; print(sys.argv[1:], beside.VALUE)")
@@ -195,7 +195,7 @@ def test_a_pipe_runs_as_a_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_package_that_imports_the_names_itself_and_one_that_fails(tmp_path: Path) -> None:
+def test_package_init_imports_legacy_names_and_shows_its_own_errors(tmp_path: Path) -> None:
     for name, init in (("old", PACKAGE), ("broken", "import no_such_thing\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(init)
@@ -234,7 +234,7 @@ def test_a_module_and_a_report_for_people(tmp_path: Path) -> None:
     ]
 
 
-def test_its_command_line_is_read() -> None:
+def test_command_line_is_parsed() -> None:
     assert read_command(["a.py"]) == RunCommand(ScriptOrModule("a.py", False))
     assert read_command(["--report", "--", "-odd.py", "-m"]) == RunCommand(
         ScriptOrModule("-odd.py", False, ("-m",)), report=True

@@ -1,4 +1,4 @@
-"""Report of the names that ran, with counts."""
+"""Report of the removed names that a program used, with counts."""
 
 import io
 import json
@@ -89,7 +89,7 @@ def test_packages_are_no_programs(recorder: Recorder) -> None:
     assert counted(recorder) == {}
 
 
-def test_afterwards_nothing_is_watched() -> None:
+def test_end_of_recorder_restores_monitoring_tools_and_hooks() -> None:
     tools = [sys.monitoring.get_tool(n) for n in range(6)]
     hooks = jax_array._update_global_hook, jax_array._update_thread_local_hook
     recorder = Recorder()
@@ -167,7 +167,7 @@ def test_behaviours_without_a_name(recorder: Recorder, run) -> None:
     }
 
 
-def test_names_that_today_has_ask_for_nothing() -> None:
+def test_names_of_current_jax_are_not_reported() -> None:
     staying = [entry for entry in entries().values() if entry.stays]
     assert {"jax.sharding.Mesh", "jax.pmap"} <= {entry.name for entry in staying}
     assert Report.of([Use(entry, "/far/away.py", 1, 1) for entry in staying]) == Report([], [])
@@ -199,7 +199,7 @@ def test_text() -> None:
     assert "\nwith mesh:; today: with jax.set_mesh(mesh):\n" in text_of(Report.of([behaviour]))
 
 
-def test_an_installed_program_is_its_own() -> None:
+def test_uses_of_an_installed_program_count_as_its_own() -> None:
     folder = str(Path(INSTALLED.file).parent)
     assert Report.of([INSTALLED], folder) == Report([INSTALLED], [])
 
@@ -234,7 +234,7 @@ def test_a_terminal_gets_colours_and_a_file_gets_text(monkeypatch) -> None:
     assert "no removed names" in terminal.getvalue()
 
 
-def test_after_its_end_nothing_is_called_any_more() -> None:
+def test_end_of_recorder_unregisters_monitoring_callbacks() -> None:
     recorder = Recorder()
     recorder.start()
     tool = recorder._tool

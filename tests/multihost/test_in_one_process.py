@@ -34,7 +34,7 @@ def mesh() -> Mesh:
     return Mesh(np.array(jax.devices()).reshape(2, 2, 2), AXES)
 
 
-def test_public_names_exist_beside_those_of_jax() -> None:
+def test_public_names_include_those_of_multihost_utils() -> None:
     names = (
         *("assert_equal", "broadcast_one_to_all", "global_array_to_host_local_array"),
         *("host_local_array_to_global_array", "process_allgather", "sync_global_devices"),
@@ -57,7 +57,7 @@ def test_arrays_equal_those_of_jax(mesh: Mesh, ndim: int) -> None:
         assert np.array_equal(global_array_to_host_local_array(ours, mesh, spec), value)
 
 
-def test_conversions_in_one_process(mesh: Mesh) -> None:
+def test_host_local_part_of_one_process_is_the_whole_array(mesh: Mesh) -> None:
     for spec in all_specs(AXES, 2):
         assert np.array_equal(host_local_part(V, mesh, spec, 0), V)
 

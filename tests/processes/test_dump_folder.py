@@ -56,7 +56,7 @@ def another() -> Iterator[tuple[subprocess.Popen[str], Path]]:
             process.kill()
 
 
-def test_it_is_there_for_as_long_as_it_is_needed(temporary: Path) -> None:
+def test_dump_folder_is_removed_after_its_block(temporary: Path) -> None:
     with pytest.raises(ValueError, match="in the middle"), temporary_dump_folder() as folder:
         assert [*temporary.iterdir()] == [folder]
         (folder / "module.txt").touch()
@@ -77,7 +77,7 @@ def test_only_folders_of_ended_processes_are_removed(temporary: Path) -> None:
             assert (living / "module.txt").exists()
 
 
-def test_a_link_to_another_folder_is_left_alone(temporary: Path) -> None:
+def test_removal_does_not_follow_symlinks(temporary: Path) -> None:
     kept = temporary / "kept"
     kept.mkdir()
     (kept / "thesis.txt").touch()
@@ -87,7 +87,7 @@ def test_a_link_to_another_folder_is_left_alone(temporary: Path) -> None:
 
 
 @pytest.mark.slow
-def test_threads_do_not_take_each_others() -> None:
+def test_threads_do_not_remove_folders_of_other_threads() -> None:
     def work(_: int) -> None:
         for number in range(50):
             with temporary_dump_folder() as folder:
@@ -110,7 +110,7 @@ def test_a_compilation_removes_its_dump_folder(temporary: Path) -> None:
     assert not list(temporary.glob(f"{dump_folder._PREFIX}*"))
 
 
-def test_a_sweep_removes_those_of_its_processes(
+def test_sweep_removes_dump_folders_of_its_processes(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = temporary / f"{dump_folder._PREFIX}of-a-process-that-was-ended"

@@ -76,7 +76,7 @@ def test_equal_values_have_equal_digests(shape: tuple[int, ...], dtype: type) ->
 
 @given(st.integers(1, 3 << 20), st.integers(0, 7), st.data())
 @settings(max_examples=25, deadline=None)
-def test_one_bit_makes_another_digest(size: int, bit: int, data: st.DataObject) -> None:
+def test_flipped_bit_changes_the_digest(size: int, bit: int, data: st.DataObject) -> None:
     v = np.zeros(size, np.uint8)
     before = digest(v)
     v[data.draw(st.integers(0, size - 1))] ^= 1 << bit

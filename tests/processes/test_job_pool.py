@@ -1,4 +1,4 @@
-"""The processes of a sweep: each loses its own job only, and none is left behind."""
+"""The processes of a sweep: a failure affects one job only, and no process is left running."""
 
 import os
 import signal
@@ -72,7 +72,7 @@ def test_processes_are_kept_between_series_of_jobs():
 
 
 @pytest.mark.slow
-def test_a_failure_costs_its_own_job_only():
+def test_failure_affects_only_its_own_job():
     found = ran(behaving("raise", "die", "well", "leave", "well"), workers=1)
     reasons = {key.split()[1]: answer["reason"] for key, answer in found.items()}
     assert [answer["outcome"] for answer in found.values()] == [

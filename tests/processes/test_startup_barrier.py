@@ -1,4 +1,4 @@
-"""Arriving, missing and conflicting processes, with threads in their place: it is all sockets."""
+"""Arriving, missing and conflicting processes, simulated by threads with sockets."""
 
 import errno
 import re

@@ -24,7 +24,9 @@ def pod(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int | str | Non
     return code, out, err
 
 
-def test_each_line_has_its_process(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_lines_are_prefixed_with_the_process_index(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     source = f"{WHO} import sys; print('out', me); print('err', me, file=sys.stderr)"
     code, out, err = pod(capfd, "-n", "3", "--", *python(source))
     assert code == 0
@@ -33,7 +35,9 @@ def test_each_line_has_its_process(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_arguments_after_the_command_belong_to_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_arguments_after_the_command_are_passed_to_the_command(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     source = "import sys; print(sys.argv[1:])"
     for dashes in ([], ["--"]):
         code, out, _ = pod(capfd, "-n", "1", *dashes, *python(source), "-n", "--only", "--", "-d")

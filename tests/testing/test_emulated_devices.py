@@ -78,7 +78,7 @@ def test_too_many_devices() -> None:
     assert (caught.value.asked, caught.value.found) == (count + 1, count)
 
 
-def test_fewer_devices_are_the_first_ones() -> None:
+def test_fewer_emulated_devices_are_the_first_devices() -> None:
     before = os.environ["XLA_FLAGS"]
     with emulated_devices(3) as devices:
         assert devices == jax.devices()[:3]

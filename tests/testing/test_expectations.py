@@ -191,7 +191,9 @@ def test_functions_and_stages_of_jax(x: Array) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", [jax.jit, nnx.jit, eqx.filter_jit, lambda f: f])
-def test_functions_of_jax_fail_with_the_facts_of_ours(mesh: Mesh, x: Array, wrap: Any) -> None:
+def test_expectations_fail_equally_for_jax_and_xlashard_functions(
+    mesh: Mesh, x: Array, wrap: Any
+) -> None:
     def turn(x: Any) -> Any:
         y = jax.lax.with_sharding_constraint(x * 2, jax.NamedSharding(mesh, P("model", "data")))
         return y.sum()

@@ -1,4 +1,4 @@
-"""Whatever ends a launcher, nothing that it started survives."""
+"""Processes of a launcher end with it, however it ends."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The pytest plugin, as users run it: pytest in a process of its own, on tests of all kinds."""
+"""The pytest plugin, as users run it: pytest in a subprocess, on tests of all kinds."""
 
 import re
 import shutil
@@ -142,7 +142,7 @@ def test_output_and_logs_by_process(report: PytestRun) -> None:
         assert f"logged by {number}" in own.partition(f"log call of process {number}")[2]
 
 
-def test_failure_in_one_process_shows_the_other_stacks(report: PytestRun) -> None:
+def test_failure_in_one_process_shows_stacks_of_its_peers(report: PytestRun) -> None:
     section = report.section("test_fails_in_one")
     assert "----- process 1 of 2 -----" in section
     assert "AssertionError: only the first is right" in section

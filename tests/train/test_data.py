@@ -32,7 +32,7 @@ def refusal(*paths: Path | str, fraction: float = 0.5, length: int = 4) -> str:
     return str(caught.value)
 
 
-def test_the_default_text_is_python_s_own_prose() -> None:
+def test_default_text_is_the_documentation_of_python() -> None:
     corpus = read_corpus(DataSettings(), 128)
     whole = corpus.train.tobytes() + corpus.held_out.tobytes()
     assert b"The assert statement" in whole or b"assert" in whole
@@ -65,7 +65,7 @@ def test_the_held_out_part_is_the_end(tmp_path: Path) -> None:
     assert corpus.held_out.tobytes() == b"b" * 20
 
 
-def test_a_missing_path_names_what_is_near(tmp_path: Path) -> None:
+def test_error_of_a_missing_path_suggests_a_similar_path(tmp_path: Path) -> None:
     (tmp_path / "novel.txt").write_text("x")
     text = refusal(tmp_path / "nuvel.txt")
     assert f"{tmp_path / 'nuvel.txt'}" in text
@@ -145,7 +145,7 @@ def test_held_out_windows_spread_over_the_text() -> None:
 
 @pytest.mark.parametrize("name", MESHES)
 @pytest.mark.parametrize("parts", [1, 2])
-def test_a_batch_arrives_whole(name: str, parts: int) -> None:
+def test_batch_on_devices_equals_its_windows(name: str, parts: int) -> None:
     run = settings(**MESHES[name])
     count = run.devices.emulate
     layout = Layout(build_mesh(run.mesh, devices(count)), run.sharding.rules)
@@ -188,7 +188,7 @@ def test_each_process_reads_the_rows_of_its_own_devices(parts: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.pod(processes=2, devices=2)
-def test_processes_that_hold_the_same_rows_all_read_them() -> None:
+def test_every_process_reads_replicated_rows() -> None:
     run = settings(**over({"tensor": 4}))
     layout = Layout(build_mesh(run.mesh, jax.devices()), run.sharding.rules)
     starts = np.arange(0, 80, 10)

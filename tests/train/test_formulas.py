@@ -21,7 +21,7 @@ def declared(model: ModelSettings) -> int:
 
 
 @pytest.mark.parametrize("words", [[], EXPERTS, ["model.kv_heads=8", "model.vocab=512"]])
-def test_parameters_are_those_that_the_model_declares(words: list[str]) -> None:
+def test_parameter_count_equals_the_declared_shapes(words: list[str]) -> None:
     model = settings(*words).model
     assert formulas.parameters(model) == declared(model)
 
@@ -44,7 +44,7 @@ def test_models_have_their_published_sizes(name: str, count: float, active: floa
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_a_device_holds_the_bytes_of_its_shards(name: str) -> None:
+def test_parameter_and_state_bytes_equal_the_bytes_of_shards(name: str) -> None:
     run = settings(**MESHES[name])
     expected = 0
     for one in jax.tree.leaves(declare(run.model)):
@@ -64,7 +64,7 @@ def test_types_of_parameters_and_means_count() -> None:
     assert formulas.state_bytes(settings("optimizer.moments=bfloat16")) == 2 * wide
 
 
-def test_what_is_kept_is_not_computed_again() -> None:
+def test_kept_residuals_are_not_recomputed() -> None:
     def again(*words: str) -> float:
         return formulas.step_flops(settings("model.remat=true", *words)).recomputed
 

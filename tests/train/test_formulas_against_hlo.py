@@ -91,7 +91,7 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
 
 
 @pytest.mark.integration
-def test_flops_and_parameter_bytes_are_those_of_the_formulas(compiled: Compiled) -> None:
+def test_flops_and_parameter_bytes_match_the_formulas(compiled: Compiled) -> None:
     work = analyze_cost(compiled.compilation.module)
     assert (work.unknown_loops, work.unknown_calls) == (0, {})
     counted = sum(work.matmul_flops.values()) * PLACE.num_devices
@@ -102,7 +102,7 @@ def test_flops_and_parameter_bytes_are_those_of_the_formulas(compiled: Compiled)
 
 
 @pytest.mark.integration
-def test_sent_bytes_are_those_of_the_formulas(compiled: Compiled) -> None:
+def test_sent_bytes_match_the_formulas(compiled: Compiled) -> None:
     expected = formulas.sent_bytes(compiled.settings)
     sent: Counter[tuple[str, ...]] = Counter()
     for report in describe_traffic(compiled.compilation, PLACE, compiled.mesh):

@@ -14,7 +14,7 @@ PIECES = st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=6)
 
 @pytest.mark.slow
 @given(PIECES, st.data())
-def test_windows_are_those_of_the_joined_bytes(pieces: list[bytes], data: st.DataObject) -> None:
+def test_windows_equal_slices_of_the_joined_bytes(pieces: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(pieces)
     begin = data.draw(st.integers(0, len(whole) - 1))
     end = data.draw(st.integers(begin + 1, len(whole)))
@@ -44,7 +44,7 @@ def test_files_are_mapped_and_not_read(tmp_path: Path) -> None:
     assert "bytes, " in corpus.mark
 
 
-def test_another_text_has_another_mark() -> None:
+def test_mark_differs_between_texts() -> None:
     def mark(train: bytes, held_out: bytes) -> str:
         texts = (Text.joined([in_memory(text)]) for text in (train, held_out))
         return Corpus(*texts, source="").mark

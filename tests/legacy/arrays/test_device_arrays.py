@@ -1,4 +1,4 @@
-"""`DeviceArray` and `ShardedDeviceArray`, and the arrays that pass for them today."""
+"""`DeviceArray` and `ShardedDeviceArray`, and current arrays as their instances."""
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,7 @@ def test_the_sharding_spec_has_an_entry_for_each_axis_of_the_mesh(mesh):
         )
 
 
-def test_the_class_of_a_result_follows_its_handle(mesh):
+def test_class_of_a_device_array_follows_its_sharding(mesh):
     handles = [device_put(WHOLE, jax.devices()[1]).to_jax(), sharded(mesh, "x").to_jax()]
     kinds = tuple(map(device_array_class, handles))
     assert kinds == (DeviceArray, ShardedDeviceArray)
@@ -92,7 +92,7 @@ def test_the_class_of_a_result_follows_its_handle(mesh):
 
 
 @pytest.mark.slow
-def test_jax_takes_them(mesh):
+def test_jax_functions_accept_device_arrays(mesh):
     for x in (of_kind(DeviceArray, device_put(WHOLE)), of_kind(ShardedDeviceArray, sharded(mesh))):
         np.testing.assert_array_equal(jax.jit(lambda v: v * 2)(x), WHOLE * 2)
         np.testing.assert_array_equal(jax.jit(lambda v, x=x: v + x)(WHOLE), WHOLE * 2)
@@ -103,7 +103,7 @@ def test_jax_takes_them(mesh):
     np.testing.assert_array_equal(stacked, WHOLE * 2)
 
 
-def test_members_of_one_device(mesh):
+def test_attributes_of_a_single_device_array(mesh):
     device = jax.devices()[1]
     x = of_kind(DeviceArray, device_put(WHOLE, device))
     assert type(x.device_buffer) is DeviceArray and x.device == x.device_buffer.device == device

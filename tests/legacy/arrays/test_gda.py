@@ -61,7 +61,7 @@ def test_attributes_and_repr(gda, mesh):
     np.testing.assert_array_equal(everywhere._value, WHOLE)
 
 
-def test_how_it_is_written(gda, mesh):
+def test_str_repr_and_format_of_a_gda(gda, mesh):
     assert str(gda) == "GlobalDeviceArray(shape=(8, 2), dtype=float32)" == f"{gda}"
     shown = repr(gda)
     assert shown.startswith("GlobalDeviceArray(shape=(8, 2), dtype=float32, ")
@@ -73,7 +73,7 @@ def test_how_it_is_written(gda, mesh):
     assert "sharding={devices=[8,1]<=[2,4]T(1,0)} on 8 devices" in repr(unnamed)
 
 
-def test_its_shards(gda, mesh):
+def test_shards_have_device_index_replica_id_and_data(gda, mesh):
     assert gda.local_shards == gda.addressable_shards == gda.global_shards
     for number, (shard, device) in enumerate(
         zip(gda.local_shards, mesh.local_devices, strict=True)
@@ -91,7 +91,7 @@ def test_its_shards(gda, mesh):
         gda.local_data(8)
 
 
-def test_its_value(gda):
+def test_conversion_to_numpy(gda):
     np.testing.assert_array_equal(gda, WHOLE)
     assert np.asarray(gda, np.float16).dtype == np.float16
     assert np.array(gda).flags.writeable and gda._value.tolist() == WHOLE.tolist()
@@ -100,7 +100,7 @@ def test_its_value(gda):
     np.testing.assert_array_equal(xmultihost.process_allgather(gda, tiled=True), WHOLE)
 
 
-def test_it_is_deleted(gda):
+def test_access_after_delete_raises(gda):
     assert not gda.is_deleted()
     piece = gda.local_data(3)
     gda.delete()
@@ -120,7 +120,7 @@ def test_it_is_deleted(gda):
     assert gda.shape == (8, 2) and "GlobalDeviceArray" in repr(gda)
 
 
-def test_its_pieces_are_deleted_one_by_one(gda):
+def test_deleting_every_shard_deletes_the_gda(gda):
     for number in range(8):
         gda.addressable_shards[number].data.delete()
     with pytest.raises(DeletedError, match=r"float32\[8,2\].*delete\(\)"):
@@ -128,7 +128,7 @@ def test_its_pieces_are_deleted_one_by_one(gda):
     assert gda.is_deleted()
 
 
-def test_it_is_not_compared(gda):
+def test_comparison_operators_are_refused(gda):
     for compare in (
         lambda: gda == gda,
         lambda: gda != gda,
@@ -148,7 +148,7 @@ def test_it_is_not_compared(gda):
         hash(gda)
 
 
-def test_it_is_one_leaf(gda):
+def test_gda_is_one_pytree_leaf(gda):
     leaves, treedef = jax.tree.flatten({"w": gda, "b": [gda]})
     assert len(leaves) == 2 and all(leaf is gda for leaf in leaves)
     assert jax.tree.structure(gda) == jax.tree.structure(0)
@@ -156,7 +156,7 @@ def test_it_is_one_leaf(gda):
 
 
 @pytest.mark.slow
-def test_jax_takes_it(gda):
+def test_jax_functions_accept_a_gda(gda):
     assert jax.typeof(gda).shape == (8, 2)
     np.testing.assert_allclose(jnp.sin(gda), np.sin(WHOLE), rtol=1e-6)
     np.testing.assert_array_equal(jax.jit(lambda x: x * 2)(gda), WHOLE * 2)
@@ -181,7 +181,7 @@ def test_jax_takes_it(gda):
 
 
 @pytest.mark.slow
-def test_operations_on_it_give_another(gda):
+def test_operations_on_a_gda_return_a_gda(gda):
     for made in (gda + 1, 1 + gda, gda * gda, -gda, gda[2], gda.sum(), gda.T, gda.copy()):
         assert type(made) is GlobalDeviceArray
     np.testing.assert_array_equal(gda @ gda.T, WHOLE @ WHOLE.T)
@@ -190,7 +190,7 @@ def test_operations_on_it_give_another(gda):
     assert (gda + 1).mesh_axes == ("x",)
 
 
-def test_pjit_takes_it_under_each_partitioner(gda, mesh, partitioner):
+def test_pjit_accepts_a_gda_under_each_partitioner(gda, mesh, partitioner):
     def double(x):
         return with_sharding_constraint(x * 2, P(None, "y"))
 
@@ -211,7 +211,7 @@ def test_pjit_takes_it_under_each_partitioner(gda, mesh, partitioner):
             pjit(double, in_axis_resources=P("y"), out_axis_resources=None)(gda)
 
 
-def test_it_is_donated(gda, mesh):
+def test_pjit_donates_a_gda(gda, mesh):
     step = pjit(lambda x: x + 1, in_axis_resources=P("x"), out_axis_resources=P("x"),
                 donate_argnums=0)  # fmt: skip
     with mesh:
@@ -232,7 +232,7 @@ def test_results_become_some(gda, mesh):
     assert one.mesh == mesh and one.mesh_axes == ("x", "y")
 
 
-def test_pmap_refuses_it(gda):
+def test_pmap_refuses_a_gda(gda):
     for call in (
         lambda: jax.pmap(lambda row: row * 2)(gda),
         lambda: jax.pmap(lambda a, b: a["w"] + b)({"w": WHOLE}, gda),
@@ -270,7 +270,7 @@ def test_without_a_mesh_mesh_and_mesh_axes_raise(mesh):
     assert single.is_fully_replicated
 
 
-def test_it_is_pickled_with_its_mesh(gda, mesh, monkeypatch):
+def test_pickle_round_trip_keeps_the_mesh(gda, mesh, monkeypatch):
     text = pickle.dumps(gda)
     again = pickle.loads(text)
     assert type(again) is GlobalDeviceArray
@@ -287,7 +287,7 @@ def test_it_is_pickled_with_its_mesh(gda, mesh, monkeypatch):
         pickle.loads(text)
 
 
-def test_the_mesh_that_it_is_given_to_is_checked(gda, mesh):
+def test_check_gda_mesh_refuses_a_different_mesh(gda, mesh):
     turned = Mesh(mesh.devices[::-1], ("x", "y"))
     check_gda_mesh([gda, WHOLE, gda.to_array()], ["x", "y", "z"], Mesh(mesh.devices, ("x", "y")))
     check_gda_mesh([gda.to_array()], ["x"], turned)
@@ -299,7 +299,7 @@ def test_the_mesh_that_it_is_given_to_is_checked(gda, mesh):
         check_gda_mesh([WHOLE, gda], ["batch", "state['w']"], turned)
 
 
-def test_it_is_neither_of_the_other_kinds(gda):
+def test_gda_is_no_instance_of_the_other_array_classes(gda):
     assert not isinstance(gda, DeviceArray) and not isinstance(gda, ShardedDeviceArray)
     assert not isinstance(gda.to_array(), GlobalDeviceArray)
     assert not isinstance(jnp.ones(3), GlobalDeviceArray)

@@ -74,7 +74,7 @@ class Calls:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_every_maker_gives_what_a_constructor_of_today_gives(spec, order):
+def test_every_constructor_equals_make_array_from_callback(spec, order):
     whole = f32(*shape_for(spec))
     sharding = NamedSharding(order, P(*(spec or ())).today)
     reference = make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
@@ -113,7 +113,7 @@ def test_a_callback_is_called_for_each_device_in_the_order_of_the_mesh(order):
 
 
 @pytest.mark.slow
-def test_a_callback_with_a_state_gives_each_device_its_own(mesh):
+def test_stateful_callback_is_called_once_per_device(mesh):
     numbers = iter(range(8))
     made = GlobalDeviceArray.from_callback(
         (2,), mesh, P(), lambda index: np.full(2, next(numbers), np.int32)
@@ -121,7 +121,7 @@ def test_a_callback_with_a_state_gives_each_device_its_own(mesh):
     assert [int(shard.data[0]) for shard in made.local_shards] == list(range(8))
 
 
-def test_a_callback_may_use_its_memory_again(mesh):
+def test_callback_may_reuse_its_buffer(mesh):
     buffer = np.empty((2, 2), np.float32)
 
     def fill(index):
@@ -302,7 +302,7 @@ def test_of_an_array_and_back_without_a_copy(mesh):
         GlobalDeviceArray.from_array(array)
 
 
-def test_of_an_array_by_another_name(mesh):
+def test_from_array_accepts_an_equivalent_mesh_and_spec(mesh):
     other = Mesh(np.array(jax.devices()), ("d",))
     array = device_put(WHOLE, NamedSharding(other, P("d")))
     gda = GlobalDeviceArray.from_array(array, mesh, P(("x", "y")))
@@ -323,7 +323,7 @@ def test_of_an_array_by_another_name(mesh):
         GlobalDeviceArray.from_array(array, mesh, P("x"))
 
 
-def test_todays_makers_say_the_same_with_a_gda_among_the_arrays(mesh):
+def test_current_constructors_accept_a_gda_and_its_shards(mesh):
     gda = GlobalDeviceArray.from_callback((8, 2), mesh, P("x"), lambda i: WHOLE[i])
     shards = [shard.data for shard in gda.local_shards]
     again = make_array_from_single_device_arrays((8, 2), gda.sharding, shards)

@@ -54,7 +54,7 @@ def bounds(index, shape):
     return [cut.indices(size)[:2] for cut, size in zip(index, shape, strict=True)]
 
 
-def test_a_whole_dimension_is_a_bare_slice(mesh):
+def test_unsharded_dimension_is_indexed_by_a_full_slice(mesh):
     by_device = get_shard_indices((8, 2), mesh, P("x"))
     assert list(by_device) == list(mesh.devices.flat)
     assert by_device[mesh.devices[0, 0]] == (slice(0, 2, None), slice(None))
@@ -83,7 +83,7 @@ def cases(draw):
 
 @pytest.mark.slow
 @given(cases())
-def test_they_are_what_loops_over_the_mesh_find(case):
+def test_shard_indices_equal_loops_over_the_mesh(case):
     sizes, entries, shape = case
     mesh = fake_mesh(*sizes)
     plain = tuple(entry or None for entry in entries)
@@ -99,7 +99,7 @@ def test_they_are_what_loops_over_the_mesh_find(case):
         assert tuple(np.empty(shape, bool)[index].shape) == part
 
 
-def test_specs_of_every_kind_mean_the_same(mesh):
+def test_every_form_of_a_spec_is_equivalent(mesh):
     kinds = [P("x"), ("x",), ["x"], ("x", None), (("x",),), jax.sharding.PartitionSpec("x")]
     for kind in kinds:
         assert get_shard_shape((8, 2), mesh, kind) == (2, 2)
@@ -107,7 +107,7 @@ def test_specs_of_every_kind_mean_the_same(mesh):
     assert get_shard_shape([8, 2], mesh, None) == (8, 2)
 
 
-def test_what_is_given_back_is_shared_and_can_not_be_changed(mesh):
+def test_returned_mappings_are_cached_and_immutable(mesh):
     for ask in (get_shard_indices, get_shard_indices_replica_ids):
         first = ask((8, 2), mesh, P("x"))
         assert first is ask((8, 2), mesh, P("x")) and isinstance(first, Mapping)
@@ -146,13 +146,13 @@ def test_made_up_devices_without_a_hash(mesh_type):
         by_device[Unhashable(77)]
 
 
-def test_meshes_without_devices_call_them_by_their_positions():
+def test_indices_of_an_abstract_mesh_are_keyed_by_position():
     mesh = jax.sharding.AbstractMesh((4, 2), ("x", "y"))
     assert get_shard_indices((8,), mesh, P("y"))[5] == (slice(4, 8),)
     assert get_shard_indices_replica_ids((8,), mesh, P("y"))[5] == ((slice(4, 8),), 2)
 
 
-def test_mistakes_say_what_is_wrong(mesh):
+def test_invalid_shapes_and_specs_are_refused(mesh):
     for ask in (get_shard_indices, get_shard_indices_replica_ids, get_shard_shape):
         with pytest.raises(DivisibilityError, match=r"size 6.*4 tiles \('x'=4\)"):
             ask((6, 2), mesh, P("x"))

@@ -111,7 +111,7 @@ BECOMES = {
 
 
 @pytest.mark.parametrize(("old", "new"), BECOMES.values(), ids=BECOMES)
-def test_it_becomes(old: str, new: str | None) -> None:
+def test_line_migrates_to_the_expected_code(old: str, new: str | None) -> None:
     migrated = migrate(old)
     code = migrated.code
     if "def _none_is_replicated" in code:
@@ -145,7 +145,7 @@ MARKED = {
 
 
 @pytest.mark.parametrize(("old", "advice", "line"), MARKED.values(), ids=MARKED)
-def test_a_line_for_a_human_has_a_comment_above_it(old: str, advice: str, line: int) -> None:
+def test_line_for_manual_migration_has_a_comment_above(old: str, advice: str, line: int) -> None:
     migrated = migrate(old)
     marks = [
         text for text in migrated.code.splitlines() if text.lstrip().startswith("# xlashard: ")

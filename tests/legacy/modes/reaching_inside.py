@@ -1,4 +1,4 @@
-"""A program of 2022 that uses JAX's internals; `test_era_pods.py` runs it unchanged."""
+"""A program of 2022 that uses JAX's internals; `test_pjit_pods.py` runs it unchanged."""
 
 from functools import partial
 

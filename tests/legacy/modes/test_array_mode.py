@@ -63,7 +63,7 @@ def test_properties_of_array_modes(mode: legacy.ArrayMode) -> None:
     assert (mode.returns_gda, mode.returns_host_local) == (mode == GDAS, mode == PARTS)
 
 
-def test_each_world_gives_its_own_arrays(mesh: Any, partitioner: str, misses: list[Any]) -> None:
+def test_each_mode_returns_its_array_class(mesh: Any, partitioner: str, misses: list[Any]) -> None:
     f = doubling()
     with mesh:
         for _ in range(3):
@@ -82,7 +82,7 @@ def test_jax_array_wins_over_the_other_flag(mesh: Any) -> None:
 
 
 @pytest.mark.slow
-def test_all_arrays_are_of_one_class_with_jax_array(mesh: Any, tmp_path: Path) -> None:
+def test_jax_array_mode_has_one_array_class(mesh: Any, tmp_path: Path) -> None:
     """Results of `jax.numpy` and of `pjit`, of JAX's constructors and of the era's."""
     sharding = xlashard.NamedSharding(mesh, P("x"))
     with legacy.installed(), mesh:
@@ -115,7 +115,7 @@ def test_all_arrays_are_of_one_class_with_jax_array(mesh: Any, tmp_path: Path) -
             np.asarray(donated)
 
 
-def test_arrays_of_one_world_go_into_the_others(mesh: Any, misses: list[Any]) -> None:
+def test_arrays_of_each_mode_are_accepted_in_every_mode(mesh: Any, misses: list[Any]) -> None:
     f = legacy.pjit(lambda x: x + 1, P("x"), P("x"))
     made = {}
     with mesh:
@@ -132,7 +132,7 @@ def test_arrays_of_one_world_go_into_the_others(mesh: Any, misses: list[Any]) ->
     assert len(misses) == 3 + 9
 
 
-def test_a_mesh_of_one_device_gives_a_sharded_device_array() -> None:
+def test_single_device_mesh_returns_a_sharded_device_array() -> None:
     alone = xlashard.Mesh(np.array(jax.devices()[:1]), ("x",))
     with alone, in_mode(PARTS):
         out = legacy.pjit(lambda x: x * 2, P("x"), P("x"))(X)
@@ -209,7 +209,7 @@ def test_functions_go_with_their_programs_in_all_worlds(mesh: Any) -> None:
 
 
 @pytest.mark.slow
-def test_results_that_are_no_arrays_stay_what_they_are(mesh: Any) -> None:
+def test_keys_and_none_stay_unchanged_in_every_mode(mesh: Any) -> None:
     f = legacy.pjit(lambda key, x: (jax.random.fold_in(key, 1), {"x": x}, None), None, None)
     for mode in KINDS:
         with mesh, in_mode(mode):

@@ -54,7 +54,7 @@ def test_the_spmd_mode_is_kept_and_checked() -> None:
             jax.config.update("jax_spmd_mode", "sometimes")
 
 
-def test_without_a_word_it_is_the_world_of_arrays() -> None:
+def test_jax_array_mode_is_the_default() -> None:
     assert legacy.current_array_mode() == legacy.ArrayMode(jax_array=True, output_gda=False)
     assert config.jax_pmap_no_rank_reduction is False
 
@@ -118,7 +118,7 @@ def test_a_variable_that_is_neither_on_nor_off_is_refused_by_name() -> None:
         in_a_process("import xlashard.legacy", JAX_ARRAY="perhaps")
 
 
-def test_jax_config_shows_them_between_show_and_hide() -> None:
+def test_jax_config_has_the_flags_between_show_and_hide() -> None:
     legacy.show_flags()
     try:
         legacy.show_flags()
@@ -188,7 +188,7 @@ def test_contexts_hold_for_their_own_thread_and_nest() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled_by", [jax.jit, pjit], ids=["jax.jit", "pjit"])
-def test_programs_of_one_mode_are_never_taken_for_the_other(compiled_by: object) -> None:
+def test_caches_separate_programs_of_different_modes(compiled_by: object) -> None:
     traces: list[bool] = []
 
     @compiled_by  # type: ignore[operator]

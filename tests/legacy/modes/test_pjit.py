@@ -76,7 +76,7 @@ def test_the_mesh_is_that_of_each_call(mesh: Any) -> None:
     assert f._cache_size() >= 2
 
 
-def test_resources_skip_static_arguments_and_donated_ones_are_counted_with_them(mesh: Any) -> None:
+def test_static_arguments_shift_donate_argnums_but_not_axis_resources(mesh: Any) -> None:
     f = legacy.pjit(
         lambda n, x, flag, y: x * n + y if flag else x,
         (P("x"), None),
@@ -166,7 +166,7 @@ def test_meshes_are_compared_under_jax_enable_checks(mesh: Any) -> None:
         legacy.pjit(lambda x: x, P("x"), None)(x)
 
 
-def test_what_the_era_asked_of_a_call(mesh: Any) -> None:
+def test_invalid_calls_are_refused(mesh: Any) -> None:
     f = legacy.pjit(lambda x, scale: x * scale, (P("x"), None), P("x"))
     with off():
         with pytest.raises(MeshError, match="`with mesh:`"):
@@ -225,7 +225,7 @@ def test_auto_needs_global_shapes(mesh: Any) -> None:
             assert type(compiled(taken)) is GlobalDeviceArray
 
 
-def test_stages_belong_to_the_world_they_were_made_in(mesh: Any) -> None:
+def test_stages_keep_the_mode_of_their_lowering(mesh: Any) -> None:
     f = legacy.pjit(lambda x: x * 2, P("x"), P("x"))
     x = jax.ShapeDtypeStruct(X.shape, X.dtype)
     with mesh:
@@ -372,7 +372,7 @@ def test_modules_of_a_lowered_function_in_the_dialect_of_2022(mesh: Any, jax_arr
             assert "dot" in module.to_string()
 
 
-def test_resources_of_another_type_are_type_errors() -> None:
+def test_axis_resources_of_an_invalid_type_raise_a_type_error() -> None:
     for wrong in ("x", 3, {"a": "x"}):
         with pytest.raises(TypeError, match=r"in_axis_resources.* is ") as caught:
             legacy.pjit(lambda x: x, in_axis_resources=wrong, out_axis_resources=None)
@@ -380,7 +380,7 @@ def test_resources_of_another_type_are_type_errors() -> None:
 
 
 @pytest.mark.parametrize("jax_array", [True, False])
-def test_another_mesh_inside_of_a_program_is_a_runtime_error(mesh: Any, jax_array: bool) -> None:
+def test_different_mesh_inside_of_pjit_raises_a_runtime_error(mesh: Any, jax_array: bool) -> None:
     other = make_mesh((2, 4), ("x", "y"))
     inner = legacy.pjit(lambda x: x + 1, P("x"), P("x"))
 

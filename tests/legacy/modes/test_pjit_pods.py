@@ -17,7 +17,7 @@ from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 
 @pytest.mark.integration
 @pytest.mark.pod(processes=2, devices=2)
-def test_each_process_has_its_part_of_a_mesh_and_of_types() -> None:
+def test_local_mesh_and_local_avals_of_each_process() -> None:
     devices = np.array(jax.devices()).reshape(2, 2)
     mesh = maps.Mesh(devices, ("x", "y"))
     assert mesh.is_multi_process and mesh.local_mesh.shape == {"x": 1, "y": 2}

@@ -62,7 +62,9 @@ def installed(jax_before: dict[str, object]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("entry", TABLE, ids=name_of)
-def test_it_is_imported_and_reached(entry: Entry, installed: None, jax_before: dict) -> None:
+def test_entry_is_importable_and_reachable_by_attributes(
+    entry: Entry, installed: None, jax_before: dict
+) -> None:
     parent, _, name = entry.name.rpartition(".")
     if entry.name == "jax.config.config":
         # An attribute of the module, and not of the object that `jax.config` is.
@@ -120,8 +122,8 @@ WORKS += [entry for entry in TABLE if entry.name.startswith(("jax.lib.", "jax._s
 
 
 @pytest.mark.parametrize("entry", WORKS, ids=name_of)
-def test_it_works(entry: Entry, installed: None) -> None:
-    """Run the line of `working.py` that uses it."""
+def test_entry_works(entry: Entry, installed: None) -> None:
+    """Run the line of `usage_lines.py` that uses the entry."""
     code = WORKING[entry.name]
     scope: dict[str, object] = {}
     exec("import jax, importlib\nimport jax.numpy as jnp\nimport numpy as np", scope)
@@ -129,7 +131,7 @@ def test_it_works(entry: Entry, installed: None) -> None:
 
 
 @pytest.mark.parametrize("name", REACHED_INTO)
-def test_what_programs_reach_into_works(name: str, installed: None) -> None:
+def test_internals_used_by_programs_work(name: str, installed: None) -> None:
     scope: dict[str, object] = {}
     exec("import jax\nimport jax.numpy as jnp\nimport numpy as np", scope)
     exec(REACHED_INTO[name], scope)
@@ -144,7 +146,7 @@ OTHERS = [entry for entry in TABLE if entry.treatment != "refused" and entry not
 
 
 @pytest.mark.parametrize("entry", OTHERS, ids=name_of)
-def test_a_test_uses_it(entry: Entry, all_tests: str) -> None:
+def test_entry_is_used_by_a_test(entry: Entry, all_tests: str) -> None:
     assert re.search(rf"\b{re.escape(entry.name.rpartition('.')[2])}\b", all_tests)
 
 
@@ -155,7 +157,7 @@ def all_tests() -> str:
 
 
 @pytest.mark.parametrize("name", IN_USE)
-def test_every_name_that_programs_used_is_there(name: str, installed: None) -> None:
+def test_every_name_in_use_has_an_entry_and_is_reachable(name: str, installed: None) -> None:
     parts = name.split(".")
     heads = {".".join(parts[: n + 1]) for n in range(len(parts))}
     about = heads & entries().keys()

@@ -46,7 +46,7 @@ def fake_devices(kind, processes=1):
     return np.array([kind(n, n * processes // 8) for n in range(8)]).reshape(4, 2)
 
 
-def test_it_makes_todays_meshes(mesh):
+def test_mesh_constructor_returns_a_current_mesh(mesh):
     again = maps.Mesh(mesh.devices, mesh.axis_names)
     assert again is mesh and isinstance(mesh, maps.Mesh) and issubclass(type(mesh), maps.Mesh)
     assert not isinstance("mesh", maps.Mesh)
@@ -96,7 +96,7 @@ def test_meshes_of_fake_devices(kind):
     assert copied.axis_names == ("x", "y") and copied.devices.tolist() == devices.tolist()
 
 
-def test_nothing_is_computed_on_fake_devices():
+def test_computation_on_fake_devices_is_refused():
     with maps.Mesh(fake_devices(FrozenDevice), ("x", "y")):
         double = pjit(lambda x: x * 2, in_axis_resources=P("x"), out_axis_resources=None)
         for use in (double, double.lower, lambda x: xlashard.device_put(x, P("x"))):
@@ -165,7 +165,7 @@ def test_no_mesh_can_be_assigned_within_a_block(mesh):
 
 
 @pytest.mark.slow
-def test_programs_of_an_assigned_mesh_are_not_reused_under_another(mesh):
+def test_cache_key_of_jit_includes_the_assigned_mesh(mesh):
     constrain = jax.jit(lambda x: jax.lax.with_sharding_constraint(x * 3, P("x")))
     before = maps.thread_resources.env
     shapes = []
@@ -178,12 +178,12 @@ def test_programs_of_an_assigned_mesh_are_not_reused_under_another(mesh):
     assert shapes == [(2, 4), (4, 4)]
 
 
-def test_it_reads_a_mesh_of_today_too(mesh):
+def test_thread_resources_return_the_mesh_of_set_mesh(mesh):
     with jax.set_mesh(mesh):
         assert maps.thread_resources.env.physical_mesh is mesh
 
 
-def test_each_thread_has_its_own(mesh):
+def test_each_thread_has_its_own_resource_env(mesh):
     seen = {}
 
     def look():
@@ -204,7 +204,7 @@ def test_each_thread_has_its_own(mesh):
     }
 
 
-def test_what_is_no_environment_is_refused(mesh):
+def test_invalid_resource_env_is_refused(mesh):
     with pytest.raises(
         ArgumentError,
         match=naming("thread_resources.env", "Mesh", "ResourceEnv(Mesh(devices, axis_names), ())"),
@@ -238,10 +238,10 @@ def test_positional_semantics_can_be_assigned_and_put_back():
         maps._positional_semantics.val = 1
 
 
-def test_types_scale_between_this_processs_part_and_the_whole(mesh):
+def test_local_and_global_avals_of_a_single_process(mesh):
     aval = jax.core.ShapedArray((8, 4), np.dtype(np.float32))
     axes = OrderedDict(x=0, y=1)
-    # One process has the whole mesh; tests with several are in test_era_pods.py.
+    # One process has the whole mesh; tests with several are in test_pjit_pods.py.
     assert local_to_global(mesh, axes, aval).shape == (8, 4)
     assert global_to_local(mesh, axes, aval) == aval
     with pytest.raises(ValueError, match="divide"):

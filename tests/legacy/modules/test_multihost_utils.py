@@ -17,7 +17,7 @@ def test_multihost_utils_in_one_process() -> None:
     check_multihost_utils()
 
 
-def test_arrays_of_this_process_come_back_as_the_same_objects(mesh) -> None:
+def test_fully_addressable_arrays_are_returned_as_the_same_objects(mesh) -> None:
     sharding = xlashard.NamedSharding(mesh, xlashard.P("x"))
     arrays = {
         "ours": xlashard.device_put(np.ones((8, 2)), sharding),
@@ -29,7 +29,7 @@ def test_arrays_of_this_process_come_back_as_the_same_objects(mesh) -> None:
         assert out["ours"] is arrays["ours"] and out["of jax"] is arrays["of jax"]
 
 
-def test_they_stand_where_programs_import_them_from() -> None:
+def test_functions_are_importable_by_their_legacy_names() -> None:
     with legacy.installed():
         from jax.experimental import multihost_utils as installed
         from jax.experimental.multihost_utils import process_allgather

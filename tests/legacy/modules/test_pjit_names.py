@@ -159,7 +159,7 @@ def test_unconstrained_dimensions(mesh):
 
 
 @pytest.mark.slow
-def test_the_specs_of_a_program_are_read_from_it(mesh, partitioner):
+def test_partition_specs_are_read_from_an_executable(mesh, partitioner):
     with mesh:
         compiled = (
             era.pjit(
@@ -205,7 +205,7 @@ def test_tiles_on_mocks_of_devices(make):
         assert tiles.devices_indices_map((8, 4))[devices[1]] == (slice(4, 8), slice(None))
 
 
-def test_programs_of_one_device_have_nothing_but_copies():
+def test_single_device_programs_have_replicated_op_shardings():
     compiled = jax.jit(lambda x: x * 2).lower(f32(4)).compile()
     ins, outs = era._get_op_sharding_from_executable(compiled)
     assert [op.type for op in ins + outs] == [OpSharding.Type.REPLICATED] * 2
@@ -260,7 +260,7 @@ def test_resources_become_shardings_on_a_mesh(mesh):
         era._create_sharding_for_array(empty, parsed)
 
 
-def test_with_jax_array_types_stay_what_they_are(mesh):
+def test_local_to_global_leaves_avals_unchanged_with_jax_array(mesh):
     avals = [jax.core.ShapedArray((8, 4), np.float32)]
     shardings = [NamedSharding(mesh, P("x"))]
     for scale in (era.global_to_local, era.local_to_global):
@@ -273,7 +273,7 @@ def test_with_jax_array_types_stay_what_they_are(mesh):
             assert scale(PositionalSemantics.LOCAL, avals, bare, mesh) == avals
 
 
-def test_the_primitives_are_those_of_jaxprs(mesh):
+def test_jaxprs_use_pjit_p_and_sharding_constraint_p(mesh):
     with mesh:
         double = era.pjit(lambda x: era.with_sharding_constraint(x * 2, P("x")))
         jaxpr = jax.make_jaxpr(lambda x: double(x) + 1)(f32(8, 4))
@@ -283,12 +283,12 @@ def test_the_primitives_are_those_of_jaxprs(mesh):
 
 
 @pytest.mark.parametrize("name", ["_pjit_lower", "_pjit_jaxpr", "_pjit_call_impl"])
-def test_what_has_no_place_any_more_is_refused(name):
+def test_removed_functions_are_refused(name):
     with pytest.raises(RefusedError, match=rf"{name} .*pjit\(f\)"):
         getattr(era, name)()
 
 
-def test_shardings_answer_by_their_names_of_then_while_they_are_installed(mesh):
+def test_shardings_have_their_legacy_attributes_while_installed(mesh):
     sharding = NamedSharding(mesh, P("x", "y"))
     with installing.installed():
         op = sharding._to_xla_op_sharding(2)
@@ -306,7 +306,7 @@ def test_shardings_answer_by_their_names_of_then_while_they_are_installed(mesh):
     assert not hasattr(sharding, "_parsed_pspec") and not hasattr(sharding, "_to_xla_op_sharding")
 
 
-def test_every_compatible_sharding_is_one():
+def test_shardings_are_instances_of_xla_compatible_sharding():
     kinds = [
         jax.sharding.SingleDeviceSharding(jax.devices()[0]),
         xlashard.SingleDeviceSharding(jax.devices()[0]),
@@ -334,7 +334,7 @@ def test_unions_of_shardings_are_for_isinstance(mesh):
     assert not isinstance(P("x"), era.PjitSharding | era.MeshSharding)
 
 
-def test_signatures_are_those_of_then():
+def test_signatures_equal_those_of_legacy_jax():
     expected = {
         "_prepare_axis_resources": "axis_resources, arg_name, allow_unconstrained_dims",
         "flatten_axis_resources": "what, tree, shardings, tupled_args",

@@ -36,7 +36,7 @@ def test_results_in_both_worlds(jax_array):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jax_array", [True, False])
-def test_one_index_is_the_piece_of_one_device(jax_array):
+def test_integer_index_returns_the_row_of_one_device(jax_array):
     with legacy.jax_array(jax_array):
         x = pmap(lambda row: row + 1)(ROWS)
     assert [row.device for row in x] == jax.devices()
@@ -86,7 +86,7 @@ def test_under_transformations():
     assert pmap(double).lower(ROWS).compile()(ROWS)["sum"].shape == (8,)
 
 
-def test_as_a_decorator_it_keeps_the_name():
+def test_pmap_decorator_keeps_name_and_docstring():
     @pmap
     def step(row):
         """Does it."""
@@ -95,7 +95,7 @@ def test_as_a_decorator_it_keeps_the_name():
     assert step.__name__ == "step" and step.__doc__ == "Does it."
 
 
-def test_it_stands_under_its_name_while_the_names_are_installed(mesh):
+def test_jax_pmap_is_replaced_while_legacy_names_are_installed(mesh):
     own = jax.pmap
     with legacy.installed():
         assert jax.pmap is pmap

@@ -1,4 +1,4 @@
-"""`PositionalSharding`: grids of devices, in JAX's functions and in ours."""
+"""`PositionalSharding`: grids of devices, in functions of JAX and of xlashard."""
 
 import copy
 import pickle
@@ -96,7 +96,7 @@ def grids(sharding: PositionalSharding) -> list[PositionalSharding]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(9))
-def test_jax_and_xlashard_take_them(sharding, number, partitioner):
+def test_jax_and_xlashard_accept_positional_shardings(sharding, number, partitioner):
     made = grids(sharding)[number]
     for put in (jax.device_put, xlashard.device_put):
         x = put(X, made)
@@ -116,7 +116,7 @@ def test_jax_and_xlashard_take_them(sharding, number, partitioner):
         np.testing.assert_array_equal(out, X * 2 + 1)
 
 
-def test_they_are_printed_with_the_ids_of_each_tile(sharding):
+def test_repr_shows_the_device_ids_of_each_tile(sharding):
     grid = sharding.reshape(4, 2)
     assert "PositionalSharding([[{CPU 0} {CPU 1}]\n" + " " * 20 + "[{CPU 2} {CPU 3}]" in repr(grid)
     assert "[[{CPU 0 2 4 6} {CPU 1 3 5 7}]]" in repr(grid.replicate(0))
@@ -134,7 +134,7 @@ def test_equality_and_memory(sharding):
     assert jax.device_put(1.0, sharding.replicate()).is_fully_replicated
 
 
-def test_what_does_not_fit_is_refused(sharding):
+def test_mismatched_shapes_are_refused(sharding):
     with pytest.raises(ShardingError, match=naming("(8,)", "(3, 2)", "8 entries", "reshape(-1)")):
         sharding.reshape(3, 2)
     with pytest.raises(ValueError, match="axis 2"):
@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused(sharding):
 
 
 @pytest.mark.slow
-def test_it_is_where_programs_import_it_from(mesh):
+def test_positional_sharding_is_importable_by_its_legacy_names(mesh):
     with legacy.installed():
         from jax.experimental.sharding import PositionalSharding as earlier
         from jax.sharding import PositionalSharding as imported

@@ -24,7 +24,7 @@ from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 pytestmark = pytest.mark.partitioner
 
 
-def test_the_homes_share_what_is_the_same():
+def test_modules_share_classes_and_thread_resources():
     assert pxla.Mesh is maps.Mesh and pxla.thread_resources is maps.thread_resources
     assert pxla.PartitionSpec is P is sharded_jit.PartitionSpec
     assert pxla.ResourceEnv is maps.ResourceEnv and pxla.EMPTY_ENV is maps.EMPTY_ENV
@@ -39,7 +39,7 @@ AXES = st.permutations("xyz").flatmap(
 
 @settings(max_examples=25)
 @given(AXES)
-def test_mesh_sharding_specs_say_what_specs_say(axes):
+def test_mesh_sharding_specs_equal_named_shardings(axes):
     """Equal indices for every device, by the spec and by the `ShardingSpec`."""
     mesh, shape = make_mesh((2, 2, 2), ("x", "y", "z")), (8, 16, 8)
     to_spec = pxla.mesh_sharding_specs(mesh.shape, mesh.axis_names)
@@ -71,7 +71,7 @@ def test_sharding_specs_are_made_taken_apart_and_pickled():
     assert pxla._hashable_index(indices[1]) == ((0, 2), (None, None), 1)
 
 
-def test_uneven_dimensions_are_refused_unless_they_are_allowed():
+def test_uneven_dimensions_are_refused_unless_allowed():
     aval, axes = jax.core.ShapedArray((6, 4), np.float32), {"x": 0}
     sizes = OrderedDict(x=4, y=2)
     with pytest.raises(
@@ -121,7 +121,7 @@ def test_mappings_and_specs():
         ("{devices=[2,4]0,4,1,5,2,6,3,7}", [2, 4], 1),
     ],
 )
-def test_what_xlas_shardings_say(text, ways, copies):
+def test_sharded_ways_and_replicas_of_op_shardings(text, ways, copies):
     op = HloSharding.from_string(text).to_proto()
     assert pxla.get_num_ways_dim_sharded(op) == (ways, copies)
     assert pxla._get_num_ways_dim_sharded(op) == (ways, copies)
@@ -222,7 +222,7 @@ def test_xmap_advises_shard_map():
         maps.xmap(len)
 
 
-def test_they_are_found_where_programs_look_for_them():
+def test_internals_are_importable_by_their_legacy_names():
     with installing.installed():
         import jax.interpreters.pxla
         import jax.interpreters.xla
@@ -258,7 +258,7 @@ def test_pickles_of_then_are_read():
 
 
 @pytest.mark.slow
-def test_jax_itself_works_while_they_are_installed(mesh):
+def test_jax_works_while_legacy_names_are_installed(mesh):
     with installing.installed():
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
         x = jax.device_put(f32(8, 4), sharding)

@@ -20,7 +20,7 @@ def test_todays_code_resolves(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("entry", TABLE, ids=name_of)
-def test_it_is_filled_in(entry: Entry) -> None:
+def test_entry_is_complete(entry: Entry) -> None:
     assert re.fullmatch(r"0\.\d+\.\d+", entry.gone)
     assert entry.name.startswith(("jax.", "xlashard."))
     assert entry.treatment == "works" or entry.note

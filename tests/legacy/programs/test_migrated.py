@@ -67,7 +67,7 @@ def run(folder: Path, *words: str) -> tuple[dict[str, Any], list[str]]:
     return {name: json.loads(result) for name, _, result in ran if result}, lines
 
 
-def test_they_get_under_plain_jax_what_they_got(migrated) -> None:
+def test_migrated_programs_have_equal_results_under_plain_jax(migrated) -> None:
     folder, _ = migrated
     results, lines = run(folder)
     assert "False" in lines, "xlashard is not loaded"
@@ -101,7 +101,7 @@ def test_their_report_is_empty(migrated) -> None:
     assert [(use["name"], use["lines"]) for use in uses] == []
 
 
-def test_what_needs_a_human_is_marked(migrated) -> None:
+def test_lines_for_manual_migration_are_marked(migrated) -> None:
     _, migrated_programs = migrated
     assert {
         name: program.marked for name, program in migrated_programs.items() if program.marked

@@ -15,7 +15,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "everyt
 
 
 @pytest.mark.parametrize("jax_array", ["1", "0"], ids=["array", "no_array"])
-def test_all_of_them(jax_array: str) -> None:
+def test_every_snippet_runs(jax_array: str) -> None:
     words = ["-m", MODULE_OF_THE_RUNNER, str(FOLDER / "everything.py")]
     done = run_pod(words, ALONE, EndingRules(240), JAX_ARRAY=jax_array)
     assert done.verdict.well, done.report()

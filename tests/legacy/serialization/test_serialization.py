@@ -75,7 +75,7 @@ def test_values_that_are_no_arrays_of_a_mesh(tmp_path: Path) -> None:
         assert np.array_equal(back, x) and back.dtype == jnp.asarray(x).dtype
 
 
-def test_what_is_read_is_asked_for_in_another_shape_and_dtype(spec: Any) -> None:
+def test_deserialization_pads_crops_and_casts(spec: Any) -> None:
     saving.run_serialization([device_put(V, named("x", "y"))], [spec])
     ask = saving.run_deserialization
     (larger,) = ask([named("x")], [spec], global_shapes=[(12, 20)])
@@ -154,7 +154,7 @@ def test_without_jax_array_global_device_arrays_come_and_go(spec: Any) -> None:
     assert same(back, V) and same(alone, V)
 
 
-def test_metadata_have_what_programs_look_for(tmp_path: Path) -> None:
+def test_metadata_have_dtype_shape_and_chunks(tmp_path: Path) -> None:
     x = device_put(V.astype(jnp.bfloat16), named("x", None))
     metadata = saving.get_metadata(x)
     assert metadata["dtype"] == "bfloat16" and metadata["shape"] == V.shape
@@ -174,7 +174,7 @@ def test_metadata_have_what_programs_look_for(tmp_path: Path) -> None:
     assert bare.dtype == jnp.bfloat16
 
 
-def test_files_are_those_of_jax_both_ways(tmp_path: Path) -> None:
+def test_files_are_interchangeable_with_jax(tmp_path: Path) -> None:
     ours, spec_of_jax = specs_in(tmp_path, 2)
     x = device_put(V, named("x", "y"))
     saving.run_serialization([x], [ours])
@@ -263,7 +263,7 @@ def test_parts_that_a_writer_left_out_as_fill_values_are_filled(spec: Any) -> No
     assert same(back, np.zeros((8, 4), np.float32))
 
 
-def test_specs_of_the_caller_stay_as_they_are(spec: Any) -> None:
+def test_specs_of_the_caller_are_not_modified(spec: Any) -> None:
     before = json.dumps(spec)
     saving.run_serialization([device_put(V, named("x"))], [spec])
     saving.run_deserialization([named("x")], [spec])
@@ -279,7 +279,7 @@ def test_awaited_in_a_loop_that_runs_already(spec: Any) -> None:
     assert same(back, V)
 
 
-def test_a_byte_limiter_is_asked_and_paid_back(spec: Any) -> None:
+def test_bytes_of_the_limiter_are_acquired_and_released(spec: Any) -> None:
     class Limiter:
         taken, released = 0, 0
 
@@ -309,7 +309,7 @@ def test_names_that_programs_reach_for(spec: Any) -> None:
         raise ProcessesError("process 1 did not come", processes=(1,))
 
 
-def test_an_array_may_be_deleted_or_donated_while_it_is_written(tmp_path: Path) -> None:
+def test_array_may_be_deleted_or_donated_during_its_write(tmp_path: Path) -> None:
     big = np.arange(1 << 16, dtype=np.float32).reshape(256, 256)
     step = pjit(lambda x: x * 0 - 1, donate_argnums=0)
     arrays = [device_put(big, named("x")), device_put(big, named("y"))]
@@ -332,7 +332,7 @@ def test_an_array_may_be_deleted_or_donated_while_it_is_written(tmp_path: Path) 
         assert same(back, big)
 
 
-def test_a_manager_writes_one_checkpoint_after_the_other(tmp_path: Path) -> None:
+def test_manager_writes_checkpoints_in_sequence(tmp_path: Path) -> None:
     manager = saving.GlobalAsyncCheckpointManager(timeout_secs=60)
     assert isinstance(manager, of_jax.GlobalAsyncCheckpointManagerBase)
     done: list[int] = []
@@ -381,7 +381,7 @@ def test_several_processes_save_and_read(tmp_path: Path) -> None:
         assert same(x, whole)
 
 
-def test_they_stand_where_programs_import_them_from() -> None:
+def test_serialization_is_importable_by_its_legacy_names() -> None:
     of_today = of_jax.run_deserialization
     with legacy.installed():
         from jax.experimental.array_serialization import serialization as of_2023

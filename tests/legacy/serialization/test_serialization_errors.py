@@ -35,7 +35,7 @@ def refused(kind: type[Exception], use: Any, *words: str) -> str:
     return str(caught.value)
 
 
-def test_a_missing_array_is_named_by_its_path(tmp_path: Path, spec: Any) -> None:
+def test_error_of_a_missing_array_names_its_path(tmp_path: Path, spec: Any) -> None:
     saving.run_serialization([V], [spec])
     nearby = saving.get_tensorstore_spec(f"{tmp_path}/v")
     text = refused(
@@ -81,7 +81,7 @@ def test_damaged_files_are_named_by_their_path(damage: str, tmp_path: Path, spec
     assert "tensorstore_spec" not in error
 
 
-def test_another_array_is_not_written_over(tmp_path: Path, spec: Any) -> None:
+def test_write_of_a_different_shape_does_not_overwrite_an_array(tmp_path: Path, spec: Any) -> None:
     saving.run_serialization([V], [spec])
     commits: list[Any] = []
     refused(
@@ -95,7 +95,7 @@ def test_another_array_is_not_written_over(tmp_path: Path, spec: Any) -> None:
     assert same(back, V) and not commits
 
 
-def test_a_shape_that_does_not_fit_is_named_by_its_path(spec: Any) -> None:
+def test_error_of_a_mismatched_shape_names_the_path(spec: Any) -> None:
     saving.run_serialization([V[:3]], [spec])
     ask = saving.run_deserialization
     where = spec["kvstore"]["path"]
@@ -147,7 +147,7 @@ def test_values_that_cannot_be_written_raise_with_advice(spec: Any) -> None:
         save([x], [spec])
 
 
-def test_a_late_storage_failure_is_named_by_its_path(spec: Any) -> None:
+def test_error_of_a_late_storage_failure_names_the_path(spec: Any) -> None:
     promise, future = tensorstore.Promise.new()
     commit = WriteFuture(future, spec)
     assert not commit.done()

@@ -104,7 +104,7 @@ def test_jaxs_own_writing_of_a_spec_comes_back(data):
         assert stripped(parsed) == stripped(without_small(spec, on))
 
 
-def test_tuples_give_one_spec_per_element():
+def test_tuple_shardings_parse_to_one_spec_per_element():
     on = mesh((2, 4))
     parts = ["{devices=[2,4]<=[8]}", "{replicated}", "{devices=[4,2]<=[2,4]T(1,0)}"]
     text = f"{{{', '.join(parts)}}}"
@@ -143,7 +143,7 @@ def test_a_mesh_without_devices_will_do():
         (7, ArgumentError, "OpSharding.* int"),
     ],
 )
-def test_what_no_spec_can_say_is_refused(text_of_sharding, kind, text):
+def test_shardings_without_a_partition_spec_are_refused(text_of_sharding, kind, text):
     with pytest.raises(kind, match=text):
         parse_flatten_op_sharding(text_of_sharding, mesh((2, 4)))
 
@@ -158,7 +158,7 @@ def test_what_no_spec_can_say_is_refused(text_of_sharding, kind, text):
         (P(("x", "y"), "z", None), (("x", "y"), ("z",), ())),
     ],
 )
-def test_what_a_user_writes(entry, partitions):
+def test_user_specs_are_parsed(entry, partitions):
     parsed = ParsedPartitionSpec.from_user_input(entry, "in_axis_resources")
     assert parsed.partitions == tuple(parsed) == partitions
     assert len(parsed) == len(partitions)
@@ -175,12 +175,12 @@ def test_what_a_user_writes(entry, partitions):
         (P("x", U), ShardingError, "in_axis_resources .*dimension 1.*UNCONSTRAINED"),
     ],
 )
-def test_what_a_user_may_not_write(entry, kind, text):
+def test_invalid_user_specs_are_refused(entry, kind, text):
     with pytest.raises(kind, match=text):
         ParsedPartitionSpec.from_user_input(entry, "in_axis_resources")
 
 
-def test_open_dimensions_where_they_are_allowed():
+def test_unconstrained_dimensions_are_parsed_where_allowed():
     parsed = ParsedPartitionSpec.from_user_input(P("x", U), "x", allow_unconstrained_dims=True)
     assert parsed.partitions == (("x",), None)
     assert ParsedPartitionSpec(None, parsed).get_partition_spec() == P("x", U)
@@ -201,7 +201,7 @@ def test_a_dimension_more():
         _ = cut.user_spec
 
 
-def test_equality_is_by_what_is_cut():
+def test_equality_compares_partitions():
     one = ParsedPartitionSpec.from_user_input(P("x", None), "x")
     assert one == ParsedPartitionSpec(None, (("x",), ()))
     assert hash(one) == hash(ParsedPartitionSpec(None, (("x",), ())))
@@ -253,7 +253,7 @@ def test_specs_of_a_compiled_program(compiler):
     assert get_pspec_from_executable(compiled.runtime_executable(), on) == expected
 
 
-def test_specs_of_programs_with_one_sharding_for_all_and_on_one_device():
+def test_specs_of_executables_with_one_sharding_or_one_device():
     on = mesh((4, 2))
     sharding = NamedSharding(on, P("x"))
     fun = xlashard.pjit(lambda a: (a, a + 1, a + 2), in_shardings=sharding, out_shardings=sharding)
@@ -264,7 +264,7 @@ def test_specs_of_programs_with_one_sharding_for_all_and_on_one_device():
     assert get_pspec_from_executable(compiled, alone) == ((P(),), (P(),) * 2)
 
 
-def test_the_small_steps_are_there():
+def test_helpers_for_tile_assignments():
     assert geometry.strides_for_sizes([2, 3, 4]).tolist() == [12, 4, 1]
     assert geometry.unflatten_superdims([0, 3, 1, 4, 2, 5]) == [(2, 3), (3, 1)]
     assert geometry.explode_superdims([2, 3], [(6, 1)]) == [(2, 3), (3, 1)]

@@ -29,7 +29,7 @@ ENTRIES = st.lists(
 
 @settings(max_examples=40)
 @given(ENTRIES, ENTRIES)
-def test_it_is_the_tuple_of_its_entries(entries, others):
+def test_spec_equals_the_tuple_of_its_entries(entries, others):
     spec, plain = PartitionSpec(*entries), tuple(entries)
     assert isinstance(spec, tuple) and type(spec) is PartitionSpec
     assert spec == plain and plain == spec and (spec != plain) is False
@@ -43,7 +43,7 @@ def test_it_is_the_tuple_of_its_entries(entries, others):
     assert (spec == PartitionSpec(*others)) == (plain == tuple(others))
 
 
-def test_it_indexes_counts_and_prints_as_it_did():
+def test_spec_supports_indexing_count_and_repr():
     spec = PartitionSpec("x", None, ("y", "z"))
     assert spec[0] == "x" and spec[-1] == ("y", "z") and spec.index("x") == 0
     assert spec.count(None) == 1 and "x" in spec and bool(spec) and not PartitionSpec()
@@ -67,7 +67,7 @@ def test_copies_and_pickles_are_of_the_class(again):
 
 @settings(max_examples=40)
 @given(ENTRIES, ENTRIES)
-def test_it_equals_todays_spec_with_the_same_entries(entries, others):
+def test_spec_equals_the_current_spec_of_equal_entries(entries, others):
     spec, today = PartitionSpec(*entries), Today(*entries)
     assert spec == today and today == spec
     assert (spec != today) is False and (today != spec) is False
@@ -79,7 +79,7 @@ def test_it_equals_todays_spec_with_the_same_entries(entries, others):
     assert spec + today == (*entries, *today)
 
 
-def test_what_is_no_spec_is_no_instance():
+def test_other_types_are_no_instances_of_partition_spec():
     assert not isinstance(("x",), PartitionSpec) and not isinstance("x", PartitionSpec)
     assert issubclass(Today, PartitionSpec) and issubclass(PartitionSpec, tuple)
     assert not issubclass(tuple, PartitionSpec)
@@ -88,7 +88,7 @@ def test_what_is_no_spec_is_no_instance():
         PartitionSpec("x").no_such_name  # noqa: B018
 
 
-def test_it_is_a_leaf_of_trees():
+def test_spec_is_a_pytree_leaf():
     tree = {"w": PartitionSpec("x", "y"), "b": None, "opt": (PartitionSpec(), ())}
     leaves = jax.tree.leaves(tree)
     assert leaves == [PartitionSpec(), PartitionSpec("x", "y")]
@@ -99,7 +99,7 @@ def test_it_is_a_leaf_of_trees():
     assert len(paths) == 2
 
 
-def test_shardings_take_it_and_compare_as_those_of_today(mesh):
+def test_shardings_of_legacy_and_current_specs_are_equal(mesh):
     spec = PartitionSpec("x", None)
     own = NamedSharding(mesh, spec)
     assert own == NamedSharding(mesh, Today("x", None)) and hash(own) == hash(
@@ -118,7 +118,7 @@ def test_a_plain_tuple_is_not_a_spec(mesh):
         NamedSharding(mesh, ("x", None))
 
 
-def test_every_door_of_xlashard_takes_it(mesh, partitioner):
+def test_xlashard_functions_accept_the_legacy_spec(mesh, partitioner):
     x, spec, out = f32(8, 4), PartitionSpec("x", None), PartitionSpec(None, "y")
     free = PartitionSpec("x", PartitionSpec.UNCONSTRAINED)
     with mesh:
@@ -144,7 +144,7 @@ def test_every_door_of_xlashard_takes_it(mesh, partitioner):
     assert parsed.partitions == (("x",), ()) and type(parsed.get_partition_spec()) is PartitionSpec
 
 
-def test_it_makes_no_program_of_its_own(mesh):
+def test_legacy_and_current_specs_share_a_cache_entry(mesh):
     double = pjit(lambda x: x * 2)
     for spec in (PartitionSpec("x"), Today("x"), PartitionSpec(("x",))):
         double(xlashard.device_put(f32(8, 4), NamedSharding(mesh, spec)))
@@ -152,7 +152,7 @@ def test_it_makes_no_program_of_its_own(mesh):
 
 
 @pytest.mark.slow
-def test_every_door_of_jax_takes_it(mesh):
+def test_jax_functions_accept_the_legacy_spec(mesh):
     x, spec = f32(8, 4), PartitionSpec("x", None)
     sharding = jax.sharding.NamedSharding(mesh, spec)
     placed = jax.device_put(x, sharding)
@@ -173,7 +173,7 @@ def test_every_door_of_jax_takes_it(mesh):
 
 
 @pytest.mark.slow
-def test_partitioned_modules_of_flax_get_it_while_it_is_installed(mesh):
+def test_flax_modules_receive_the_legacy_spec_while_installed(mesh):
     rules = (("batch", "x"), ("embed", None), ("mlp", "y"))
     init = linen.with_logical_partitioning(linen.initializers.lecun_normal(), ("embed", "mlp"))
     module, x = linen.Dense(16, kernel_init=init), f32(4, 8)

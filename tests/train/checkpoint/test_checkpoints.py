@@ -59,7 +59,7 @@ def test_an_earlier_step(saved: Path) -> None:
         check_same(checkpoints.restore(state_types(), 10).state, 10)
 
 
-def test_what_was_written_down_comes_back(saved: Path) -> None:
+def test_metadata_round_trip(saved: Path) -> None:
     got = restore(saved).metadata
     assert got == metadata(20)
     assert got.data == {"seed": 7, "next": 20} and got.processes == 1
@@ -120,7 +120,7 @@ def test_a_step_is_not_written_twice(own: Path) -> None:
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_a_run_that_goes_back_is_stopped(own: Path) -> None:
+def test_save_below_the_latest_step_is_refused(own: Path) -> None:
     with Checkpoints(own) as checkpoints:
         checkpoints.restore(state_types(), 10)
         with pytest.raises(CheckpointError, match=rf"(?s)\[20\].*mv {own}/00000020 ELSEWHERE") as e:
@@ -139,7 +139,7 @@ def test_leftovers_of_killed_saves_are_ignored_and_cleared_away(own: Path) -> No
 # Damage. Each is done to step 20; step 10 stays whole.
 
 
-def test_nothing_to_restore(saved: Path, tmp_path: Path) -> None:
+def test_missing_checkpoint_is_reported(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="none has no checkpoint"):
         restore(tmp_path / "none")
     with pytest.raises(CheckpointError, match=r"has no checkpoint.* empty"):
@@ -177,7 +177,7 @@ def test_other_shapes_name_the_arrays_and_the_setting(saved: Path) -> None:
     assert isinstance(error.value, RunError)
 
 
-def test_another_structure_names_what_is_where(saved: Path) -> None:
+def test_error_of_a_changed_structure_names_arrays_and_settings(saved: Path) -> None:
     like = state_types()
     like["average"] = like["step"]
     del like["parameters"]["half"]
@@ -215,14 +215,14 @@ def test_errors_of_orbax_name_the_versions(own: Path) -> None:
     assert error.value.step == 20 and error.value.__cause__ is not None
 
 
-def test_what_is_written_down_must_be_plain() -> None:
+def test_metadata_must_be_json_serializable() -> None:
     with pytest.raises(CheckpointError, match=r"next.*int64 is not JSON serializable.*int\(x\)"):
         metadata(1, data={"next": np.int64(3)})
     with pytest.raises(CheckpointError, match="step = -1"):
         metadata(-1)
 
 
-def test_what_is_no_array_or_has_no_place(saved: Path, tmp_path: Path) -> None:
+def test_leaves_without_a_sharding_are_refused(saved: Path, tmp_path: Path) -> None:
     like = state_types()
     like["step"] = jax.ShapeDtypeStruct((), np.int32)
     with pytest.raises(
@@ -271,10 +271,10 @@ def test_a_full_disk(own: Path, size: int) -> None:
     check_same(restore(own).state, 30)
 
 
-def test_writes_that_go_on_beside_a_failed_one_print_nothing(
+def test_late_writes_after_a_failed_write_print_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TensorStore reports each to the event loop of a save, which is closed by then."""
+    """TensorStore reports each late write to the event loop of its save, which is closed."""
     reported: list[object] = []
     monkeypatch.setattr(
         sys, "unraisablehook", lambda unraisable: reported.append(unraisable.exc_value)
@@ -325,7 +325,7 @@ def test_an_error_in_the_background_comes_with_the_next_save(own: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_old_one_that_cannot_be_deleted_is_reported_and_kept(tmp_path: Path) -> None:
+def test_undeletable_old_checkpoint_is_reported_and_kept(tmp_path: Path) -> None:
     (tmp_path / ".deleting-00000001").write_text("in the way")
     with (
         pytest.warns(RuntimeWarning, match="step 1 .*Not a dir"),
@@ -385,6 +385,6 @@ def test_the_terminal_stays_quiet(own: Path, capfd: pytest.CaptureFixture, caplo
     assert [record for record in caplog.records if "orbax" in record.pathname] == []
 
 
-def test_nothing_is_left_running(own: Path) -> None:
+def test_save_leaves_no_thread_running(own: Path) -> None:
     save(own, 30)
     assert not [t for t in threading.enumerate() if t.name.startswith(("checkpoint", "digests"))]

@@ -175,7 +175,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_refused_by_its_name(own: Path, damage: str) -> None:
+def test_error_of_a_damaged_checkpoint_names_the_file(own: Path, damage: str) -> None:
     do, text = DAMAGES[damage]
     file = do(own / "00000020").relative_to(own / "00000020").as_posix()
     match = rf"step 20 .*{own} .*{re.escape(file)} .*{text}"
@@ -204,7 +204,7 @@ def test_every_byte_counts(own: Path) -> None:
     check_same(restore(own).state, 20)
 
 
-def test_no_earlier_one_is_whole(own: Path) -> None:
+def test_error_suggests_no_checkpoint_if_all_are_damaged(own: Path) -> None:
     alter(own / "00000010")
     cut_off(own / "00000020")
     with pytest.raises(CheckpointError, match=r"step 20.*arrays/_METADATA(?!.*\bmv )"):

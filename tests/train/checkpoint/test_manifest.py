@@ -23,7 +23,7 @@ def test_who_wrote_a_file(name: str, process: int) -> None:
     assert writer_of(name) == process
 
 
-def test_digests_are_those_of_sha256sum(tmp_path: Path) -> None:
+def test_digests_equal_sha256(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "big").write_bytes(bytes(range(256)) * 5000)
     (tmp_path / "none").write_bytes(b"")
@@ -35,7 +35,7 @@ def test_digests_are_those_of_sha256sum(tmp_path: Path) -> None:
             assert (digest.bytes, digest.sha256) == (len(data), hashlib.sha256(data).hexdigest())
 
 
-def test_steps_are_the_folders_named_so(tmp_path: Path) -> None:
+def test_steps_are_read_from_folder_names(tmp_path: Path) -> None:
     for step in (20, 3, 123_456_789):
         path_of(tmp_path, step).mkdir()
     for name in (".saving-00000030-0a", ".deleting-00000001", "00000040.tmp", "notes", "5"):

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow
 
 
-def test_two_processes_and_one(tmp_path: Path) -> None:
+def test_checkpoints_are_interchangeable_between_one_and_two_processes(tmp_path: Path) -> None:
     with Checkpoints(tmp_path / "given") as checkpoints:
         checkpoints.save(state(7, COLUMNS), metadata(7))
     shutil.copytree(tmp_path / "given", tmp_path / "damaged")
@@ -46,7 +46,7 @@ def test_two_processes_and_one(tmp_path: Path) -> None:
     assert restored.metadata == replace(metadata(5), processes=2)
 
 
-def test_one_of_two_is_killed_in_its_part(tmp_path: Path) -> None:
+def test_kill_during_a_save_leaves_earlier_checkpoints_intact(tmp_path: Path) -> None:
     done = run_pod([str(HERE / "pod_killed.py"), str(tmp_path)], PodSize(2, 2), EndingRules(120))
     for output in done.outputs:
         assert "committed [1, 2]" in output and "never comes" not in output, output

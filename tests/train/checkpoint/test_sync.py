@@ -16,7 +16,7 @@ from xlashard.train.checkpoint.arrays import (
 from xlashard.train.errors import CheckpointError
 
 
-def test_one_process_hears_itself() -> None:
+def test_exchange_of_one_process_returns_its_own_problem() -> None:
     sync = ProcessSync("test", 1.0)
     assert sync.first
     result = sync.exchange("save step 1", "no room", "token")
@@ -42,7 +42,7 @@ def in_vain(calls: list[str]) -> Callable[..., dict[int, str]]:
     return meet
 
 
-def test_those_who_are_absent_are_waited_for_once(
+def test_missing_processes_are_awaited_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -58,7 +58,7 @@ def test_those_who_are_absent_are_waited_for_once(
     assert len(calls) == 2 and "full" in calls[1]
 
 
-def test_reasons_are_one_line_for_people() -> None:
+def test_reasons_are_one_readable_line() -> None:
     assert reason(FileNotFoundError(2, "No such file", "a/b")) == "No such file: a/b"
     assert reason(OSError(28, "No space left on device")) == "No space left on device"
     spec = 'DATA_LOSS: a is short [tensorstore_spec={"driver": "zarr"}]\nmore'

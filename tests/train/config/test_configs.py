@@ -17,7 +17,7 @@ RUNS = published_runs()
 ADVICE = "write them again: make preflights"
 
 
-def test_there_are_settings_for_all_sizes() -> None:
+def test_every_model_size_has_settings_and_facts() -> None:
     assert set(REAL) == {
         *("1b_v5e_16", "8b_v5p_64", "8b_v6e_64", "70b_v5p_512", "405b_v5p_4096", "moe_v5p_128"),
         *("8b_h100_32", "70b_h100_256"),
@@ -26,7 +26,7 @@ def test_there_are_settings_for_all_sizes() -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_facts_are_of_the_settings_as_they_are(name: str) -> None:
+def test_preflight_facts_are_up_to_date_with_the_settings(name: str) -> None:
     facts, settings = FACTS[name], REAL[name]
     assert facts.settings == preflights.digest(name), ADVICE
     expected = workload(settings)

@@ -60,7 +60,7 @@ def test_an_integer_serves_as_a_number_and_a_string_as_a_list() -> None:
     assert got.sharding.rules.batch == ("data",)
 
 
-def test_a_value_stands_for_a_table() -> None:
+def test_scalar_is_shorthand_for_a_table() -> None:
     for got in (
         read(Settings, {"sharding": "auto"}),
         read(Settings, {"sharding": {"rules": {"batch": "data"}}}, ["sharding=auto"]),
@@ -112,7 +112,7 @@ def test_a_word_may_be_any_toml_value() -> None:
         ({"names": [1]}, ["names must be a list of strings, not the list [1]"]),
     ],
 )
-def test_a_wrong_table_is_answered_with_what_to_write(
+def test_error_of_an_invalid_table_suggests_a_valid_one(
     table: dict[str, Any], expected: list[str]
 ) -> None:
     text = refusal(table)
@@ -206,7 +206,7 @@ def test_any_string_survives_toml(text: str) -> None:
 
 @pytest.mark.slow
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | NAMES, st.lists))
-def test_any_value_is_taken_or_refused_with_its_key(raw: Any) -> None:
+def test_every_value_is_accepted_or_refused_with_its_key(raw: Any) -> None:
     for leaf in leaves(Example):
         table, _, key = leaf.path.rpartition(".")
         document = {table: {key: raw}} if table else {key: raw}

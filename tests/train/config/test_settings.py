@@ -18,7 +18,7 @@ def refusal(path: Path, *words: str) -> str:
     return str(caught.value)
 
 
-def test_the_settings_files_are_there() -> None:
+def test_small_settings_files_exist() -> None:
     assert {"tiny.toml", "tiny_dp.toml", "tiny_tp.toml"} <= {path.name for path in CONFIGS}
 
 
@@ -44,7 +44,7 @@ def test_an_error_names_the_file(tmp_path: Path) -> None:
     assert "model.layers" in text
 
 
-def test_a_missing_file_names_its_neighbours() -> None:
+def test_error_of_a_missing_file_suggests_similar_names() -> None:
     text = refusal(ROOT / "configs" / "tinny.toml")
     assert "does not exist" in text
     assert "tiny_dp.toml" in text

@@ -83,7 +83,7 @@ def test_plain_output_is_lines_at_the_first_last_and_every_few_steps() -> None:
 
 
 @pytest.mark.parametrize("text", ["a [bold]path[/bold]", "x" * 300, "[/]"])
-def test_text_is_shown_as_it_is(text: str) -> None:
+def test_text_is_printed_verbatim(text: str) -> None:
     out = console(False)
     Screen(out, 1).show(text)
     assert out.file.getvalue() == text + "\n"

@@ -105,7 +105,7 @@ def interrupt() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_interrupt_keeps_the_recorded_metrics(tmp_path: Path) -> None:
     screen = Recorder(at=2, action=interrupt)
     outcome = run(screen, tmp_path, shallow("training.steps=50", "training.eval_every=0"))
     assert outcome.signal == "SIGINT"
@@ -122,7 +122,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_interrupts_stop_at_once_and_keep_what_was_measured(tmp_path: Path) -> None:
+def test_two_interrupts_stop_immediately_and_keep_the_metrics(tmp_path: Path) -> None:
     def twice() -> None:
         interrupt()
         interrupt()

@@ -109,7 +109,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.integration
-def test_a_pod_has_the_losses_of_one_process_and_goes_on_as_another(
+def test_pod_has_the_losses_of_one_process_and_resumes_in_another_size(
     tmp_path: Path, undisturbed: Path
 ) -> None:
     path = written(tmp_path, nano(**MIXED))
@@ -146,7 +146,7 @@ def test_a_pod_has_the_losses_of_one_process_and_goes_on_as_another(
 
 
 @pytest.mark.integration
-def test_a_stop_while_it_compiles_leaves_the_first_state(
+def test_stop_during_compilation_saves_the_initial_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
@@ -161,7 +161,7 @@ def test_a_stop_while_it_compiles_leaves_the_first_state(
 
 
 @pytest.mark.integration
-def test_a_stop_in_an_evaluation_ends_it(tmp_path: Path) -> None:
+def test_stop_during_an_evaluation_ends_the_evaluation(tmp_path: Path) -> None:
     # An evaluation that would take hours.
     settings = nano("training.eval_batches=1000000", "training.eval_every=3", "checkpoint.every=0")
     path = written(tmp_path, settings)
@@ -176,7 +176,7 @@ def test_a_stop_in_an_evaluation_ends_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_process_that_fails_ends_the_others_with_its_error(tmp_path: Path) -> None:
+def test_failed_process_ends_its_peers_with_its_error(tmp_path: Path) -> None:
     path = written(tmp_path, nano("data.paths=['text.txt']"))
     for number, word in enumerate(["one ", "two "]):
         (tmp_path / str(number)).mkdir()
@@ -196,7 +196,7 @@ def test_a_process_that_fails_ends_the_others_with_its_error(tmp_path: Path) -> 
 
 
 @pytest.mark.integration
-def test_200_steps_with_kills_end_as_200_undisturbed_ones(tmp_path: Path) -> None:
+def test_200_steps_with_kills_equal_200_undisturbed_steps(tmp_path: Path) -> None:
     settings = nano("training.steps=200", "training.eval_every=60", "checkpoint.every=20")
     settings = read(
         Settings,
@@ -222,7 +222,7 @@ def test_200_steps_with_kills_end_as_200_undisturbed_ones(tmp_path: Path) -> Non
 
 
 @pytest.mark.integration
-def test_a_pod_trains_in_the_layout_that_one_process_chose(tmp_path: Path) -> None:
+def test_pod_trains_in_the_layout_chosen_by_one_process(tmp_path: Path) -> None:
     few = "training.steps=3"
     path = written(tmp_path, nano(few, "sharding=auto"))
     pod = train(tmp_path, PAIR, "--config", str(path), layout="data: fsdp, tensor: tensor")

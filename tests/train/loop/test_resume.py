@@ -29,7 +29,7 @@ def go_on(folder: Path, *words: str, screen: Recorder | None = None) -> tuple[Re
         ("run.name=other", "folder"),
     ],
 )
-def test_what_makes_it_another_run_is_refused(tmp_path: Path, word: str, why: str) -> None:
+def test_resume_refuses_settings_that_change_the_run(tmp_path: Path, word: str, why: str) -> None:
     with opened(tmp_path) as folder:
         pass
     with pytest.raises(SettingsError) as caught:
@@ -124,7 +124,7 @@ def test_a_finished_run_is_reported_and_accepts_more_steps(tmp_path: Path) -> No
 
 
 @pytest.mark.integration
-def test_a_run_goes_on_in_an_automatic_layout_and_back(
+def test_run_resumes_in_an_automatic_layout_and_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     six = shallow("training.steps=6")

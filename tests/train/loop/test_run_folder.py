@@ -50,7 +50,7 @@ def test_a_folder_holds_settings_measurements_and_a_curve(tmp_path: Path) -> Non
     assert len(np.unique(image.reshape(-1, image.shape[2]), axis=0)) > 20
 
 
-def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
+def test_run_without_metrics_draws_no_plot(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
         pass
     assert not (folder.path / "loss.png").exists()
@@ -71,7 +71,7 @@ def test_earlier_results_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "/etc", "a\0b", "\x1b[31m", "a\nb", "\ud800"])
-def test_a_name_is_one_folder(tmp_path: Path, name: str) -> None:
+def test_run_name_that_is_no_plain_folder_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingsError, match=naming("run.name ", "--name ")):
         opened(tmp_path, settings(f"run.name={name}"))
 
@@ -83,7 +83,7 @@ def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_has_one_line_of_measurements(tmp_path: Path) -> None:
+def test_resumed_run_has_one_record_per_step(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
         for step in range(1, 7):
             folder.record("train", step=step, loss=6.0 - step)
@@ -121,7 +121,7 @@ def test_a_run_is_finished_at_its_last_step(tmp_path: Path) -> None:
     assert not is_finished(folder.path, 4)
 
 
-def test_the_last_run_is_the_one_written_to_last(tmp_path: Path) -> None:
+def test_run_folders_are_ordered_by_modification_time(tmp_path: Path) -> None:
     assert run_folders(tmp_path) == []
     first, second = opened(tmp_path), opened(tmp_path)
     for folder, time in ((first, 2000), (second, 1000)):

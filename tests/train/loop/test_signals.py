@@ -34,7 +34,7 @@ def test_the_second_signal_interrupts(second: signal.Signals) -> None:
     assert [signal.getsignal(x) for x in SIGNALS] == before
 
 
-def test_other_threads_change_nothing() -> None:
+def test_other_threads_install_no_signal_handler() -> None:
     before, seen = signal.getsignal(signal.SIGINT), []
 
     def work() -> None:
@@ -74,12 +74,12 @@ with stop.on_signal(ask):
 
 
 @pytest.mark.slow
-def test_it_is_heard_while_the_main_thread_is_busy_and_the_second_one_ends_it() -> None:
+def test_signal_is_handled_while_main_is_busy_and_a_repeat_exits() -> None:
     done = subprocess.run(
         [sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout, done.returncode) == ("asked by SIGTERM\n", 143), done.stderr
 
 
-def test_exit_codes_are_those_of_a_shell() -> None:
+def test_exit_codes_equal_those_of_a_shell() -> None:
     assert [exit_code(number.name) for number in SIGNALS] == [130, 143]

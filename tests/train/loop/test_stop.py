@@ -24,7 +24,7 @@ class Watched:
         self.agreed.set()
 
 
-def test_a_run_passes_places_until_it_is_asked_to_stop() -> None:
+def test_reached_returns_true_only_after_a_stop_request() -> None:
     watched = Watched()
     with watched.stop.listening():
         assert [watched.stop.reached() for _ in range(3)] == [False] * 3
@@ -47,7 +47,7 @@ def test_the_first_who_asks_counts() -> None:
 
 
 @pytest.mark.slow
-def test_what_another_thread_does_is_waited_for_unless_the_run_stops() -> None:
+def test_unless_stopped_waits_for_a_future_until_a_stop() -> None:
     watched = Watched()
     with watched.stop.listening():
         work: Future[int] = Future()
@@ -67,7 +67,7 @@ def test_an_error_of_the_other_thread_is_raised() -> None:
         watched.stop.unless_stopped(work)
 
 
-def test_a_stop_at_the_end_changes_nothing() -> None:
+def test_stop_at_the_end_leaves_no_thread_waiting() -> None:
     watched = Watched()
     with watched.stop.listening():
         assert not watched.stop.reached()
@@ -77,7 +77,7 @@ def test_a_stop_at_the_end_changes_nothing() -> None:
     assert not [x for x in threading.enumerate() if x.name.endswith(("calls", "signals"))]
 
 
-def test_a_failure_of_another_process_ends_this_one() -> None:
+def test_failure_of_a_peer_raises_a_peer_error() -> None:
     watched = Watched()
     group = Group("run", 1, 2)
     stop = Stop(group, watched.calls, watched._show, lambda *how: watched.left.append(how))

@@ -59,7 +59,7 @@ def reference(heads: int, kv_heads: int) -> tuple[tuple[jax.Array, ...], jax.Arr
 @pytest.mark.slow
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
 @pytest.mark.parametrize("block", [4, 12, 24])
-def test_blocks_give_what_all_scores_give(heads: int, kv_heads: int, block: int) -> None:
+def test_blockwise_attention_equals_full_attention(heads: int, kv_heads: int, block: int) -> None:
     q, k, v = drawn(heads, kv_heads)
 
     def blocks(*inputs: jax.Array) -> jax.Array:
@@ -112,7 +112,7 @@ def test_no_value_of_every_pair_of_positions_is_made() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "window"), [(name, 100 * ("pass" in name)) for name in KERNELS])
-def test_kernels_give_what_all_scores_give(name: str, window: int) -> None:
+def test_kernel_attention_equals_full_attention(name: str, window: int) -> None:
     """On two devices, in the interpreter of Pallas for TPU."""
     rules = Rules(batch=("data",), heads=("tensor",))
     layout = Layout(Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor")), rules)
@@ -152,7 +152,7 @@ def test_devices_run_their_kernels(requested, changes, found) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "passes"), [("minimal", 2), ("minimal_with_context", 1)])
-def test_cudnn_keeps_what_its_backward_pass_needs(policy: str, passes: int) -> None:
+def test_remat_policy_keeps_the_residuals_of_cudnn_attention(policy: str, passes: int) -> None:
     kernel = KernelSettings(attention="cudnn")
     model = ModelSettings(remat=True, remat_policy=policy, kernel=kernel)
     assume_cudnn((9, 0))

@@ -156,7 +156,9 @@ def test_the_examples_fit(name: str) -> None:
         ),
     ],
 )
-def test_a_misfit_is_reported_with_its_keys(words: list[str], expected: list[str]) -> None:
+def test_error_of_inconsistent_settings_names_their_keys(
+    words: list[str], expected: list[str]
+) -> None:
     text = refusal(*words)
     for part in expected:
         assert part in text

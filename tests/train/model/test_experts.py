@@ -61,7 +61,7 @@ def densely(x: jax.Array, arrays: dict[str, jax.Array], active: int) -> jax.Arra
 
 @pytest.mark.slow
 @pytest.mark.parametrize("active", [1, 2])
-def test_with_room_for_all_it_is_the_mixture_of_all_experts(active: int) -> None:
+def test_full_capacity_equals_the_dense_mixture(active: int) -> None:
     shape = model(f"model.active_experts={active}", f"model.capacity={4 / active}")
     x, arrays = tokens(shape), weights(shape)
 
@@ -98,7 +98,7 @@ def test_a_full_expert_lets_tokens_pass() -> None:
 
 
 @pytest.mark.slow
-def test_equally_busy_experts_have_a_balance_of_one() -> None:
+def test_equally_loaded_experts_have_a_balance_of_one() -> None:
     shape = model("model.active_experts=1")
     arrays = weights(shape)
     x = jnp.eye(4, shape.width)[jnp.arange(TOKENS) % 4][None]
@@ -110,7 +110,7 @@ def test_equally_busy_experts_have_a_balance_of_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["alone", "mesh", "kernel"])
-def test_without_capacity_it_is_the_mixture_of_all_experts(where: str) -> None:
+def test_dropless_routing_equals_the_dense_mixture(where: str) -> None:
     """The kernel runs in the interpreter of Pallas, with tiles that divide no dimension."""
     shape = model("model.active_experts=2", "model.dropless=true", *TILES)
     x, arrays = tokens(shape), weights(shape)

@@ -38,7 +38,7 @@ def test_a_layout_counts_the_devices_of_an_axis() -> None:
     assert unplaced.ways("batch") == 1
 
 
-def test_shardings_are_ours_and_lie_on_the_mesh() -> None:
+def test_layout_returns_xlashard_shardings_on_its_mesh() -> None:
     mixed = layout()
     sharding = mixed.sharding(("embed", "mlp"))
     assert isinstance(sharding, xlashard.NamedSharding)
@@ -55,7 +55,7 @@ def test_the_mesh_must_have_all_devices() -> None:
 
 
 @pytest.mark.slow
-def test_a_declaration_draws_its_first_values() -> None:
+def test_declaration_draws_its_initial_values() -> None:
     drawn = Declaration((400, 50), ("embed", None), 0.5).initial(jax.random.key(0))
     assert drawn.dtype == np.float32
     np.testing.assert_allclose(np.std(drawn), 0.5, rtol=0.05)

@@ -1,4 +1,4 @@
-"""The same run has the same losses on every mesh."""
+"""A run has equal losses on every mesh."""
 
 import functools
 import math
@@ -93,7 +93,7 @@ def test_losses_do_not_depend_on_an_automatic_layout(
 
 
 @pytest.mark.integration
-def test_the_bound_step_has_the_same_losses(plain: np.ndarray) -> None:
+def test_bound_step_has_the_losses_of_plain_jit(plain: np.ndarray) -> None:
     run = settings(RUN)
     layout = Layout(build_mesh(run.mesh, devices(8)), run.sharding.rules)
     programs = build_programs(make_recipe(run), layout, run)
@@ -129,7 +129,7 @@ def test_losses_do_not_depend_on_how_memory_is_saved(words: list[str], plain: np
 
 
 @pytest.mark.integration
-def test_experts_learn_the_same_on_every_mesh() -> None:
+def test_mixture_of_experts_has_equal_losses_on_every_mesh() -> None:
     model = ("model.experts=4", "model.mlp=32")
     words = ["training.steps=12", *model]
     spread = over(

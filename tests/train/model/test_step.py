@@ -41,7 +41,7 @@ def batch(parts: int) -> jax.Array:
 
 
 @pytest.mark.slow
-def test_a_batch_in_parts_gives_the_same_step() -> None:
+def test_gradient_accumulation_equals_one_whole_batch() -> None:
     (whole, measured), (parted, again) = (
         train_step()(initial_state(), batch(parts)) for parts in (1, 4)
     )

@@ -120,7 +120,7 @@ SPECS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "error"), [("int8", 0.015), ("fp8", 0.08)])
 @pytest.mark.parametrize("spec", SPECS)
-def test_products_in_eight_bits_are_near_the_exact_ones(spec: str, kind, error: float) -> None:
+def test_8_bit_products_approximate_exact_products(spec: str, kind, error: float) -> None:
     keys = jax.random.split(jax.random.key(3), 2)
     factors = [jax.random.normal(key, s) for key, s in zip(keys, SPECS[spec], strict=True)]
 
@@ -149,7 +149,7 @@ def test_loss_is_the_mean_surprise(parameters: dict) -> None:
 
 
 @pytest.mark.slow
-def test_no_position_sees_later_ones(parameters: dict) -> None:
+def test_attention_is_causal(parameters: dict) -> None:
     changed = TOKENS.copy()
     changed[:, 9] ^= 1
     before, after = (
@@ -180,7 +180,7 @@ def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
         ["model.window=4", "model.window_cycle=2"],
     ],
 )
-def test_decoding_byte_by_byte_gives_the_same_scores(words: list[str]) -> None:
+def test_incremental_decoding_equals_the_forward_pass(words: list[str]) -> None:
     model = settings(*words).model
     parameters = drawn(model)
     cache = empty_cache(len(TOKENS), TOKENS.shape[1], model)
@@ -230,7 +230,7 @@ def test_bfloat16_keeps_parameters_gradients_and_loss_in_float32(parameters: dic
 
 
 @pytest.mark.slow
-def test_a_new_array_leaves_the_others_as_they_are() -> None:
+def test_added_parameter_keeps_the_initial_values_of_the_others() -> None:
     declared = declare(MODEL)
     more = declared | {"another": declared["head"]}
     first, second = (initial_parameters(x, jax.random.key(3)) for x in (declared, more))
