@@ -143,7 +143,7 @@ def _remember_paths_of_hidden_frames() -> None:
     """Cache the comparison of paths by which JAX hides frames of a traceback.
 
     JAX compares the path of every frame of every error with the path of every hidden folder, and
-    asks the file system each time: milliseconds for each error that a test expects.
+    queries the file system each time: milliseconds for each error that a test expects.
     """
     from jax._src import traceback_util
 

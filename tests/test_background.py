@@ -54,7 +54,7 @@ def test_a_thread_that_is_being_started_is_only_stopped() -> None:
     assert stopped.is_set()
 
 
-def test_a_thread_ends_by_itself_or_by_its_stop() -> None:
+def test_background_thread_ends_by_itself_or_when_stopped() -> None:
     done = threading.Event()
     thread = start_background(done.wait, done.set, "waiting")
     assert thread.is_alive() and thread.name == "waiting"

@@ -30,7 +30,7 @@ def get_browser(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_a_browser_the_tests_say_how_to_get_one(
+def test_error_without_a_browser_suggests_the_install_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -49,13 +49,13 @@ def test_a_browser_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_script_is_content_with_any_browser(tmp_path: Path, name: str) -> None:
+def test_script_accepts_every_supported_browser(tmp_path: Path, name: str) -> None:
     stand_in(tmp_path, name)
     done = get_browser(tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_root_installs_it_on_debian(tmp_path: Path) -> None:
+def test_root_installs_chromium_on_debian(tmp_path: Path) -> None:
     stand_in(tmp_path, "id", "echo 0")
     stand_in(tmp_path, "apt-get", f'echo "apt-get $*" >>{tmp_path}/ran')
     done = get_browser(tmp_path)
@@ -65,7 +65,9 @@ def test_root_installs_it_on_debian(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("user", "works"), [(0, False), (1000, True)], ids=["offline", "no root"])
-def test_elsewhere_the_script_prints_the_command(tmp_path: Path, user: int, works: bool) -> None:
+def test_script_prints_the_command_if_installing_is_impossible(
+    tmp_path: Path, user: int, works: bool
+) -> None:
     stand_in(tmp_path, "id", f"echo {user}")
     stand_in(tmp_path, "apt-get", f"exit {0 if works else 100}")
     done = get_browser(tmp_path)
@@ -73,7 +75,7 @@ def test_elsewhere_the_script_prints_the_command(tmp_path: Path, user: int, work
     assert COMMAND in done.stderr
 
 
-def test_make_sees_to_it_before_the_tests() -> None:
+def test_make_installs_the_browser_before_the_tests() -> None:
     done = subprocess.run(
         ["make", "--dry-run", "--always-make", "test"],
         cwd=ROOT,

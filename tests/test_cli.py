@@ -70,7 +70,7 @@ def xlashard(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ["tiny", "tiny_dp", "tiny_tp"])
-def test_train_leaves_its_results(tmp_path: Path, config: str) -> None:
+def test_train_writes_its_results(tmp_path: Path, config: str) -> None:
     words = [word for word in SMALL if config != "tiny_tp" or not word.startswith("model.heads")]
     path = str(ROOT / "configs" / f"{config}.toml")
     done = xlashard("train", "--config", path, "--steps", "3", "--set", *words, cwd=tmp_path)
@@ -89,7 +89,7 @@ def test_train_leaves_its_results(tmp_path: Path, config: str) -> None:
 
 
 @pytest.mark.slow
-def test_train_reads_other_text_and_writes_elsewhere(tmp_path: Path) -> None:
+def test_train_options_select_data_and_output_folder(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("one two three four " * 60)
     done = xlashard(
         *("train", "--config", TINY, "--data", "own.txt", "--name", "mine", "--runs", "out"),
@@ -207,7 +207,7 @@ def test_wrong_use_names_the_commands(capsys: pytest.CaptureFixture[str]) -> Non
     assert code == 2 and all(name in err for name in COMMANDS)
 
 
-def test_no_words_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     out, err, code = stdout_and_code(capsys)
     assert (out, code) == ("", 2)
     assert all(f"  {name} " in err for name in COMMANDS)
@@ -229,7 +229,7 @@ def console_script(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("start", ["module", "script"])
-def test_help_imports_neither_jax_nor_what_a_command_needs(tmp_path: Path, start: str) -> None:
+def test_help_imports_no_heavy_modules(tmp_path: Path, start: str) -> None:
     words = ["-m", "xlashard"] if start == "module" else console_script(tmp_path)
     done = subprocess.run(
         [sys.executable, "-X", "importtime", *words, "preflight", "--help"],
@@ -315,7 +315,7 @@ def test_keys_are_printed_with_type_and_default(capsys: pytest.CaptureFixture[st
         (["--resume", "--runs", "nowhere"], ["nowhere has no run", "--config configs"]),
     ],
 )
-def test_wrong_words_are_answered_without_a_traceback(
+def test_invalid_arguments_are_reported_without_a_traceback(
     capsys: pytest.CaptureFixture[str], words: list[str], expected: list[str]
 ) -> None:
     out, err, code = stdout_and_code(capsys, "train", *words)
@@ -333,7 +333,7 @@ def test_wrong_words_are_answered_without_a_traceback(
         (("train", "--confg=x"), "--config"),
     ],
 )
-def test_an_unknown_option_shows_the_usage_of_its_command(
+def test_unknown_option_prints_the_usage_of_the_command(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], meant: str
 ) -> None:
     with pytest.raises(SystemExit) as left:

@@ -94,7 +94,7 @@ def test_python_blocks_run(name: str, update_goldens: bool) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", [n for n in DOCUMENTS if COMMAND_OUTPUT in (ROOT / n).read_text()])
-def test_commands_print_what_is_shown(name: str, update_goldens: bool) -> None:
+def test_commands_print_the_output_shown_in_the_documents(name: str, update_goldens: bool) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     lines = text.splitlines()
     for command, block in reversed(commands_with_output(text)):
@@ -118,7 +118,7 @@ def test_commands_print_what_is_shown(name: str, update_goldens: bool) -> None:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_links_lead_somewhere(name: str) -> None:
+def test_local_links_have_targets(name: str) -> None:
     path = ROOT / name
     lost = [
         target
@@ -240,7 +240,7 @@ def test_the_old_program_of_the_tutorial_runs_and_is_migrated(
     assert run_one([*python_command(environment), "old_train.py"]).stdout == "(16, 8)\n"
 
 
-def test_every_public_name_has_its_place_in_the_reference() -> None:
+def test_every_public_name_is_in_the_reference() -> None:
     pages = (ROOT / "docs/reference/api").glob("*.md")
     named = re.findall(
         r"(?<=[ `])xlashard\.(\w+)(?=[,` ])", "\n".join(page.read_text() for page in pages)
@@ -322,7 +322,7 @@ OF_2022 = [
 ]
 
 
-def test_dir_lists_the_names_of_today() -> None:
+def test_dir_lists_current_public_names() -> None:
     listed = dir(xlashard)
     modules = {name for name in listed if isinstance(getattr(xlashard, name), ModuleType)}
     assert modules == {"errors", "hlo", "multihost", "numpy", "testing", "tpu"}
@@ -389,7 +389,7 @@ def test_blocks_keep_their_line_numbers() -> None:
     assert [line for line in lines if line] == ["x = 1", "y = x + 1", "z = 1"]
 
 
-def test_only_a_reason_keeps_a_block_from_running() -> None:
+def test_no_run_requires_a_reason() -> None:
     runs = {block.info: block.runs for block in read_blocks(SAMPLE)}
     assert runs == {
         "python": True,
@@ -408,13 +408,13 @@ def test_links_outside_the_project_are_left_alone() -> None:
     assert local_links(SAMPLE) == ["docs/guide.md"]
 
 
-def test_output_is_shown_where_it_is_printed() -> None:
+def test_output_block_is_replaced_by_the_printed_output() -> None:
     text = "```python\nprint(1)\nprint(2)\n```\n\n```text output\nold\n```\n\nEnd.\n"
     done = run("sample.md", program(text))
     assert with_output(text, done.stdout) == text.replace("old", "1\n2")
 
 
-def test_a_failing_block_is_reported_with_its_place() -> None:
+def test_failing_block_is_reported_with_file_and_line() -> None:
     done = run("sample.md", program("text\n\n```python\nx = 1\nassert x == 2\n```\n"))
     assert done.returncode == 1
     assert 'File "sample.md", line 5' in done.stderr

@@ -64,7 +64,7 @@ def test_documents_of_a_usual_depth_are_read() -> None:
     assert parse_toml(f'{keys} = {2**63 - 1}\ntext = "{"1.5, " * 1000}"\n')
 
 
-def test_a_file_without_an_end_is_not_read_whole(tmp_path: Path) -> None:
+def test_endless_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="1.0 KiB"):
         read_text("/dev/zero", 1 << 10)
     with pytest.raises(SettingsError, match=naming("/dev/zero", "TOML", "longer than 1")):

@@ -42,7 +42,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_trains_and_explains_its_step(name: str) -> None:
+def test_example_trains_and_explains_its_step(name: str) -> None:
     done = run(str(FOLDER / name))
     assert "Warning" not in done.stderr
     factor, picture = FACTS[name]
@@ -72,7 +72,7 @@ def test_a_program_is_short_and_documented(name: str) -> None:
     assert f"]({name})" in (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
-def test_every_program_has_its_facts() -> None:
+def test_every_example_has_expected_results() -> None:
     assert set(FACTS) == set(PROGRAMS)
 
 

@@ -77,12 +77,12 @@ XLASHARD = Layers(
 )
 
 
-def test_the_package_keeps_its_layers() -> None:
+def test_package_has_no_layer_violations() -> None:
     violations = find_violations(ROOT, XLASHARD)
     assert not violations, "\n" + "\n".join(map(str, violations))
 
 
-def test_the_checker_saw_the_package() -> None:
+def test_checker_reads_the_package() -> None:
     modules = read_package(ROOT, "xlashard")
     assert "xlashard._version" in modules
     seen = {target.target for module in modules.values() for target in module.imports}
@@ -119,14 +119,14 @@ def _repeated(named: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return {name: found for name, found in places.items() if len(found) > 1}
 
 
-def test_no_class_has_the_name_of_another() -> None:
+def test_class_names_are_unique() -> None:
     modules = read_package(ROOT, "xlashard").values()
     named = [(name, module.name) for module in modules for name in module.classes]
     assert len(named) > 500
     assert not _repeated(named)
 
 
-def test_no_module_has_the_name_of_another() -> None:
+def test_module_names_are_unique() -> None:
     files = [m for m in read_package(ROOT, "xlashard").values() if not m.is_package]
     named = ((module.path.stem, module.name) for module in files)
     assert set(_repeated(named)) == {*ONE_CONCEPT, "__main__"}

@@ -164,7 +164,7 @@ PLAIN = ("Plain", "ByIdentity")
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_class_is_what_dataclasses_make(name: str) -> None:
+def test_lazy_dataclasses_equal_standard_dataclasses(name: str) -> None:
     ours, theirs = family(lazily.dataclass)[name], family(dataclasses.dataclass)[name]
     mine, other = (CALLS[name](cls) for cls in (ours, theirs))
     assert described(ours, mine) == described(theirs, other)
@@ -189,7 +189,7 @@ def test_any_use_writes_the_methods(use: Any) -> None:
     assert is_written(cls)
 
 
-def test_an_unpickled_instance_is_whole_before_the_class_was_called() -> None:
+def test_unpickled_instance_works_before_the_first_constructor_call() -> None:
     text = pickle.dumps(Kept(3, "x"))
     fresh = lazily.dataclass(frozen=True)(type("Kept", (), dict(KEPT_BEFORE)))
     value = object.__new__(fresh)
@@ -212,7 +212,7 @@ KEPT_BEFORE = {
 
 
 @pytest.mark.slow
-def test_threads_that_come_at_once_all_get_whole_instances() -> None:
+def test_concurrent_first_calls_return_complete_instances() -> None:
     for _ in range(20):
         classes = family(lazily.dataclass)
         ready, made = threading.Barrier(8), []

@@ -10,7 +10,7 @@ from xlashard.errors import ArgumentError
 from xlashard.program_runner import Script, ScriptOrModule, parse_script
 
 
-def test_the_words_of_a_script_are_parsed(tmp_path: Path, monkeypatch) -> None:
+def test_command_line_of_a_script_is_parsed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     script = ScriptOrModule("train.py", False, ("--json", "x"))

@@ -56,7 +56,7 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
         assert same_release(version, bounds[name]), name
 
 
-def test_the_extras_of_targets_support_the_same_jax() -> None:
+def test_target_extras_support_one_jax_version() -> None:
     (core,) = [e for e in PROJECT["project"]["dependencies"] if e.startswith("jax")]
     (tpu,) = EXTRAS["tpu"]
     assert tpu == core.replace("jax", "jax[tpu]")
@@ -65,7 +65,7 @@ def test_the_extras_of_targets_support_the_same_jax() -> None:
 
 
 @pytest.mark.slow
-def test_find_python_gives_one_that_suits() -> None:
+def test_find_python_returns_a_supported_python() -> None:
     done = subprocess.run(
         [str(ROOT / ".ci" / "find-python"), "3.12"], capture_output=True, text=True, cwd=ROOT
     )
@@ -98,14 +98,14 @@ def test_the_version_is_written_once() -> None:
     assert newest[1] in ("Unreleased", __version__)
 
 
-def test_there_are_eight_emulated_devices() -> None:
+def test_tests_run_on_eight_emulated_devices() -> None:
     if os.environ["JAX_PLATFORMS"] == "cpu":
         assert jax.device_count() == 8
     assert jax.default_backend() == jax.devices()[0].platform
 
 
 @pytest.mark.slow
-def test_the_tests_refuse_a_jax_that_came_too_early(tmp_path: Path) -> None:
+def test_conftest_refuses_an_early_import_of_jax(tmp_path: Path) -> None:
     (tmp_path / "early.py").write_text("import jax\n", encoding="utf-8")
     command = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import pytest; "
     arguments = ["-p", "early", "-p", "no:xdist", "tests/test_project.py"]
@@ -119,7 +119,7 @@ def test_the_tests_refuse_a_jax_that_came_too_early(tmp_path: Path) -> None:
     assert "JAX was imported before tests/conftest.py" in done.stdout + done.stderr
 
 
-def test_the_window_of_jax_versions_is_the_one_that_is_checked_at_import() -> None:
+def test_import_check_agrees_with_the_jax_version_range() -> None:
     (core,) = [e for e in PROJECT["project"]["dependencies"] if e.startswith("jax")]
     window = re.fullmatch(r"jax>=([0-9.]+),<([0-9.]+)", core)
     assert window
@@ -129,7 +129,7 @@ def test_the_window_of_jax_versions_is_the_one_that_is_checked_at_import() -> No
 
 
 @pytest.mark.slow
-def test_a_quick_start_leaves_out_what_few_programs_need() -> None:
+def test_import_and_first_call_load_no_rare_modules() -> None:
     """Neither the import nor a call over several devices loads it."""
     code = """
 import sys, numpy as np, jax, xlashard
@@ -159,7 +159,7 @@ program.remote_compile tpu train
 """
 
 
-def test_names_that_are_imported_late_are_there() -> None:
+def test_lazily_imported_names_are_available() -> None:
     assert {"explain", "visualize", "reshard_plan"} <= set(dir(xlashard))
     assert all(getattr(xlashard, name) is not None for name in xlashard.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'visualise'"):

@@ -22,7 +22,7 @@ def subjects(*numbers: int):
     return {f"the number {n}": lambda n=n: {"number": n, "most": 5, "rest": 0} for n in numbers}
 
 
-def test_all_cases_run_and_those_that_fail_are_named() -> None:
+def test_all_cases_run_and_failed_cases_are_named() -> None:
     suite = at_once(Numbers)()
     suite.test_small(subjects(1, 2, 3))
     with pytest.raises(ExceptionGroup, match="2 of 4 cases failed") as caught:
@@ -35,14 +35,14 @@ def test_all_cases_run_and_those_that_fail_are_named() -> None:
     assert "assert 7 < 5" in shown and "assert 9 < 5" in shown
 
 
-def test_failures_that_are_no_exceptions_count_too() -> None:
+def test_pytest_failures_count_as_failed_cases() -> None:
     with pytest.raises(BaseExceptionGroup, match="1 of 2 cases failed") as caught:
         at_once(Numbers)().test_reported(subjects(2, 3))
     assert "DID NOT RAISE" in str(caught.value.exceptions[0])
     assert caught.value.exceptions[0].__notes__ == ["in the case: the number 3"]
 
 
-def test_a_subject_that_can_t_be_made_fails_by_its_name() -> None:
+def test_failure_to_build_a_subject_names_the_case() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         at_once(Numbers)().test_small(
             {"none": lambda: {}["number"], "one": subjects(1)["the number 1"]}
@@ -55,7 +55,7 @@ def test_no_case_at_all_is_a_failure() -> None:
         pass
 
 
-def test_an_interrupt_ends_it() -> None:
+def test_interrupt_ends_the_remaining_cases() -> None:
     with pytest.raises(KeyboardInterrupt), Together() as together:
         with together.case("first"):
             raise ValueError
@@ -63,7 +63,7 @@ def test_an_interrupt_ends_it() -> None:
             raise KeyboardInterrupt
 
 
-def test_of_a_sweep_all_but_the_chosen_are_slow() -> None:
+def test_sweep_marks_all_but_the_quick_cases_slow() -> None:
     one, two, three = sweep(["one", "two", "three"], quick=["two"])
     assert two == "two"
     assert [[mark.name for mark in case.marks] for case in (one, three)] == [["slow"]] * 2

@@ -18,7 +18,7 @@ STUB = ROOT / "xlashard" / "array" / "core" / "typed.pyi"
 
 
 @pytest.mark.slow
-def test_pyright_understands_what_users_write() -> None:
+def test_pyright_accepts_typical_user_code() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "tests/typing"],
         cwd=ROOT,
@@ -31,7 +31,7 @@ def test_pyright_understands_what_users_write() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [arrays, functions, numpy_functions])
-def test_it_runs_too(module) -> None:
+def test_typed_modules_run(module) -> None:
     module.run()
 
 
@@ -83,13 +83,13 @@ UPDATES = {n: f for n, f in members("_PartUpdates").items() if n in public([n])}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_methods_take_what_jax_gives_them(name: str) -> None:
+def test_methods_have_the_parameters_of_jax(name: str) -> None:
     assert parameters(METHODS[name]) == real_parameters(getattr(HandleType, name))
     assert callable(getattr(Array, name))
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_updates_take_what_jax_gives_them(name: str) -> None:
+def test_updates_have_the_parameters_of_jax(name: str) -> None:
     real = real_parameters(getattr(type(jax.numpy.zeros(1).at[0]), name))
     by_position, by_name = parameters(UPDATES[name])
     assert by_position == real[0]
@@ -100,8 +100,8 @@ def _is_ours(member: object) -> bool:
     return inspect.isfunction(member) and (member.__module__ or "").startswith("xlashard")
 
 
-def test_nothing_of_jax_is_left_out() -> None:
-    """Each public member of JAX's arrays is one of ours: in the stub, or written out."""
+def test_stub_covers_every_member_of_jax_arrays() -> None:
+    """`Array` has every public member of JAX's arrays: in the stub, or written out."""
     stub = set(members("Typed"))
     written = {
         name
@@ -126,7 +126,7 @@ def test_every_operator_is_in_the_stub() -> None:
     assert len(special) > 40 and "__rmatmul__" in special & arithmetic
 
 
-def test_functions_that_give_one_array_give_one_of_ours() -> None:
+def test_stub_of_functions_returns_arrays_of_this_package() -> None:
     """In step with JAX's stub: `xlashard/numpy/_typed.pyi` has all functions that return arrays."""
     theirs: dict[str, list[str]] = {}
     for node in ast.parse(Path(jax.numpy.__file__).with_suffix(".pyi").read_text()).body:

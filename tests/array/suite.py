@@ -21,14 +21,14 @@ class ArraySuite:
     Or, by `at_once(ArraySuite)`, on a fixture `subjects` with many of them (`tests/together.py`).
     """
 
-    def test_its_value_reads_back(self, array: Array, expected: np.ndarray) -> None:
+    def test_value_reads_back(self, array: Array, expected: np.ndarray) -> None:
         assert type(array) is Array
         assert same(array, expected)
         assert not np.asarray(array).flags.writeable
         assert array.tobytes() == expected.tobytes()
         assert array.tolist() == expected.tolist()
 
-    def test_its_attributes_agree(self, array: Array, expected: np.ndarray) -> None:
+    def test_attributes_agree_with_numpy_and_jax(self, array: Array, expected: np.ndarray) -> None:
         assert array.shape == expected.shape
         assert array.dtype == expected.dtype
         assert array.ndim == expected.ndim
@@ -42,7 +42,7 @@ class ArraySuite:
         assert array.block_until_ready() is array
         assert array.is_ready()
 
-    def test_it_is_where_it_was_put(self, array: Array, sharding: Any) -> None:
+    def test_sharding_is_the_requested_one(self, array: Array, sharding: Any) -> None:
         if sharding is None:
             assert not array.committed
             assert array.device == jax.devices()[0]
@@ -62,7 +62,7 @@ class ArraySuite:
         per_device = array.addressable_data(0).on_device_size_in_bytes()
         assert array.on_device_size_in_bytes() == per_device * len(wanted.devices)
 
-    def test_its_shards_are_the_pieces(self, array: Array, expected: np.ndarray) -> None:
+    def test_shards_equal_the_indexed_value(self, array: Array, expected: np.ndarray) -> None:
         sharding = array.sharding
         indices = sharding.devices_indices_map(expected.shape)
         shards = array.addressable_shards
@@ -80,7 +80,7 @@ class ArraySuite:
         assert all(ids == list(range(len(ids))) for ids in copies.values())
         assert [s.device for s in array.global_shards] == list(sharding.devices)
 
-    def test_it_travels_as_a_value(self, array: Array, expected: np.ndarray) -> None:
+    def test_pickle_keeps_the_value_uncommitted(self, array: Array, expected: np.ndarray) -> None:
         back = pickle.loads(pickle.dumps(array))
         assert type(back) is Array
         assert same(back, expected)
@@ -88,38 +88,38 @@ class ArraySuite:
         assert back.weak_type == array.weak_type
 
     @pytest.mark.slow
-    def test_a_copy_is_another_array(self, array: Array, expected: np.ndarray) -> None:
+    def test_copies_are_independent_arrays(self, array: Array, expected: np.ndarray) -> None:
         for other in (copy.copy(array), copy.deepcopy(array)):
             assert type(other) is Array
             assert same(other, expected)
             other.delete()
         assert same(array, expected)
 
-    def test_its_text_shows_value_and_dtype(self, array: Array, expected: np.ndarray) -> None:
+    def test_repr_shows_value_and_dtype(self, array: Array, expected: np.ndarray) -> None:
         assert repr(array).startswith("Array(")
         assert repr(array).endswith(f"dtype={expected.dtype.name})")
         assert str(array) == str(expected) or array.size == 0
 
-    def test_it_is_jax_s_without_a_copy(self, array: Array) -> None:
+    def test_converts_to_jax_without_a_copy(self, array: Array) -> None:
         handle = array.to_jax()
         assert isinstance(array, jax.Array)
         assert Array.from_jax(handle).to_jax() is handle
         assert jax.typeof(array) == jax.typeof(handle)
 
     @pytest.mark.slow
-    def test_it_moves_there_and_back(self, array: Array, expected: np.ndarray) -> None:
+    def test_device_put_round_trip(self, array: Array, expected: np.ndarray) -> None:
         there = device_put(array, jax.devices()[5])
         assert there.devices() == {jax.devices()[5]}
         assert same(there, expected)
         assert same(device_put(there, array.sharding), expected)
 
-    def test_it_is_compared_and_never_hashed(self, array: Array) -> None:
+    def test_arrays_are_unhashable(self, array: Array) -> None:
         with pytest.raises(TypeError, match="unhashable"):
             hash(array)
         assert (array == None) is False  # noqa: E711
         assert array.aval.weak_type is array.weak_type is False
 
-    def test_python_takes_it(self, array: Array, expected: np.ndarray) -> None:
+    def test_python_protocols(self, array: Array, expected: np.ndarray) -> None:
         if not expected.ndim:
             with pytest.raises(ArgumentError, match="without dimensions"):
                 len(array)
@@ -131,16 +131,14 @@ class ArraySuite:
             with pytest.raises(ValueError, match=r"x\.any\(\), x\.all\(\)"):
                 bool(array)
 
-    def test_numpy_takes_it(self, array: Array, expected: np.ndarray) -> None:
+    def test_numpy_protocols(self, array: Array, expected: np.ndarray) -> None:
         own = np.array(array)
         assert own.flags.writeable and same(own, expected)
         assert same(np.stack([array, array]), np.stack([expected, expected]))
         with pytest.raises(ValueError, match="without a copy"):
             array.__array__(np.float64, copy=False)
 
-    def test_its_memory_is_offered_device_by_device(
-        self, array: Array, expected: np.ndarray
-    ) -> None:
+    def test_dlpack_exports_single_shards_only(self, array: Array, expected: np.ndarray) -> None:
         several = len(array.devices()) > 1
         if several:
             with pytest.raises(BufferError, match=r"addressable_shards\[i\]\.data"):
@@ -155,13 +153,15 @@ class ArraySuite:
             assert shard.data.unsafe_buffer_pointer() == lent.ctypes.data or not lent.size
         assert bytes(memoryview(array)) == expected.tobytes()
 
-    def test_it_is_one_leaf_of_a_tree(self, array: Array) -> None:
+    def test_array_is_one_leaf_of_a_tree(self, array: Array) -> None:
         tree = {"a": [array, 1]}
         assert jax.tree.leaves(tree)[0] is array
         assert jax.tree.map(lambda leaf: leaf, tree)["a"][0] is array
         assert jax.block_until_ready(tree)["a"][0] is array
 
-    def test_what_moves_nothing_needs_no_leave(self, array: Array, expected: np.ndarray) -> None:
+    def test_transfer_guards_permit_calls_without_transfer(
+        self, array: Array, expected: np.ndarray
+    ) -> None:
         with jax.transfer_guard("disallow_explicit"):
             there = device_put(array, array.sharding)
             pieces = [shard.data for shard in array.addressable_shards]
@@ -177,7 +177,7 @@ class ArraySuite:
         assert same(array[index], expected[index])
 
     @pytest.mark.slow
-    def test_donation_uses_it_up(self, array: Array, expected: np.ndarray) -> None:
+    def test_donation_deletes_the_array(self, array: Array, expected: np.ndarray) -> None:
         shards = array.addressable_shards
         moved = device_put(array, array.sharding, donate=True)
         assert array.is_deleted() and same(moved, expected)

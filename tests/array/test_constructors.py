@@ -36,7 +36,7 @@ def raises(kind: type[Exception], *texts: str) -> Any:
 
 class TestFromCallback:
     @pytest.mark.parametrize("kind", list(SHARDINGS))
-    def test_each_distinct_index_is_asked_for_once(self, kind: str) -> None:
+    def test_callback_is_called_once_per_distinct_index(self, kind: str) -> None:
         asked: list[Any] = []
 
         def piece(index: Any) -> np.ndarray:
@@ -52,7 +52,7 @@ class TestFromCallback:
         assert same(x, V)
 
     @pytest.mark.parametrize("kind", ["rows", "partly replicated", "replicated", "single", "own"])
-    def test_one_buffer_may_serve_for_all_pieces(self, kind: str) -> None:
+    def test_callback_may_return_one_buffer_for_all_pieces(self, kind: str) -> None:
         sharding = SHARDINGS[kind]
         buffer = np.empty(sharding.shard_shape(V.shape), np.float32)
 
@@ -93,7 +93,7 @@ class TestFromCallback:
                 V.shape, Format(Layout.AUTO, named("x")), lambda index: V[index]
             )
 
-    def test_an_error_of_the_callback_is_its_own(self) -> None:
+    def test_errors_of_the_callback_propagate(self) -> None:
         def fails(index: Any) -> np.ndarray:
             raise LookupError("no such file")
 
@@ -116,7 +116,7 @@ class TestFromCallback:
         with raises(PlacementError, "[0:4, :]", "float32", "int32"):
             make_array_from_callback(V.shape, named("x"), lambda index: V[index], np.int32)
 
-    def test_what_is_no_value(self) -> None:
+    def test_invalid_callback_results_and_dtypes(self) -> None:
         for piece, kind in ((lambda i: "text", "str"), (lambda i: None, "NoneType")):
             with raises(ArgumentError, "data_callback's piece for index [0:2]", kind):
                 make_array_from_callback((4,), named("x"), piece)
@@ -174,7 +174,7 @@ class TestShapesAndShardings:
         with raises(ArgumentError, "P('x'", "NamedSharding(mesh, "):
             make((4,), P("x"))
 
-    def test_what_does_not_divide(self, make: Callable[..., Any]) -> None:
+    def test_indivisible_shapes_are_refused(self, make: Callable[..., Any]) -> None:
         with raises(GeometryError, "dimension 0", "shape (6, 3)", "4 tiles ('y'=4)"):
             make((6, 3), named("y"))
         with raises(GeometryError, "at least 1 dimension", "0"):
@@ -204,7 +204,7 @@ class TestFromSingleDeviceArrays:
         indices = sharding.devices_indices_map(V.shape)
         return [device_put(V[index], device) for device, index in indices.items()]
 
-    def test_any_order_and_no_copy(self) -> None:
+    def test_pieces_in_any_order_are_not_copied(self) -> None:
         pieces = self.pieces()
         shuffled = [pieces[i] for i in (3, 1, 7, 0, 2, 6, 4, 5)]
         x = make_array_from_single_device_arrays(V.shape, named("x", "y"), shuffled)
@@ -212,7 +212,7 @@ class TestFromSingleDeviceArrays:
         for shard, piece in zip(x.addressable_shards, pieces, strict=True):
             assert shard.data.unsafe_buffer_pointer() == piece.unsafe_buffer_pointer()
 
-    def test_arrays_of_jax_and_uncommitted_ones(self) -> None:
+    def test_jax_arrays_and_uncommitted_arrays_are_accepted(self) -> None:
         pieces = [p.to_jax() for p in self.pieces()]
         assert same(make_array_from_single_device_arrays(V.shape, named("x", "y"), pieces), V)
         one = make_array_from_single_device_arrays(
@@ -257,7 +257,7 @@ class TestFromSingleDeviceArrays:
         with raises(PlacementError, "arrays[0]", "'device'", "'pinned_host'", "with_memory_kind("):
             self.make(pieces, named("x", "y", memory_kind="pinned_host"))
 
-    def test_what_is_no_single_device_array(self) -> None:
+    def test_errors_of_invalid_pieces(self) -> None:
         with raises(ArgumentError, "arrays[0]", "ndarray", "device_put(value, device)"):
             self.make([V])
         with raises(ArgumentError, "arrays[0]", "8 devices", "addressable_shards"):
@@ -273,7 +273,7 @@ class TestFromSingleDeviceArrays:
         with raises(DeletedError, "arrays[2]", "float32[4,4]", "deleted"):
             self.make(pieces)
 
-    def test_a_layout_is_not_for_this(self) -> None:
+    def test_layouts_are_refused(self) -> None:
         with raises(ArgumentError, "layout"):
             self.make(self.pieces(), Format(Layout((1, 0)), named("x", "y")))
 
@@ -281,7 +281,7 @@ class TestFromSingleDeviceArrays:
 class TestFromLocalData:
     """Tests in one process; several processes have their own test."""
 
-    def test_the_local_data_are_the_whole(self) -> None:
+    def test_local_data_of_one_process_is_the_global_array(self) -> None:
         for shape in (None, V.shape, list(V.shape)):
             x = make_array_from_process_local_data(named("x", "y"), V, shape)
             assert same(x, V)
@@ -302,7 +302,7 @@ class TestFromLocalData:
         with raises(PlacementError, "local_data[1]", "dimension 0", "2 tiles ('x'=2)"):
             make_array_from_process_local_data(named("x"), [V, V[:3]])
 
-    def test_what_is_no_data(self) -> None:
+    def test_errors_of_invalid_local_data(self) -> None:
         with raises(ArgumentError, "local_data['a']", "str"):
             make_array_from_process_local_data(named("x"), {"a": "text"})
         with raises(ArgumentError, "local_data['a']", "sharding"):
@@ -320,7 +320,7 @@ class TestFromLocalData:
             assert same(x, V)
 
 
-def test_a_sharding_of_one_s_own_works_with_every_constructor() -> None:
+def test_user_defined_shardings_work_with_every_constructor() -> None:
     own = Stripes(DEVICES[:4], (1, 0, 3, 2))
     made = [
         make_array_from_callback(V.shape, own, lambda index: V[index]),
@@ -349,7 +349,7 @@ def test_process_local_data_on_a_device():
 
 
 @pytest.mark.parametrize("name", ["from_callback", "from_single_device_arrays", "from_local_data"])
-def test_errors_are_value_errors_as_those_of_jax_are(name):
+def test_errors_are_value_errors_as_in_jax(name):
     """Uneven shapes; wrong shapes, counts, devices and ranks of the pieces."""
     rows = jax.sharding.NamedSharding(MESH, P(MESH.axis_names))
     cells = jax.sharding.NamedSharding(MESH, P(*MESH.axis_names))

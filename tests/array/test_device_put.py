@@ -71,7 +71,7 @@ def test_numbers_keep_their_weak_types() -> None:
     assert device_put(np.arange(3.0)).dtype == jnp.zeros(()).dtype
 
 
-def test_equivalent_places_move_nothing(moves: list[str]) -> None:
+def test_equivalent_shardings_move_nothing(moves: list[str]) -> None:
     x = device_put(V, named("x", "y"))
     for same_place in (
         named("x", "y"),
@@ -92,7 +92,7 @@ def test_equivalent_places_move_nothing(moves: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_same_devices_take_one_program(moves: list[str], way: str) -> None:
+def test_reshard_on_equal_devices_runs_one_program(moves: list[str], way: str) -> None:
     x = device_put(V, named("x", "y"))
     for place in (named(None, ("x", "y")), named(), SHARDINGS["listed tiles"]):
         moves.clear()
@@ -160,7 +160,7 @@ def test_layouts() -> None:
 class TestTrees:
     tree: ClassVar = {"w": V, "b": [np.arange(8), 2.0], "none": None}
 
-    def test_one_place_for_all(self) -> None:
+    def test_one_sharding_applies_to_all_leaves(self) -> None:
         out = device_put(self.tree, named())
         assert out["none"] is None
         assert all(leaf.sharding == named() for leaf in jax.tree.leaves(out))
@@ -184,7 +184,7 @@ class TestTrees:
 
     @pytest.mark.parametrize("donate", [True, {"a": True, "b": False}, {"a": False, "b": True}])
     @pytest.mark.parametrize("there", [("x",), ("y", "x"), ()])
-    def test_tied_leaves_are_used_up_once(self, donate: Any, there: tuple[str, ...]) -> None:
+    def test_tied_leaves_are_donated_once(self, donate: Any, there: tuple[str, ...]) -> None:
         tied = device_put(V, named("x"))
         out = device_put({"a": tied, "b": tied}, named(*there), donate=donate)
         assert tied.is_deleted()
@@ -192,7 +192,7 @@ class TestTrees:
         out["a"].delete()
         assert same(out["b"] + 0, V)
 
-    def test_errors_have_the_leaf_s_path(self) -> None:
+    def test_errors_name_the_path_of_the_leaf(self) -> None:
         with raises(PlacementError, "x['b'][0]: dimension 0", "3", "2 tiles ('x'=2)"):
             device_put({"b": [np.zeros(3)]}, named("x"))
         with raises(ArgumentError, "x['b'][1]", "str"):
@@ -250,7 +250,7 @@ class TestDonation:
         ids=str,
     )
     @pytest.mark.parametrize("start", ["rows", "both", "half the devices", "single"])
-    def test_the_source_is_used_up(self, start: str, place: Any) -> None:
+    def test_donated_source_is_deleted(self, start: str, place: Any) -> None:
         x = device_put(V, SHARDINGS[start])
         moved = device_put(x, place, donate=True)
         assert x.is_deleted()
@@ -261,13 +261,13 @@ class TestDonation:
         with raises(DeletedError, "donated", "device_put"):
             np.asarray(x)
 
-    def test_in_place_no_byte_moves(self) -> None:
+    def test_donation_on_an_equal_sharding_moves_no_byte(self) -> None:
         x = device_put(V, named("x", "y"))
         before = pointers(x)
         moved = device_put(x, named("x", "y"), donate=True)
         assert pointers(moved) == before
 
-    def test_an_uncommitted_one_stays_so(self) -> None:
+    def test_donated_uncommitted_array_stays_uncommitted(self) -> None:
         x = device_put(V)
         moved = device_put(x, donate=True)
         assert x.is_deleted() and not moved.committed and same(moved, V)
@@ -276,7 +276,7 @@ class TestDonation:
         v = V.copy()
         assert same(device_put(v, named("x"), donate=True), v)
 
-    def test_not_both(self) -> None:
+    def test_donate_and_may_alias_exclude_each_other(self) -> None:
         with raises(ArgumentError, "x: donate=True", "may_alias=True"):
             device_put(device_put(V), DEVICES[0], donate=True, may_alias=True)
 
@@ -291,7 +291,7 @@ class TestAliases:
         v[...] = -1
         assert same(x, wanted)
 
-    def test_unless_it_may_be_shared(self) -> None:
+    def test_may_alias_shares_aligned_host_memory(self) -> None:
         block = np.zeros(1 << 16, np.float32)
         start = -block.ctypes.data % 64 // 4
         v = block[start : start + 4096]
@@ -301,7 +301,7 @@ class TestAliases:
         assert same(x, v)
 
     @pytest.mark.parametrize("place", [None, named("x", "y"), named("y"), DEVICES[0]], ids=str)
-    def test_false_always_copies(self, place: Any) -> None:
+    def test_may_alias_false_always_copies(self, place: Any) -> None:
         x = device_put(V, named("x", "y"))
         y = device_put(x, place, may_alias=False)
         assert not set(pointers(x)) & set(pointers(y))
@@ -313,7 +313,7 @@ class TestAliases:
         y = device_put(x, may_alias=False)
         assert pointers(x) != pointers(y) and not y.committed
 
-    def test_moving_some_shards_copies_all_where_asked(self) -> None:
+    def test_may_alias_false_copies_shards_in_place_too(self) -> None:
         x = device_put(V, NamedSharding(HALF, P("z")))
         overlapping = NamedSharding(Mesh(DEVICES[2:6], ("z",)), P("z"))
         y = device_put(x, overlapping, may_alias=False)

@@ -82,7 +82,7 @@ V = value(np.float32)
         (aligned(np.float32(3)), True),
     ],
 )
-def test_memory_is_shared_where_it_can_be(kind: Any, v: np.ndarray, is_shared: bool | None) -> None:
+def test_aligned_memory_is_shared(kind: Any, v: np.ndarray, is_shared: bool | None) -> None:
     is_shared = v.ctypes.data % 64 == 0 if is_shared is None else is_shared
     x = from_dlpack(kind(v))
     assert type(x) is Array and same(x, v) and x.committed
@@ -136,7 +136,7 @@ def test_every_dtype_comes_from_numpy(name: str) -> None:
         assert shares(x, v) and shares(from_dlpack(v, copy=False), v)
 
 
-def test_numpy_memory_that_dlpack_has_no_word_for_must_lie_well() -> None:
+def test_dtypes_unknown_to_dlpack_need_contiguous_memory() -> None:
     v = aligned(value(jnp.bfloat16))
     assert same(from_dlpack(v.T), v.T)
     for bad in (v.T, aligned(v, 2)):
@@ -165,7 +165,7 @@ def test_64_bits_become_32(wide: Any) -> None:
         assert shares(from_dlpack(v, copy=False), v)
 
 
-def test_any_cpu_device_takes_it_as_it_is() -> None:
+def test_every_cpu_device_shares_aligned_memory() -> None:
     v = aligned(V)
     for place in (DEVICES[2], SingleDeviceSharding(DEVICES[2])):
         x = from_dlpack(v, device=place, copy=False)
@@ -177,7 +177,7 @@ def test_any_cpu_device_takes_it_as_it_is() -> None:
     assert x.unsafe_buffer_pointer() == there.unsafe_buffer_pointer()
 
 
-def test_it_goes_on_to_any_place() -> None:
+def test_from_dlpack_places_the_array_on_any_sharding() -> None:
     v = aligned(V)
     for place in (
         named("x", "y"),
@@ -192,7 +192,7 @@ def test_it_goes_on_to_any_place() -> None:
     assert by_columns.layout.major_to_minor == (0, 1) and same(by_columns, v)
 
 
-def test_what_is_no_array() -> None:
+def test_errors_of_invalid_arguments() -> None:
     for wrong in ([1, 2], 1.0, V.__dlpack__()):
         with pytest.raises(
             ArgumentError, match=naming("__dlpack__", "__dlpack_device__", "device_put(x)")
@@ -205,7 +205,7 @@ def test_what_is_no_array() -> None:
 
 
 @pytest.mark.parametrize("name", WIDER_DTYPES)
-def test_it_goes_out_and_comes_back(name: str) -> None:
+def test_export_and_import_share_one_buffer(name: str) -> None:
     v = value(jnp.dtype(name))
     x = device_put(v, DEVICES[3])
     for back in (from_dlpack(x), jax.dlpack.from_dlpack(x)):
@@ -217,13 +217,13 @@ def test_it_goes_out_and_comes_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SUB_BYTE)
-def test_less_than_a_byte_stays_here(name: str) -> None:
+def test_sub_byte_dtypes_cannot_be_exported(name: str) -> None:
     x = device_put(value(jnp.dtype(name)), DEVICES[0])
     with pytest.raises(DLPackError, match=rf"Array {name}.*x\.astype\('int8'\)"):
         np.from_dlpack(x)
 
 
-def test_what_consumers_may_ask() -> None:
+def test_export_honours_the_arguments_of_consumers() -> None:
     x = device_put(V, DEVICES[3])
     shared = np.from_dlpack(x)
     assert not shared.flags.writeable or "dltensor_versioned" not in repr(
@@ -237,7 +237,7 @@ def test_what_consumers_may_ask() -> None:
     assert x.__dlpack_device__() == x.to_jax().__dlpack_device__()
 
 
-def test_one_device_of_many() -> None:
+def test_export_from_several_devices_is_refused() -> None:
     for sharding, which in ((named("x"), "in pieces"), (named(), "each of which holds all")):
         x = device_put(V, sharding)
         for use in (lambda x: x.__dlpack__(), lambda x: x.__dlpack_device__(), np.from_dlpack):
@@ -248,7 +248,7 @@ def test_one_device_of_many() -> None:
         assert same(np.from_dlpack(shard.data), V[shard.index])
 
 
-def test_memory_outlives_its_maker() -> None:
+def test_memory_outlives_its_producer() -> None:
     x = from_dlpack(aligned(V))
     gc.collect()
     assert same(x, V)
@@ -259,7 +259,7 @@ def test_memory_outlives_its_maker() -> None:
     assert same(out, V) and same(again, V)
 
 
-def test_a_donated_array_leaves_its_readers_what_they_have() -> None:
+def test_donation_leaves_exported_memory_unchanged() -> None:
     double = pjit(lambda x: x * 2, donate_argnums=0)
     x = device_put(V, DEVICES[0])
     out = np.from_dlpack(x)
@@ -271,7 +271,7 @@ def test_a_donated_array_leaves_its_readers_what_they_have() -> None:
     assert same(out, V)
 
 
-def test_deleted_ones_say_so() -> None:
+def test_exporting_a_deleted_array_is_an_error() -> None:
     x = device_put(V, DEVICES[0])
     x.delete()
     for use in (np.from_dlpack, from_dlpack):

@@ -51,7 +51,7 @@ def failing_at(number: int, error: BaseException) -> Callable[[Any], np.ndarray]
 @pytest.mark.usefixtures("nothing_left")
 class TestCallbacks:
     @pytest.mark.parametrize("sharding", SHARDINGS.values(), ids=SHARDINGS)
-    def test_its_own_exception_comes_through(self, sharding: Any) -> None:
+    def test_exception_of_the_callback_propagates(self, sharding: Any) -> None:
         pieces = len({str(i) for i in sharding.devices_indices_map(V.shape).values()})
         for number in {0, pieces - 1}:
             error = OSError("disk gone")
@@ -71,7 +71,7 @@ class TestCallbacks:
             "data_callback's piece for index [4:8, :] is missing: data_callback raised this error"
         ]
 
-    def test_another_shape_or_dtype_after_good_pieces(self) -> None:
+    def test_piece_of_a_different_shape_or_dtype_is_refused(self) -> None:
         pieces = iter([V[:4], V[4:, :8]])
         with pytest.raises(
             PlacementError, match=naming("index [4:8, :]", "shape (4, 8)", "shape (4, 16)")
@@ -82,7 +82,7 @@ class TestCallbacks:
             make_array_from_callback(V.shape, named("x"), lambda index: next(pieces))
 
     @pytest.mark.parametrize("sharding", SHARDINGS.values(), ids=SHARDINGS)
-    def test_what_it_gave_may_change_afterwards(self, sharding: Any) -> None:
+    def test_callback_may_reuse_its_buffers(self, sharding: Any) -> None:
         given: list[np.ndarray] = []
 
         def piece(index: Any) -> np.ndarray:
@@ -97,14 +97,16 @@ class TestCallbacks:
         assert same(x, V)
         del x
 
-    def test_an_interrupt_comes_through_as_it_is(self) -> None:
+    def test_interrupt_in_the_callback_propagates(self) -> None:
         with pytest.raises(KeyboardInterrupt) as caught:
             make_array_from_callback(V.shape, named("x"), failing_at(1, KeyboardInterrupt()))
         del caught
 
 
 class TestInterrupts:
-    def test_of_a_tree_nothing_is_left_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_interrupted_device_put_of_a_tree_leaves_no_arrays(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         kept = device_put(V, named("x"))
         gc.collect()
         before = len(jax.live_arrays())
@@ -144,7 +146,7 @@ READS: dict[str, Callable[[Array], Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 @pytest.mark.parametrize("spec", [("x", "y"), ("y",), ()], ids=str)
-def test_reads_give_the_value_or_say_that_it_is_gone(read: Any, spec: Any) -> None:
+def test_reads_during_deletion_return_the_value_or_raise(read: Any, spec: Any) -> None:
     v = value(np.float32, (64, 64))
     for _ in range(12):
         x = device_put(v, named(*spec))
@@ -168,7 +170,7 @@ def test_reads_give_the_value_or_say_that_it_is_gone(read: Any, spec: Any) -> No
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_an_array_without_one_of_its_shards_is_deleted(number: int) -> None:
+def test_deleting_one_shard_deletes_the_array(number: int) -> None:
     x = device_put(V, named("x", "y"))
     total = pjit(lambda x: x.sum())
     kept = x.addressable_shards[1].data
@@ -191,7 +193,7 @@ def test_an_array_without_one_of_its_shards_is_deleted(number: int) -> None:
     assert float(total(device_put(V, named("x", "y")))) == expected
 
 
-def test_a_value_read_before_stays_good(many: int = 8) -> None:
+def test_value_read_before_deletion_stays_valid(many: int = 8) -> None:
     for spec in (("x", "y"), ()):
         x = device_put(np.full((256, 256), 7, np.float32), named(*spec))
         window = np.asarray(x)
@@ -204,7 +206,7 @@ def test_a_value_read_before_stays_good(many: int = 8) -> None:
 class TestMemory:
     @pytest.mark.skipif(DEVICES[0].platform != "cpu", reason="the limit is on the host's memory")
     @pytest.mark.slow
-    def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(self) -> None:
+    def test_array_too_large_for_memory_is_refused_without_leaks(self) -> None:
         done = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("little_memory.py"))],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -215,7 +217,7 @@ class TestMemory:
         )
         assert "all well" in done.stdout, done.stdout + done.stderr
 
-    def test_a_device_without_memory_raises_the_same_error(
+    def test_exhausted_device_memory_raises_out_of_memory_error(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def exhausted(*_: Any, **__: Any) -> None:
@@ -234,7 +236,7 @@ class TestMemory:
         assert same(x, V)
         del x, caught
 
-    def test_other_errors_of_the_runtime_stay_what_they_are(
+    def test_other_runtime_errors_propagate_unchanged(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def broken(*_: Any, **__: Any) -> None:
@@ -244,7 +246,7 @@ class TestMemory:
         with pytest.raises(jax.errors.JaxRuntimeError, match="link down"):
             device_put(V, named("x"))
 
-    def test_a_callback_without_memory_is_its_own_affair(self) -> None:
+    def test_memory_error_of_the_callback_propagates_unchanged(self) -> None:
         with pytest.raises(MemoryError, match="^mine") as caught:
             make_array_from_callback(V.shape, named("x"), failing_at(0, MemoryError("mine")))
         assert not isinstance(caught.value, OutOfMemoryError)

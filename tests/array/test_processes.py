@@ -27,7 +27,7 @@ def test_arrays_across_two_processes() -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("processes", "pairs"), [(2, 60), (4, 25)])
-def test_from_any_devices_to_any_others(processes: int, pairs: int) -> None:
+def test_random_reshards_across_processes(processes: int, pairs: int) -> None:
     script = Path(__file__).with_name("across_processes_moving.py")
     for output in run_many(script, processes, 8 // processes, str(pairs)):
         assert "all agree" in output, output

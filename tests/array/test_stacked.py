@@ -105,7 +105,7 @@ def test_shards_come_from_anywhere(shard: Any) -> None:
     assert all(same(s, V[n]) for n, s in enumerate(shards))
 
 
-def test_the_caller_may_write_into_its_arrays_afterwards() -> None:
+def test_inputs_may_be_overwritten_after_the_call() -> None:
     shards = [np.full(1000, n, np.float32) for n in range(4)]
     sharded = device_put_sharded(shards, FOUR)
     replicated = device_put_replicated(shards[2], FOUR)
@@ -115,7 +115,7 @@ def test_the_caller_may_write_into_its_arrays_afterwards() -> None:
     assert same(replicated, np.full((4, 1000), 2, np.float32))
 
 
-def test_one_array_for_several_devices() -> None:
+def test_one_shard_may_be_listed_for_several_devices() -> None:
     one = np.ones(5, np.int32)
     assert same(device_put_sharded([one] * 4, FOUR), np.ones((4, 5), np.int32))
 
@@ -172,7 +172,7 @@ def test_keys_stay_keys(impl: str) -> None:
     np.testing.assert_allclose(draws[1], jax.random.normal(keys[1], (3,)), rtol=1e-6)
 
 
-def test_what_device_put_sharded_refuses() -> None:
+def test_errors_of_device_put_sharded() -> None:
     with pytest.raises(
         PlacementError, match=naming("3 shards", "4 devices", "jax.local_devices()[:3]")
     ):
@@ -198,7 +198,7 @@ def test_what_device_put_sharded_refuses() -> None:
         jax.jit(lambda x: device_put_sharded([x, x], FOUR[:2]))(1.0)
 
 
-def test_what_both_refuse() -> None:
+def test_errors_of_both_functions() -> None:
     x = device_put(np.ones(3, np.float32), FOUR[0])
     x.delete()
     with pytest.raises(DeletedError, match=r"^x\['w'\]: .*float32\[3\].*deleted"):
@@ -210,7 +210,7 @@ def test_what_both_refuse() -> None:
             device_put_replicated(1, devices)  # type: ignore[arg-type]
 
 
-def test_a_sharded_device_array_shares_its_buffers() -> None:
+def test_sharded_device_array_shares_its_buffers() -> None:
     buffers = [device_put(V[n : n + 1, :, 0], FOUR[n]) for n in range(4)]
     out = make_sharded_device_array(struct((4, 3)), ROWS, buffers)
     assert out.sharding == PmapSharding(FOUR, ROWS)
@@ -319,7 +319,7 @@ def test_unstacked_shards() -> None:
 ROWS_OF_ONE = ShardingSpec((NoSharding(),) * 3, (Replicated(1),))
 
 
-def test_programs_take_them() -> None:
+def test_programs_accept_stacked_arrays() -> None:
     x = device_put_sharded([np.float32(n) for n in range(8)], DEVICES)
     assert same(pjit(lambda v: v * 2)(x), np.arange(8, dtype=np.float32) * 2)
     assert float(x.sum()) == 28
@@ -345,7 +345,7 @@ def test_copies_that_are_donated_do_not_overwrite_each_other(size: int) -> None:
         assert same(whole, np.ones(size, np.float32))
 
 
-def test_the_leading_dimension_joins_another_on_the_devices() -> None:
+def test_reshape_merges_the_leading_dimension_on_the_devices() -> None:
     """The reshape that docs/guides/pmap.md shows."""
     x = device_put_sharded(list(value(np.float32, (8, 4, 3))), DEVICES)
     joined = x.reshape(-1, *x.shape[2:])
@@ -353,7 +353,7 @@ def test_the_leading_dimension_joins_another_on_the_devices() -> None:
     assert joined.sharding.is_equivalent_to(PmapSharding.default((32, 3), devices=DEVICES), 2)
 
 
-def test_transfer_guards_are_asked() -> None:
+def test_transfer_guards_are_enforced() -> None:
     held = device_put(np.ones(3, np.float32), DEVICES[0])
     for level in ("disallow", "log"):
         with jax.transfer_guard(level):
@@ -383,7 +383,7 @@ def test_views_of_one_array() -> None:
     assert same(device_put_sharded(doubles, FOUR), np.full((4, 3), 2, np.float32))
 
 
-def test_64_bits_where_they_are_switched_on() -> None:
+def test_64_bit_dtypes_under_x64() -> None:
     doubles = [np.float64(n) / 3 for n in range(4)]
     assert device_put_sharded(doubles, FOUR).dtype == np.float32
     with jax.enable_x64(True):

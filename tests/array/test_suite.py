@@ -45,7 +45,7 @@ class TestEveryConstructor(at_once(ArraySuite)):
 
 
 class ArrayWithoutElements(ArraySuite):
-    def test_its_text_shows_its_shape(self, array: Array) -> None:
+    def test_repr_shows_the_shape(self, array: Array) -> None:
         assert repr(array) == f"Array([], shape={array.shape}, dtype=float32)"
 
 

@@ -224,7 +224,7 @@ def test_a_flax_nnx_module() -> None:
     assert grads["kernel"][...].shape == (16, 4)
 
 
-def test_what_jax_makes_is_wrapped_by_hand() -> None:
+def test_results_of_jax_are_wrapped_by_from_jax() -> None:
     sharding = NamedSharding(MESH, P("x"))
     y = jax.jit(lambda t: t * 2)(device_put(V, sharding))
     wrapped = Array.from_jax(y)

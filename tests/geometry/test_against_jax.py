@@ -30,7 +30,7 @@ def jax_sharding(grid, spec, order):
 
 
 @pytest.mark.parametrize("grid", small_grids(most=8), ids=grid_id)
-def test_every_spec_has_the_text_that_jax_gives_it(grid):
+def test_text_of_every_spec_equals_jax(grid):
     for ndim in (0, 1, 3):
         for spec in all_specs(grid, ndim):
             sharding = jax_sharding(grid, spec, range(grid.size))
@@ -72,7 +72,7 @@ def test_empty_dimensions_have_jaxs_indices():
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data())
-def test_shapes_are_refused_where_jax_refuses_them(data):
+def test_shapes_are_refused_exactly_as_by_jax(data):
     grid = data.draw(st.sampled_from(small_grids(most=8)))
     spec = data.draw(st.sampled_from(list(all_specs(grid, 2))))
     shape = tuple(data.draw(st.lists(st.integers(0, 9), max_size=3)))
@@ -116,7 +116,7 @@ def hlo_proto(dims, kinds):
 @pytest.mark.slow
 @settings(max_examples=400)
 @given(any_tiles())
-def test_iotas_with_sub_groups_are_as_xla_writes_them(tiles):
+def test_text_of_iotas_with_subgroups_equals_xla(tiles):
     dims, sizes, perm, kinds = tiles
     tile = xc.HloSharding.iota_tile(dims, sizes, perm, [KINDS[kind] for kind in kinds])
     # XLA names a lone sub-group by its kind alone only when it parses its own text.
@@ -129,7 +129,7 @@ def test_iotas_with_sub_groups_are_as_xla_writes_them(tiles):
 @pytest.mark.slow
 @settings(max_examples=400)
 @given(any_tiles(), st.data())
-def test_lists_with_sub_groups_are_as_xla_writes_them(tiles, data):
+def test_text_of_lists_with_subgroups_equals_xla(tiles, data):
     dims, _, _, kinds = tiles
     devices = data.draw(st.permutations(range(int(np.prod(dims)))))
     proto = hlo_proto(dims, kinds)
@@ -143,7 +143,7 @@ def test_lists_with_sub_groups_are_as_xla_writes_them(tiles, data):
     assert TileAssignment.parse_text(str(theirs)) == ours
 
 
-def test_tuples_and_special_kinds_are_as_xla_writes_them():
+def test_text_of_tuples_and_special_kinds_equals_xla():
     grid = MeshGrid(("x", "y"), (2, 4))
     elements = [
         assignment_of(grid, Spec((("y",),)), 2),

@@ -61,7 +61,7 @@ def test_every_spec_of_every_small_mesh_comes_back(grid):
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sampled_from(small_grids(most=8)), st.data())
-def test_a_spec_is_found_exactly_where_there_is_one(grid, data):
+def test_spec_is_inferred_exactly_for_tilings_of_the_mesh(grid, data):
     cuts = [
         (a, b)
         for a in range(1, grid.size + 1)
@@ -120,7 +120,7 @@ def test_one_device_has_one_spec():
         assert spec_from_tile_assignment(grid, TileAssignment.parse_text(text)) == Spec()
 
 
-def test_another_mesh_of_the_same_devices_gives_its_own_spec():
+def test_inferred_spec_uses_the_axes_of_the_given_mesh():
     assignment = assignment_of(GRID, Spec((("x",),)), 1)
     finer = MeshGrid(("a", "b", "c"), (2, 2, 2))
     assert spec_from_tile_assignment(finer, assignment) == Spec((("a",),))
@@ -154,7 +154,7 @@ def test_the_order_of_axes_is_read_from_devices(grid):
         ]
 
 
-def test_digits_as_they_are_written():
+def test_superdims_of_orders_and_their_splits():
     assert unflatten_superdims(np.arange(12)) == [(12, 1)]
     assert unflatten_superdims([0, 3, 1, 4, 2, 5]) == [(2, 3), (3, 1)]
     assert unflatten_superdims([0]) == []
@@ -177,7 +177,7 @@ def test_digits_across_axes():
         unflatten_array({"x": 2, "y": 2}, [0, 1, 2])
 
 
-def test_a_pod_is_read_back_without_counting_it():
+def test_huge_assignment_is_parsed_without_enumerating_devices():
     grid = MeshGrid(("x", "y", "z"), (2**20, 2**10, 2**20))
     spec = Spec((("z",), (), ("x",)))
     assignment = assignment_of(grid, spec, 3)

@@ -67,7 +67,7 @@ def _text(digits, chosen, grid):
 
 
 @pytest.mark.parametrize("grid", small_grids(most=12, biggest=6), ids=grid_id)
-def test_groups_along_any_axes_are_known_whatever_the_order_they_are_listed_in(grid):
+def test_axes_of_groups_do_not_depend_on_listing_order(grid):
     rng = np.random.default_rng(0)
     for groups, text in all_axis_groups(grid).items():
         rows = [rng.permutation(sorted(group)).tolist() for group in groups]
@@ -103,7 +103,7 @@ def rows_of(count, size, dims, perm):
 
 @pytest.mark.slow
 @given(iota_groups(), st.data())
-def test_a_formula_means_the_groups_that_it_lists(groups, data):
+def test_iota_groups_equal_their_explicit_list(groups, data):
     count, size, dims, perm = groups
     rows = rows_of(*groups)
     found = ReplicaGroups.iota(count, size, dims, perm)
@@ -116,7 +116,7 @@ def test_a_formula_means_the_groups_that_it_lists(groups, data):
 
 @pytest.mark.slow
 @given(iota_groups())
-def test_the_text_of_a_formula_is_read_as_the_compiler_writes_it(groups):
+def test_text_of_iota_groups_is_parsed_as_in_hlo(groups):
     count, size, dims, perm = groups
     comma = ",".join
     text = (
@@ -126,7 +126,7 @@ def test_the_text_of_a_formula_is_read_as_the_compiler_writes_it(groups):
 
 
 @given(st.permutations(range(8)))
-def test_groups_of_a_mesh_in_another_order_are_named_by_that_mesh(order):
+def test_groups_of_a_reordered_mesh_are_named_by_its_axes(order):
     grid = MeshGrid(("x", "y"), (2, 4))
     at = {position: device for device, position in enumerate(order)}
     rows = [[at[4 * x + y] for x in range(2)] for y in range(4)]
@@ -171,7 +171,7 @@ def test_every_writing_of_groups_is_read_and_named_by_axes(text, axes):
         ("mesh['a'=2,'b'=4] {'b':(2)2}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
     ],
 )
-def test_groups_of_the_compilers_own_mesh_are_those_of_its_axes(text, devices):
+def test_groups_in_mesh_axes_form_are_expanded(text, devices):
     assert [list(group) for group in read_groups(text, 8).devices()] == devices
 
 
@@ -213,7 +213,7 @@ def test_text_that_is_no_pairs_is_refused(text):
         ("{{0,8}}", None),
     ],
 )
-def test_pairs_are_named_by_the_axes_along_which_they_send(pairs, axes):
+def test_source_target_pairs_are_named_by_their_axes(pairs, axes):
     assert axes_text(read_pairs(pairs), MeshGrid(("x", "y"), (2, 4))) == axes
 
 
@@ -249,5 +249,5 @@ def test_groups_of_a_formula_are_never_listed():
         ((), 0),
     ],
 )
-def test_pairs_are_rings_where_all_pass_on_in_rings_of_one_size(targets, size):
+def test_pairs_are_rings_if_all_cycles_have_one_size(targets, size):
     assert SourceTargetPairs(tuple(enumerate(targets))).ring_size == size

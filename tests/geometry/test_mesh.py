@@ -29,7 +29,7 @@ def test_describe():
         (("x", "y"), (2, 0), "'y' has size 0"),
     ],
 )
-def test_grids_that_cannot_be(names, sizes, words):
+def test_errors_of_invalid_grids(names, sizes, words):
     with pytest.raises(GridError, match=words):
         MeshGrid(names, sizes)
 
@@ -54,7 +54,7 @@ def test_positions_outside(position):
 
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 4), (2, 2, 2), (3, 1, 3)], ids=str)
-def test_a_box_is_found_exactly_where_there_is_one(sizes):
+def test_local_box_is_found_exactly_for_boxes(sizes):
     grid = MeshGrid(("x", "y", "z")[: len(sizes)], sizes)
     spans = [
         [(low, high) for low in range(size) for high in range(low + 1, size + 1)] for size in sizes
@@ -81,7 +81,7 @@ def test_a_box_is_found_exactly_where_there_is_one(sizes):
             assert grid.local_box(list(reversed(subset))) == Box(*box)
 
 
-def test_why_positions_are_no_box():
+def test_errors_of_positions_that_form_no_box():
     grid = MeshGrid(("x", "y"), (2, 4))
     with pytest.raises(BoxError, match="no device positions"):
         grid.local_box([])
@@ -106,7 +106,7 @@ def test_a_box_in_a_pod_is_found_without_counting_the_pod():
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
     owners=st.lists(st.integers(0, 2), min_size=27, max_size=27),
 )
-def test_boxes_of_all_owners_are_those_of_each(sizes, owners):
+def test_boxes_of_all_owners_equal_each_local_box(sizes, owners):
     grid = MeshGrid(("x", "y", "z")[: len(sizes)], tuple(sizes))
     owners = owners[: grid.size]
     boxes = grid.boxes_of(owners)

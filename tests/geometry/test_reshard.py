@@ -65,7 +65,7 @@ def check_plan(plan):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", [g for g in small_grids(most=8, axes=2)], ids=str)
-def test_every_change_of_spec_on_one_mesh(grid):
+def test_plan_between_every_two_specs_of_one_mesh(grid):
     rng = random.Random(str(grid))
     devices = list(range(10, 10 + grid.size))
     for src, dst in itertools.product(all_specs(grid, 2), repeat=2):
@@ -128,7 +128,7 @@ def test_copies_of_a_tile_take_turns():
     assert Counter(p.source for p in two.pieces) == Counter(range(8))
 
 
-def test_holders_that_serve_themselves_leave_the_turns_to_the_others():
+def test_replicas_kept_in_place_do_not_skew_the_senders():
     """Half of the target devices have the tile; the other half is shared evenly all the same."""
     rows = MeshGrid(("x",), (4,))
     whole = Tiling.replicated(4, 1)
@@ -148,7 +148,7 @@ def test_holders_that_serve_themselves_leave_the_turns_to_the_others():
 
 @pytest.mark.slow
 @given(st.permutations(range(12)), st.permutations(range(12)), st.integers(1, 12))
-def test_no_copy_of_a_tile_sends_more_than_its_turn(src_order, dst_order, takers):
+def test_replicas_of_a_tile_share_the_sends_evenly(src_order, dst_order, takers):
     src = Tiling.replicated(5, 1)
     plan = reshard_plan(
         (3,), 1, src, src_order[:5], Tiling.replicated(takers, 1), dst_order[:takers]
@@ -159,7 +159,7 @@ def test_no_copy_of_a_tile_sends_more_than_its_turn(src_order, dst_order, takers
     assert max(sent.values(), default=0) <= -(-asked // 5)
 
 
-def test_a_pod_is_not_walked_through_for_one_device():
+def test_pieces_for_one_device_do_not_enumerate_the_pod():
     grid = MeshGrid(("x", "y"), (2**8, 2**8))
     src = Tiling.from_spec(grid, parse_spec([("x", "y")]), 2)
     dst = Tiling.from_spec(grid, parse_spec(["x", "y"]), 2)
@@ -173,7 +173,7 @@ def test_a_pod_is_not_walked_through_for_one_device():
     assert [p.source for p in pieces[:4]] == [256, 257, 258, 259]
 
 
-def test_nothing_moves_for_arrays_without_elements():
+def test_empty_arrays_move_nothing():
     plan = reshard_plan((0, 4), 4, tiling_of("x"), range(8), tiling_of(None, "y"), range(8, 16))
     assert (plan.pieces, plan.bytes_moved, plan.bytes_kept) == ((), 0, 0)
 
@@ -192,7 +192,7 @@ def test_devices_that_do_not_fit(src_devices, dst_devices, words):
         reshard_plan((8, 8), 4, tiling_of("x"), src_devices, tiling_of("y"), dst_devices)
 
 
-def test_other_misfits():
+def test_errors_of_rank_and_device():
     with pytest.raises(RankError):
         reshard_plan((8,), 4, tiling_of("x"), range(8), tiling_of("y"), range(8))
     plan = reshard_plan((8, 8), 4, tiling_of("x"), range(8), tiling_of("y"), range(8))
@@ -218,7 +218,7 @@ def moves(draw: st.DrawFn) -> list[Piece]:
 
 @pytest.mark.slow
 @given(moves())
-def test_every_piece_goes_once_and_no_device_has_two_transfers(pieces: list[Piece]) -> None:
+def test_rounds_send_every_piece_once_and_one_per_device(pieces: list[Piece]) -> None:
     rounds = schedule_rounds(pieces)
     gone = [piece for one in rounds for piece in one.by_sender.values()]
     assert sorted(map(repr, gone)) == sorted(map(repr, pieces))
@@ -234,7 +234,7 @@ def test_every_piece_goes_once_and_no_device_has_two_transfers(pieces: list[Piec
             assert one.shape == tuple(s.stop - s.start for s in piece.source_index)
 
 
-def test_rows_to_columns_take_as_many_rounds_as_there_are_pieces_of_a_shard() -> None:
+def test_rows_to_columns_take_one_round_per_piece_of_a_shard() -> None:
     rows, columns = Tiling((4, 1), 4, ((4, 1),)), Tiling((1, 4), 4, ((4, 1),))
     plan = reshard_plan((8, 8), 4, rows, range(4), columns, range(4, 8))
     assert len(schedule_rounds(plan.pieces)) == 4
@@ -247,7 +247,7 @@ def test_rows_to_columns_take_as_many_rounds_as_there_are_pieces_of_a_shard() ->
     st.lists(st.sampled_from([1, 2, 3, 5, 8]), min_size=3, max_size=3),
     st.sampled_from([1, 2, 4, 6, 8, 24]),
 )
-def test_refined_tiles_are_parts_of_the_others(
+def test_refined_tiles_subdivide_the_original_tiles(
     counts: list[int], copies: int, extents: list[int], devices: int
 ) -> None:
     count = math.prod(counts)
@@ -275,7 +275,7 @@ def _power(number: int, prime: int) -> int:
     return 0 if number % prime else 1 + _power(number // prime, prime)
 
 
-def test_what_the_busiest_device_has_to_do() -> None:
+def test_transfer_load_of_the_busiest_device() -> None:
     rows, columns = Tiling((8, 1), 8, ((8, 1),)), Tiling((1, 4), 4, ((4, 1),))
     assert transfer_load((8, 8), rows, columns).rounds == 8
     assert (

@@ -94,7 +94,7 @@ def elements(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
 
 @pytest.mark.slow
 @given(specs_and_shapes())
-def test_indices_are_those_of_a_walk(case: tuple[ShardingSpec, tuple[int, ...]]) -> None:
+def test_indices_equal_a_walk_over_the_grid(case: tuple[ShardingSpec, tuple[int, ...]]) -> None:
     spec, shape = case
     found = spec.indices(shape)
     assert found.shape == spec.mesh_shape
@@ -105,7 +105,7 @@ def test_indices_are_those_of_a_walk(case: tuple[ShardingSpec, tuple[int, ...]])
 
 @pytest.mark.slow
 @given(specs_and_shapes())
-def test_pieces_are_what_indices_take(case: tuple[ShardingSpec, tuple[int, ...]]) -> None:
+def test_indexed_pieces_have_the_shard_shape(case: tuple[ShardingSpec, tuple[int, ...]]) -> None:
     spec, shape = case
     whole = np.arange(math.prod(shape)).reshape(shape)
     for index in spec.indices(shape).flat:
@@ -116,7 +116,7 @@ def test_pieces_are_what_indices_take(case: tuple[ShardingSpec, tuple[int, ...]]
 
 @pytest.mark.slow
 @given(specs())
-def test_its_tiling_its_text_and_its_partition_spec_agree(spec: ShardingSpec) -> None:
+def test_tiling_text_and_partition_spec_agree(spec: ShardingSpec) -> None:
     tiling = spec.tiling
     names = tuple(f"a{n}" for n in range(len(spec.mesh_shape)))
     grid = MeshGrid(names, spec.mesh_shape)
@@ -129,7 +129,7 @@ def test_its_tiling_its_text_and_its_partition_spec_agree(spec: ShardingSpec) ->
 
 @pytest.mark.slow
 @given(specs())
-def test_it_is_a_value(spec: ShardingSpec) -> None:
+def test_sharding_spec_is_a_hashable_value(spec: ShardingSpec) -> None:
     for other in (
         pickle.loads(pickle.dumps(spec)),
         eval(repr(spec)),
@@ -140,7 +140,7 @@ def test_it_is_a_value(spec: ShardingSpec) -> None:
     assert spec != ShardingSpec((*spec.sharding, NoSharding()), spec.mesh_mapping)
 
 
-def test_a_grid_whose_axes_stand_in_another_order() -> None:
+def test_sharding_spec_with_reordered_mesh_axes() -> None:
     spec = ShardingSpec(
         (Chunked((2,)), Unstacked(3)), (ShardedAxis(1), Replicated(2), ShardedAxis(0))
     )

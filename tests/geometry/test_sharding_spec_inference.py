@@ -22,7 +22,7 @@ def all_tilings(grid, ndim):
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 2), (4, 2), (1, 3), (1,)])
-def test_every_spec_of_a_mesh_comes_back_with_the_same_tiles(sizes):
+def test_inferred_sharding_spec_has_the_tiles_of_its_source(sizes):
     grid = MeshGrid(("a", "b", "c")[: len(sizes)], sizes)
     for ndim in (1, 2, 3):
         for tiling in all_tilings(grid, ndim):
@@ -34,7 +34,7 @@ def test_every_spec_of_a_mesh_comes_back_with_the_same_tiles(sizes):
             )
 
 
-def test_it_is_as_short_as_it_can_be():
+def test_inferred_sharding_spec_is_minimal():
     grid = MeshGrid(("a", "b"), (4, 2))
     spec = sharding_spec_from_tiling(Tiling.from_spec(grid, Spec((("a", "b"), ())), 2))
     assert spec.sharding == (Chunked((8,)), NoSharding())

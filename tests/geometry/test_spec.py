@@ -19,7 +19,7 @@ from xlashard.geometry import UNCONSTRAINED, MeshGrid, Spec, parse_spec, validat
 GRID = MeshGrid(("data", "model"), (2, 4))
 
 
-def test_the_unconstrained_marker_stays_the_one_object():
+def test_unconstrained_marker_stays_a_singleton():
     for copied in (
         copy.copy(UNCONSTRAINED),
         copy.deepcopy(UNCONSTRAINED),
@@ -44,14 +44,14 @@ def test_the_unconstrained_marker_stays_the_one_object():
         ([None, UNCONSTRAINED, None], ((), None)),
     ],
 )
-def test_specs_are_read_into_one_normal_form(entries, dims):
+def test_specs_are_parsed_into_canonical_form(entries, dims):
     spec = parse_spec(entries)
     assert spec.dims == dims
     assert spec == Spec(dims) == Spec((*dims, (), ()))
     assert hash(spec) == hash(Spec((*dims, ())))
 
 
-def test_a_caller_may_bring_its_own_unconstrained_marker():
+def test_unconstrained_marker_may_be_replaced_by_the_caller():
     marker = object()
     assert parse_spec(["x", marker], unconstrained=marker).dims == (("x",), None)
     with pytest.raises(SpecEntryError, match="entry 1 is UNCONSTRAINED"):
@@ -126,7 +126,7 @@ def test_an_unknown_axis():
         assert word in str(error)
 
 
-def test_an_unknown_axis_like_no_other_gets_no_suggestion():
+def test_unknown_axis_without_a_similar_name_gets_no_suggestion():
     with pytest.raises(UnknownAxisError) as caught:
         validate_spec(parse_spec(["q"]), GRID)
     assert "did you mean" not in str(caught.value)
@@ -162,12 +162,12 @@ def test_a_dimension_that_does_not_divide():
         assert word in str(error)
 
 
-def test_a_dimension_smaller_than_its_tiles_is_only_offered_a_bigger_size():
+def test_error_of_a_too_small_dimension_suggests_a_larger_size():
     with pytest.raises(DivisibilityError, match=r"size 4 would$"):
         validate_spec(parse_spec(["model"]), GRID, (3,))
 
 
-def test_errors_keep_their_attributes_when_they_travel():
+def test_errors_keep_their_attributes_when_pickled():
     with pytest.raises(DivisibilityError) as caught:
         validate_spec(parse_spec(["model"]), GRID, (3,))
     for copied in (copy.copy(caught.value), pickle.loads(pickle.dumps(caught.value))):

@@ -27,7 +27,7 @@ def places(steps):
 
 
 @given(sizes)
-def test_row_major_strides_are_those_of_a_dense_array(sizes):
+def test_row_major_strides_equal_numpy(sizes):
     dense = np.empty(sizes, np.int8)
     numpys = [stride for stride, size in zip(dense.strides, sizes, strict=True) if size > 1]
     ours = [s for s, size in zip(strides.row_major(sizes), sizes, strict=True) if size > 1]
@@ -36,7 +36,7 @@ def test_row_major_strides_are_those_of_a_dense_array(sizes):
 
 @pytest.mark.slow
 @given(placements())
-def test_one_position_and_all_positions_go_to_the_same_places(steps):
+def test_place_and_place_all_agree(steps):
     expected = places(steps)
     assert strides.place_all(steps).tolist() == expected
     assert [strides.place(steps, p) for p in range(len(expected))] == expected
@@ -45,7 +45,7 @@ def test_one_position_and_all_positions_go_to_the_same_places(steps):
 
 @pytest.mark.slow
 @given(placements())
-def test_merged_steps_mean_the_same_and_are_found_from_the_places_alone(steps):
+def test_merged_steps_are_canonical_and_found_from_places(steps):
     merged = strides.merge(steps)
     assert places(merged) == places(steps)
     assert strides.merge(merged) == merged
@@ -72,7 +72,7 @@ def test_copies_are_numbered_in_the_order_of_positions(steps):
 
 @pytest.mark.slow
 @given(placements(), st.data())
-def test_digits_are_cut_into_groups_or_not_at_all(steps, data):
+def test_split_groups_steps_or_returns_none(steps, data):
     total = len(places(steps))
     wanted = []
     while total > 1:
@@ -86,13 +86,13 @@ def test_digits_are_cut_into_groups_or_not_at_all(steps, data):
     assert places([step for group in groups for step in group]) == places(steps)
 
 
-def test_borders_that_digits_lie_across():
+def test_split_across_the_borders_of_steps():
     assert strides.split(((6, 1),), (2, 3)) == [((2, 3),), ((3, 1),)]
     assert strides.split(((2, 3), (3, 1)), (3, 2)) is None
     assert strides.split(((4, 1),), (1, 4, 1)) == [(), ((4, 1),), ()]
 
 
-def test_numbers_of_few_and_of_many_positions_are_the_same():
+def test_numbering_of_few_and_of_all_positions_agrees():
     number = strides.Numbering(64, strides.merge([(8, 1), (8, 8)]))
     everything = number.all.tolist()
     assert number.few([9, 0]) == [everything[9], everything[0]]

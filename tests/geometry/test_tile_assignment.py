@@ -52,7 +52,7 @@ def test_axes_that_the_program_handles_and_partial_sums():
 
 
 @pytest.mark.parametrize("grid", small_grids(), ids=grid_id)
-def test_every_spec_survives_its_text_as_the_transposed_mesh(grid):
+def test_every_spec_round_trips_through_text(grid):
     for spec in all_specs(grid, 2):
         assignment = assignment_of(grid, spec, 2)
         assert TileAssignment.parse_text(assignment.to_text()) == assignment
@@ -82,7 +82,7 @@ def test_every_spec_survives_its_text_as_the_transposed_mesh(grid):
         "{{maximal device=0}, {devices=[2,2]<=[2,2]T(1,0)}, {manual}}",
     ],
 )
-def test_texts_that_are_as_short_as_can_be_come_back_as_they_were(text):
+def test_canonical_texts_round_trip(text):
     assignment = TileAssignment.parse_text(text)
     assert assignment.to_text() == str(assignment) == text
     assert TileAssignment.parse_text(f"  {text}\n") == assignment
@@ -145,7 +145,7 @@ INVALID_TEXTS = [
 ]
 
 
-def test_text_in_another_syntax(update_goldens):
+def test_invalid_texts_are_refused(update_goldens):
     calls = {repr(text): lambda t=text: TileAssignment.parse_text(t) for text in INVALID_TEXTS}
     path = GOLDENS / "invalid_texts.txt"
     errors = check_errors(path, calls, ShardingTextError, update=update_goldens)
@@ -180,7 +180,7 @@ def test_numbers_that_do_not_fit(update_goldens):
     check_errors(GOLDENS / "invalid_numbers.txt", calls, TilingError, update=update_goldens)
 
 
-def test_constructors_check():
+def test_constructors_refuse_invalid_arguments():
     with pytest.raises(TilingError, match="got -1"):
         TileAssignment.maximal(-1)
     with pytest.raises(TilingError, match="element 1"):
@@ -201,7 +201,7 @@ def test_properties_of_an_assignment():
     assert (whole.num_devices, whole.ndim, whole.tile_dims) == (None, None, ())
 
 
-def test_text_cannot_ask_for_more_devices_than_there_is_memory():
+def test_text_with_too_many_devices_is_refused():
     text = "{devices=[3,1000000000000]<=[3,1000000000000]T(1,0) last_tile_dim_replicate}"
     with pytest.raises(GeometryError, match="3000000000000 devices"):
         TileAssignment.parse_text(text)
@@ -217,7 +217,7 @@ words = st.sampled_from(
 @settings(max_examples=500)
 @given(st.lists(words, max_size=12).map("".join))
 @example("{" * 5000)
-def test_no_text_does_worse_than_a_clear_error(text):
+def test_random_text_is_parsed_or_raises_a_geometry_error(text):
     try:
         assignment = TileAssignment.parse_text(text)
     except GeometryError as error:
@@ -244,7 +244,7 @@ def test_specs_of_any_rank_are_padded():
     assert assignment_of(GRID, Spec(), 0) == TileAssignment.replicated()
 
 
-def test_subgroup_orders_mean_the_same_devices():
+def test_every_subgroup_order_has_equal_devices():
     """Each device keeps its tile and its kind in every order of the sub-groups."""
     for order in itertools.permutations(["manual", "unreduced", "replicated"]):
         dims = {"manual": 2, "unreduced": 3, "replicated": 4}

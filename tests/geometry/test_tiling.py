@@ -81,7 +81,7 @@ def test_every_spec_of_every_small_mesh(grid):
 
 
 @pytest.mark.parametrize("grid", small_grids(), ids=grid_id)
-def test_every_tiling_survives_its_tile_assignment_and_its_indices(grid):
+def test_every_tiling_round_trips_through_assignment_and_indices(grid):
     for spec in all_specs(grid, 2):
         tiling = Tiling.from_spec(grid, spec, 2)
         assignment = tiling.to_tile_assignment()
@@ -118,7 +118,7 @@ def test_devices_in_any_order(placement, data):
 
 @pytest.mark.slow
 @given(placements(), placements())
-def test_equal_means_the_same_tile_on_every_device(one, other):
+def test_same_tiles_compares_the_tile_of_every_device(one, other):
     def build(counts, tiles):
         shape = tuple(counts)
         return Tiling.from_indices(shape, oracle.indices_of_tiles(shape, counts, tiles))
@@ -129,7 +129,7 @@ def test_equal_means_the_same_tile_on_every_device(one, other):
 
 @pytest.mark.slow
 @given(st.data())
-def test_iota_and_list_that_say_the_same_are_equal(data):
+def test_iota_and_equivalent_list_have_equal_tilings(data):
     sizes = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
     perm = data.draw(st.permutations(range(len(sizes))))
     total = int(np.prod(sizes))
@@ -149,7 +149,7 @@ def test_iota_and_list_that_say_the_same_are_equal(data):
     check_against_oracle(tilings[0], tiles, dims[:ndim], tuple(d * 2 for d in dims[:ndim]))
 
 
-def test_a_pod_is_never_counted_for_a_few_of_its_devices():
+def test_few_devices_of_a_huge_mesh_need_no_enumeration():
     grid = MeshGrid(("x", "y", "z"), (2**20, 2**10, 2**20))
     tiling = Tiling.from_spec(grid, parse_spec([("z", "x"), None]), 2)
     shape = (2**43, 5)
@@ -206,7 +206,7 @@ def test_arrays_are_read_only():
         tiling.replica_ids()[0] = 1
 
 
-def test_what_does_not_fit():
+def test_errors_of_invalid_shapes_and_positions():
     tiling = Tiling.from_spec(GRID, parse_spec(["x", "y"]), 2)
     with pytest.raises(RankError, match=r"\(8,\).* rank 1.* rank 2"):
         tiling.indices((8,))
@@ -245,7 +245,7 @@ def test_assignments_that_are_no_tiling(update_goldens):
     check_errors(GOLDENS / "not_tilings.txt", calls, GeometryError, update=update_goldens)
 
 
-def test_assignments_that_leave_everything_everywhere():
+def test_replicated_assignments_give_replicated_tilings():
     whole = Tiling.replicated(4, 1)
     assert Tiling.from_tile_assignment(TileAssignment.replicated(), 1, 4) == whole
     alone = Tiling.from_tile_assignment(TileAssignment.unreduced(), 1, 1)
@@ -342,7 +342,7 @@ def test_a_zero_size_counts_as_uncut_in_indices():
     assert Tiling.from_indices((0, 2), indices).counts == (1, 2)
 
 
-def test_devices_listed_in_another_order() -> None:
+def test_reordered_devices_keep_their_tiles() -> None:
     tiling = Tiling.from_spec(MeshGrid(("x", "y"), (2, 4)), parse_spec(["x", "y"]), 2)
     order = [3, 1, 0, 2, 7, 6, 5, 4]
     again = tiling.reordered(order)

@@ -22,7 +22,7 @@ def model() -> Any:
 
 
 @pytest.mark.slow
-def test_its_functions_take_modules_of_arrays(model: Any) -> None:
+def test_equinox_functions_accept_modules_of_arrays(model: Any) -> None:
     assert all(type(x) is Array for x in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
     assert eqx.is_array(model.layers[0].weight) and eqx.is_inexact_array(model.layers[0].weight)
     x = device_put(X, named("x"))
@@ -42,7 +42,7 @@ def test_its_functions_take_modules_of_arrays(model: Any) -> None:
 
 
 @pytest.mark.slow
-def test_its_files(model: Any, tmp_path: Path) -> None:
+def test_equinox_files_round_trip(model: Any, tmp_path: Path) -> None:
     eqx.tree_serialise_leaves(tmp_path / "model.eqx", model)
     empty = jax.tree.map(lambda x: x * 0 if eqx.is_array(x) else x, model)
 

@@ -32,7 +32,7 @@ RULES = [("in", "y"), ("out", None), ("x", "x"), ("y", "y")]
 
 
 @pytest.mark.slow
-def test_axis_names_become_our_shardings() -> None:
+def test_logical_axis_names_become_shardings() -> None:
     model = Named()
     shapes = jax.eval_shape(model.init, jax.random.key(0), X)
     specs = linen.get_partition_spec(shapes)

@@ -62,7 +62,7 @@ def run(optimizer: Any, start: Any, compiled: Callable[..., Any], steps: int = 3
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::xlashard.errors.DonationWarning")
 @pytest.mark.parametrize("name", sweep(OPTIMIZERS, quick=["sgd with momentum", "adam"]))
-def test_the_same_steps_as_on_arrays_of_jax(name: str) -> None:
+def test_optimizer_steps_equal_steps_on_jax_arrays(name: str) -> None:
     optimizer = OPTIMIZERS[name]()
     right = run(optimizer, jax.tree.map(jnp.asarray, VALUES), jax.jit)
 
@@ -88,7 +88,7 @@ def test_op_by_op(name: str) -> None:
         assert x.sharding.is_equivalent_to(SHARDINGS[key], x.ndim)
 
 
-def test_states_lie_as_their_parameters() -> None:
+def test_states_are_sharded_as_their_parameters() -> None:
     optimizer = OPTIMIZERS["chain with a schedule"]()
     state = optimizer.init(params())
     for moment in (optax.tree_utils.tree_get(state, "mu"), optax.tree_utils.tree_get(state, "nu")):
@@ -123,7 +123,7 @@ def test_functions_of_trees() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_that_is_not_finite_changes_nothing() -> None:
+def test_nonfinite_step_changes_no_parameter() -> None:
     optimizer = OPTIMIZERS["unless it is not finite"]()
     p = params()
     state = optimizer.init(p)

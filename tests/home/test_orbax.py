@@ -129,7 +129,7 @@ def test_restoring_without_a_target(tree: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_arrays_of_jax_and_ours_take_each_others_place(tmp_path: Path) -> None:
+def test_checkpoints_of_jax_and_xlashard_are_interchangeable(tmp_path: Path) -> None:
     ours = {"w": device_put(V, named("x", "y")), "b": device_put(V[0], named("y"))}
     theirs = jax.tree.map(Array.to_jax, ours)
     with ocp.StandardCheckpointer() as checkpointer:
@@ -160,7 +160,7 @@ def by_moving(x: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [("x", "y"), ()], ids=["sharded", "replicated"])
 @pytest.mark.parametrize("use_up", [by_jit, by_pjit, by_moving])
-def test_donating_what_is_being_saved(spec: Any, use_up: Any, tmp_path: Path) -> None:
+def test_donation_during_an_asynchronous_save(spec: Any, use_up: Any, tmp_path: Path) -> None:
     v = np.random.default_rng(0).standard_normal((512, 1024), np.float32)
     x = pjit(lambda t: t + 0)(device_put(v, named(*spec)))
     with ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler()) as checkpointer:
@@ -171,8 +171,8 @@ def test_donating_what_is_being_saved(spec: Any, use_up: Any, tmp_path: Path) ->
         assert same(checkpointer.restore(tmp_path / "state")["x"], v)
 
 
-def test_a_copy_on_its_way_outlives_donation() -> None:
-    """A value once read stays valid whatever becomes of the buffers; the test above needs it."""
+def test_host_copy_in_flight_survives_donation() -> None:
+    """A host copy stays valid after donation; asynchronous saves rely on it."""
     for spec in (("x", "y"), ()):
         x = pjit(lambda t: t + 0)(device_put(V, named(*spec)))
         pieces = [shard.data for shard in x.addressable_shards]
@@ -189,7 +189,7 @@ def test_a_copy_on_its_way_outlives_donation() -> None:
 
 
 @pytest.mark.slow
-def test_a_training_run_that_goes_on_elsewhere(tmp_path: Path) -> None:
+def test_training_run_resumes_on_fewer_devices(tmp_path: Path) -> None:
     """CheckpointManager, optax state, asynchronous saves, and a smaller machine afterwards."""
     optimizer = optax.adam(0.1)
 
@@ -277,7 +277,7 @@ print("devices:", len(jax.devices()))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
-def test_another_device_count(count: int, tmp_path: Path) -> None:
+def test_restore_with_a_different_device_count(count: int, tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "here", {"w": device_put(V, named("x", "y"))})
     flags = f"--xla_force_host_platform_device_count={count}"

@@ -96,7 +96,7 @@ def test_a_data_parallel_loop() -> None:
 
 
 @pytest.mark.slow
-def test_flax_takes_what_the_makers_give() -> None:
+def test_flax_helpers_accept_stacked_arrays() -> None:
     params = first_params()
     ours = device_put_replicated(params, DEVICES)
     back = flax.jax_utils.unreplicate(ours)
@@ -111,7 +111,7 @@ def test_flax_takes_what_the_makers_give() -> None:
         np.testing.assert_array_equal(got["x"], wanted["x"])
 
 
-def test_pmap_gives_what_the_makers_take() -> None:
+def test_results_of_pmap_are_valid_shards() -> None:
     doubled = jax.pmap(lambda x: x * 2)(device_put_sharded(list(np.arange(8.0)), DEVICES))
     rows = [shard.data[0] for shard in doubled.addressable_shards]
     np.testing.assert_array_equal(device_put_sharded(rows, DEVICES), 2 * np.arange(8.0))
@@ -122,7 +122,7 @@ def test_pmap_gives_what_the_makers_take() -> None:
 
 
 @pytest.mark.slow
-def test_the_same_step_under_pjit_needs_no_leading_dimension() -> None:
+def test_pjit_step_needs_no_leading_dimension() -> None:
     """The replacement in docs/guides/pmap.md."""
     mesh = Mesh(np.array(DEVICES), ("batch",))
     everywhere, by_rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("batch"))

@@ -23,7 +23,7 @@ def x() -> Array:
 
 
 @pytest.mark.slow
-def test_matplotlib_draws_them(x: Array) -> None:
+def test_matplotlib_plots_arrays(x: Array) -> None:
     figure = Figure()
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -35,7 +35,7 @@ def test_matplotlib_draws_them(x: Array) -> None:
     figure.savefig(io.BytesIO())
 
 
-def test_scipy_computes_with_them(x: Array) -> None:
+def test_scipy_accepts_arrays(x: Array) -> None:
     np.testing.assert_allclose(scipy.linalg.svdvals(x), scipy.linalg.svdvals(V))
     assert (scipy.sparse.csr_matrix(x) != scipy.sparse.csr_matrix(V)).nnz == 0
 
@@ -52,7 +52,7 @@ def test_numpy_files(x: Array) -> None:
     np.testing.assert_array_equal(np.load(file)["x"], V)
 
 
-def test_jaxtyping_checks_them(x: Array) -> None:
+def test_jaxtyping_checks_arrays(x: Array) -> None:
     for kind in (Array, jax.Array):
         assert isinstance(x, jaxtyping.Float[kind, "rows columns"])
         assert isinstance(x, jaxtyping.Float32[kind, "8 16"])

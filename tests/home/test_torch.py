@@ -64,7 +64,7 @@ def test_64_bits(dtype: str) -> None:
         assert x.dtype == np.dtype(dtype) and x.unsafe_buffer_pointer() == t.data_ptr()
 
 
-def test_views_that_no_buffer_can_be() -> None:
+def test_noncontiguous_tensors_are_copied() -> None:
     t = tensor()
     for view in (t.T, t[:, ::2], t[::2], t[0].expand(4, 32)):
         np.testing.assert_array_equal(from_dlpack(view), view.numpy())
@@ -85,7 +85,7 @@ def test_shapes(shape: tuple[int, ...]) -> None:
     assert same(torch.from_dlpack(device_put(t.numpy())).numpy(), t.numpy())
 
 
-def test_each_keeps_the_memory_of_the_other() -> None:
+def test_shared_memory_outlives_its_producer() -> None:
     x = from_dlpack(tensor())
     t = torch.from_dlpack(pjit(lambda v: v + 1)(device_put(V)))
     gc.collect()
@@ -95,7 +95,7 @@ def test_each_keeps_the_memory_of_the_other() -> None:
     assert len(filler) == 72
 
 
-def test_donation_leaves_a_tensor_its_memory() -> None:
+def test_donation_keeps_the_memory_of_a_tensor() -> None:
     x = pjit(lambda v: v + 1)(device_put(V))
     t = torch.from_dlpack(x)
     y = pjit(lambda v: v * 0, donate_argnums=0)(x)
@@ -103,14 +103,14 @@ def test_donation_leaves_a_tensor_its_memory() -> None:
     np.testing.assert_array_equal(t.numpy(), V + 1)
 
 
-def test_gradients_are_left_behind_by_name() -> None:
+def test_tensors_with_gradients_require_detach() -> None:
     t = torch.ones(4, requires_grad=True)
     with pytest.raises(BufferError, match=r"detach\(\)"):
         from_dlpack(t)
     assert same(from_dlpack(t.detach()), np.ones(4, np.float32))
 
 
-def test_placed_where_it_is_wanted() -> None:
+def test_from_dlpack_places_tensors_on_any_sharding() -> None:
     t = tensor()
     x = from_dlpack(t, device=named("x", "y"))
     assert x.sharding == named("x", "y") and same(x, t.numpy())
@@ -125,7 +125,7 @@ def test_placed_where_it_is_wanted() -> None:
         np.testing.assert_array_equal(piece.numpy(), t.numpy()[shard.index])
 
 
-def test_by_numpy_as_well() -> None:
+def test_conversion_through_numpy() -> None:
     x = device_put(value(np.float32), named("x", "y"))
     assert same(torch.as_tensor(np.array(x)).numpy(), value(np.float32))
     assert same(device_put(tensor().numpy(), named("x")), tensor().numpy())

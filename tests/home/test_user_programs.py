@@ -10,7 +10,7 @@ pytestmark = pytest.mark.integration
 assert libraries and plain
 
 
-def test_there_are_enough_programs():
+def test_catalogue_has_enough_programs():
     jitted = [name for name, make in PROGRAMS.items() if name not in NOT_FUNCTIONS_ALONE]
     assert len(PROGRAMS) >= 20 and len(jitted) >= 10
 

@@ -92,7 +92,7 @@ QUICK = [f"{module}.{name}" for module, names in SWEPT.items() for name in names
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", sweep(CALLS, quick=QUICK))
-def test_a_function_gives_arrays_of_jax_s_value(
+def test_functions_return_arrays_with_jax_values(
     call: str, theirs: Samples[Any], ours: Samples[Any]
 ) -> None:
     module, _, name = call.partition(".")
@@ -147,7 +147,7 @@ def test_elementwise_results_are_cut_like_the_operand(ours: Samples[Any]) -> Non
 
 
 @pytest.mark.slow
-def test_what_depends_on_no_element_stays_too(ours: Samples[Any]) -> None:
+def test_results_independent_of_elements_stay_on_the_devices(ours: Samples[Any]) -> None:
     x = ours.x
     for out in (
         *(x[0:0], x[x > 99], x[np.array([], int)], x[0:0] + 1, x.imag, xnp.imag(x)),
@@ -243,7 +243,7 @@ def test_vectorize_decorates() -> None:
 
 
 @pytest.mark.parametrize("name", ["exp", "where", "add", "zeros", "vectorize"])
-def test_a_function_is_made_once_and_is_known_by_its_name(name: str) -> None:
+def test_functions_are_cached_and_picklable_by_name(name: str) -> None:
     function = getattr(xnp, name)
     assert getattr(xnp, name) is function
     assert pickle.loads(pickle.dumps(function)) is function
@@ -253,7 +253,7 @@ def test_a_function_is_made_once_and_is_known_by_its_name(name: str) -> None:
     assert function.__name__ == name
 
 
-def test_threads_get_the_same_function() -> None:
+def test_threads_share_one_function_object() -> None:
     found: list[Any] = []
     barrier = threading.Barrier(8)
 
@@ -270,7 +270,7 @@ def test_threads_get_the_same_function() -> None:
     assert len(found) == 8 and len(set(map(id, found))) == 1
 
 
-def test_the_names_are_those_of_jax_numpy() -> None:
+def test_public_names_equal_jax_numpy() -> None:
     assert set(dir(xnp)) == {name for name in dir(jnp) if not name.startswith("_")}
     assert xnp.ndarray is Array
     assert xnp.linalg is xlashard.numpy.linalg
@@ -359,6 +359,6 @@ def test_deleted_arguments_are_named() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["full", "dot", "stack"])
-def test_a_missing_argument_is_missed_by_the_function_s_name(name: str) -> None:
+def test_error_of_a_missing_argument_names_the_function(name: str) -> None:
     with pytest.raises(TypeError, match=rf"^{name}\(\) missing"):
         getattr(xnp, name)()

@@ -22,7 +22,7 @@ def text_blocks(name):
 
 
 @pytest.mark.slow
-def test_the_page_shows_what_its_code_prints(monkeypatch):
+def test_pictures_page_shows_the_output_of_its_code(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     page = (ROOT / "docs/guides/pictures.md").read_text(encoding="utf-8")
     printed = io.StringIO()
@@ -35,7 +35,7 @@ def test_the_page_shows_what_its_code_prints(monkeypatch):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_first_program_shows_its_picture_at_any_width(width, monkeypatch):
+def test_first_program_shows_its_picture_at_any_width(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     sharding = NamedSharding(MESH, P("data", "model"))
     x = jax.ShapeDtypeStruct((8, 32), jnp.float32, sharding=sharding)

@@ -74,7 +74,7 @@ def test_svg_has_every_label(name):
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_svg_needs_nothing_from_elsewhere(name):
+def test_svg_has_no_external_references(name):
     picture = xlashard.visualize(*PICTURES[name])
     for text in (picture.to_svg(), picture.to_html(), picture._repr_html_()):
         without_namespace = text.replace("http://www.w3.org/2000/svg", "")
@@ -82,7 +82,7 @@ def test_svg_needs_nothing_from_elsewhere(name):
             assert word not in without_namespace
 
 
-def test_a_file_has_its_own_paper_and_a_fragment_takes_the_pages_colour():
+def test_files_set_a_colour_scheme_and_fragments_inherit_it():
     picture = xlashard.visualize(*PICTURES["rows and columns"])
     assert "prefers-color-scheme:dark" in picture.to_svg()
     fragment = picture._repr_html_()
@@ -134,7 +134,7 @@ def test_host_lines_stand_between_hosts_only():
 
 
 @pytest.mark.parametrize("file", IN_DOCS)
-def test_pictures_in_the_documents_are_what_is_drawn_now(file, update_goldens):
+def test_pictures_in_the_documents_are_up_to_date(file, update_goldens):
     svg = xlashard.visualize(*PICTURES[IN_DOCS[file]]).to_svg()
     check_golden(DOCS / file, svg, update=update_goldens)
 

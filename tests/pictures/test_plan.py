@@ -41,7 +41,7 @@ def check_against(picture, shape, index_of, whole):
 
 @pytest.mark.slow
 @given(specs(), st.lists(st.integers(0, 30), min_size=5, max_size=5))
-def test_every_tile_is_there_with_its_slices_and_holders(case, sizes):
+def test_every_tile_has_its_slices_and_devices(case, sizes):
     grid, spec, ndim = case
     tiling = Tiling.from_spec(grid, spec, ndim)
     shape = tuple(sizes[:ndim])
@@ -59,7 +59,7 @@ def test_every_tile_is_there_with_its_slices_and_holders(case, sizes):
 
 @pytest.mark.slow
 @given(specs(), st.integers(2, 6))
-def test_what_is_left_out_is_counted(case, most):
+def test_omitted_cells_are_counted(case, most):
     grid, spec, ndim = case
     tiling = Tiling.from_spec(grid, spec, ndim)
     picture = plan((64,) * ndim, Pod([PodDevice(i, 0) for i in range(grid.size)], tiling), most)
@@ -121,7 +121,7 @@ class Overlapping(Sharding):
 
 
 class JaxHalves(jax.sharding.Sharding):
-    """Sharding of which only JAX's interface is known."""
+    """Sharding that implements JAX's interface only."""
 
     _device_assignment = tuple(DEVICES[:2])
     memory_kind = None
@@ -131,13 +131,13 @@ class JaxHalves(jax.sharding.Sharding):
         return dict(zip(DEVICES, [(slice(half, None),), (slice(0, half),)], strict=False))
 
 
-def test_pieces_that_are_no_tiles_are_drawn_as_they_are():
+def test_overlapping_pieces_are_drawn_unchanged():
     picture = plan((10,), Overlapping())
     cells = [(cell.index, list(cell.ids)) for cell in picture.cells]
     assert cells == [((slice(0, 6),), [0, 2]), ((slice(4, 10),), [1])]
 
 
-def test_a_dimension_of_which_all_hold_the_same_part_is_not_whole():
+def test_dimension_with_one_common_slice_is_not_whole():
     class Window(Sharding):
         devices = tuple(DEVICES[:2])
 
@@ -149,7 +149,7 @@ def test_a_dimension_of_which_all_hold_the_same_part_is_not_whole():
     assert (picture.whole_dims, index_text(picture, cell)) == ((1,), "[2:5, :]")
 
 
-def test_an_empty_dimension_that_is_cut_is_not_whole():
+def test_sharded_empty_dimension_is_not_whole():
     mesh = AbstractMesh((4,), ("d",))
     assert plan((0, 4), NamedSharding(mesh, P("d"))).whole_dims == (1,)
 
@@ -166,7 +166,7 @@ def test_an_index_without_a_device_is_blank():
     assert [cell.colour == BLANK for cell in cells] == [False, True, True, False]
 
 
-def test_a_class_that_only_jax_knows():
+def test_subclass_of_a_jax_sharding_is_drawn():
     picture = plan((6,), JaxHalves())
     assert [list(cell.ids) for cell in picture.cells] == [[1], [0]]
 
@@ -227,7 +227,7 @@ def test_neighbours_have_different_colours():
 
 
 @pytest.mark.parametrize("spec", [P(), P("a"), P("c"), P("c", "a"), P("c", "b", "a")])
-def test_a_mesh_too_big_to_go_through_is_drawn_all_the_same(spec):
+def test_huge_mesh_is_drawn_without_enumerating_devices(spec):
     mesh = AbstractMesh((1 << 10, 1 << 10, 1 << 10), tuple("abc"))
     picture = plan((1 << 20,) * 3, NamedSharding(mesh, spec))
     assert sum(1 for _ in picture.cells) <= 1024
@@ -268,7 +268,7 @@ def test_public_names():
 
 
 @pytest.mark.slow
-def test_panels_are_left_out_where_they_are_big():
+def test_panels_of_large_pictures_are_omitted():
     picture = plan((64, 64, 64), pod(dict.fromkeys("abc", 8), tuple("abc"), 3))
     assert [number for number in picture.panel_numbers] == [0, 1, 2, None, 7]
     all_of_them = plan((64, 64, 64), pod(dict.fromkeys("abc", 8), tuple("abc"), 3), most=24)

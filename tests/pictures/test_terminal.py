@@ -86,7 +86,7 @@ def test_any_tiling_of_any_rank_is_drawn(case, width, most, per_host):
     assert "TPU 0" in text or " 0" in text
 
 
-def test_every_tile_has_its_colour_and_ink():
+def test_every_tile_has_its_background_colour():
     picture = xlashard.visualize(*PICTURES["rows and columns"])
     text = shown(picture, 80, force_terminal=True, color_system="truecolor")
     found = set(re.findall(r"48;2;(\d+);(\d+);(\d+)", text))
@@ -100,7 +100,7 @@ def test_sixteen_colours_are_enough_for_eight_tiles():
 
 
 @pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
-def test_who_wants_no_colour_gets_none(variable, monkeypatch):
+def test_no_color_and_dumb_terminals_disable_colour(variable, monkeypatch):
     monkeypatch.setenv(variable, {"NO_COLOR": "1", "TERM": "dumb"}[variable])
     picture = xlashard.visualize(*PICTURES["copies across hosts"])
     text = shown(picture, 80, force_terminal=True)
@@ -164,7 +164,7 @@ def test_brackets_are_not_markup():
     assert "[red]" in shown(xlashard.visualize((2,), NamedSharding(mesh, P("[red]"))), 80)
 
 
-def test_fewer_devices_are_named_where_there_is_no_room():
+def test_narrow_cells_name_fewer_devices():
     sharding = pod({"a": 64, "b": 8}, ("b",), 1, per_host=8)
     text = shown(xlashard.visualize((8,), sharding), 80)
     assert "│ 1, 9 … 505  │" in text

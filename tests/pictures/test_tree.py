@@ -51,12 +51,12 @@ def test_arrays_stand_with_their_paths_the_biggest_first():
         assert re.search(words, text), text
 
 
-def test_bytes_are_counted_whole_and_per_device():
+def test_bytes_are_counted_in_total_and_per_device():
     tree = read_tree({"a": struct((8, 4), "data"), "b": struct((), dtype=jnp.int8)})
     assert (tree.nbytes, tree.device_bytes) == (129, 33)
 
 
-def test_shardings_as_one_as_a_tree_and_as_a_prefix():
+def test_shardings_may_be_one_a_tree_or_a_prefix():
     values = {"a": np.ones((8, 8)), "b": [np.ones(8), np.ones((8, 2))]}
     given = {
         "one": named("data"),
@@ -97,7 +97,7 @@ def test_every_tile_has_its_colour():
     assert {"#" + "".join(f"{int(n):02x}" for n in rgb) for rgb in found} == set(COLOURS)
 
 
-def test_a_wide_picture_gives_way_to_numbers():
+def test_numbers_replace_a_too_wide_picture():
     mesh = xlashard.AbstractMesh((8, 2), ("a", "b"))
     sharding = NamedSharding(mesh, P(None, "a"))
     console = Console(file=io.StringIO(), width=60)
@@ -126,7 +126,7 @@ def test_pictures_unfold_in_a_page(tmp_path):
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_the_main_job_shows_its_biggest_parameters(width):
+def test_training_job_shows_its_largest_parameters(width):
     run = settings()
     layout = Layout(build_mesh(run.mesh, devices(8)), run.sharding.rules)
     recipe = make_recipe(run)

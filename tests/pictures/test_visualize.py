@@ -45,7 +45,7 @@ THINGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("thing", THINGS)
-def test_things_with_a_sharding(thing, no_reads):
+def test_every_type_with_a_sharding_is_drawn(thing, no_reads):
     x = THINGS[thing]()
     text = str(xlashard.visualize(x))
     assert text.startswith(f"{x.dtype.name}[8,16]  P('x') on x=2 × y=4\n")
@@ -59,7 +59,7 @@ def test_shapes_and_values_with_a_sharding(shape):
     assert "CPU 4–7" in str(xlashard.visualize(shape, ROWS))
 
 
-def test_an_array_as_if_it_lay_otherwise():
+def test_sharding_argument_overrides_that_of_the_array():
     assert "P(None, 'y')" in str(xlashard.visualize(array(), NamedSharding(MESH, P(None, "y"))))
 
 
@@ -106,20 +106,20 @@ def test_a_spec_where_a_mesh_is_in_force():
         ),
     ],
 )
-def test_what_is_refused_with_advice(call, words):
+def test_errors_of_invalid_arguments_suggest_a_fix(call, words):
     with pytest.raises(ArgumentError) as caught:
         call()
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_a_spec_for_a_higher_rank():
+def test_spec_of_a_higher_rank_is_refused():
     with pytest.raises(RankError, match=r"2 dimensions.* 1.*P\('x'\)"):
         xlashard.visualize((8,), NamedSharding(MESH, P("x", "y")))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jit", [jax.jit, xlashard.pjit])
-def test_a_traced_array_is_drawn_as_its_error_advises(jit):
+def test_error_of_a_traced_array_suggests_working_code(jit):
     with pytest.raises(ArgumentError, match=r"float32\[8,16\].*traced") as caught:
         jit(lambda x: (xlashard.visualize(x), x)[1])(jnp.ones(SHAPE))
     message = str(caught.value)
@@ -134,7 +134,7 @@ def test_a_traced_array_is_drawn_as_its_error_advises(jit):
     assert "P('x')" in str(drawn[0]) and "CPU 0–3" in str(drawn[0])
 
 
-def test_a_traced_array_on_explicit_axes_knows_its_sharding():
+def test_traced_array_on_explicit_axes_has_a_sharding():
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     drawn = []
 
@@ -148,7 +148,7 @@ def test_a_traced_array_on_explicit_axes_knows_its_sharding():
     assert "#7" in drawn[0]
 
 
-def test_print_and_prompt_show_the_same():
+def test_print_and_repr_show_equal_text():
     picture = xlashard.visualize(array())
     assert repr(picture) == str(picture)
     assert "\x1b" not in str(picture)
@@ -174,7 +174,7 @@ def test_a_prompt_of_ipython_in_a_terminal_gets_colours(monkeypatch):
     assert "\x1b[" in coloured[0]
 
 
-def test_ascii_where_standard_output_knows_no_more(monkeypatch):
+def test_ascii_if_standard_output_is_ascii(monkeypatch):
     class Old(io.StringIO):
         encoding = "ascii"
 
@@ -202,7 +202,7 @@ def test_fewer_tiles_on_request():
 
 @pytest.mark.parametrize("constructor", CONSTRUCTORS)
 @pytest.mark.parametrize("sharding", ["both", "listed tiles", "single", "own", "replicated"])
-def test_arrays_show_themselves_in_notebooks(constructor, sharding, no_reads):
+def test_arrays_have_pictures_in_notebooks(constructor, sharding, no_reads):
     x = CONSTRUCTORS[constructor](value(np.dtype(np.float32)), SHARDINGS[sharding])
     html = x._repr_html_()
     if sharding in ("single", "replicated"):
@@ -231,14 +231,14 @@ def test_arrays_of_every_shape_in_notebooks(shape, no_reads):
     assert f"<strong>float32[{','.join(map(str, shape))}]" in x._repr_html_()
 
 
-def test_a_value_that_is_here_anyway_stands_above_the_picture():
+def test_notebook_shows_an_already_read_value():
     x = array()
     assert "<pre" not in x._repr_html_()
     repr(x)
     assert "Array([[  0.," in x._repr_html_()
 
 
-def test_notebooks_show_no_picture_where_there_is_none(no_reads, monkeypatch):
+def test_notebook_shows_nothing_without_a_picture(no_reads, monkeypatch):
     x = array()
     x.delete()
     assert x._repr_html_() is None
@@ -247,7 +247,7 @@ def test_notebooks_show_no_picture_where_there_is_none(no_reads, monkeypatch):
     assert y._repr_html_() is None
 
 
-def test_a_deleted_array_is_drawn_as_it_lay():
+def test_deleted_array_is_drawn_on_its_former_sharding():
     x = array()
     before = str(xlashard.visualize(x))
     x.delete()

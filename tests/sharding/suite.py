@@ -82,7 +82,7 @@ class ShardingSuite:
         sharding.is_compatible_aval(self.shape)
         sharding.check_compatible_aval(self.shape)
 
-    def test_replication_is_what_the_indices_say(self, sharding: Sharding) -> None:
+    def test_is_fully_replicated_agrees_with_the_indices(self, sharding: Sharding) -> None:
         assert sharding.is_fully_replicated == all(
             self.held(i).shape == self.shape for i in self.cuts
         )
@@ -112,7 +112,7 @@ class ShardingSuite:
             out = pjit(lambda x: x + 1, in_shardings=sharding)(np.zeros(shape, np.float32))
             assert out.shape == shape
 
-    def test_equal_to_itself_and_to_its_copies(self, sharding: Sharding) -> None:
+    def test_sharding_equals_itself_and_its_copies(self, sharding: Sharding) -> None:
         assert sharding == sharding
         assert sharding != "a sharding"
         if not self.pickles:
@@ -124,10 +124,10 @@ class ShardingSuite:
             assert copied.devices == sharding.devices
             assert copied.memory_kind == sharding.memory_kind
 
-    def test_its_text_names_its_class(self, sharding: Sharding) -> None:
+    def test_repr_names_the_class(self, sharding: Sharding) -> None:
         assert type(sharding).__name__ in repr(sharding)
 
-    def test_its_jax_sharding_is_of_jax_and_agrees(self, sharding: Sharding) -> None:
+    def test_jax_sharding_has_equal_indices(self, sharding: Sharding) -> None:
         jax_sharding = sharding.jax_sharding(self.shape)
         assert type(jax_sharding).__module__.startswith(("jax", "jaxlib"))
         assert not isinstance(jax_sharding, Sharding)
@@ -138,12 +138,12 @@ class ShardingSuite:
             np.testing.assert_array_equal(whole[theirs[device]], whole[index])
         assert to_jax(sharding, self.shape) == jax_sharding
 
-    def test_its_jax_sharding_numbers_replicas_alike(self, sharding: Sharding) -> None:
+    def test_jax_sharding_has_equal_replica_ids(self, sharding: Sharding) -> None:
         theirs = device_replica_id_map(sharding.jax_sharding(self.shape), self.shape)
         ours = sharding.tiling(self.shape).replica_ids().tolist()
         assert dict(zip(sharding.devices, ours, strict=True)) == theirs
 
-    def test_its_jax_sharding_converts_back(self, sharding: Sharding) -> None:
+    def test_jax_sharding_converts_back(self, sharding: Sharding) -> None:
         back = from_jax(sharding.jax_sharding(self.shape))
         assert back.devices == sharding.devices
         assert back.memory_kind in (sharding.memory_kind, DEFAULT_MEMORY)
@@ -152,7 +152,7 @@ class ShardingSuite:
             for d, index in sharding.devices_indices_map(self.shape).items()
         }
 
-    def test_equivalent_to_the_same_tiles_in_another_form(self, sharding: Sharding) -> None:
+    def test_shardings_with_equal_tiles_are_equivalent(self, sharding: Sharding) -> None:
         ndim = len(self.shape)
         if not isinstance(sharding, XLACompatibleSharding):
             assert sharding.is_equivalent_to(sharding, ndim)
@@ -200,7 +200,7 @@ class ShardingSuite:
         with pytest.raises(ShardingError, match=f"memory_kind='hbm3'.*{kinds[-1]}"):
             sharding.with_memory_kind("hbm3")
 
-    def test_jax_takes_it_as_it_is(self, sharding: Sharding) -> None:
+    def test_jax_accepts_the_sharding(self, sharding: Sharding) -> None:
         own = isinstance(sharding, jax.sharding.Sharding)
         given = sharding if own else sharding.jax_sharding(self.shape)
         whole = np.arange(np.prod(self.shape), dtype=np.int32).reshape(self.shape)
@@ -212,7 +212,7 @@ class ShardingSuite:
                 position = sharding.devices.index(shard.device)
                 np.testing.assert_array_equal(np.asarray(shard.data), values[self.cuts[position]])
 
-    def test_pjit_places_arguments_and_results_so(self, sharding: Sharding) -> None:
+    def test_pjit_places_arguments_and_results(self, sharding: Sharding) -> None:
         whole = np.arange(np.prod(self.shape), dtype=np.int32).reshape(self.shape)
         fun = pjit(lambda x: x + 1, in_shardings=sharding, out_shardings=sharding)
         out = fun(whole)
@@ -223,7 +223,9 @@ class ShardingSuite:
         assert out.sharding.memory_kind == (DEFAULT_MEMORY if kind is None else kind)
 
     @pytest.mark.parametrize("compiled", [jax.jit, pjit])
-    def test_programs_take_arrays_that_lie_so(self, sharding: Sharding, compiled: Any) -> None:
+    def test_programs_accept_arrays_on_the_sharding(
+        self, sharding: Sharding, compiled: Any
+    ) -> None:
         whole = np.arange(np.prod(self.shape), dtype=np.int32).reshape(self.shape)
         array = compiled(lambda x: x + 1)(device_put(whole, sharding))
         np.testing.assert_array_equal(np.asarray(array), whole + 1)

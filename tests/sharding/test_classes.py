@@ -196,7 +196,7 @@ class TestTilesReplicated(TestNamedReplicated):
         return GSPMDSharding.get_replicated(jax.devices())
 
 
-def test_tuples_are_values_too() -> None:
+def test_tuple_shardings_are_hashable_values() -> None:
     devices = jax.devices()
     text = "{{replicated}, {devices=[8]<=[8]}}"
     pair = GSPMDSharding(devices, text)
@@ -282,7 +282,7 @@ class TestAUsersOwnByRank(ShardingSuite):
     def test_memories(self, sharding: Sharding) -> None:
         assert sharding.memory_kind == jax.devices()[0].default_memory().kind
 
-    def test_it_can_be_copied_once_it_was_used(self, sharding: Sharding) -> None:
+    def test_sharding_can_be_copied_after_use(self, sharding: Sharding) -> None:
         used = sharding.devices_indices_map((3, 8))
         assert copy.deepcopy(sharding).devices_indices_map((3, 8)) == used
 

@@ -32,7 +32,7 @@ from xlashard.geometry import TileAssignment
 from xlashard.sharding import from_hlo, from_jax
 
 
-def test_classes_are_those_of_the_interface() -> None:
+def test_classes_are_jax_and_xla_compatible_shardings() -> None:
     shardings = (
         NamedSharding(mesh(), P("data")),
         SingleDeviceSharding(jax.devices()[0]),
@@ -54,7 +54,9 @@ def test_classes_are_those_of_the_interface() -> None:
         ("data", ShardingError, r"P\('data'\)"),
     ],
 )
-def test_wrong_specs_say_what_would_do(spec: Any, error: type[Exception], message: str) -> None:
+def test_error_of_a_wrong_spec_suggests_a_valid_one(
+    spec: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         NamedSharding(mesh(), spec)
 
@@ -156,7 +158,7 @@ def test_specs_written_differently_hash_and_compare_as_jaxs_do() -> None:
     assert hash(short) == hash(short.jax_sharding())
 
 
-def test_shardings_of_jax_come_back_as_ours() -> None:
+def test_from_jax_returns_classes_of_this_package() -> None:
     theirs = jax.sharding.NamedSharding(mesh(), P("data"))
     ours = from_jax(theirs)
     assert type(ours) is NamedSharding
@@ -166,7 +168,7 @@ def test_shardings_of_jax_come_back_as_ours() -> None:
     assert from_jax(single) == SingleDeviceSharding(jax.devices()[2])
 
 
-def test_reported_tiles_get_the_names_of_a_mesh_where_it_has_them() -> None:
+def test_hlo_shardings_get_mesh_axis_names_if_they_fit() -> None:
     devices = tuple(jax.devices())
     named = from_hlo("{devices=[4,1,2]<=[8] last_tile_dim_replicate}", devices, mesh())
     assert named == NamedSharding(mesh(), P("data"))
@@ -188,7 +190,7 @@ def test_a_users_map_that_leaves_devices_out_is_refused() -> None:
         Lacking().shard_shape((4,))
 
 
-def test_unconstrained_dimensions_count_as_whole() -> None:
+def test_unconstrained_dimensions_count_as_unsharded() -> None:
     sharding = NamedSharding(mesh(), P(P.UNCONSTRAINED, "model"))
     assert sharding.shard_shape((8, 6)) == (8, 3)
 

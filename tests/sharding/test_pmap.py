@@ -126,7 +126,7 @@ def test_default_takes_as_many_devices_as_the_dimension_is_long() -> None:
     assert copies.sharding_spec == ShardingSpec((), (Replicated(2),))
 
 
-def test_equal_only_to_its_like() -> None:
+def test_pmap_sharding_never_equals_other_classes() -> None:
     rows = PmapSharding(DEVICES, ROWS)
     same = [
         NamedSharding(Mesh(np.array(DEVICES), ("d",)), P("d")),
@@ -144,7 +144,7 @@ def test_equal_only_to_its_like() -> None:
     assert isinstance(from_jax(rows.jax_sharding()), NamedSharding)
 
 
-def test_its_text_is_code_but_for_the_devices() -> None:
+def test_repr_of_pmap_sharding_lists_device_ids() -> None:
     text = repr(PmapSharding.default((2, 3), devices=DEVICES[:2]))
     assert text == (
         "PmapSharding(ShardingSpec((Chunked((2,)), NoSharding()), (ShardedAxis(0),)), "
@@ -178,14 +178,14 @@ def test_uneven_shapes_are_for_constraints_only() -> None:
         device_put(v, chunks)
 
 
-def test_an_array_of_jax_keeps_it() -> None:
+def test_from_jax_keeps_a_pmap_sharding() -> None:
     rows = PmapSharding.default((8, 3), unstacked=True)
     x = Array.from_jax(jax.device_put(np.ones((8, 3)), rows))
     assert x.sharding is rows
     assert type(x.to_jax().sharding) is jax.sharding.NamedSharding
 
 
-def test_it_moves_to_every_other_sharding_and_back() -> None:
+def test_arrays_reshard_from_pmap_sharding_and_back() -> None:
     value = np.arange(64, dtype=np.int32).reshape(8, 8)
     rows = PmapSharding.default((8, 8))
     mesh = Mesh(np.array(DEVICES).reshape(2, 4), ("x", "y"))

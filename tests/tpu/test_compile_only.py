@@ -68,7 +68,7 @@ class OnATopology(ShardingSuite):
             assert sharding.shard_shape(shape)[dim] == 0
             self.refused(sharding, shape)
 
-    def test_equal_to_itself_and_to_its_copies(self, sharding: Sharding) -> None:
+    def test_sharding_equals_itself_and_its_copies(self, sharding: Sharding) -> None:
         assert sharding == sharding
         assert sharding != "a sharding"
 
@@ -78,18 +78,18 @@ class OnATopology(ShardingSuite):
             assert (type(moved), moved.memory_kind) == (type(sharding), kind)
             assert moved.devices == sharding.devices
 
-    def test_its_jax_sharding_converts_back(self, sharding: Sharding) -> None:
+    def test_jax_sharding_converts_back(self, sharding: Sharding) -> None:
         back = from_jax_sharding(sharding, self.shape)
         assert back.devices == sharding.devices
         assert back.is_equivalent_to(sharding, len(self.shape))
 
-    def test_jax_takes_it_as_it_is(self, sharding: Sharding) -> None:
+    def test_jax_accepts_the_sharding(self, sharding: Sharding) -> None:
         rows = jax.ShapeDtypeStruct(self.shape, jnp.int32, sharding=sharding)
         compiled = jax.jit(lambda x: x + 1).lower(rows).compile()
         (taken,), _ = compiled.input_shardings
         assert sharding.is_equivalent_to(taken, len(self.shape))
 
-    def test_pjit_places_arguments_and_results_so(self, sharding: Sharding) -> None:
+    def test_pjit_places_arguments_and_results(self, sharding: Sharding) -> None:
         fun = pjit(lambda x: x + 1, in_shardings=sharding, out_shardings=sharding)
         compiled = fun.lower(jax.ShapeDtypeStruct(self.shape, jnp.int32)).compile()
         (taken,), _ = compiled.input_shardings
@@ -101,7 +101,9 @@ class OnATopology(ShardingSuite):
             compiled(np.zeros(self.shape, np.int32))
 
     @pytest.mark.parametrize("compiled", [pjit])
-    def test_programs_take_arrays_that_lie_so(self, sharding: Sharding, compiled: Any) -> None:
+    def test_programs_accept_arrays_on_the_sharding(
+        self, sharding: Sharding, compiled: Any
+    ) -> None:
         rows = jax.ShapeDtypeStruct(self.shape, jnp.int32, sharding=sharding)
         (taken,), _ = compiled(lambda x: x + 1).lower(rows).compile().input_shardings
         assert taken.is_equivalent_to(sharding, len(self.shape))

@@ -94,7 +94,7 @@ def test_numbers_of_few_bits_are_packed_on_devices_only() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["int2", "uint2"])
-def test_two_bits_come_whole_through_every_move(name: str) -> None:
+def test_two_bit_dtypes_survive_every_reshard(name: str) -> None:
     """XLA's own CPU collectives of these dtypes corrupt neighbouring memory."""
     v = value(name)
     for source in (named("y"), named("x", "y"), named(None, ("x", "y"))):
@@ -133,7 +133,7 @@ def test_promotion_is_refused_as_with_jax(setting: str, level: str, use: Any) ->
 
 
 @pytest.mark.slow
-def test_the_default_device_and_precision_are_asked_for() -> None:
+def test_default_device_and_matmul_precision_take_effect() -> None:
     with jax.default_device(DEVICES[5]):
         assert device_put(value("int8")).devices() == {DEVICES[5]}
         assert pickle.loads(pickle.dumps(device_put(1.0))).devices() == {DEVICES[5]}

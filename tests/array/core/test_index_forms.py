@@ -68,7 +68,7 @@ def plain(index: Any) -> Any:
 @pytest.mark.slow
 @settings(max_examples=30)
 @given(kind=st.sampled_from(KINDS), index=indices())
-def test_any_index_is_numpy_s(kind: str, index: Any) -> None:
+def test_every_index_form_equals_numpy(kind: str, index: Any) -> None:
     x, wanted = X[kind], V[plain(index)]
     out = x[index]
     assert type(out) is Array

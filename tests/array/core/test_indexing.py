@@ -56,7 +56,7 @@ def test_a_slice_that_is_a_shard_runs_no_program(
     assert len(part.devices()) == 1
 
 
-def test_rows_that_are_a_shard_need_not_say_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_one_shard_run_no_program_in_any_notation(monkeypatch: pytest.MonkeyPatch) -> None:
     x = device_put(V, named("y"))
     monkeypatch.setattr(indexing, "_get_item", guard)
     for index in (slice(2, 4), (slice(2, 4),), (slice(2, 4), ...), (slice(2, 4), slice(None))):
@@ -66,7 +66,7 @@ def test_rows_that_are_a_shard_need_not_say_the_rest(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_a_shard_outlives_its_array_and_goes_where_others_are() -> None:
+def test_shard_outlives_its_array_and_is_uncommitted() -> None:
     x = device_put(V, named("x"))
     part = x[4:8]
     assert not part.committed
@@ -84,7 +84,7 @@ def test_a_shard_in_a_program_is_a_constant_like_any() -> None:
 # JAX computes with arrays in host memory only where it is specified.
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(set(SHARDINGS) - {"pinned"}))
-def test_any_index_gives_numpy_s_value(kind: str) -> None:
+def test_basic_indices_equal_numpy(kind: str) -> None:
     x = device_put(V, SHARDINGS[kind])
     for index in (3, -1, (2, 5), (slice(1, 7, 2), slice(None)), (None, 0), ..., slice(0, 0)):
         out = x[index]
@@ -103,7 +103,7 @@ entries = st.one_of(
 
 @pytest.mark.slow
 @given(index=st.lists(entries, max_size=3).map(tuple))
-def test_bounds_are_those_of_numpy(index: tuple[Any, ...]) -> None:
+def test_bounds_of_static_indices_equal_numpy(index: tuple[Any, ...]) -> None:
     v = np.arange(64).reshape(8, 8)
     found = indexing._static_part(index, v.shape)
     if found is None:
@@ -113,7 +113,7 @@ def test_bounds_are_those_of_numpy(index: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.slow
-def test_explicit_axes_follow_jax_s_rules() -> None:
+def test_arrays_on_explicit_axes_are_indexed_as_in_jax() -> None:
     mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Explicit,))
     handle = jax.device_put(V, jax.sharding.NamedSharding(mesh, jax.P("a")))
     x = Array.from_jax(handle)
@@ -161,7 +161,7 @@ def test_the_counter_counts(compilations: Compilations) -> None:
 
 
 @pytest.mark.parametrize("unstacked", [False, True])
-def test_numbers_and_slices_that_are_a_shard_compile_nothing(
+def test_integers_and_slices_that_select_a_shard_compile_nothing(
     compilations: Compilations, unstacked: bool
 ) -> None:
     v = value(np.float32, (8, 3, 7))
@@ -198,7 +198,7 @@ def test_rows_of_every_dtype(dtype: str) -> None:
     assert all(same(row, v[number]) for number, row in enumerate(x))
 
 
-def test_a_row_outlives_its_array() -> None:
+def test_row_outlives_its_array() -> None:
     v = value(np.float32, (8, 4))
     x = device_put(v, PmapSharding.default(v.shape))
     row = x[3]
@@ -227,7 +227,7 @@ def test_weak_types_and_memories_stay() -> None:
     assert same(y[2], V[2])
 
 
-def test_a_buffer_takes_another_shape_by_a_program_too() -> None:
+def test_reshaping_a_buffer_by_program_equals_host_reshape() -> None:
     """The path of other platforms, run on a CPU, where the result must be the same."""
     (shard,) = device_put(V[:1], DEVICES[3]).addressable_shards
     for program in (base.reshape_by_program, base.reshape_buffer):

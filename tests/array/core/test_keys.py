@@ -51,7 +51,7 @@ def check(keys: Any, sharding: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", list(ONE_DIMENSIONAL))
-def test_they_go_where_numbers_go(kind: str) -> None:
+def test_key_arrays_accept_every_sharding(kind: str) -> None:
     sharding = ONE_DIMENSIONAL[kind]
     check(device_put(KEYS, sharding), sharding)
     check(device_put(device_put(KEYS, named("x")), sharding), sharding)
@@ -64,7 +64,7 @@ def test_they_go_where_numbers_go(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_they_split_and_travel() -> None:
+def test_key_arrays_are_split_and_read_by_shard() -> None:
     keys = device_put(KEYS, named("x"))
     wanted = jax.vmap(jax.random.normal)(KEYS)
     np.testing.assert_allclose(jax.jit(jax.vmap(jax.random.normal))(keys), wanted)
@@ -103,14 +103,14 @@ def test_errors() -> None:
 
 
 @pytest.mark.parametrize("kind", list(ONE_DIMENSIONAL))
-def test_they_come_from_local_data(kind: str) -> None:
+def test_key_arrays_from_process_local_data(kind: str) -> None:
     sharding = ONE_DIMENSIONAL[kind]
     check(make_array_from_process_local_data(sharding, {"k": KEYS})["k"], sharding)
     check(make_array_from_process_local_data(sharding, KEYS, (8,)), sharding)
 
 
 @pytest.mark.slow
-def test_what_one_does_with_keys_over_devices() -> None:
+def test_operations_on_sharded_key_arrays() -> None:
     rows = named(("x", "y"))
     keys = device_put(KEYS, rows)
     assert keys.sharding == rows and bool((keys == KEYS).all())

@@ -69,7 +69,7 @@ OTHERS = {"at", "choose", "flat", "item", "to_device"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sweep(CALLS, quick=list(CALLS)[::4]))
-def test_a_method_gives_an_array_with_numpy_s_value(name: str) -> None:
+def test_methods_return_arrays_with_numpy_values(name: str) -> None:
     got, wanted = CALLS[name](X), CALLS[name](V)
     pairs = zip(got, wanted, strict=True) if isinstance(got, tuple) else [(got, wanted)]
     for one, other in pairs:
@@ -78,7 +78,7 @@ def test_a_method_gives_an_array_with_numpy_s_value(name: str) -> None:
         assert one.devices() == X.devices()
 
 
-def test_every_method_of_jax_s_array_has_a_case() -> None:
+def test_every_method_of_jax_arrays_has_a_case() -> None:
     handle = X.to_jax()
     computed = {
         name
@@ -107,8 +107,8 @@ ATTRIBUTES = {
 }
 
 
-def test_nothing_of_jax_s_array_is_missing() -> None:
-    """Every public name and protocol of JAX's class and of its objects is ours."""
+def test_every_member_of_jax_arrays_is_defined() -> None:
+    """`Array` defines every public name and protocol of JAX's class and of its objects."""
     ours = {name for kind in Array.__mro__ if kind is not jax.Array for name in vars(kind)}
     theirs = {*dir(jax.Array), *dir(X.to_jax())}
     # Attributes that a class has by its construction.
@@ -128,7 +128,7 @@ def test_nothing_of_jax_s_array_is_missing() -> None:
             assert hasattr(X, name) == hasattr(X.to_jax(), name), name
 
 
-def test_methods_have_jax_s_signatures() -> None:
+def test_methods_have_the_signatures_of_jax() -> None:
     import inspect
 
     signature = inspect.signature(Array.sum)
@@ -190,7 +190,7 @@ def test_updates(name: str) -> None:
     assert repr(X.at[0]).endswith(".at[0]")
 
 
-def test_the_updates_of_jax_are_all_there() -> None:
+def test_every_at_update_of_jax_is_defined() -> None:
     theirs = {name for name in dir(X.to_jax().at[0]) if not name.startswith("_")}
     assert theirs - {"array", "index"} == set(UPDATES)
 

@@ -114,7 +114,7 @@ def test_matrix_products_and_divmod() -> None:
     np.testing.assert_allclose(quotient * X + rest, np.full(8, 20))
 
 
-def test_nothing_gathers() -> None:
+def test_operators_keep_results_sharded() -> None:
     x = device_put(np.ones((8, 8), np.float32), named("x", "y"))
     out = (x * 2 + x) / 3
     assert [s.data.shape for s in out.addressable_shards] == [(4, 2)] * 8
@@ -132,7 +132,7 @@ def test_tracers_pass_through_on_either_side() -> None:
     np.testing.assert_allclose(jax.grad(lambda t: (X * t).sum())(2.0), V.sum())
 
 
-def test_what_no_array_is_gets_its_turn() -> None:
+def test_reflected_operators_of_other_types_are_called() -> None:
     class Odd:
         def __radd__(self, other: Any) -> str:
             return "odd"
@@ -164,7 +164,7 @@ def test_uncommitted_arrays_move() -> None:
     assert out.devices() == {DEVICES[3]}
 
 
-def test_weak_types_give_way() -> None:
+def test_weak_types_adopt_the_dtype_of_the_other_operand() -> None:
     assert (device_put(2.0) * X.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
@@ -195,7 +195,7 @@ class Pair(tuple):
         return "multiplied by the pair"
 
 
-def test_an_operand_that_jax_does_not_know_decides_itself() -> None:
+def test_operators_defer_to_operands_unknown_to_jax() -> None:
     a = device_put(np.arange(4))
     assert a * Pair(a, a) == "multiplied by the pair"
     assert operator.eq(a, Pair(a, a)) is False

@@ -58,7 +58,7 @@ def test_numbers() -> None:
         (lambda: put(np.zeros(2)).__setitem__(0, 1.0), "x = x.at[index].set(y)"),
     ],
 )
-def test_what_a_value_is_not(use: Any, text: str) -> None:
+def test_unsupported_protocols_raise(use: Any, text: str) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         use()
     assert text in str(caught.value)
@@ -85,7 +85,7 @@ def test_long_text_breaks_lines_as_numpy_does() -> None:
     assert eval(text, {"Array": lambda values, dtype: values, "int32": None}) == v.tolist()
 
 
-def test_a_deleted_one_still_has_a_text() -> None:
+def test_repr_of_a_deleted_array_shows_dtype_and_shape() -> None:
     x = put(np.zeros((4, 2)))
     x.delete()
     assert repr(x) == str(x) == f"{x}" == "Array(float32[4,2], deleted)"
@@ -106,7 +106,7 @@ def test_iterating_stays_on_the_devices() -> None:
     assert 3 in put(np.arange(4)) and 9 not in put(np.arange(4))
 
 
-def test_numpy_reads_it_and_may_not_write() -> None:
+def test_numpy_views_are_read_only() -> None:
     v = value(np.float32)
     x = put(v, named("x", "y"))
     read = np.asarray(x)
@@ -145,7 +145,7 @@ def test_items() -> None:
     assert x.tobytes("F") == v.tobytes("F")
 
 
-def test_dlpack_goes_out_from_one_device() -> None:
+def test_dlpack_export_requires_one_device() -> None:
     v = value(np.float32)
     x = device_put(v, DEVICES[0])
     assert same(np.from_dlpack(x), v)
@@ -166,7 +166,7 @@ def test_dlpack_comes_in() -> None:
     assert y.devices() == {DEVICES[2]}
 
 
-def test_memory_of_other_libraries_is_only_offered_where_there_is_some() -> None:
+def test_cuda_array_interface_exists_on_gpu_devices_only() -> None:
     x = device_put(value(np.float32), DEVICES[0])
     on_cpu = DEVICES[0].platform == "cpu"
     assert hasattr(x, "__cuda_array_interface__") is not on_cpu
@@ -212,7 +212,7 @@ def test_an_array_without_buffers_names_the_constructors() -> None:
             use()
 
 
-def test_errors_of_old_names_give_the_new_ones() -> None:
+def test_errors_of_removed_attributes_suggest_replacements() -> None:
     x = put(np.zeros(4))
     with pytest.raises(AttributeError, match=r"addressable_data\(0\)"):
         _ = x.device_buffer
@@ -223,7 +223,7 @@ def test_errors_of_old_names_give_the_new_ones() -> None:
         _ = x.colour
 
 
-def test_one_of_its_parts() -> None:
+def test_addressable_data_and_shards() -> None:
     x = device_put(np.arange(8), NamedSharding(HALF, P("z")))
     assert x.addressable_data(-1).devices() == {DEVICES[7]}
     with pytest.raises(IndexError, match=naming("addressable_data(4)", "from 0 to 3")):
@@ -247,7 +247,7 @@ def test_weak_references() -> None:
     assert gone == [1]
 
 
-def test_live_arrays_are_ours() -> None:
+def test_live_arrays_are_arrays_of_this_package() -> None:
     x = put(np.zeros(4))
     pointers = [a.to_jax() for a in xlashard.live_arrays()]
     assert any(p is x.to_jax() for p in pointers)
@@ -264,7 +264,7 @@ def test_from_jax_takes_arrays_only() -> None:
     assert Array.from_jax(x) is x
 
 
-def test_a_handle_never_carries_our_sharding() -> None:
+def test_sharding_of_a_jax_array_is_always_a_jax_class() -> None:
     handle = jax.device_put(np.zeros(4), ROWS)
     assert type(handle.sharding) is NamedSharding
     x = Array.from_jax(handle)
@@ -303,7 +303,7 @@ def test_every_pickle_protocol(protocol: int) -> None:
     assert same(pickle.loads(pickle.dumps(x, protocol)), np.asarray(x))
 
 
-def test_pickling_out_of_band_copies_nothing() -> None:
+def test_out_of_band_pickling_copies_nothing() -> None:
     x = put(value(np.float32), named("x", "y"))
     buffers: list[Any] = []
     data = pickle.dumps(x, 5, buffer_callback=buffers.append)
@@ -311,7 +311,7 @@ def test_pickling_out_of_band_copies_nothing() -> None:
     assert same(pickle.loads(data, buffers=buffers), np.asarray(x))
 
 
-def test_deleted_ones_are_neither_pickled_nor_copied() -> None:
+def test_deleted_arrays_can_be_neither_pickled_nor_copied() -> None:
     x = put(np.zeros((4, 2)))
     x.delete()
     for use in (pickle.dumps, copy.copy, copy.deepcopy):
@@ -319,7 +319,7 @@ def test_deleted_ones_are_neither_pickled_nor_copied() -> None:
             use(x)
 
 
-def test_copies_stay_where_they_are() -> None:
+def test_copies_keep_sharding_and_commitment() -> None:
     for x in (
         put(value(np.float32), named("x", "y")),
         put(value(np.float32), named("x", memory_kind="pinned_host")),

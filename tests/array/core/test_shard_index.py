@@ -50,7 +50,7 @@ def placements(draw: st.DrawFn) -> tuple[PmapSharding, tuple[int, ...]]:
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(placements(), st.data())
-def test_what_names_a_shard_has_its_value(
+def test_index_of_a_shard_selects_its_value(
     placement: tuple[PmapSharding, tuple[int, ...]], data: st.DataObject
 ) -> None:
     sharding, shape = placement

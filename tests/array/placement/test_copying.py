@@ -73,7 +73,7 @@ def test_stretches_make_up_the_copy(shape: tuple[int, ...], order: list[int], li
 
 
 @pytest.mark.usefixtures("many_threads")
-def test_after_an_interrupt_nothing_is_written_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_writes_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     caller = threading.current_thread()
     source, out = np.ones(4096, np.int32), np.zeros(4096, np.int32)
     pressed, real = threading.Event(), np.copyto
@@ -92,7 +92,7 @@ def test_after_an_interrupt_nothing_is_written_any_more(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("many_threads")
-def test_what_fails_on_another_thread_is_raised_on_the_callers(
+def test_errors_of_copy_threads_are_raised_in_the_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(to: np.ndarray, value: np.ndarray) -> None:
@@ -113,7 +113,7 @@ def test_a_process_that_may_have_no_threads_copies_alone(monkeypatch: pytest.Mon
     assert np.array_equal(private_copy(source), source)
 
 
-def test_a_private_copy_is_what_a_cpu_device_takes_as_it_is() -> None:
+def test_private_copies_are_aligned_and_contiguous() -> None:
     for size in (0, 1, 17, 1000):
         copy = private_copy(np.ones(size, np.float32))
         assert copy.ctypes.data % 64 == 0 and copy.flags.c_contiguous and copy.sum() == size

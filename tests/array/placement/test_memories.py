@@ -34,7 +34,7 @@ FORMATTED = {
 
 @pytest.mark.parametrize("constructor", list(CONSTRUCTORS))
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_memory_there_and_back(kind: str, constructor: str) -> None:
+def test_round_trip_through_every_memory_kind(kind: str, constructor: str) -> None:
     make = CONSTRUCTORS[constructor]
     for place in (ROWS, named(), SingleDeviceSharding(DEVICES[2])):
         there = place.with_memory_kind(kind)
@@ -50,7 +50,7 @@ def test_every_memory_there_and_back(kind: str, constructor: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_operations_give_what_jax_gives(kind: str) -> None:
+def test_operations_on_memory_kinds_equal_jax(kind: str) -> None:
     x = device_put(V, ROWS.with_memory_kind(kind))
     for use in (lambda x: x + 1, lambda x: x.sum(), lambda x: -x, lambda x: x == x, lambda x: x.T):
         ours, theirs = use(x), use(x.to_jax())

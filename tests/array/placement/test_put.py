@@ -70,12 +70,12 @@ class TestEveryWay:
         ],
         ids=["backwards", "transposed", "broadcast", "strided", "by columns"],
     )
-    def test_values_that_lie_oddly_in_memory(self, view: np.ndarray) -> None:
+    def test_noncontiguous_values(self, view: np.ndarray) -> None:
         for sharding in (named("x", "y"), named("y"), named()):
             x = device_put(view, sharding)
             assert same(x, np.ascontiguousarray(view, np.float32))
 
-    def test_the_dtype_that_jax_gives_it(self) -> None:
+    def test_dtype_equals_that_of_jnp_asarray(self) -> None:
         for v in (np.arange(16.0), np.arange(16) - 5, np.arange(16) * 1j):
             x = device_put(v, named("y"))
             assert x.dtype == jnp.asarray(v).dtype and same(x, np.asarray(jnp.asarray(v)))
@@ -89,14 +89,14 @@ class TestEveryWay:
         with np.errstate(over="ignore"):
             assert np.isinf(np.asarray(device_put(too_large, named("y")))).all()
 
-    def test_the_value_is_free_again_when_the_call_returns(self) -> None:
+    def test_value_may_be_overwritten_after_the_call(self) -> None:
         for sharding in (named("x", "y"), named("y"), named(), SHARDINGS["single"], None):
             v = value(np.float32)
             x = device_put(v, sharding)
             v[:] = -1
             assert same(x, value(np.float32))
 
-    def test_one_call_for_a_tree_of_many(self) -> None:
+    def test_one_call_places_a_mixed_tree(self) -> None:
         tree = {
             "w": [value(np.float32, (8, n)) for n in (1, 5, 64)],
             "b": (np.float32(2), 3, value(np.int32, (16,))),
@@ -111,12 +111,12 @@ class TestEveryWay:
 
 @pytest.mark.skipif(not ON_HOST, reason="these devices have memories of their own")
 class TestSharing:
-    def test_devices_with_the_same_tile_share_its_memory(self) -> None:
+    def test_devices_with_equal_tiles_share_one_buffer(self) -> None:
         x = device_put(value(np.float32, (64, 1024)), named("x"))
         pointers = [shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards]
         assert len(set(pointers)) == 2
 
-    def test_one_of_them_can_be_donated_and_the_others_keep_it(self) -> None:
+    def test_donating_one_shared_replica_keeps_the_other_replicas(self) -> None:
         v = value(np.float32, (64, 1024))
         x = device_put(v, named())
         added = jax.jit(lambda a: a + 1, donate_argnums=0)(x)
@@ -149,14 +149,14 @@ class TestSharing:
 
 
 class TestMistakes:
-    def test_nothing_has_moved_where_one_leaf_can_not(self) -> None:
+    def test_invalid_host_leaf_leaves_donated_leaves_alive(self) -> None:
         x = device_put(value(np.float32))
         tree = [x, np.zeros(7)]
         with pytest.raises(PlacementError, match=r"x\[1\]: .*7"):
             device_put(tree, named("x"), donate=True)
         assert same(x, value(np.float32))
 
-    def test_nothing_has_moved_where_an_array_can_not(self) -> None:
+    def test_invalid_array_leaf_leaves_donated_leaves_alive(self) -> None:
         x, y = device_put(value(np.float32)), device_put(np.zeros(7))
         with pytest.raises(PlacementError, match=r"x\['b'\]: .*7"):
             device_put({"a": x, "b": y}, named("x"), donate=True)
@@ -170,7 +170,7 @@ def one_buffer() -> Iterator[np.ndarray]:
     buffer[:] = np.nan
 
 
-def test_a_callback_may_use_one_buffer_for_all(one_buffer: np.ndarray) -> None:
+def test_callback_may_reuse_one_buffer(one_buffer: np.ndarray) -> None:
     v = value(np.float32)
 
     def piece(index: Any) -> np.ndarray:
@@ -183,7 +183,7 @@ def test_a_callback_may_use_one_buffer_for_all(one_buffer: np.ndarray) -> None:
 
 
 @pytest.mark.slow
-def test_caches_go_with_those_of_jax() -> None:
+def test_jax_clear_caches_clears_the_route_cache() -> None:
     device_put(value(np.float32), named("x"))
     assert put.host_route.cache_info().currsize > 0
     jax.clear_caches()

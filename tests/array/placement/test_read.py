@@ -42,12 +42,12 @@ def test_each_distinct_piece_is_copied_once(events: list[tuple[str, int]]) -> No
     assert [number for what, number in events if what == "wait"] == [0, 1, 2, 3]
 
 
-def test_a_replicated_value_is_read_from_one_device(events: list[tuple[str, int]]) -> None:
+def test_replicated_value_is_read_from_one_device(events: list[tuple[str, int]]) -> None:
     device_put(value(np.float32), named()).tolist()
     assert events == [("wait", 0)]
 
 
-def test_what_was_read_is_kept(events: list[tuple[str, int]]) -> None:
+def test_second_read_uses_the_cached_value(events: list[tuple[str, int]]) -> None:
     x = device_put(value(np.float32), named("x", "y"))
     first = np.asarray(x)
     del events[:]
@@ -68,7 +68,9 @@ def test_an_early_start_copies_the_distinct_pieces(events: list[tuple[str, int]]
     assert events == [("start", 0)]
 
 
-def test_getting_a_tree_starts_all_before_it_waits(events: list[tuple[str, int]]) -> None:
+def test_device_get_of_a_tree_starts_all_copies_before_waiting(
+    events: list[tuple[str, int]],
+) -> None:
     v = value(np.float32)
     tree = {"a": device_put(v, named("x")), "b": [device_put(v, named("y")), 3], "c": "text"}
     got = device_get(tree)

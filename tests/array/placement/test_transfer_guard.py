@@ -51,7 +51,7 @@ def outcome(side: Side, name: str, way: str, level: str) -> str:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ACTIONS)
-def test_the_same_is_refused(name: str, way: str, level: str) -> None:
+def test_guards_refuse_the_transfers_that_jax_refuses(name: str, way: str, level: str) -> None:
     ours = outcome(OURS, name, way, level)
     if name in _BY_THE_HOST:
         explicit_is_forbidden = (way, level) == ("device_to_device", "disallow_explicit")
@@ -65,7 +65,7 @@ def test_the_same_is_refused(name: str, way: str, level: str) -> None:
         assert ours == outcome(JAX, name, way, level)
 
 
-def test_no_guard_refuses_nothing() -> None:
+def test_level_allow_permits_every_transfer() -> None:
     for name, (make, act) in ACTIONS.items():
         x = make(OURS)
         with jax.transfer_guard("allow"):
@@ -100,7 +100,9 @@ def test_no_guard_refuses_nothing() -> None:
         ),
     ],
 )
-def test_explicit_ones_are_named(use: Any, way: str, facts: tuple[str, ...]) -> None:
+def test_errors_of_explicit_transfers_name_the_call(
+    use: Any, way: str, facts: tuple[str, ...]
+) -> None:
     x = rows(OURS)
     del x
     named = pytest.raises(TransferGuardError, match=naming(*facts))
@@ -115,7 +117,7 @@ def _only(way: str, level: str) -> Any:
     return getattr(jax, f"transfer_guard_{way}")(level)
 
 
-def test_implicit_ones_say_how_to_ask() -> None:
+def test_errors_of_implicit_transfers_suggest_the_explicit_call() -> None:
     x = rows(OURS)
     with jax.transfer_guard("disallow"):
         with pytest.raises(
@@ -131,7 +133,7 @@ def test_implicit_ones_say_how_to_ask() -> None:
     assert same(x, V) and same(read, V)
 
 
-def test_device_get_of_jax_asks_by_name_too() -> None:
+def test_jax_device_get_is_an_explicit_transfer() -> None:
     x = rows(OURS)
     with jax.transfer_guard("disallow"):
         assert same(jax.device_get({"x": x})["x"], V)
@@ -142,7 +144,7 @@ def test_device_get_of_jax_asks_by_name_too() -> None:
         np.asarray(y)  # The call before has left no state behind.
 
 
-def test_an_argument_is_named_by_its_path() -> None:
+def test_error_names_the_path_of_the_argument() -> None:
     f = pjit(lambda state, scale: jax.tree.map(lambda leaf: leaf * scale, state))
     x = rows(OURS)
     with jax.transfer_guard("disallow"):
@@ -162,7 +164,7 @@ def test_an_argument_is_named_by_its_path() -> None:
         f({"w": x}, 2.0)
 
 
-def test_compiled_programs_and_steps_ask_too() -> None:
+def test_guards_apply_to_compiled_programs_and_bound_steps() -> None:
     by_rows, everywhere = named("x"), named()
 
     def update(state: Any, scale: Any) -> Any:
@@ -183,7 +185,7 @@ def test_compiled_programs_and_steps_ask_too() -> None:
     assert same(step.state, V * 2)
 
 
-def test_transforms_ask_as_well() -> None:
+def test_guards_apply_to_transforms() -> None:
     f = pjit(lambda x, y: (x * y).sum())
     x = rows(OURS)
     with jax.transfer_guard("disallow"), pytest.raises(RuntimeError):
@@ -202,7 +204,7 @@ def test_logging(level: str, explicit: bool, caplog: pytest.LogCaptureFixture) -
     assert any("host-to-device transfer of the ndarray, explicit" in t for t in texts) is (explicit)
 
 
-def test_a_callback_is_the_caller_s() -> None:
+def test_callback_runs_under_the_guards_of_the_caller() -> None:
     """The callback runs under the caller's guards; transfers of its result are checked once."""
     seen = []
 
@@ -215,7 +217,7 @@ def test_a_callback_is_the_caller_s() -> None:
     assert seen == ["log"] * 2 and same(x, V)
 
 
-def test_pieces_on_their_devices_need_no_leave() -> None:
+def test_guards_permit_pieces_already_on_their_devices() -> None:
     sharding = NamedSharding(MESH, P(("x", "y")))
     x = device_put(V, sharding)
     pieces = {str(s.index): s.data for s in x.addressable_shards}
@@ -262,7 +264,7 @@ def test_the_setting_of_a_process_and_of_a_thread() -> None:
     assert same(y, V)
 
 
-def test_a_value_that_may_not_be_read_still_has_a_text() -> None:
+def test_repr_under_a_guard_omits_the_value() -> None:
     x = rows(OURS)
     with jax.transfer_guard("disallow"):
         assert repr(x) == str(x) == "Array(shape=(8, 2), dtype=float32)"
@@ -271,14 +273,14 @@ def test_a_value_that_may_not_be_read_still_has_a_text() -> None:
         assert "15." in repr(x)
 
 
-def test_refused_moves_leave_everything_as_it_was() -> None:
+def test_refused_transfer_leaves_the_donated_source_alive() -> None:
     x = rows(OURS)
     with jax.transfer_guard("disallow_explicit"), pytest.raises(TransferGuardError):
         device_put(x, DEVICES[0], donate=True)
     assert not x.is_deleted() and same(x, V)
 
 
-def test_the_same_devices_in_another_order_are_no_transfer():
+def test_reordering_devices_is_no_transfer():
     reversed_mesh = jax.sharding.Mesh(MESH.devices[::-1], MESH.axis_names)
     axis = MESH.axis_names[0]
     for spec in (P(axis), P()):

@@ -56,7 +56,7 @@ def small_programs_too(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_programs_too")
 @pytest.mark.parametrize(("source", "target"), PAIRS.values(), ids=PAIRS)
-def test_a_program_needs_at_most_one_shard(
+def test_compiled_reshard_needs_at_most_one_shard(
     source: Sharding, target: Sharding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Any] = []
@@ -104,7 +104,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "target"), OTHERS.values(), ids=OTHERS)
-def test_pieces_under_way_take_at_most_one_shard(
+def test_pieces_in_flight_occupy_at_most_one_shard(
     source: Any, target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Count the bytes that are sliced and transferred between two waits."""

@@ -58,7 +58,7 @@ class TestOverlap:
         assert same(x, V)
 
     @pytest.mark.usefixtures("way")
-    def test_unless_a_copy_is_asked_for(self, source: Sharding, target: Sharding) -> None:
+    def test_may_alias_false_copies_every_shard(self, source: Sharding, target: Sharding) -> None:
         x = device_put(V, source)
         y = device_put(x, target, may_alias=False)
         assert not set(pointers(x).values()) & set(pointers(y).values())
@@ -66,13 +66,13 @@ class TestOverlap:
         assert same(y, V)
 
     @pytest.mark.usefixtures("way")
-    def test_the_source_may_be_used_up(self, source: Sharding, target: Sharding) -> None:
+    def test_source_may_be_donated(self, source: Sharding, target: Sharding) -> None:
         x = device_put(V, source)
         y = device_put(x, target, donate=True)
         assert x.is_deleted()
         assert same(y, V)
 
-    def test_emulated_devices_need_no_byte_for_a_tile_that_is_there(
+    def test_emulated_devices_copy_no_byte_of_an_existing_tile(
         self, source: Sharding, target: Sharding, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Every target here holds tiles of the source, or contiguous parts of them."""
@@ -86,7 +86,7 @@ class TestOverlap:
         assert same(y, V)
 
 
-def test_a_block_of_which_parts_lie_apart_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_of_scattered_parts_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
     copy_all = p2p.copy_all
     monkeypatch.setattr(
@@ -100,7 +100,9 @@ def test_a_block_of_which_parts_lie_apart_is_copied_once(monkeypatch: pytest.Mon
     assert same(y, V)
 
 
-def test_buffers_are_freed_one_by_one_in_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_donated_buffers_are_freed_one_by_one_in_one_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     x = device_put(V, named(("x", "y")))
     buffers = [shard.data for shard in x.addressable_shards]
     alive: list[int] = []
@@ -116,7 +118,9 @@ def test_buffers_are_freed_one_by_one_in_one_memory(monkeypatch: pytest.MonkeyPa
     assert same(y, V)
 
 
-def test_buffers_are_freed_one_by_one_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_donated_buffers_are_freed_one_by_one_between_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(plan, "in_one_memory", lambda *shardings: False)
     x = device_put(V, on(DEVICES[:4], "d"))
     buffers = [shard.data for shard in x.addressable_shards]
@@ -133,7 +137,7 @@ def test_buffers_are_freed_one_by_one_between_devices(monkeypatch: pytest.Monkey
     assert same(y, V)
 
 
-def test_a_donation_that_was_refused_leaves_the_source_as_it_is() -> None:
+def test_refused_donation_leaves_the_source_alive() -> None:
     x = device_put(V, named("x"))
     with pytest.raises(PlacementError):
         device_put(x, named(None, None, "x"), donate=True)

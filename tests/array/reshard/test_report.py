@@ -30,7 +30,7 @@ def test_rows_to_columns() -> None:
     assert {pair.nbytes for pair in report.pairs} == {8}
 
 
-def test_what_is_in_place_does_not_move() -> None:
+def test_report_excludes_bytes_already_in_place() -> None:
     report = reshard_plan(device_put(V, ROWS), named(("x",)))
     assert report.bytes_moved == 8 * 256 - 8 * 64
     same = reshard_plan(device_put(V, ROWS), ROWS)
@@ -63,7 +63,7 @@ ROUTES: dict[str, tuple[Any, Any, tuple[str, ...], int]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "target", "route", "peak"), ROUTES.values(), ids=ROUTES)
-def test_the_route_is_the_one_that_is_taken(
+def test_reported_route_equals_the_executed_route(
     source: Any, target: Any, route: Any, peak: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "in_one_memory", lambda *shardings: False)
@@ -98,7 +98,7 @@ def test_the_route_depends_on_the_dtype(
     assert taken == [strategy]
 
 
-def test_shapes_do_for_arrays() -> None:
+def test_shapes_are_accepted_instead_of_arrays() -> None:
     huge = jax.ShapeDtypeStruct(
         (1 << 20, 1 << 14), jax.numpy.bfloat16, sharding=ROWS.jax_sharding(())
     )
@@ -108,7 +108,7 @@ def test_shapes_do_for_arrays() -> None:
     assert reshard_plan(V, COLUMNS, source=ROWS).bytes_moved == 448
 
 
-def test_places_are_what_device_put_takes() -> None:
+def test_target_accepts_the_placements_of_device_put() -> None:
     report = reshard_plan(V, DEVICES[0], source=DEVICES[1])
     assert [(p.source, p.destination, p.nbytes) for p in report.pairs] == [(1, 0, 512)]
     assert reshard_plan(device_put(V, ROWS), None).bytes_moved == 0
@@ -124,7 +124,7 @@ def test_keys_and_numbers_without_dimensions() -> None:
     assert reshard_plan(device_put(1.0, DEVICES[0]), named()).bytes_moved == 7 * 4
 
 
-def test_it_prints() -> None:
+def test_report_prints_a_summary() -> None:
     report = reshard_plan(device_put(V, ROWS), COLUMNS)
     text = str(report)
     for words in ("float32[8,16], 512 B", "P(('x', 'y')) on 8 devices (x=2, y=4)", "448 B"):
@@ -133,14 +133,14 @@ def test_it_prints() -> None:
     assert repr(report) == "<ReshardReport of float32[8,16]: 448 B moved; print it>"
 
 
-def test_it_prints_every_pair_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_prints_every_pair_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     reshard_plan(device_put(V, ROWS), COLUMNS).print(all=True)
     printed = capsys.readouterr().out
     assert printed.count("8 B") >= 56
     assert "more pairs" not in printed
 
 
-def test_it_travels_as_json() -> None:
+def test_report_serializes_as_json() -> None:
     report = reshard_plan(device_put(V, ROWS), COLUMNS)
     found = json.loads(report.to_json())
     assert found["format"] == 2

@@ -131,7 +131,7 @@ def test_every_replica_is_the_right_piece(case: Any, donate: bool) -> None:
 @pytest.mark.slow
 @settings(max_examples=max(40, EXAMPLES // 4))
 @given(case=cases(), donate=st.booleans(), slabs=st.booleans())
-def test_also_where_devices_have_memories_of_their_own(
+def test_every_replica_is_right_between_separate_memories(
     case: Any, donate: bool, slabs: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -144,7 +144,7 @@ def test_also_where_devices_have_memories_of_their_own(
 @pytest.mark.slow
 @settings(max_examples=2 * EXAMPLES)
 @given(case=cases())
-def test_the_plan_counts_what_really_differs(case: Any) -> None:
+def test_plan_counts_exactly_the_missing_elements(case: Any) -> None:
     v, source, target = case
     report = reshard_plan(jax.ShapeDtypeStruct(v.shape, v.dtype), target, source=source)
     held, wanted = (masks(v.shape, sharding) for sharding in (source, target))

@@ -62,7 +62,7 @@ def partial(*addends: float, sharding: NamedSharding = U, shape: tuple[int, ...]
 
 
 @pytest.mark.slow
-def test_a_put_of_partial_sums_sums() -> None:
+def test_device_put_reduces_partial_sums() -> None:
     x = partial(3, 4)
     targets: dict[str, Any] = {
         "the same cuts": on("y"),
@@ -101,7 +101,7 @@ def test_a_put_of_partial_sums_sums() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float32", "int8", "bool", "complex64", "bfloat16", "int4"])
-def test_whole_values_become_partial_sums_and_come_back(kind: str) -> None:
+def test_device_put_to_unreduced_and_back_keeps_the_value(kind: str) -> None:
     value = np.asarray(jnp.asarray(np.abs(V) % 5, kind))
     for source in (value, device_put(value, on()), jax.device_put(value, DEVICES[3])):
         x = device_put(source, U)
@@ -114,7 +114,7 @@ def test_whole_values_become_partial_sums_and_come_back(kind: str) -> None:
         assert np.array_equal(np.asarray(back), value)
 
 
-def test_puts_keep_their_promises_about_the_source() -> None:
+def test_device_put_honours_may_alias_and_donate() -> None:
     x = device_put(V, on())
     kept = device_put(x, U)
     assert np.array_equal(np.asarray(x), V)
@@ -180,7 +180,7 @@ READS: dict[str, Callable[[Array], Any]] = {
 
 
 @pytest.mark.slow
-def test_no_read_gives_a_partial_sum() -> None:
+def test_reading_an_unreduced_array_is_an_error() -> None:
     with Together() as together:
         for name, read in READS.items():
             with (
@@ -208,7 +208,7 @@ def test_texts_show_no_partial_sum() -> None:
     assert x._repr_html_() is not None
 
 
-def test_a_shard_is_read_as_the_partial_result_that_it_is() -> None:
+def test_shards_of_unreduced_arrays_are_partial_results() -> None:
     x = partial(3, 4)
     assert [float(shard.data[0]) for shard in x.addressable_shards] == [3.0] * 4 + [4.0] * 4
     assert float(x.addressable_data(0)[0]) == 3
@@ -270,7 +270,7 @@ def test_shardings_with_reductions() -> None:
     assert [float(row[0]) for row in x] == V[:, 0].tolist()
 
 
-def test_what_has_no_partial_results_is_refused() -> None:
+def test_unreduced_shardings_are_refused_where_unsupported() -> None:
     for make in (make_array_from_callback, make_array_from_process_local_data):
         args = ((8, 4), U, lambda i: V[i]) if make is make_array_from_callback else (U, V)
         with pytest.raises(PlacementError, match=naming("sharding of ", "unreduced={'x'}")):
@@ -288,7 +288,7 @@ def test_what_has_no_partial_results_is_refused() -> None:
         device_get(device_put(V, U))
 
 
-def test_guards_let_partial_sums_that_are_there_stay() -> None:
+def test_transfer_guards_permit_partial_sums_in_place() -> None:
     x = partial(3, 4)
     with jax.transfer_guard("disallow_explicit"):
         assert device_put(x, on("y", unreduced={"x"})).sharding == U
