@@ -19,11 +19,10 @@ from xlashard.pjit.report.model import (
     MemoryReport,
     MoveReport,
     PlaceReport,
-    RepeatedReport,
-    ReplicationReport,
-    UnevenReport,
     ValueReport,
 )
+from xlashard.pjit.report.repeated import RepeatedReport
+from xlashard.pjit.report.replication import ReplicationReport
 from xlashard.pjit.report.sections import (
     FINDINGS,
     MOVES,
@@ -42,6 +41,7 @@ from xlashard.pjit.report.tables import (
     runs_text,
     types_text,
 )
+from xlashard.pjit.report.uneven_constraints import UnevenReport
 from xlashard.wording import in_bytes, in_flop, numbered, plain_text
 
 if TYPE_CHECKING:

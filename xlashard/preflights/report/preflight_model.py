@@ -12,12 +12,12 @@ from xlashard.hardware.chip import Links
 from xlashard.pjit.report.model import (
     CollectiveReport,
     DonationReport,
-    RepeatedReport,
-    ReplicationReport,
     SourceLine,
-    UnevenReport,
     ValueReport,
 )
+from xlashard.pjit.report.repeated import RepeatedReport
+from xlashard.pjit.report.replication import ReplicationReport
+from xlashard.pjit.report.uneven_constraints import UnevenReport
 from xlashard.preflights.report.pricing import PriceReport, ThroughputReport
 from xlashard.preflights.report.step_model import LineTime, SpillReport, Timeline
 
