@@ -24,10 +24,10 @@ from xlashard.pjit.report.model import (
 from xlashard.pjit.report.repeated import RepeatedReport
 from xlashard.pjit.report.replication import ReplicationReport
 from xlashard.pjit.report.sections import (
-    FINDINGS,
     MOVES,
     collective_sums,
     donations_section,
+    findings_of,
     merged_collectives,
     values_section,
 )
@@ -115,8 +115,8 @@ class ProgramReport(SerializableReport):
 
     def _sections(self, page: Page) -> Iterator[RenderableType | None]:
         yield _head(self)
-        for findings in FINDINGS:
-            yield findings.section(getattr(self, findings.field), page)
+        for findings, rows in findings_of(self):
+            yield findings.section(rows, page)
         yield _collectives(self.collectives, page)
         yield MOVES.section(self.moves, page)
         yield values_section("Arguments", self.inputs, page)

@@ -215,6 +215,12 @@ MOVES = Findings[MoveReport](
 """Section of the arguments that are resharded or uploaded before each call."""
 
 
+def findings_of(report: Any) -> list[tuple[Findings[Any], Sequence[Any]]]:
+    """Return the sections of a report that list findings, each with them."""
+    sections = ((each, getattr(report, each.field, ())) for each in FINDINGS)
+    return [(section, rows) for section, rows in sections if rows]
+
+
 def find_all(program: ExplainedProgram, report: type) -> dict[str, Any]:
     """Return the findings of a program, by the fields of a class of reports that hold them."""
     names = {field.name for field in fields(report)}

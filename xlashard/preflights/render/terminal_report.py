@@ -8,8 +8,8 @@ from rich.text import Text
 
 from xlashard.pjit.report.model import SourceLine, ValueReport
 from xlashard.pjit.report.sections import (
-    FINDINGS,
     donations_section,
+    findings_of,
     merged_values,
     values_section,
 )
@@ -66,8 +66,8 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
     yield _spills(report.spills, page)
     yield _collectives(report, page)
     yield _unasked(report.traffic, page)
-    for findings in FINDINGS:
-        yield findings.section(getattr(report, findings.field, ()), page)
+    for findings, found in findings_of(report):
+        yield findings.section(found, page)
     yield _replicated(report, page)
     yield values_section("Arguments", _as_held(report.inputs, report.memory.arguments), page)
     yield _results(report, page)
