@@ -38,8 +38,6 @@ from xlashard.wording import in_seconds
 KERNEL, REDUCTION = "kernel", "reduction"
 """Kinds of operations with rates of their own, beside the units."""
 
-_KINDS = {KERNEL: "kernels", REDUCTION: "reductions over links"}
-
 _LEAST_WAIT = 0.05
 """Least share of a collective's time for which the cores wait, for a duration that is its own."""
 
@@ -104,12 +102,9 @@ class MeasuredStep(PrintableReport):
             note = "operations of the profile that the predicted program lacks, and short ones"
             left = page.left(len(self.unmatched) - len(others))
             yield section("Others", note, table((">measured", "operation"), others), left)
+        names = {**words_of(self.topology).shares, REDUCTION: "reductions over links"}
         units = [
-            (
-                _KINDS.get(unit) or words_of(self.topology).shares.get(unit, unit),
-                f"{ratio:.2f}",
-                f"{len(self.ratios[unit]):,}",
-            )
+            (names.get(unit, unit), f"{ratio:.2f}", f"{len(self.ratios[unit]):,}")
             for unit, ratio in self.slowdowns().items()
         ]
         if units:
@@ -240,7 +235,7 @@ def _median(ratios: tuple[tuple[float, float], ...]) -> float:
     return values[bisect_left(list(accumulate(weights)), sum(weights) / 2)]
 
 
-_UNITS: Mapping[str, tuple[str, ...]] = {
+_RATES: Mapping[str, tuple[str, ...]] = {
     "matrix": ("matrix_flops",),
     "vector": ("vector_ops", "transcendentals"),
     "hbm": ("hbm_bytes",),
@@ -248,16 +243,11 @@ _UNITS: Mapping[str, tuple[str, ...]] = {
     "ici": ("link_share", "torus_reduction_share"),
     "dcn": ("dcn_share",),
     "host": ("host_bytes",),
-}
-"""Rates that the slowdown of a unit divides."""
-
-_APART: Mapping[str, tuple[str, ...]] = {
     KERNEL: ("matrix_flops", "hbm_bytes", "kernel_vector_ops", "kernel_transcendentals"),
     REDUCTION: ("link_share", "torus_reduction_share"),
 }
-"""The same of kinds of operations whose rates differ from those of others on the same unit."""
+"""Rates that the slowdown of a unit divides, or of a kind of operations with rates of its own."""
 
-_CORRECTED = (*_UNITS, *_APART)
 _SCORES = ("scores", "score_gradients")
 """Rates of kernels that GPUs have besides."""
 
@@ -290,15 +280,15 @@ class Calibration:
         if reduction is not None:
             slowdown.setdefault("ici", reduction)
         for unit, ratio in slowdown.items():
-            corrected = _slower(corrected, _UNITS[unit], ratio)
+            corrected = _slower(corrected, _RATES[unit], ratio)
         if kernel is not None:
-            names = (*_APART[KERNEL], *(_SCORES if isinstance(usual, GpuRates) else ()))
+            names = (*_RATES[KERNEL], *(_SCORES if isinstance(usual, GpuRates) else ()))
             apart = _slower(usual, names, kernel)
             step = usual.kernel_step_seconds * kernel
             corrected = replace(corrected, kernels=replace(apart, kernel_step_seconds=step))
         if reduction is not None:
             # Between slices, reductions take the network as others do.
-            apart = _slower(usual, _APART[REDUCTION], reduction)
+            apart = _slower(usual, _RATES[REDUCTION], reduction)
             corrected = replace(corrected, reductions=replace(apart, dcn_share=corrected.dcn_share))
         return corrected
 
@@ -320,7 +310,7 @@ def calibration_text(step: MeasuredStep, chip: str) -> str:
         step: The prediction, made without such a file, and the measurement.
         chip: Generation of the chips: `v6e`.
     """
-    slowdowns = {unit: ratio for unit, ratio in step.slowdowns().items() if unit in _CORRECTED}
+    slowdowns = {unit: ratio for unit, ratio in step.slowdowns().items() if unit in _RATES}
     lines = [
         "# Measured by predicted time: the median over the operations that each unit bounds.",
         f"# xlashard preflight --rates takes it. From {step.profile.module}, "
@@ -386,10 +376,10 @@ def _read(source: RatesSource) -> Calibration:
             "--measured PROFILE --calibrate FILE"
         )
     for unit, ratio in slowdown.items():
-        if unit not in _CORRECTED or not isinstance(ratio, int | float) or not 0.01 < ratio < 100:
+        if unit not in _RATES or not isinstance(ratio, int | float) or not 0.01 < ratio < 100:
             raise ArgumentError(
                 f"slowdown.{unit} = {ratio!r} in {path} is invalid: expected a number from 0.01 to "
-                f"100 for one of {', '.join(_CORRECTED)}"
+                f"100 for one of {', '.join(_RATES)}"
             )
     return Calibration(str(document["chip"]), {str(u): float(r) for u, r in slowdown.items()})
 
