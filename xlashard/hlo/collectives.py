@@ -85,7 +85,7 @@ class Collective:
         if isinstance(self.groups, SourceTargetPairs):
             named = len({device for pair in self.groups.pairs for device in pair})
             return payload * self.groups.moving // max(named, 1)
-        return self.traits.sent_bytes(payload, max(self.groups.size, 1))
+        return int(self.traits.sent_bytes(payload, max(self.groups.size, 1)))
 
     def axes(
         self, mesh: MeshGrid | jax.sharding.Mesh, order: Sequence[int] | None = None
