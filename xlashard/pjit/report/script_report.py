@@ -110,7 +110,6 @@ class ScriptReport(SerializableReport):
             (">calls", ">devices", ">holds", ">sends", "program", "defined at"),
             self.programs,
             _row,
-            lambda p: 0,
         )
 
 

@@ -26,7 +26,7 @@ from xlashard.pjit.report.report_changes import (
     usage_changes,
     value_changes,
 )
-from xlashard.pjit.report.tables import WIDE, line_text, operation_text, section, table
+from xlashard.pjit.report.tables import WIDE, columns_table, line_text, operation_text, section
 from xlashard.preflights.render.report_text import (
     Words,
     axes_text,
@@ -177,9 +177,7 @@ class SummaryText:
         if options.max_width < WIDE:
             for name in ("mesh", "bound by"):
                 del columns[name]
-        shown = {name: column for name, column in columns.items() if any(map(str, column))}
-        rows = list(zip(*shown.values(), strict=True))
-        yield section(f"{len(reports)} reports", "", table(list(shown), rows))
+        yield section(f"{len(reports)} reports", "", columns_table(columns))
 
 
 def _fits(report: PreflightFields) -> Text:

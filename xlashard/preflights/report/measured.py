@@ -25,6 +25,7 @@ from xlashard.pjit.report.tables import (
     PrintableReport,
     head,
     line_text,
+    listing,
     operation_text,
     section,
     table,
@@ -85,7 +86,7 @@ class MeasuredStep(PrintableReport):
         """Return by unit the median of measured by predicted time, weighted by measured time."""
         return {unit: _median(ratios) for unit, ratios in self.ratios.items() if ratios}
 
-    def _sections(self, page: Page) -> Iterator[RenderableType]:
+    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
         ratio = self.profile.seconds / self.predicted_seconds - 1
         measured = f"{in_seconds(self.profile.seconds)}, {ratio:+.1%} of the prediction"
         facts = [
@@ -93,16 +94,21 @@ class MeasuredStep(PrintableReport):
             ("measured", f"{measured}, mean of {counted(self.profile.executions, 'execution')}"),
         ]
         yield head(self.profile.module or "profile", [self.profile.path], facts)
-        rows = [_row(each, words_of(self.topology).shares) for each in page.rows(self.lines)]
+        shares = words_of(self.topology).shares
+        heading = "Predicted and measured", "by source line"
         columns = (">predicted", ">measured", ">ratio", "what", "bound by", "of")
-        left = page.left(len(self.lines) - len(rows))
-        yield section("Predicted and measured", "by source line", table(columns, rows), left)
-        if self.unmatched:
-            others = [(in_seconds(s), name) for name, s in page.rows(self.unmatched)]
-            note = "operations of the profile that the predicted program lacks, and short ones"
-            left = page.left(len(self.unmatched) - len(others))
-            yield section("Others", note, table((">measured", "operation"), others), left)
-        names = {**words_of(self.topology).shares, REDUCTION: "reductions over links"}
+        yield listing(page, heading, columns, self.lines, lambda each: _row(each, shares))
+        yield listing(
+            page,
+            (
+                "Others",
+                "operations of the profile that the predicted program lacks, and short ones",
+            ),
+            (">measured", "operation"),
+            self.unmatched,
+            lambda each: (in_seconds(each[1]), each[0]),
+        )
+        names = {**shares, REDUCTION: "reductions over links"}
         units = [
             (names.get(unit, unit), f"{ratio:.2f}", f"{len(self.ratios[unit]):,}")
             for unit, ratio in self.slowdowns().items()

@@ -14,7 +14,15 @@ from rich.text import Text
 
 from xlashard.documents import ReportFormat, read_text
 from xlashard.errors import ArgumentError, counted
-from xlashard.pjit.report.tables import Page, SerializableReport, head, section, table
+from xlashard.pjit.report.tables import (
+    Page,
+    SerializableReport,
+    columns_table,
+    head,
+    listing,
+    section,
+    table,
+)
 from xlashard.preflights.render.report_text import (
     ESTIMATE,
     WORDS,
@@ -83,10 +91,8 @@ def _ranking(
         ">a step": ["" if p is None else price_with_currency(p.step, p.currency) for p in prices],
         ">10⁶ tokens": [_million_tokens(p) for p in prices],
     }
-    known = {name: column for name, column in columns.items() if any(map(str, column))}
     rest = page.left(len(fitting) - len(shown), "more that fit")
-    body = table(list(known), list(zip(*known.values(), strict=True)))
-    return section(title, note, body, rest)
+    return section(title, note, columns_table(columns), rest)
 
 
 def _bound(facts: SweepFacts) -> str:
@@ -98,12 +104,6 @@ def _million_tokens(price: PriceReport | None) -> str:
     if price is None or price.billion_tokens is None:
         return ""
     return price_with_currency(price.billion_tokens / 1000, price.currency)
-
-
-def _left_out(title: str, results: Sequence[SweepResult], page: Page) -> RenderableType:
-    rows = [(r.where, r.axes, Text(_reason(r, page), style="dim")) for r in page.rows(results)]
-    rest = page.left(len(results) - len(rows))
-    return section(title, "", table(["topology", "mesh", "why"], rows), rest)
 
 
 def _reason(result: SweepResult, page: Page) -> str:
@@ -306,7 +306,7 @@ class SweepReport(SerializableReport):
         cost = describe_price(price, report.time.seconds, report.topology.chips, tokens)
         return replace(report, price=cost)
 
-    def _sections(self, page: Page) -> Iterator[RenderableType]:
+    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
         yield _head(self)
         if self.fitting:
             best = self.best_by_topology
@@ -316,9 +316,13 @@ class SweepReport(SerializableReport):
             note = "by the estimated time of a step"
             yield _ranking(self, self.fitting, page, "Fastest first", note)
         for outcome, title in _TITLES.items():
-            results = [r for r in self.results if r.outcome == outcome]
-            if results:
-                yield _left_out(title, results, page)
+            yield listing(
+                page,
+                (title, ""),
+                ("topology", "mesh", "why"),
+                [r for r in self.results if r.outcome == outcome],
+                lambda r: (r.where, r.axes, Text(_reason(r, page), style="dim")),
+            )
         if self.skipped_topologies:
             rows = [(t.where, Text(t.reason, style="dim")) for t in self.skipped_topologies]
             yield section("Without a mesh", "", table(["topology", "why"], rows))
