@@ -1,15 +1,15 @@
 """Comparison of two reports of programs, as text, JSON and Markdown."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from xlashard.pjit.report.tables import WIDE, Page, PrintableReport, listing, section, table
+from xlashard.documents import ReportFormat
+from xlashard.pjit.report.tables import WIDE, Page, SerializableReport, listing, section, table
 from xlashard.wording import FORMATTERS, Unit, in_bytes, in_seconds, printable
 
 _BETTER_IF_MORE = ("memory to spare", "tokens per second", "model FLOP utilisation")
@@ -82,7 +82,7 @@ class UsageChange:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(PrintableReport):
+class Comparison(SerializableReport):
     """Changes from one report to another. Made by `compare`.
 
     `print(comparison)` displays it; `to_json` and `to_markdown` write it.
@@ -99,6 +99,7 @@ class Comparison(PrintableReport):
         replications: Values that only one of the programs replicates silently.
     """
 
+    _format = ReportFormat("comparison of reports", 1, "compare(...).to_json()")
     _print_all = "comparison.print(all=True)"
 
     old: str
@@ -165,18 +166,6 @@ class Comparison(PrintableReport):
 
     def __repr__(self) -> str:
         return f"<Comparison of {self.old} with {self.new}; print it>"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as dicts, lists, strings and numbers."""
-        return json.loads(self.to_json())
-
-    def to_json(self, *, indent: int | None = 2) -> str:
-        """Return the comparison as JSON.
-
-        Args:
-            indent: Spaces per level; None for a single line.
-        """
-        return json.dumps({"format": 1, **asdict(self)}, indent=indent)
 
     def to_markdown(self) -> str:
         """Return the comparison as Markdown, for a comment on a pull request."""
