@@ -335,6 +335,11 @@ def near_line(file: str, line: object) -> str:
     return f"{file if near.startswith(os.pardir) else near}:{line}"
 
 
+def sizes_text(sizes: Iterable[tuple[str, int]]) -> str:
+    """Format mesh axes with their sizes: `data=4 × model=2`."""
+    return " × ".join(f"{name}={size}" for name, size in sizes)
+
+
 _PROCESSES_SHOWN = 8
 
 

@@ -42,7 +42,7 @@ from xlashard.pjit.report.tables import (
     types_text,
 )
 from xlashard.pjit.report.uneven_constraints import UnevenReport
-from xlashard.wording import in_bytes, in_flop, numbered, plain_text
+from xlashard.wording import in_bytes, in_flop, numbered, plain_text, sizes_text
 
 if TYPE_CHECKING:
     from xlashard.pjit.report import html
@@ -175,7 +175,7 @@ def _head(report: ProgramReport) -> RenderableType:
     if place.num_processes > 1:
         where.append(f"{place.num_processes} processes")
     if place.mesh:
-        where.append(" × ".join(f"{name}={size}" for name, size in place.mesh))
+        where.append(sizes_text(place.mesh))
     where.append(place.partitioner)
     return head(report.name, where, _facts(report))
 

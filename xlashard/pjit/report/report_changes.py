@@ -20,7 +20,7 @@ from xlashard.pjit.report.model import (
 )
 from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.pjit.report.tables import line_text, operation_text, sharding_text, short_type
-from xlashard.wording import FORMATTERS, Limit, Unit, in_bytes
+from xlashard.wording import FORMATTERS, Limit, Unit, in_bytes, sizes_text
 
 type Facts[R] = Mapping[str, Callable[[R], str]]
 """Texts of a report, by name."""
@@ -153,7 +153,7 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[FactC
 _FACTS: Facts[ProgramReport] = {
     "function": lambda r: r.name,
     "devices": lambda r: f"{r.place.num_devices} × {r.place.device_kind}",
-    "mesh": lambda r: " × ".join(f"{name}={size}" for name, size in r.place.mesh),
+    "mesh": lambda r: sizes_text(r.place.mesh),
     "partitioner": lambda r: r.place.partitioner,
     "xlashard": lambda r: r.place.xlashard,
     "jax": lambda r: r.place.jax,
