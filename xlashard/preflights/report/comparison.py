@@ -122,8 +122,8 @@ def _amounts(old: PreflightReport, new: PreflightReport) -> Amounts[PreflightRep
         "HBM read and written": ("bytes", lambda r: r.time.hbm_bytes),
         f"sent within {alone}": ("bytes", lambda r: _sent_bytes(r, _network("ici"))),
         f"sent between {groups}": ("bytes", lambda r: _sent_bytes(r, _network("dcn"))),
-        "tokens per second": ("number", _tokens_per_second),
-        "model FLOP utilisation": ("part", _utilisation),
+        "tokens per second": ("number", lambda r: r.tokens_per_second),
+        "model FLOP utilisation": ("part", lambda r: r.utilisation),
         "price of a step": ("number", _step_price),
         "price of a billion tokens": (
             "number",
@@ -170,8 +170,8 @@ class SummaryText:
             "fits": [_fits(r) for r in reports],
             ">takes": [in_seconds(r.time.seconds) for r in reports],
             "bound by": [words_of(r.topology).bounds[r.time.bound] for r in reports],
-            ">tokens/s": [_shown(_tokens_per_second(r), in_amount) for r in reports],
-            ">MFU": [_shown(_utilisation(r), "{:.1%}".format) for r in reports],
+            ">tokens/s": [_shown(r.tokens_per_second, in_amount) for r in reports],
+            ">MFU": [_shown(r.utilisation, "{:.1%}".format) for r in reports],
             ">a step": [_step(r) for r in reports],
         }
         if options.max_width < WIDE:
@@ -199,14 +199,6 @@ def _step(report: PreflightFields) -> str:
 
 def _sent_bytes(report: PreflightReport, keep: Callable[[TrafficReport], bool]) -> float:
     return sum(t.collective.sent_bytes for t in report.traffic if keep(t))
-
-
-def _tokens_per_second(report: PreflightFields) -> float | None:
-    return None if report.throughput is None else report.throughput.tokens_per_second
-
-
-def _utilisation(report: PreflightFields) -> float | None:
-    return None if report.throughput is None else report.throughput.utilisation
 
 
 def _step_price(report: PreflightFields) -> float | None:
@@ -299,14 +291,14 @@ KEYS: dict[str, BudgetKey[PreflightReport]] = {
     "mfu": BudgetKey(
         "part",
         "model FLOP utilisation",
-        _utilisation,
+        lambda r: r.utilisation,
         _waits,
         at_least=True,
     ),
     "tokens_per_second": BudgetKey(
         "number",
         "number of tokens per second",
-        _tokens_per_second,
+        lambda r: r.tokens_per_second,
         _waits,
         at_least=True,
     ),

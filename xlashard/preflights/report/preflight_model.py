@@ -381,3 +381,13 @@ class PreflightFields:
     def heading(self) -> str:
         """Source of the program, or else the name of the function."""
         return self.title or self.name
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second of a training step, over all devices; None for other programs."""
+        return None if self.throughput is None else self.throughput.tokens_per_second
+
+    @property
+    def utilisation(self) -> float | None:
+        """Model FLOP utilisation (MFU) of a training step; None for other programs."""
+        return None if self.throughput is None else self.throughput.utilisation

@@ -60,7 +60,6 @@ class SweepFacts:
     @classmethod
     def of(cls, report: PreflightReport) -> "SweepFacts":
         """Return the figures of a report."""
-        throughput = report.throughput
         return cls(
             chips=report.topology.chips,
             seconds=report.time.seconds,
@@ -68,8 +67,8 @@ class SweepFacts:
             total_bytes=report.memory.total_bytes,
             available_bytes=report.memory.available_bytes,
             compile_seconds=report.compile_seconds,
-            tokens_per_second=None if throughput is None else throughput.tokens_per_second,
-            utilisation=None if throughput is None else throughput.utilisation,
+            tokens_per_second=report.tokens_per_second,
+            utilisation=report.utilisation,
             chip=report.topology.generation,
             links=report.topology.links,
         )
