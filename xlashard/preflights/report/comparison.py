@@ -4,9 +4,9 @@ Limits on the figures of a report are words such as `hbm=90%` and `all_gather_by
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
@@ -26,7 +26,15 @@ from xlashard.pjit.report.report_changes import (
     usage_changes,
     value_changes,
 )
-from xlashard.pjit.report.tables import WIDE, columns_table, line_text, operation_text, section
+from xlashard.pjit.report.tables import (
+    WIDE,
+    Page,
+    PrintableReport,
+    columns_table,
+    line_text,
+    operation_text,
+    section,
+)
 from xlashard.preflights.render.report_text import (
     Words,
     axes_text,
@@ -151,8 +159,8 @@ def _sent(report: PreflightReport) -> list[BytesUse]:
     return [traffic_use(t.collective, t.network, t.seconds) for t in report.traffic]
 
 
-class SummaryText:
-    """Rich renderable of several reports as one table.
+class SummaryText(PrintableReport):
+    """Several reports as one table.
 
     Args:
         reports: Reports in row order.
@@ -161,7 +169,7 @@ class SummaryText:
     def __init__(self, reports: Sequence[PreflightFields]) -> None:
         self._reports = reports
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def _sections(self, page: Page) -> Iterator[RenderableType]:
         reports = self._reports
         columns = {
             "program": [f"{r.heading}{_kind_text(r)}" for r in reports],
@@ -174,7 +182,7 @@ class SummaryText:
             ">MFU": [_shown(r.utilisation, "{:.1%}".format) for r in reports],
             ">a step": [_step(r) for r in reports],
         }
-        if options.max_width < WIDE:
+        if page.width < WIDE:
             for name in ("mesh", "bound by"):
                 del columns[name]
         yield section(f"{len(reports)} reports", "", columns_table(columns))
