@@ -97,6 +97,16 @@ def plain_text(shown: "RenderableType", width: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in printed.get().rstrip().splitlines())
 
 
+def elided(text: str, most: int) -> str:
+    """Return a text of at most some characters: a longer one ends with an ellipsis.
+
+    Example:
+        >>> elided("sharding", 6)
+        'shard…'
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def in_bytes(count: float) -> str:
     """Format a number of bytes: `3.3 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -23,7 +23,7 @@ from xlashard.auto.plan.plan_model import (
 from xlashard.pictures.svg_html import make_environment
 from xlashard.pjit.report.tables import WIDE, Page, head, line_text, listing, section, table
 from xlashard.preflights.render.report_text import WORDS
-from xlashard.wording import in_bytes, in_percent, in_seconds
+from xlashard.wording import elided, in_bytes, in_percent, in_seconds
 
 COLOURS: dict[Outcome, str] = {
     "fits": "green",
@@ -126,8 +126,7 @@ def outcome_text(outcome: Outcome, reason: str) -> str:
         outcome: The outcome.
         reason: The reason, or empty.
     """
-    reason = " ".join(reason.split())
-    short = reason if len(reason) <= _REASON else f"{reason[: _REASON - 1]}…"
+    short = elided(" ".join(reason.split()), _REASON)
     return f"{outcome}: {short}" if short else outcome
 
 

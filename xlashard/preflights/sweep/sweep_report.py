@@ -37,7 +37,7 @@ from xlashard.preflights.sweep.sweep_results import (
     SweepFacts,
     SweepResult,
 )
-from xlashard.wording import in_amount, in_bytes, in_seconds
+from xlashard.wording import elided, in_amount, in_bytes, in_seconds
 
 _SHOWN = 12
 _REASON = 160
@@ -111,7 +111,7 @@ def _reason(result: SweepResult, page: Page) -> str:
     if result.outcome == "out of memory" and facts is not None:
         return f"{in_bytes(facts.total_bytes)} of {in_bytes(facts.available_bytes)}"
     line = " ".join(result.reason.split())
-    return line if page.is_full or len(line) <= _REASON else f"{line[: _REASON - 1]}…"
+    return line if page.is_full else elided(line, _REASON)
 
 
 class SweepProgress:
