@@ -51,6 +51,15 @@ class BytesUse:
 _NOTHING = BytesUse((), "", "", 0)
 
 
+def held_uses(values: Iterable[Any]) -> list[BytesUse]:
+    """Return the bytes of arguments and results on one device, keyed by path.
+
+    Args:
+        values: Values with a `path` and `device_bytes`.
+    """
+    return [BytesUse(("value", v.path), v.path, "", v.device_bytes) for v in values]
+
+
 def traffic_use(c: CollectiveReport, network: str = "", seconds: float = 0.0) -> BytesUse:
     """Return the bytes of a collective, keyed by kind, axes, network and operation or argument.
 
@@ -200,8 +209,8 @@ def compare_programs(old: ProgramReport, new: ProgramReport) -> Comparison:
 
     def held(report: ProgramReport) -> list[BytesUse]:
         reused = {d.result for d in report.donations if d.is_reused}
-        values = [*report.inputs, *(v for v in report.outputs if v.path not in reused)]
-        return [BytesUse(("value", v.path), v.path, "", v.device_bytes) for v in values]
+        fresh = [v for v in report.outputs if v.path not in reused]
+        return held_uses([*report.inputs, *fresh])
 
     return Comparison(
         old=old.name,

@@ -22,6 +22,7 @@ from xlashard.pjit.report.report_changes import (
     collective_lines,
     fact_changes,
     find_breaches,
+    held_uses,
     traffic_use,
     usage_changes,
     value_changes,
@@ -144,15 +145,14 @@ def _amounts(old: PreflightReport, new: PreflightReport) -> Amounts[PreflightRep
 def _held(report: PreflightReport) -> list[BytesUse]:
     memory = report.memory
     fresh = [h for h in memory.results if not h.aliased]
-    values = [BytesUse(("value", h.path), h.path, "", h.device_bytes) for h in memory.arguments]
-    values += [BytesUse(("value", h.path), h.path, "", h.device_bytes) for h in fresh]
+    uses = held_uses([*memory.arguments, *fresh])
     for t in memory.temporaries:
         operation = operation_text(t.op_name) if t.op_name else t.type
         function = t.source.function if t.source is not None else ""
         where = line_text(t.source) if t.source is not None else ""
         key = ("temporary", operation, function)
-        values.append(BytesUse(key, f"temporary of {operation}", where, t.device_bytes))
-    return values
+        uses.append(BytesUse(key, f"temporary of {operation}", where, t.device_bytes))
+    return uses
 
 
 def _sent(report: PreflightReport) -> list[BytesUse]:
