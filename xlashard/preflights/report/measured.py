@@ -4,7 +4,7 @@ import os
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.costs.gpu.gpu_operation import GpuRates
 from xlashard.costs.rates import Rates
 from xlashard.costs.targets import rates_for
 from xlashard.documents import read_toml
@@ -199,13 +198,10 @@ def _ratios(
             if span.block >= 0 or not span.seconds:
                 continue
             is_network = span.resource in ("ici", "dcn")
-            if is_network and span.track != CORES:
-                seconds = _duration(span.name, waited, profile)
-            elif is_network or span.track != CORES or span.name.startswith("copy-done"):
+            # Of collectives the transfers count, of other operations the work of the cores.
+            if is_network == (span.track == CORES) or span.name.startswith("copy-done"):
                 continue
-            else:
-                measured = profile.operations.get(span.name)
-                seconds = None if measured is None else measured.seconds / measured.runs
+            seconds = _duration(span.name, waited, profile)
             if seconds is not None and seconds > 0:
                 by_unit[_kind(span, lines)].append((seconds / span.seconds, seconds))
     return {unit: tuple(ratios) for unit, ratios in by_unit.items()}
@@ -220,7 +216,7 @@ def _kind(span: TimelineSpan, lines: Sequence[LineTime]) -> str:
 
 
 def _duration(name: str, waited: set[str], profile: Profile) -> float | None:
-    """Return the time of a collective, if the cores wait for its end; else it is unknown."""
+    """Return the time of an operation; of a collective only if the cores wait for its end."""
     start = profile.operations.get(name)
     if start is None:
         return None
@@ -249,13 +245,13 @@ _RATES: Mapping[str, tuple[str, ...]] = {
     "ici": ("link_share", "torus_reduction_share"),
     "dcn": ("dcn_share",),
     "host": ("host_bytes",),
-    KERNEL: ("matrix_flops", "hbm_bytes", "kernel_vector_ops", "kernel_transcendentals"),
+    KERNEL: (
+        *("matrix_flops", "hbm_bytes", "kernel_vector_ops", "kernel_transcendentals"),
+        *("scores", "score_gradients"),  # of GPUs
+    ),
     REDUCTION: ("link_share", "torus_reduction_share"),
 }
 """Rates that the slowdown of a unit divides, or of a kind of operations with rates of its own."""
-
-_SCORES = ("scores", "score_gradients")
-"""Rates of kernels that GPUs have besides."""
 
 
 @dataclass(frozen=True)
@@ -288,8 +284,7 @@ class Calibration:
         for unit, ratio in slowdown.items():
             corrected = _slower(corrected, _RATES[unit], ratio)
         if kernel is not None:
-            names = (*_RATES[KERNEL], *(_SCORES if isinstance(usual, GpuRates) else ()))
-            apart = _slower(usual, names, kernel)
+            apart = _slower(usual, _RATES[KERNEL], kernel)
             step = usual.kernel_step_seconds * kernel
             corrected = replace(corrected, kernels=replace(apart, kernel_step_seconds=step))
         if reduction is not None:
@@ -391,8 +386,9 @@ def _read(source: RatesSource) -> Calibration:
 
 
 def _slower(rates: Rates, names: Iterable[str], ratio: float) -> Rates:
+    """Return rates of which those that the chip has by these names are divided."""
     changed: dict[str, Any] = {}
-    for name in names:
+    for name in {field.name for field in fields(rates)}.intersection(names):
         rate = getattr(rates, name)
         if name == "matrix_flops":
             changed[name] = tuple((dtype, flops / ratio) for dtype, flops in rate)
