@@ -97,6 +97,16 @@ def plain_text(shown: "RenderableType", width: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in printed.get().rstrip().splitlines())
 
 
+def elided(text: str, most: int) -> str:
+    """Return a text of at most some characters: a longer one ends with an ellipsis.
+
+    Example:
+        >>> elided("sharding", 6)
+        'shard…'
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def in_bytes(count: float) -> str:
     """Format a number of bytes: `3.3 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -151,8 +161,8 @@ FORMATTERS: Mapping[Unit, Callable[[float], str]] = {
 _UNITS: dict[Unit, dict[str, float]] = {
     "bytes": {
         "b": 1,
-        **{f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)},
-        **{f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)},
+        **{f"{p}{b}": 1000**i for i, p in enumerate("kmgt", 1) for b in ("", "b")},
+        **{f"{p}i{b}": 1024**i for i, p in enumerate("kmgt", 1) for b in ("", "b")},
     },
     "seconds": {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60},
     "part": {"%": 0.01},
@@ -208,21 +218,26 @@ def _limit(word: str, units: Mapping[str, Sequence[Unit]]) -> Limit:
         meant = f"; did you mean {' or '.join(near)}?" if near else f": the keys are {known}"
         raise ArgumentError(f"budget {word!r} has an unknown key{meant}")
     for unit in units[name]:
-        # A number alone would be ambiguous beside a percentage.
-        value = _value(text, unit, plain=len(units[name]) == 1)
+        # A number alone would be ambiguous beside a percentage, or as a time.
+        is_clear = len(units[name]) == 1 and unit not in ("seconds", "part")
+        value = parse_amount(text, unit, plain=is_clear)
         if value is not None:
             return Limit(name, unit, value, word)
     examples = " or ".join(f"{name}={_EXAMPLES[unit]}" for unit in units[name])
     raise ArgumentError(f"budget {word!r} has the invalid value {text!r}: write {examples}")
 
 
-def _value(text: str, expected: Unit, *, plain: bool) -> float | None:
-    """Return a number with its unit, or None if the text is invalid for the unit.
+def parse_amount(text: str, unit: Unit, *, plain: bool) -> float | None:
+    """Return the amount of a text such as `1.5GiB` or `250ms`; None for another one.
 
     Args:
         text: The text.
-        expected: Expected unit.
-        plain: Whether a number without a unit is accepted for bytes, FLOP and numbers.
+        unit: Unit of the amount.
+        plain: Whether a number without a unit is accepted: bytes, seconds, FLOP.
+
+    Example:
+        >>> parse_amount("250ms", "seconds", plain=False), parse_amount("2", "bytes", plain=True)
+        (0.25, 2.0)
     """
     match = re.fullmatch(
         r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ%]*)\s*",
@@ -230,10 +245,7 @@ def _value(text: str, expected: Unit, *, plain: bool) -> float | None:
     )
     if match is None:
         return None
-    units = _UNITS[expected]
-    unit = match[2]
-    is_clear = plain and expected in ("bytes", "flop", "number")
-    factor = units.get(unit) if unit else 1.0 if is_clear else None
+    factor = _UNITS[unit].get(match[2]) if match[2] else 1.0 if plain else None
     try:
         value = float(match[1])
     except ValueError:
@@ -333,6 +345,11 @@ def near_line(file: str, line: object) -> str:
     """Return a line of a file, relative to the working directory if it is inside: `train.py:41`."""
     near = os.path.relpath(file) if os.path.isabs(file) else file
     return f"{file if near.startswith(os.pardir) else near}:{line}"
+
+
+def sizes_text(sizes: Iterable[tuple[str, int]]) -> str:
+    """Format mesh axes with their sizes: `data=4 × model=2`."""
+    return " × ".join(f"{name}={size}" for name, size in sizes)
 
 
 _PROCESSES_SHOWN = 8

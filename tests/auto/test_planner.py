@@ -1,5 +1,6 @@
 """The planner of `AUTO`: its plans, and its cache."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.pjit.helpers import f32, make_mesh
-from xlashard import AUTO, NamedSharding, P, explain_recompile, pjit, record_programs
+from xlashard import AUTO, UNSPECIFIED, NamedSharding, P, explain_recompile, pjit, record_programs
 from xlashard.auto import planner
 from xlashard.auto.problem import ConstraintSite, ProgramLayout
 from xlashard.errors import ProcessesError
@@ -109,6 +110,31 @@ def test_compilation_cache_stores_the_layout(mesh, solved, tmp_path, monkeypatch
         assert len(solved) == 3 and len(list(tmp_path.glob("xlashard_layouts/*.json"))) == 2
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.slow
+def test_a_layout_with_open_dimensions_is_kept(mesh, tmp_path):
+    """An abstract argument that is committed keeps its own spec."""
+    sharding = NamedSharding(mesh, P(P.UNCONSTRAINED, "x"))
+    state = jax.ShapeDtypeStruct(STATE.shape, STATE.dtype, sharding=sharding)
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    texts = []
+    try:
+        for _ in range(2):
+            planner._LAYOUTS.cache_clear()
+            f = pjit(make_step(), in_shardings=(UNSPECIFIED, AUTO), out_shardings=AUTO)
+            with jax.set_mesh(mesh):
+                texts.append(f.lower(state, BATCH).as_text())
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert texts[0] == texts[1] and len(list(tmp_path.glob("xlashard_layouts/*.json"))) == 1
+
+
+def test_specs_are_kept_as_they_are():
+    specs = P(P.UNCONSTRAINED, "x"), P(("x", "y"), None), P()
+    layout = replace(LAYOUT, in_specs=specs, constraints=((SITE, specs[0]),))
+    assert planner._read(planner._text(layout)) == layout
 
 
 def test_one_process_plans_and_the_others_receive_the_layout(mesh, solved, monkeypatch):

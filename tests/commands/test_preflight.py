@@ -19,6 +19,8 @@ from xlashard.cli import main
 from xlashard.commands import preflight as commands
 from xlashard.commands.common import topologies_for
 from xlashard.commands.result_files import check_writable
+from xlashard.preflights.report.measured import MeasuredStep
+from xlashard.preflights.report.profile_reader import Profile
 from xlashard.tpu import topology
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +91,21 @@ def test_an_estimate(run: Run) -> None:
     report = PreflightReport.from_json(out)
     assert report.is_estimate and report.memory.code_bytes == 0
     assert report.time.unmatched_kernel_costs == ("fwd",)
+
+
+def test_rates_are_written_beside_json(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = Profile("p", "step", 2, 1.0, {})
+    ratios = {"hbm": ((2.0, 1.0),)}
+    step = MeasuredStep(profile, 1.0, "", (), (), SMALL.topology, ratios)
+    monkeypatch.setattr(commands, "compare_with_profile", lambda report, path: step)
+    report, rates = tmp_path / "a.json", tmp_path / "rates.toml"
+    report.write_text(SMALL.to_json())
+    words = ("--measured", "p", "--calibrate", str(rates), "--json", "-")
+    code, out, _ = run(str(report), *words)
+    assert code == 0 and PreflightReport.from_json(out) == SMALL
+    assert "hbm = 2.000" in rates.read_text()
 
 
 def test_a_program_that_does_not_fit(run: Run) -> None:

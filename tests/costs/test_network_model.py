@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from xlashard.costs.network_model import NetworkModel
 from xlashard.costs.rates import rates_of
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
+from xlashard.hlo.collective_kinds import GROUPED_KINDS
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.shapes import Shape
 from xlashard.sharding import Mesh
@@ -119,6 +120,31 @@ def test_devices_of_a_slice_share_the_traffic_between_slices():
     assert cost.dcn_bytes == pytest.approx(2 * 8 * MB / 2 / 4)
     assert cost.dcn_seconds == pytest.approx(2 * MB / pod.generation.device_dcn_bandwidth)
     assert cost.sent_bytes == pytest.approx(2 * 8 * MB * 3 / 4)
+
+
+@pytest.mark.parametrize("kind", GROUPED_KINDS)
+def test_a_slice_sends_the_bytes_of_reports(kind):
+    pod = topology("v5p:4x4x4")
+    mesh = pod.mesh({"data": 16, "model": 4})
+    sent = collective(kind, groups_along(mesh, ["data"]), 8 * MB)
+    assert NetworkModel(pod, mesh).of(sent).sent_bytes == sent.sent_bytes > 0
+
+
+def test_the_whole_value_of_a_broadcast_passes():
+    pod = topology("v5e:2x2", slices=4)
+    mesh = pod.mesh({"data": 4, "model": 4})
+    network, chip = NetworkModel(pod, mesh), pod.generation
+    inside = network.of(collective("collective-broadcast", groups_along(mesh, ["model"]), 8 * MB))
+    gather = network.of(collective("all-gather", groups_along(mesh, ["model"]), 8 * MB))
+    assert inside.sent_bytes == gather.sent_bytes == 8 * MB * 3 / 4
+    assert inside.seconds == pytest.approx(gather.seconds * 4 / 3)
+    assert inside.dcn_bytes == inside.dcn_seconds == 0
+    everywhere = groups_along(mesh, ["data", "model"])
+    cost = network.of(collective("collective-broadcast", everywhere, 8 * MB))
+    assert (cost.sent_bytes, cost.seconds) == (inside.sent_bytes, inside.seconds)
+    # The devices of a slice share what it sends; the last slice sends nothing on.
+    assert cost.dcn_bytes == 8 * MB / 4 * 3 / 4
+    assert cost.dcn_seconds == pytest.approx(2 * MB / chip.device_dcn_bandwidth)
 
 
 def test_groups_of_one_device_take_no_time():

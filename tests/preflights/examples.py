@@ -23,12 +23,10 @@ from tests.preflights.example_parts import (
     line,
     value,
 )
-from xlashard.pjit.report.model import (
-    DonationReport,
-    RepeatedReport,
-    ReplicationReport,
-    UnevenReport,
-)
+from xlashard.pjit.report.model import DonationReport
+from xlashard.pjit.report.repeated import RepeatedReport
+from xlashard.pjit.report.replication import ReplicationReport
+from xlashard.pjit.report.uneven_constraints import UnevenReport
 from xlashard.preflights.report.preflight_model import (
     AxisReport,
     MemoryBreakdown,

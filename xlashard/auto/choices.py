@@ -22,7 +22,7 @@ from xlashard.documents import ReportFormat
 from xlashard.errors import XlashardError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit.report.html import render_page
-from xlashard.pjit.report.tables import Page, SerializableReport, section, table
+from xlashard.pjit.report.tables import Page, SerializableReport, columns_table, section
 from xlashard.preflights.render.html import environment
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.preflights.sweep.evaluate import SweepRequest, evaluate_mesh
@@ -316,9 +316,8 @@ def _tried(report: LayoutReport) -> RenderableType:
         ">memory": ["" if t.total_bytes is None else in_bytes(t.total_bytes) for t in report.tried],
         "verdict": [Text(t.verdict, COLOURS[t.outcome]) for t in report.tried],
     }
-    known = {name: column for name, column in columns.items() if any(map(str, column))}
-    body = table(list(known), list(zip(*known.values(), strict=True)))
-    return section("Tried", "~ predicted by the search, the others compiled", body)
+    note = "~ predicted by the search, the others compiled"
+    return section("Tried", note, columns_table(columns))
 
 
 def _step(tried: TriedLayout, seconds: float) -> str:

@@ -38,6 +38,8 @@ from xlashard.program.environment import flags_here, versions
 from xlashard.sharding import Mesh, PartitionSpec
 
 _FOLDER = "xlashard_layouts"
+_UNCONSTRAINED = {"unconstrained": True}
+"""Entry of a spec in JSON; the others are names, lists of names, and null."""
 
 
 def plan_call(function: Function, call: Call, mesh: Mesh) -> ChosenLayout:
@@ -213,8 +215,20 @@ def _read(text: str) -> ProgramLayout:
 
 
 def _entries(spec: PartitionSpec) -> list[Any]:
-    return [list(entry) if isinstance(entry, tuple) else entry for entry in spec.partitions]
+    return [_entry_to_json(entry) for entry in spec.partitions]
 
 
 def _spec(entries: Sequence[Any]) -> PartitionSpec:
-    return PartitionSpec(*[tuple(e) if isinstance(e, list) else e for e in entries])
+    return PartitionSpec(*map(_entry_of_json, entries))
+
+
+def _entry_to_json(entry: Any) -> Any:
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return _UNCONSTRAINED
+    return list(entry) if isinstance(entry, tuple) else entry
+
+
+def _entry_of_json(entry: Any) -> Any:
+    if entry == _UNCONSTRAINED:
+        return PartitionSpec.UNCONSTRAINED
+    return tuple(entry) if isinstance(entry, list) else entry

@@ -5,15 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rich.console import Console
-
 from xlashard._jax.trace.jitted import inner_stage
 from xlashard.auto.auto_program import AutoProgram, read_program
 from xlashard.auto.auto_shard import auto_shard
 from xlashard.auto.choices import LayoutChoice, LayoutReport, TriedLayout, predict, prove
 from xlashard.commands import sweep
 from xlashard.commands.common import (
-    ALL,
     check_budget,
     find_program,
     preflight_options,
@@ -22,7 +19,7 @@ from xlashard.commands.common import (
     status_line,
     topologies_for,
 )
-from xlashard.commands.result_files import check_outputs, prints_results, write
+from xlashard.commands.result_files import check_outputs, print_reports, write
 from xlashard.errors import ArgumentError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.preflights.preflight_run import preflight
@@ -80,8 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             **options,
         )
     layouts = LayoutReport(target, tried, plan, report)
-    if not (prints_results(arguments) or arguments.trace == "-"):
-        Console().print(layouts.renderable(all=arguments.all, print_all=ALL))
+    print_reports(arguments, [layouts])
     for path, text in (
         (arguments.json, layouts.to_json),
         (arguments.html, layouts.to_html),

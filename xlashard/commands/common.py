@@ -45,9 +45,6 @@ _SPINNER_INTERVAL = 1.0
 # Seconds in which the main thread handles a signal, unless it compiles.
 _PYTHON_TIMEOUT = 0.5
 
-ALL = "--all"
-"""Argument that shows every row of a report."""
-
 
 def quiet_start() -> None:
     """Keep JAX from initialising accelerators, which a preflight must not lock."""

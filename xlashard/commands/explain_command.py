@@ -15,6 +15,7 @@ from xlashard.commands.result_files import (
     check_outputs,
     make_absolute,
     output_to_stderr,
+    print_reports,
     prints_results,
     write,
 )
@@ -176,10 +177,7 @@ def _finish(arguments: argparse.Namespace, report: Any) -> bool:
     finally:
         # A script may have run for an hour.
         _write(arguments, report, changes)
-        if not prints_results(arguments):
-            from rich.console import Console  # takes long to import
-
-            Console().print(shown.renderable(all=arguments.all, print_all="--all"))
+        print_reports(arguments, [shown])
     worse = [] if changes is None else [f"worse: {line}" for line in changes.regressions]
     for line in (*worse, *broken):
         print(line, file=sys.stderr)

@@ -10,11 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from xlashard.commands import sweep
 from xlashard.commands.common import (
-    ALL,
     check_budget,
     command_line_message,
     find_program,
@@ -33,6 +30,7 @@ from xlashard.commands.result_files import (
     check_results,
     make_absolute,
     output_to_stderr,
+    print_reports,
     prints_results,
     reason_of,
     write,
@@ -222,33 +220,18 @@ def _of_layout(text: str) -> str:
 
 
 def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
-    """Print the reports, unless JSON goes to standard output."""
-    if prints_results(arguments) or arguments.trace == "-":
-        return
-    console = Console()
+    """Print the reports, their comparison, or one beside a profile, whose rates it writes."""
     if arguments.compare and len(reports) == 2:
-        console.print(compare(*reports).renderable(all=arguments.all, print_all=ALL))
-        return
-    if arguments.measured:
-        _show_measured(arguments, reports[0], console)
-        return
-    for number, report in enumerate(reports):
-        if number:
-            console.rule(style="dim")
-        console.print(report.renderable(all=arguments.all, print_all=ALL))
-    if len(reports) > 1:
-        console.rule(style="dim")
-        console.print(SummaryText(reports))
-
-
-def _show_measured(
-    arguments: argparse.Namespace, report: PreflightReport, console: Console
-) -> None:
-    """Print a report beside a profile, and write the rates that both show."""
-    step = compare_with_profile(report, arguments.measured)
-    console.print(step.renderable(all=arguments.all, print_all=ALL))
-    if arguments.calibrate:
-        write(arguments.calibrate, calibration_text(step, report.topology.generation))
+        print_reports(arguments, [compare(*reports)])
+    elif arguments.measured:
+        step = compare_with_profile(reports[0], arguments.measured)
+        print_reports(arguments, [step])
+        if arguments.calibrate:
+            chip = reports[0].topology.generation
+            write(arguments.calibrate, calibration_text(step, chip))
+    else:
+        summary = [SummaryText(reports)] if len(reports) > 1 else []
+        print_reports(arguments, [*reports, *summary])
 
 
 def _write_files(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:

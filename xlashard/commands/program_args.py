@@ -1,10 +1,10 @@
 """Arguments of the commands that take a program: `preflight`, `compile`, `explain`, `run`."""
 
 import argparse
-import re
 from collections.abc import Sequence
 
 from xlashard.commands.cli_args import add_pairs, add_settings, count, seconds
+from xlashard.wording import parse_amount
 
 
 def add_preflight(parser: argparse.ArgumentParser) -> None:
@@ -344,8 +344,7 @@ def size(text: str) -> int:
     Args:
         text: Command line text.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)(B?)", text.strip())
-    if match is None or (match[3] and not match[2]):
+    amount = parse_amount(text, "bytes", plain=True)
+    if amount is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 1MB")
-    power = "kMGT".index(match[2].replace("K", "k")) + 1 if match[2] else 0
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+    return int(amount)

@@ -1,4 +1,4 @@
-"""Files of results: options checked before the work, without JAX, and writing."""
+"""Results of commands: options checked before the work, without JAX, printing and writing."""
 
 import argparse
 import contextlib
@@ -6,10 +6,14 @@ import gzip
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xlashard.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from xlashard.pjit.report.tables import PrintableReport
 
 RESULTS = ("json", "html", "markdown")
 """Options that name a file of results, or - for standard output."""
@@ -123,7 +127,25 @@ def make_absolute(arguments: argparse.Namespace, *names: str) -> None:
 
 def prints_results(arguments: argparse.Namespace) -> bool:
     """Return True if a file of results goes to standard output, in place of the tables."""
-    return "-" in [getattr(arguments, name) for name in RESULTS]
+    return "-" in [getattr(arguments, name, None) for name in (*RESULTS, "trace")]
+
+
+def print_reports(arguments: argparse.Namespace, reports: "Iterable[PrintableReport]") -> None:
+    """Print reports below each other, unless results go to standard output.
+
+    Args:
+        arguments: The words, parsed; `all` shows every row.
+        reports: The reports, each of which is made when those before it are printed.
+    """
+    if prints_results(arguments):
+        return
+    from rich.console import Console  # takes long to import
+
+    console = Console()
+    for number, report in enumerate(reports):
+        if number:
+            console.rule(style="dim")
+        console.print(report.renderable(all=arguments.all, print_all="--all"))
 
 
 @contextlib.contextmanager

@@ -324,7 +324,7 @@ def select(
         if patterns and not matches(program.name, patterns):
             return False
         if least is not None:
-            return _nbytes(program) >= least
+            return program.nbytes >= least
         return bool(patterns) or not program.is_operation
 
     selected = [program for program in result.programs if is_selected(program)]
@@ -338,9 +338,9 @@ def _nothing_selected(result: ScriptRun, patterns: Sequence[str], least: int | N
     request = f" named {' or '.join(patterns)}" if patterns else ""
     names = sorted({p.name for p in result.programs if not p.is_operation})
     if least is not None:
-        largest = max(result.programs, key=_nbytes)
+        largest = max(result.programs, key=lambda p: p.nbytes)
         request += f" of {in_bytes(least)}"
-        known = f"the largest, {largest.name}, has {in_bytes(_nbytes(largest))}"
+        known = f"the largest, {largest.name}, has {in_bytes(largest.nbytes)}"
     elif names:
         known = f"its programs are {', '.join(names)}"
         close = closest(patterns[0], names)
@@ -349,10 +349,6 @@ def _nothing_selected(result: ScriptRun, patterns: Sequence[str], least: int | N
         request, operations = " under jit", counted(len(result.programs), "operation")
         known = f"write --min-bytes 0 for its {operations} outside of jit"
     return f"{result.title} {result.described} and compiled no program{request}: {known}"
-
-
-def _nbytes(program: "RecordedProgram") -> int:
-    return program.argument_bytes + program.result_bytes
 
 
 def run(arguments: argparse.Namespace) -> int:

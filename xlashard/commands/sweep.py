@@ -2,14 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from xlashard.commands.common import (
-    ALL,
     check_budget,
     find_program,
     read_calibration_files,
@@ -18,11 +15,12 @@ from xlashard.commands.common import (
     status_line,
     topologies_for,
 )
-from xlashard.commands.result_files import check_outputs, check_writable, prints_results, write
+from xlashard.commands.result_files import check_outputs, check_writable, print_reports, write
 from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.errors import ArgumentError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit.report.comparison import Comparison
+from xlashard.pjit.report.tables import PrintableReport
 from xlashard.preflights.render.html import page
 from xlashard.preflights.report.comparison import compare, read_budget
 from xlashard.preflights.sweep.axis_ranges import AxisRange, parse_axes, read_axes
@@ -94,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"what was found is kept in {folder}: the same command goes on", file=sys.stderr)
         raise
-    _show(arguments, report)
+    print_reports(arguments, _shown(arguments, report))
     _write_files(arguments, report)
     if report.best is None:
         print("it fits on none of these meshes", file=sys.stderr)
@@ -157,14 +155,10 @@ def _usual_folder(title: str) -> str:
     return str(Path("sweeps") / name)
 
 
-def _show(arguments: argparse.Namespace, report: SweepReport) -> None:
-    if prints_results(arguments):
-        return
-    console = Console()
-    console.print(report.renderable(all=arguments.all, print_all=ALL))
+def _shown(arguments: argparse.Namespace, report: SweepReport) -> Iterator[PrintableReport]:
+    yield report
     if arguments.compare:
-        console.rule(style="dim")
-        console.print(_changes(report).renderable(all=arguments.all, print_all=ALL))
+        yield _changes(report)
 
 
 def _changes(report: SweepReport) -> Comparison:

@@ -1,7 +1,6 @@
 """Costs of kernels that the caller of a preflight gives."""
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.documents import read_toml
 from xlashard.errors import ArgumentError
+from xlashard.wording import parse_amount
 
 _AMOUNTS = ("seconds", "flops", "transcendentals", "vector_ops", "hbm_bytes")
 _KEYS = "seconds, flops, dtype, transcendentals, vector_ops and hbm_bytes"
@@ -111,17 +111,13 @@ def read_kernel_cost_words(words: Iterable[str]) -> dict[str, KernelCost]:
 def _read_word(word: str) -> dict[str, KernelCost]:
     # The names of some kernels have `=` in them.
     name, equals, text = word.rpartition("=")
-    match = _TIME.fullmatch(text.strip())
-    if not equals or match is None:
+    seconds = parse_amount(text, "seconds", plain=True)
+    if not equals or seconds is None:
         raise ArgumentError(
             f"--kernel-cost {word} is invalid: expected NAME=TIME, such as "
             f"{name or text or 'splash_mha_fwd'}=1.2ms, or a TOML file"
         )
-    return {_checked_name(name.strip()): KernelCost(seconds=float(match[1]) * _UNITS[match[2]])}
-
-
-_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
-_TIME = re.compile(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(s|ms|us|µs|)")
+    return {_checked_name(name.strip()): KernelCost(seconds=seconds)}
 
 
 def _read_file(path: str) -> dict[str, KernelCost]:

@@ -23,7 +23,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -169,21 +169,21 @@ class NetworkModel(BaseNetworkModel[Topology, _GroupLinks]):
         if traits.traffic == "exchange":
             within = payload / slices
             return self._wire(
-                within * (members - 1) / members,
+                traits.sent_bytes(within, members),
                 max((p.size * within / 4 / self._speed((p,)) for p in group.parts), default=0.0),
                 group.parts,
-                payload * (slices - 1) / slices,
+                traits.sent_bytes(payload, slices),
             )
-        rounds = traits.rounds
+        sent = traits.sent_bytes(payload, members) if group.parts else 0.0
+        between = traits.sent_bytes(payload, slices) / members
         if traits.traffic == "broadcast":
-            # Every device forwards the value once.
-            sent, between = payload, payload if slices > 1 else 0.0
-        else:
-            sent = rounds * payload * (members - 1) / members
-            between = rounds * payload * (slices - 1) / slices / members
-        sent = sent if group.parts else 0.0
+            # All devices but the last wait for the whole value to pass.
+            whole = payload if group.parts else 0.0
+            passing = payload / members if slices > 1 else 0.0
+            cost = self._wire(whole, whole / group.speed, group.parts, passing)
+            return replace(cost, sent_bytes=sent, dcn_bytes=between)
         return self._wire(
-            sent, sent / group.speed, group.parts, between, rounds, traits.reduced_share
+            sent, sent / group.speed, group.parts, between, traits.rounds, traits.reduced_share
         )
 
     def _wire(

@@ -29,8 +29,8 @@ class CollectiveTraits:
 
     Attributes:
         traffic: `ring` if values pass around all devices of a group, `exchange` if each device
-            sends another part to each other, `broadcast` if each forwards the same value once,
-            `pairs` if the program lists senders and receivers in place of groups.
+            sends another part to each other, `broadcast` if each but the last forwards the same
+            value once, `pairs` if the program lists senders and receivers in place of groups.
         rounds: Times that each part of the value passes around the group.
         reduces: Whether it computes on its way.
         gathers: Whether each device of a group receives the whole value, unchanged.
@@ -41,16 +41,17 @@ class CollectiveTraits:
     reduces: bool = False
     gathers: bool = False
 
-    def sent_bytes(self, payload: int, size: int) -> int:
-        """Return the bytes that a device sends under an optimal algorithm.
+    def sent_bytes(self, payload: float, size: int) -> float:
+        """Return the bytes that a device sends under an optimal algorithm; the mean over a group.
 
-        That is `(n-1)/n` of the payload in each round.
+        That is `(n-1)/n` of the payload in each round. Of a broadcast, `n-1` of `n` devices send
+        all of it, in a ring as in a tree.
 
         Args:
             payload: Bytes of the whole value.
             size: Devices of a group.
         """
-        return payload * (size - 1) * self.rounds // size
+        return self.rounds * payload * (size - 1) / size
 
     @property
     def reduced_share(self) -> float:

@@ -85,7 +85,7 @@ class Collective:
         if isinstance(self.groups, SourceTargetPairs):
             named = len({device for pair in self.groups.pairs for device in pair})
             return payload * self.groups.moving // max(named, 1)
-        return self.traits.sent_bytes(payload, max(self.groups.size, 1))
+        return int(self.traits.sent_bytes(payload, max(self.groups.size, 1)))
 
     def axes(
         self, mesh: MeshGrid | jax.sharding.Mesh, order: Sequence[int] | None = None
@@ -185,21 +185,24 @@ def summarize(
     for collective in collectives:
         key = collective.kind, along_text(collective, mesh, order)
         alike.setdefault(key, []).append(collective)
-    totals = [_total(kind, along, members) for (kind, along), members in alike.items()]
+    totals = [CollectiveTotal(*key, **add_up(members)) for key, members in alike.items()]
     return tuple(sorted(totals, key=lambda t: (-t.sent_bytes, KINDS.index(t.kind), t.along)))
 
 
-def _total(kind: CollectiveKind, along: str, members: Sequence[Collective]) -> CollectiveTotal:
-    return CollectiveTotal(
-        kind=kind,
-        along=along,
-        count=len(members),
-        times=sum(c.times for c in members),
-        operand_bytes=sum(c.times * c.operand_bytes for c in members),
-        result_bytes=sum(c.times * c.result_bytes for c in members),
-        payload_bytes=sum(c.times * c.payload_bytes for c in members),
-        sent_bytes=sum(c.times * c.sent_bytes for c in members),
-    )
+def add_up(collectives: Sequence[Collective]) -> dict[str, int]:
+    """Return the numbers of collectives, of all their runs, by the fields of a `CollectiveTotal`.
+
+    Args:
+        collectives: The collectives.
+    """
+    return {
+        "count": len(collectives),
+        "times": sum(c.times for c in collectives),
+        "operand_bytes": sum(c.times * c.operand_bytes for c in collectives),
+        "result_bytes": sum(c.times * c.result_bytes for c in collectives),
+        "payload_bytes": sum(c.times * c.payload_bytes for c in collectives),
+        "sent_bytes": sum(c.times * c.sent_bytes for c in collectives),
+    }
 
 
 def find_collectives(module: HloModule, call_sites: Mapping[str, CallSite]) -> list[Collective]:

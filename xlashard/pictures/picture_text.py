@@ -6,7 +6,7 @@ from itertools import pairwise
 from xlashard.geometry import Runs
 from xlashard.pictures.picture_plan import Cell, Picture, cut_text
 from xlashard.pictures.subject import PictureSubject
-from xlashard.wording import in_bytes, shape_text, typed
+from xlashard.wording import in_bytes, shape_text, sizes_text, typed
 
 _WRITTEN_OUT = 4
 """Maximum number of runs in even steps that are written out."""
@@ -118,7 +118,7 @@ def type_text(subject: PictureSubject) -> str:
 
 def title_text(subject: PictureSubject) -> str:
     """Return the title of a picture: `float32[8,16]  P('x', 'y') on x=2 × y=4`."""
-    where = f" on {_axes_text(subject.mesh)}" if subject.mesh else ""
+    where = f" on {sizes_text(subject.mesh)}" if subject.mesh else ""
     return f"{type_text(subject)}  {subject.sharding}{where}"
 
 
@@ -193,8 +193,4 @@ def _copies_fact(picture: Picture) -> str | None:
 
 
 def _along(axes: Sequence[tuple[str, int]]) -> str:
-    return f", along {_axes_text(axes)}" if axes else ""
-
-
-def _axes_text(axes: Sequence[tuple[str, int]]) -> str:
-    return " × ".join(f"{name}={size}" for name, size in axes)
+    return f", along {sizes_text(axes)}" if axes else ""

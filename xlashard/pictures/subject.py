@@ -32,6 +32,7 @@ from xlashard.sharding import (
     grid_of,
     spec_of,
 )
+from xlashard.wording import elided
 
 type Places = tuple[int, ...]
 """The coordinates of a tile, one per dimension."""
@@ -363,4 +364,4 @@ def _words(own: Any) -> str:
     if isinstance(own, PmapSharding):
         words += f" of {own.sharding_spec}"
     # Tiles may be assigned to devices one by one.
-    return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
+    return elided(words, _LONGEST)

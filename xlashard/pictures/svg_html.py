@@ -20,7 +20,7 @@ from xlashard.pictures.picture_text import (
     placed_text,
     title_text,
 )
-from xlashard.wording import shape_text
+from xlashard.wording import elided, shape_text
 
 _LETTER = 7.25
 """Width of a character of the font, in pixels."""
@@ -74,8 +74,7 @@ def svg_text(picture: Picture) -> str:
     """Return the picture as an SVG file, with its words and a light and a dark background."""
     title, sentences = title_text(picture.subject), list(facts(picture))
     rows = [title, *(f"{word:<9}{sentence}" for word, sentence in sentences)]
-    head = [row if len(row) <= _LONGEST_LINE else row[: _LONGEST_LINE - 1] + "…" for row in rows]
-    sheet = _PixelGrid(picture, head)
+    sheet = _PixelGrid(picture, [elided(row, _LONGEST_LINE) for row in rows])
     return render("file.svg", title=title, facts=sentences, sheet=sheet)
 
 

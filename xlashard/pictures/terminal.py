@@ -3,7 +3,6 @@
 `Printable` is the base class of all pictures: printing, notebook display, and saving.
 """
 
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -36,6 +35,7 @@ from xlashard.pictures.picture_text import (
     title_text,
 )
 from xlashard.pictures.subject import PictureSubject
+from xlashard.wording import plain_text
 
 # With sixteen colours, the nearest to ours would be only four.
 _NAMES = (
@@ -280,8 +280,7 @@ class Printable(ABC):
         Args:
             width: Characters in a line.
         """
-        console = Console(file=io.StringIO(), color_system=None, width=width, force_jupyter=False)
-        return _plain(self, console)
+        return plain_text(self, width)
 
     def print(self, *, console: Console | None = None) -> None:
         """Print it in colours, where the terminal has them.
@@ -314,7 +313,8 @@ class Printable(ABC):
         return {".html": self.to_html, ".txt": self.to_text}
 
     def __str__(self) -> str:
-        return _plain(self, Console(color_system=None, force_jupyter=False))
+        console = Console(color_system=None, force_jupyter=False)
+        return "\n".join(line.rstrip() for line in _captured(self, console).splitlines())
 
     def __repr__(self) -> str:
         return str(self)
@@ -323,10 +323,6 @@ class Printable(ABC):
         """Display the picture in IPython, with colours in a terminal only."""
         console = Console(force_jupyter=False)
         printer.text(_captured(self, console) if console.is_terminal else str(self))
-
-
-def _plain(picture: Printable, console: Console) -> str:
-    return "\n".join(line.rstrip() for line in _captured(picture, console).splitlines())
 
 
 def _captured(picture: Printable, console: Console) -> str:

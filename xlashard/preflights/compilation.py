@@ -273,7 +273,7 @@ def _program(
 ) -> ExplainedProgram:
     call = lowered._traced._call
     if compiled is not None:
-        facts = compiled_facts(compiled._compiled)
+        facts = replace(compiled_facts(compiled._compiled), modules=lambda _: (module,))
     else:
         placement = lowered._request.placement
         facts = facts_from_hlo(lowered._program, lowered._signature, placement, module)
@@ -292,9 +292,11 @@ def read_compiled(stage: Any, forgotten: str) -> Compilation:
         stage: An `xlashard.Compiled` or a `jax.stages.Compiled`.
         forgotten: Facts that the report lacks, as one clause.
     """
-    program = replace(explained_executable(stage), forgotten=forgotten)
+    program = explained_executable(stage)
     executable = program.facts.executable
     module = read_executable(executable, executables.buffer_assignment(executable))[0]
+    facts = replace(program.facts, modules=lambda _: (module,))
+    program = replace(program, facts=facts, forgotten=forgotten)
     return Compilation(program, stage, module, 0.0)
 
 

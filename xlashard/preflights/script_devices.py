@@ -95,7 +95,7 @@ class ScriptDevices:
             program: The program with the arguments of the call.
             run: Runs it on the emulated devices.
         """
-        nbytes = recorded.argument_bytes + recorded.result_bytes
+        nbytes = recorded.nbytes
         if recorded.num_devices > 1:
             nbytes *= recorded.num_devices
         limit = _RUN_BELOW if recorded.num_devices > 1 else _RUN_ALONE_BELOW

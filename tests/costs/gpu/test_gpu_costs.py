@@ -93,6 +93,15 @@ def test_gpus_of_a_node_share_the_traffic_between_nodes() -> None:
     assert (exchange.sent_bytes, exchange.dcn_bytes) == (8 * MIB * 3, 8 * MIB * 4)
 
 
+def test_the_whole_value_of_a_broadcast_passes() -> None:
+    network = cluster("h100", 2, 4)
+    cast = cost(network, "collective-broadcast", 64 * MIB, list(range(8)))
+    gather = cost(network, "all-gather", 64 * MIB, list(range(8)))
+    assert (cast.sent_bytes, cast.dcn_bytes) == (gather.sent_bytes, gather.dcn_bytes)
+    assert cast.seconds == 64 * MIB / 450e9
+    assert cast.dcn_seconds == 64 * MIB / 4 / 50e9
+
+
 def test_permutations_cross_the_network_where_a_pair_does() -> None:
     network = cluster("h100", 2, 4)
     within = network.of(collective("collective-permute", SourceTargetPairs(((0, 1), (4, 5))), MIB))

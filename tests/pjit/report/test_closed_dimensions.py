@@ -8,7 +8,7 @@ import pytest
 import xlashard
 from tests.pjit.helpers import make_mesh
 from xlashard import NamedSharding, P
-from xlashard.pjit.report.replication import find_closed_dimensions
+from xlashard.pjit.report.closed_dimensions import find_closed_dimensions
 
 X, Y = 4, 2
 

@@ -110,6 +110,14 @@ def test_findings_are_printed_and_on_the_page(quiet):
             assert f'data-label="{name}" data-value="{shown}"' in page
 
 
+def test_findings_have_a_card_of_their_own(quiet):
+    title = "<h3>Wasted memory and work</h3>"
+    wasteful = replace(quiet, repeated=FITTING.repeated)
+    page = wasteful.to_html()
+    assert page.index("<h3>Donations</h3>") < page.index(title) < page.index("<b>Repeated by")
+    assert title in FITTING.to_html() and title not in quiet.to_html()
+
+
 @pytest.mark.slow
 def test_the_page_in_a_browser(quiet, talking):
     page = program_page([quiet, talking], compare_programs(quiet, talking), names=("<old>", "new"))

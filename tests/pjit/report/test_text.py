@@ -16,10 +16,10 @@ from xlashard.pjit.report.model import (
     MemoryReport,
     MoveReport,
     PlaceReport,
-    ReplicationReport,
     SourceLine,
     ValueReport,
 )
+from xlashard.pjit.report.replication import ReplicationReport
 from xlashard.pjit.report.tables import line_text, operation_text, short_path
 from xlashard.wording import in_bytes, in_flop
 

@@ -29,7 +29,7 @@ from xlashard.errors import (
     UnevenShardingWarning,
 )
 from xlashard.pjit import function
-from xlashard.pjit.report.model import ReplicationReport
+from xlashard.pjit.report.replication import ReplicationReport
 from xlashard.pjit.shardings import uneven
 from xlashard.wording import plain_text
 

@@ -23,7 +23,7 @@ from xlashard.auto.plan.plan_model import (
 from xlashard.pictures.svg_html import make_environment
 from xlashard.pjit.report.tables import WIDE, Page, head, line_text, listing, section, table
 from xlashard.preflights.render.report_text import WORDS
-from xlashard.wording import in_bytes, in_percent, in_seconds
+from xlashard.wording import elided, in_bytes, in_percent, in_seconds
 
 COLOURS: dict[Outcome, str] = {
     "fits": "green",
@@ -48,8 +48,7 @@ def plan_sections(plan: PlanFields, page: Page) -> Iterator[RenderableType | Non
     yield _values(page, "Results", plan.outputs, plan.runner_up)
     yield _constraints(plan, page)
     yield _collectives(plan, page)
-    if plan.unforeseen:
-        yield _unforeseen(plan, page)
+    yield _unforeseen(plan, page)
 
 
 def plan_summary(plan: PlanFields, page: Page) -> Iterator[RenderableType | None]:
@@ -61,8 +60,7 @@ def plan_summary(plan: PlanFields, page: Page) -> Iterator[RenderableType | None
     """
     yield _head(plan)
     yield section("Layouts", "time of a step, memory of a device", _layouts(plan))
-    if plan.held:
-        yield _held(plan, page)
+    yield _held(plan, page)
     yield _rules(plan)
 
 
@@ -128,8 +126,7 @@ def outcome_text(outcome: Outcome, reason: str) -> str:
         outcome: The outcome.
         reason: The reason, or empty.
     """
-    reason = " ".join(reason.split())
-    short = reason if len(reason) <= _REASON else f"{reason[: _REASON - 1]}…"
+    short = elided(" ".join(reason.split()), _REASON)
     return f"{outcome}: {short}" if short else outcome
 
 
@@ -172,18 +169,14 @@ def _values(
 
 
 def _constraints(plan: PlanFields, page: Page) -> RenderableType | None:
-    constraints = [
-        (*shown, count) for shown, count in Counter(map(_shown, plan.constraints)).items()
-    ]
-    if not constraints:
-        return None
-    rows = [
-        (line, operation, kind, of, spec, f"{count} x" if count > 1 else "")
-        for line, operation, kind, of, spec, count in page.rows(constraints)
-    ]
-    body = table(["line", "operation", "", "type", "spec", ">"], rows)
     note = f"{len(plan.constraints)} values, constrained in the function"
-    return section("Constraints inside", note, body, page.left(len(constraints) - len(rows)))
+    return listing(
+        page,
+        ("Constraints inside", note),
+        ("line", "operation", "", "type", "spec", ">"),
+        list(Counter(map(_shown, plan.constraints)).items()),
+        lambda item: (*item[0], f"{item[1]} x" if item[1] > 1 else ""),
+    )
 
 
 def _shown(constraint: PlannedConstraint) -> tuple[str, ...]:
@@ -205,15 +198,14 @@ def _collectives(plan: PlanFields, page: Page) -> RenderableType | None:
     return listing(page, heading, columns, plan.collectives, row, lambda t: t.sent_bytes)
 
 
-def _unforeseen(plan: PlanFields, page: Page) -> RenderableType:
-    rows = [
-        (c.kind, c.along, c.type, f"{c.times:,}", in_seconds(c.seconds), _where(c))
-        for c in page.rows(plan.unforeseen)
-    ]
-    body = table(["what", "along", "type", ">runs", ">on links", "line"], rows)
-    note = "of the compiler's own choice"
-    more = page.left(len(plan.unforeseen) - len(rows))
-    return section("Unforeseen collectives", note, body, more)
+def _unforeseen(plan: PlanFields, page: Page) -> RenderableType | None:
+    return listing(
+        page,
+        ("Unforeseen collectives", "of the compiler's own choice"),
+        ("what", "along", "type", ">runs", ">on links", "line"),
+        plan.unforeseen,
+        lambda c: (c.kind, c.along, c.type, f"{c.times:,}", in_seconds(c.seconds), _where(c)),
+    )
 
 
 @lru_cache(maxsize=1)

@@ -29,7 +29,7 @@ from xlashard.costs.network_model import BaseNetworkModel, NetworkCost
 from xlashard.costs.rates import Rates
 from xlashard.geometry.groups import SourceTargetPairs
 from xlashard.gpu.topologies import GpuTopology
-from xlashard.hlo.collective_kinds import CollectiveTraits
+from xlashard.hlo.collective_kinds import TRAITS, CollectiveTraits
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,13 @@ class NcclModel(BaseNetworkModel[GpuTopology, _GroupShape]):
             own = payload / group.size
             within, between = own * (group.per_node - 1), own * (group.size - group.per_node)
             return self._cost(within, between, self._steps(min(group.nodes - 1, 1), 1))
+        ring = self._passing(group, traits, payload)
         if traits.traffic == "broadcast":
-            between = payload * (group.nodes > 1)
-            return self._cost(payload, between, self._ring(group, 1))
-        ring = self._rounds(group, traits.rounds, payload)
+            # All GPUs but the last wait for the whole value to pass.
+            within = payload * (group.per_node > 1)
+            between = payload / group.per_node * (group.nodes > 1)
+            cost = self._cost(within, between, self._ring(group, 1))
+            return replace(cost, sent_bytes=ring.sent_bytes, dcn_bytes=ring.dcn_bytes)
         if traits.rounds < 2:
             return ring
         tree = self._cost(ring.sent_bytes, ring.dcn_bytes, self._tree(group))
@@ -148,14 +151,15 @@ class NcclModel(BaseNetworkModel[GpuTopology, _GroupShape]):
             nodes: Number of nodes that it spans.
         """
         group = _GroupShape(size, nodes)
-        small, large = (self._rounds(group, 1, n).expected_seconds for n in (0.0, _LARGE))
+        traits = TRAITS["all-gather"]
+        small, large = (self._passing(group, traits, n).expected_seconds for n in (0.0, _LARGE))
         return _LARGE * (size - 1) / size / (large - small), small
 
-    def _rounds(self, group: _GroupShape, rounds: int, payload: float) -> NetworkCost:
-        """Return the cost of the rounds of a ring: one to gather or to scatter, two for both."""
-        within = rounds * payload * (group.size - 1) / group.size * (group.per_node > 1)
-        between = rounds * payload * (group.nodes - 1) / group.nodes / group.per_node
-        return self._cost(within, between, self._ring(group, rounds))
+    def _passing(self, group: _GroupShape, traits: CollectiveTraits, payload: float) -> NetworkCost:
+        """Return the cost of values that pass around a ring."""
+        within = traits.sent_bytes(payload, group.size) * (group.per_node > 1)
+        between = traits.sent_bytes(payload, group.nodes) / group.per_node
+        return self._cost(within, between, self._ring(group, traits.rounds))
 
     def _ring(self, group: _GroupShape, rounds: int) -> list[float]:
         """Return the seconds of the steps of a ring, by protocol."""

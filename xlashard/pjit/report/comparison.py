@@ -1,15 +1,15 @@
 """Comparison of two reports of programs, as text, JSON and Markdown."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from xlashard.pjit.report.tables import WIDE, Page, PrintableReport, section, table
+from xlashard.documents import ReportFormat
+from xlashard.pjit.report.tables import WIDE, Page, SerializableReport, listing, section, table
 from xlashard.wording import FORMATTERS, Unit, in_bytes, in_seconds, printable
 
 _BETTER_IF_MORE = ("memory to spare", "tokens per second", "model FLOP utilisation")
@@ -82,7 +82,7 @@ class UsageChange:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(PrintableReport):
+class Comparison(SerializableReport):
     """Changes from one report to another. Made by `compare`.
 
     `print(comparison)` displays it; `to_json` and `to_markdown` write it.
@@ -99,6 +99,7 @@ class Comparison(PrintableReport):
         replications: Values that only one of the programs replicates silently.
     """
 
+    _format = ReportFormat("comparison of reports", 1, "compare(...).to_json()")
     _print_all = "comparison.print(all=True)"
 
     old: str
@@ -166,18 +167,6 @@ class Comparison(PrintableReport):
     def __repr__(self) -> str:
         return f"<Comparison of {self.old} with {self.new}; print it>"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as dicts, lists, strings and numbers."""
-        return json.loads(self.to_json())
-
-    def to_json(self, *, indent: int | None = 2) -> str:
-        """Return the comparison as JSON.
-
-        Args:
-            indent: Spaces per level; None for a single line.
-        """
-        return json.dumps({"format": 1, **asdict(self)}, indent=indent)
-
     def to_markdown(self) -> str:
         """Return the comparison as Markdown, for a comment on a pull request."""
         titles = map(markdown_text, dict.fromkeys((self.old, self.new)))
@@ -236,14 +225,11 @@ def _use_text(use: UsageChange) -> str:
 
 
 def _facts_section(title: str, facts: Sequence[FactChange], page: Page) -> RenderableType | None:
-    if not facts:
-        return None
-    rows = [
-        (page.path(f.name) if "[" in f.name else f.name, f.old or "–", "→", f.new or "–")
-        for f in page.rows(facts)
-    ]
-    rest = page.left(len(facts) - len(rows))
-    return section(title, "", table(("", "", "", ""), rows), rest)
+    def row(f: FactChange) -> Sequence[RenderableType]:
+        name = page.path(f.name) if "[" in f.name else f.name
+        return name, f.old or "–", "→", f.new or "–"
+
+    return listing(page, (title, ""), ("", "", "", ""), facts, row)
 
 
 def _amounts_section(amounts: Sequence[AmountChange], page: Page) -> RenderableType | None:
@@ -282,24 +268,20 @@ def _by(a: AmountChange) -> Text:
 def _uses_section(
     title: str, note: str, changes: Sequence[UsageChange], page: Page
 ) -> RenderableType | None:
-    if not changes:
-        return None
-    rows: list[Sequence[RenderableType]] = []
-    for u in page.rows(changes):
-        what = Text.assemble(u.what, (f"  {u.where}" if u.where else "", "dim"))
-        row: list[RenderableType] = [
+    is_wide = page.width >= WIDE
+
+    def row(u: UsageChange) -> Sequence[RenderableType]:
+        seconds = ""
+        if u.old_seconds or u.new_seconds:
+            seconds = f"{in_seconds(u.old_seconds)} → {in_seconds(u.new_seconds)}"
+        return (
             Text(u.change, _COLOURS[u.change]),
             in_bytes(u.old_bytes) if u.change != "added" else "–",
             "→",
             in_bytes(u.new_bytes) if u.change != "removed" else "–",
-        ]
-        if page.width >= WIDE:
-            row.append(
-                f"{in_seconds(u.old_seconds)} → {in_seconds(u.new_seconds)}"
-                if u.old_seconds or u.new_seconds
-                else ""
-            )
-        rows.append((*row, what))
-    columns = ["", ">", "", ">", *([""] if page.width >= WIDE else []), ""]
-    rest = page.left(len(changes) - len(rows))
-    return section(title, note, table(columns, rows), rest)
+            *([seconds] if is_wide else []),
+            Text.assemble(u.what, (f"  {u.where}" if u.where else "", "dim")),
+        )
+
+    columns = ("", ">", "", ">", *([""] if is_wide else []), "")
+    return listing(page, (title, note), columns, changes, row)

@@ -9,7 +9,7 @@ import jax
 
 from xlashard._jax.trace.jaxprs import is_reference
 from xlashard.geometry import MeshGrid, ReplicaGroups, SourceTargetPairs, reshard_plan
-from xlashard.hlo.collectives import Collective, along_text
+from xlashard.hlo.collectives import Collective, add_up, along_text
 from xlashard.pjit.report.explained_program import ExplainedProgram, ProgramValue, SourceLocator
 from xlashard.pjit.report.model import (
     CollectiveReport,
@@ -188,7 +188,7 @@ def describe_collectives(
     for collective in collectives:
         described = describe_collective(collective, grid, arguments, sources)
         alike.setdefault(described, []).append(collective)
-    reports = [with_totals(described, equal) for described, equal in alike.items()]
+    reports = [replace(described, **add_up(equal)) for described, equal in alike.items()]
     return tuple(sorted(reports, key=lambda r: -r.sent_bytes))
 
 
@@ -233,21 +233,3 @@ def describe_collective(
 
 def _positions(groups: ReplicaGroups | SourceTargetPairs) -> tuple[tuple[int, ...], ...]:
     return groups.pairs if isinstance(groups, SourceTargetPairs) else groups.devices()
-
-
-def with_totals(described: CollectiveReport, collectives: Sequence[Collective]) -> CollectiveReport:
-    """Return the report of equal collectives, with their totals.
-
-    Args:
-        described: The result of `describe_collective` for each.
-        collectives: The collectives.
-    """
-    return replace(
-        described,
-        count=len(collectives),
-        times=sum(c.times for c in collectives),
-        operand_bytes=sum(c.times * c.operand_bytes for c in collectives),
-        result_bytes=sum(c.times * c.result_bytes for c in collectives),
-        payload_bytes=sum(c.times * c.payload_bytes for c in collectives),
-        sent_bytes=sum(c.times * c.sent_bytes for c in collectives),
-    )

@@ -17,21 +17,19 @@ from xlashard._jax.trace.tracing import shaped
 from xlashard._version import __version__
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid
-from xlashard.hlo.hlo_program import multislice_collectives, read_modules
+from xlashard.hlo.hlo_program import read_modules
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.report.descriptions import (
     describe_collectives,
     describe_donations,
     describe_inputs,
-    describe_moves,
     describe_outputs,
 )
 from xlashard.pjit.report.explained_program import CompiledFacts, ExplainedProgram, compiled_facts
 from xlashard.pjit.report.model import CostReport, MemoryReport, PlaceReport
 from xlashard.pjit.report.program_report import ProgramReport
-from xlashard.pjit.report.repeated import describe_repeated
-from xlashard.pjit.report.replication import describe_replications, describe_uneven
+from xlashard.pjit.report.sections import find_all
 from xlashard.pjit.shardings.automatic import planned_call
 from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.from_jax import call_of_stage, traced_call
@@ -145,7 +143,6 @@ def _from_request(function: Function, call: Call, request: LoweringRequest) -> E
 
 def _report(program: ExplainedProgram) -> ProgramReport:
     mesh = program.mesh
-    collectives = [c for module in program.modules for c in multislice_collectives(module, mesh)]
     grid: MeshGrid | None = None if mesh is None else grid_of(mesh)
     inputs = describe_inputs(program)
     not_understood = Counter[str]()
@@ -160,15 +157,12 @@ def _report(program: ExplainedProgram) -> ProgramReport:
         inputs=inputs,
         outputs=describe_outputs(program),
         collectives=describe_collectives(
-            collectives, grid, {v.path for v in inputs}, program.sources
+            program.collectives, grid, {v.path for v in inputs}, program.sources
         ),
-        moves=describe_moves(program),
         not_understood=tuple((+not_understood).items()),
         donations=describe_donations(program),
-        replications=describe_replications(program, collectives, program.sources),
         forgotten=program.forgotten,
-        uneven=describe_uneven(program),
-        repeated=describe_repeated(program, program.modules),
+        **find_all(program, ProgramReport),
     )
 
 

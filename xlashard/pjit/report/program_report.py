@@ -19,16 +19,15 @@ from xlashard.pjit.report.model import (
     MemoryReport,
     MoveReport,
     PlaceReport,
-    RepeatedReport,
-    ReplicationReport,
-    UnevenReport,
     ValueReport,
 )
+from xlashard.pjit.report.repeated import RepeatedReport
+from xlashard.pjit.report.replication import ReplicationReport
 from xlashard.pjit.report.sections import (
-    FINDINGS,
     MOVES,
     collective_sums,
     donations_section,
+    findings_of,
     merged_collectives,
     values_section,
 )
@@ -42,7 +41,8 @@ from xlashard.pjit.report.tables import (
     runs_text,
     types_text,
 )
-from xlashard.wording import in_bytes, in_flop, numbered, plain_text
+from xlashard.pjit.report.uneven_constraints import UnevenReport
+from xlashard.wording import in_bytes, in_flop, numbered, plain_text, sizes_text
 
 if TYPE_CHECKING:
     from xlashard.pjit.report import html
@@ -115,8 +115,8 @@ class ProgramReport(SerializableReport):
 
     def _sections(self, page: Page) -> Iterator[RenderableType | None]:
         yield _head(self)
-        for findings in FINDINGS:
-            yield findings.section(getattr(self, findings.field), page)
+        for findings, rows in findings_of(self):
+            yield findings.section(rows, page)
         yield _collectives(self.collectives, page)
         yield MOVES.section(self.moves, page)
         yield values_section("Arguments", self.inputs, page)
@@ -175,7 +175,7 @@ def _head(report: ProgramReport) -> RenderableType:
     if place.num_processes > 1:
         where.append(f"{place.num_processes} processes")
     if place.mesh:
-        where.append(" × ".join(f"{name}={size}" for name, size in place.mesh))
+        where.append(sizes_text(place.mesh))
     where.append(place.partitioner)
     return head(report.name, where, _facts(report))
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,51 @@ from xlashard._jax.trace.origins import (
 )
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Frame, Instruction
+from xlashard.pjit.report.closed_dimensions import CONSTRAINTS
 from xlashard.pjit.report.explained_program import ExplainedProgram, ProgramValue, SourceLocator
-from xlashard.pjit.report.model import RepeatedReport, SourceLine
-from xlashard.pjit.report.replication import CONSTRAINTS, fitting_axes
+from xlashard.pjit.report.findings import Column, Findings
+from xlashard.pjit.report.model import SourceLine
+from xlashard.pjit.report.replication import fitting_axes
+from xlashard.pjit.report.tables import line_text
 from xlashard.sharding import Mesh, PartitionSpec
 from xlashard.wording import typed
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 _LEAST_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class RepeatedReport:
+    """Product or convolution that every device computes whole, with equal operands.
+
+    Attributes:
+        operation: JAX's name of it: `dot_general` or `conv_general_dilated`.
+        operands: Types of its operands.
+        result: Type of its result.
+        devices: Number of devices that repeat it.
+        count: Number of instructions in the program.
+        times: Number of executions, all instructions together.
+        flops: FLOP on each device, all executions together.
+        share: Part of the FLOP of all products on a device, from 0 to 1.
+        argument: Path of a replicated argument whose dimension a mesh axis could shard; or empty.
+        spec: Sharding of that argument to try: `P('data')`; or empty.
+        constraint: Line of a constraint that leaves an operand whole, if no argument does.
+        source: Line of the operation.
+    """
+
+    operation: str
+    operands: tuple[str, ...]
+    result: str
+    devices: int
+    count: int
+    times: int
+    flops: int
+    share: float
+    argument: str
+    spec: str
+    constraint: SourceLine | None
+    source: SourceLine | None
+
 
 type _Remedy = tuple[str, str]
 """Path of an argument, and its sharding to try."""
@@ -70,17 +107,11 @@ class _Product:
             yield from ((left, numbers.lhs_spec[0]), (right, numbers.rhs_spec[0]))
 
 
-def describe_repeated(
-    program: ExplainedProgram, modules: Iterable[HloProgram]
-) -> tuple[RepeatedReport, ...]:
+def describe_repeated(program: ExplainedProgram) -> tuple[RepeatedReport, ...]:
     """Describe the products that every device computes whole, most FLOP first.
 
     A product of the compiled program is whole if its operands and its result have as many elements
     as those of an equation of its line. Work inside of `shard_map` is that of one shard.
-
-    Args:
-        program: The program.
-        modules: Its compiled modules.
     """
     mesh = program.mesh
     if program.call is None or mesh is None or len(program.plan.devices) == 1:
@@ -96,7 +127,7 @@ def describe_repeated(
     if not products:
         return ()
     total, runs = 0, defaultdict[_Product, list[int]](list)
-    for module in modules:
+    for module in program.modules:
         for computation, instruction, times in _instructions(module):
             sizes = _sizes(computation, instruction)
             frames = instruction.frames
@@ -235,3 +266,41 @@ def _spec(origin: Origin, arguments: Mapping[Any, ProgramValue], mesh: Mesh) -> 
     names = fitting_axes(argument.aval.shape[origin.dim], mesh.shape)
     entry = names[0] if len(names) == 1 else tuple(names)
     return f"{PartitionSpec(*[None] * origin.dim, entry)}" if names else ""
+
+
+def _operation(r: RepeatedReport) -> str:
+    return f"{r.operation} ×{r.times}" if r.times > 1 else r.operation
+
+
+def _remedy(r: RepeatedReport) -> str:
+    """Format what to shard, so that devices share the work."""
+    if r.argument:
+        return f"shard {r.argument} as {r.spec}"
+    if r.constraint is not None:
+        return f"shard the constraint at {line_text(r.constraint)}"
+    return "constrain an operand inside of the function"
+
+
+REPEATED = Findings[RepeatedReport](
+    field="repeated",
+    find=describe_repeated,
+    title="Repeated by every device",
+    note="products of whole operands, and the argument to shard",
+    summary="{count}, {total} on each device",
+    columns=(
+        Column("operation", _operation, "code"),
+        Column("operands", lambda r: " · ".join(r.operands), "code"),
+        Column(">FLOP", lambda r: r.flops, "flop", "On each device, all executions"),
+        Column(">share", lambda r: r.share, "part", "Of the products on a device"),
+        Column("remedy", _remedy),
+        Column("line", lambda r: r.source, "line"),
+    ),
+    printed={
+        ">each device": "{FLOP}",
+        ">share": "{share}",
+        "what": "{operation}",
+        "of": "{operands}",
+        "remedy": "{line}{remedy}",
+    },
+)
+"""Section of the products that every device computes whole."""

@@ -1,185 +1,63 @@
-"""Find values with more copies than requested, and constraints that unshard dimensions."""
+"""Find values with more copies than requested."""
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from xlashard._jax.trace.origins import Line, Origin, Scope, origins, source_frames, source_line
 from xlashard._jax.trace.tracing import explicit_sharding
-from xlashard.errors import ShardingError
 from xlashard.geometry import MeshGrid
 from xlashard.hlo.collectives import Collective
-from xlashard.hlo.module import Frame
+from xlashard.pjit.report.closed_dimensions import (
+    CONSTRAINTS,
+    ClosedDimension,
+    constraint_of,
+    find_closed_dimensions,
+)
 from xlashard.pjit.report.descriptions import decided_by, spec_text
-from xlashard.pjit.report.explained_program import ExplainedProgram, ProgramValue, SourceLocator
-from xlashard.pjit.report.model import ReplicationKind, ReplicationReport, UnevenReport
+from xlashard.pjit.report.explained_program import ExplainedProgram, ProgramValue
+from xlashard.pjit.report.findings import Column, Findings
+from xlashard.pjit.report.model import SourceLine
+from xlashard.pjit.report.tables import line_text
 from xlashard.pjit.shardings import uneven as settings
-from xlashard.pjit.shardings.uneven import CONSTRAINT, UnevenConstraint, uneven_constraints
 from xlashard.program.annotate import is_open
-from xlashard.sharding import AbstractMesh, Mesh, NamedSharding, Sharding, from_jax
+from xlashard.sharding import Mesh, NamedSharding, Sharding
 from xlashard.sharding.named import grid_of
 from xlashard.wording import typed
 
-CONSTRAINTS = {CONSTRAINT: "sharding", "reshard": "dst_sharding"}
-"""Primitives that prescribe the sharding of a value, by the parameter that has the sharding.
-
-JAX's `reshard` prescribes it on Explicit mesh axes.
-"""
+type ReplicationKind = Literal["argument", "result", "open dimension", "constraint"]
 
 
-@dataclass(frozen=True, eq=False)
-class ClosedDimension:
-    """Constraint that unshards dimensions of a value which were sharded at its origin.
+@dataclass(frozen=True)
+class ReplicationReport:
+    """Value with more copies than requested.
 
     Attributes:
-        sharding: The sharding of the constraint.
-        aval: The abstract value of the constrained value.
-        dims: The dimensions that it closes.
-        axes: The mesh axes that they were sharded over, without those that it uses elsewhere.
-        frames: Its own line, if known.
-        lines: Its line, and those of the operations between the sharded origin and the constraint.
-        arguments: The paths of arguments among the origins.
+        kind: `argument`: it has no sharding, the partitioner left it whole, and it has the bytes of
+            a `ReplicationWarning`; `result`: its sharding is unspecified, and it is replicated
+            along `axes`, which an argument is sharded over; `open dimension`: its spec leaves
+            `dims` UNCONSTRAINED, and the partitioner left them unsharded; `constraint`: a
+            with_sharding_constraint unshards `dims`, for which the program gathers the value along
+            `axes` at that line.
+        path: The argument or result; for a constraint the type of the value.
+        spec: Its sharding.
+        dims: The dimensions.
+        axes: The mesh axes that could shard them, or along which they are gathered.
+        wasted_bytes: Bytes on one device in excess of a value sharded over those axes; for a
+            constraint the bytes that the gathers add on one device, all executions together.
+        source: For a constraint, its line.
     """
 
-    sharding: NamedSharding
-    aval: Any
+    kind: ReplicationKind
+    path: str
+    spec: str
     dims: tuple[int, ...]
-    axes: frozenset[str]
-    frames: tuple[Frame, ...]
-    lines: frozenset[Line]
-    arguments: frozenset[str]
+    axes: tuple[str, ...]
+    wasted_bytes: int
+    source: SourceLine | None = None
 
 
-type Argument = tuple[str, Sharding | None]
-"""Path of an argument, and its sharding if known."""
-
-
-def find_closed_dimensions(
-    jaxpr: Any, arguments: Sequence[Argument], mesh: Mesh | None = None
-) -> list[ClosedDimension]:
-    """Find closed dimensions in a jaxpr and its inner jaxprs.
-
-    Each dimension of a constraint is followed back through operations that preserve it, to other
-    constraints and to the arguments of the program. Other operations end the search.
-
-    Args:
-        jaxpr: The closed jaxpr of a program.
-        arguments: Its arguments, in order.
-        mesh: The mesh of the program, for constraints on an abstract mesh.
-    """
-    top = Scope.of(jaxpr)
-    by_variable = dict(zip(jaxpr.invars, arguments, strict=True))
-    closed: dict[object, tuple[Any, NamedSharding, list[_ShardedOrigin]]] = {}
-    for scope in top.all():
-        for eqn in scope.jaxpr.eqns:
-            sharding = constraint_of(eqn, mesh)
-            if sharding is not None and eqn.primitive.name == CONSTRAINT:
-                # A gradient repeats the constraint, at the same line.
-                key = source_line(eqn), sharding, eqn.outvars[0].aval.shape
-                sources = closed.setdefault(key, (eqn, sharding, []))[2]
-                sources += _sharded_origins(scope, eqn, sharding, by_variable, mesh)
-    return [_closed_dimension(*each) for each in closed.values() if each[2]]
-
-
-def result_constraints(jaxpr: Any, mesh: Mesh | None) -> Iterator[tuple[int, NamedSharding]]:
-    """Yield the results of a closed jaxpr that a constraint makes, with its sharding on a mesh."""
-    made = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name in CONSTRAINTS}
-    for i, variable in enumerate(jaxpr.outvars):
-        eqn = made.get(variable) if isinstance(variable, Hashable) else None
-        sharding = None if eqn is None else constraint_of(eqn, mesh)
-        if sharding is not None:
-            yield i, sharding
-
-
-@dataclass(frozen=True, eq=False)
-class _ShardedOrigin:
-    """Origin of a closed dimension, where it was sharded.
-
-    Attributes:
-        dim: The dimension of the constrained value.
-        axes: The axes that it was sharded over.
-        lines: The lines of the operations in between.
-        argument: The path of the argument that is the origin, or empty.
-    """
-
-    dim: int
-    axes: frozenset[str]
-    lines: frozenset[Line]
-    argument: str
-
-
-def constraint_of(eqn: Any, mesh: Mesh | None) -> NamedSharding | None:
-    """Return the named sharding of a constraint; None for other equations, and for partial sums.
-
-    Args:
-        eqn: The equation.
-        mesh: The mesh of the program, on which a constraint on an abstract mesh with the same axes
-            stands.
-    """
-    parameter = CONSTRAINTS.get(eqn.primitive.name)
-    if parameter is None:
-        return None
-    try:
-        sharding = from_jax(eqn.params[parameter])
-    except ShardingError:
-        return None
-    if not isinstance(sharding, NamedSharding):
-        return None
-    abstract = isinstance(sharding.mesh, AbstractMesh)
-    if abstract and mesh is not None and dict(sharding.mesh.shape) == dict(mesh.shape):
-        return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
-    return sharding
-
-
-def _sharded_origins(
-    scope: Scope,
-    eqn: Any,
-    sharding: NamedSharding,
-    by_variable: Mapping[Any, Argument],
-    mesh: Mesh | None,
-) -> Iterator[_ShardedOrigin]:
-    value = eqn.invars[0]
-    used = frozenset(sharding.normal_spec.axes)
-    for dim, dim_axes in enumerate(sharding.normal_spec.for_rank(value.aval.ndim)):
-        if dim_axes != ():
-            continue
-        for origin in origins(scope, value, dim, CONSTRAINTS):
-            path, before = by_variable.get(origin.variable, ("", None))
-            if origin.eqn is not None:
-                path, before = "", constraint_of(origin.eqn, mesh)
-            axes = _axes(before, origin, sharding) - used
-            if axes:
-                yield _ShardedOrigin(dim, axes, origin.lines, path)
-
-
-def _axes(before: Sharding | None, origin: Origin, sharding: NamedSharding) -> frozenset[str]:
-    """Return the axes that the dimension of an origin is sharded over."""
-    if not isinstance(before, NamedSharding) or before.mesh != sharding.mesh:
-        return frozenset()
-    axes = before.normal_spec.for_rank(origin.variable.aval.ndim)[origin.dim]
-    return frozenset(axes or ())
-
-
-def _closed_dimension(
-    eqn: Any, sharding: NamedSharding, sources: list[_ShardedOrigin]
-) -> ClosedDimension:
-    line = source_line(eqn)
-    own: frozenset[Line] = frozenset() if line is None else frozenset([line])
-    return ClosedDimension(
-        sharding=sharding,
-        aval=eqn.outvars[0].aval,
-        dims=tuple(sorted({source.dim for source in sources})),
-        axes=frozenset().union(*(source.axes for source in sources)),
-        frames=() if line is None else (Frame(*line),),
-        lines=own.union(*(source.lines for source in sources)),
-        arguments=frozenset(source.argument for source in sources if source.argument),
-    )
-
-
-def describe_replications(
-    program: ExplainedProgram, collectives: Sequence[Collective], sources: SourceLocator
-) -> tuple[ReplicationReport, ...]:
+def describe_replications(program: ExplainedProgram) -> tuple[ReplicationReport, ...]:
     """Find values with more copies than requested, most wasted bytes first."""
     mesh = program.mesh
     if mesh is None or len(program.plan.devices) == 1:
@@ -188,7 +66,7 @@ def describe_replications(
         *_arguments(program, mesh),
         *_results(program, mesh),
         *_open_dims(program, mesh),
-        *_constraints(program, collectives, mesh, sources),
+        *_constraints(program, mesh),
     ]
     return tuple(sorted(reports, key=lambda r: -r.wasted_bytes))
 
@@ -237,6 +115,16 @@ def _requested(program: ExplainedProgram) -> list[Sharding | None]:
             if requested[i] is None and is_open(constraint):
                 requested[i] = constraint
     return requested
+
+
+def result_constraints(jaxpr: Any, mesh: Mesh | None) -> Iterator[tuple[int, NamedSharding]]:
+    """Yield the results of a closed jaxpr that a constraint makes, with its sharding on a mesh."""
+    made = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name in CONSTRAINTS}
+    for i, variable in enumerate(jaxpr.outvars):
+        eqn = made.get(variable) if isinstance(variable, Hashable) else None
+        sharding = None if eqn is None else constraint_of(eqn, mesh)
+        if sharding is not None:
+            yield i, sharding
 
 
 def _open_dims(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationReport]:
@@ -290,16 +178,14 @@ def fitting_axes(size: int, axes: Mapping[str, int]) -> list[str]:
     return fitting
 
 
-def _constraints(
-    program: ExplainedProgram, collectives: Sequence[Collective], mesh: Mesh, sources: SourceLocator
-) -> Iterator[ReplicationReport]:
+def _constraints(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationReport]:
     """Yield constraints that close sharded dimensions, where the program gathers for them.
 
     The partitioner may gather at the constraint, or before an operation that precedes it. A gather
     is attributed to a constraint if it runs along an axis that the constraint closes, and if its
     line is that of one of these operations, or its value is the argument that they begin with.
     """
-    gathers = [c for c in collectives if c.kind == "all-gather"]
+    gathers = [c for c in program.collectives if c.kind == "all-gather"]
     if program.call is None or not gathers:
         return
     grid = grid_of(mesh)
@@ -316,7 +202,7 @@ def _constraints(
             dims=closed.dims,
             axes=tuple(a for a in mesh.axis_names if a in names & closed.axes),
             wasted_bytes=sum(c.times * (c.result_bytes - c.operand_bytes) for c in forced),
-            source=sources.line(closed.frames),
+            source=program.sources.line(closed.frames),
         )
 
 
@@ -327,46 +213,6 @@ def _is_forced(gather: Collective, closed: ClosedDimension, grid: MeshGrid) -> b
     if not gather.frames:
         return gather.op_name in closed.arguments
     return (gather.frames[0].file, gather.frames[0].line) in closed.lines
-
-
-def describe_uneven(program: ExplainedProgram) -> tuple[UnevenReport, ...]:
-    """Describe the dimensions of constraints that do not divide, most padding first."""
-    if program.call is None or len(program.plan.devices) == 1:
-        return ()
-    jaxpr = program.call.traced.jaxpr
-    results = {v: i for i, v in enumerate(jaxpr.outvars) if isinstance(v, Hashable)}
-    reports: dict[UnevenReport, None] = {}
-    for constraint in uneven_constraints(jaxpr):
-        position = results.get(constraint.eqn.outvars[0])
-        result = None if position is None else program.results[position]
-        # A gradient repeats the constraint, at the same line.
-        reports |= dict.fromkeys(_uneven(constraint, result, program.sources))
-    return tuple(sorted(reports, key=lambda r: -r.padding_bytes))
-
-
-def _uneven(
-    constraint: UnevenConstraint, result: ProgramValue | None, sources: SourceLocator
-) -> Iterator[UnevenReport]:
-    aval, frames = constraint.aval, [Frame(*frame) for frame in source_frames(constraint.eqn)]
-    final = None if result is None else result.sharding
-    for dim in constraint.dims:
-        yield UnevenReport(
-            type=typed(aval.dtype, aval.shape),
-            spec=spec_text(constraint.sharding),
-            dim=dim.dim,
-            size=dim.size,
-            axes=tuple(name for name, _ in dim.axes),
-            shards=dim.shards,
-            shard_size=dim.shard_size,
-            padded_size=dim.padded_size,
-            empty_shards=dim.empty_shards,
-            device_bytes=constraint.device_bytes,
-            padding_bytes=constraint.padding_bytes,
-            whole_bytes=constraint.whole_bytes,
-            result="" if result is None else result.path,
-            result_spec="" if final is None else spec_text(final),
-            source=sources.line(frames),
-        )
 
 
 def is_needlessly_replicated(program: ExplainedProgram, value: ProgramValue) -> bool:
@@ -382,3 +228,41 @@ def is_needlessly_replicated(program: ExplainedProgram, value: ProgramValue) -> 
     if not sharding.rank_tiling(value.aval.ndim).is_replicated:
         return False
     return any(fitting_axes(size, mesh.shape) for size in value.aval.shape)
+
+
+def _replication_reason(r: ReplicationReport) -> str:
+    axes, dims = ", ".join(r.axes), ", ".join(map(str, r.dims))
+    what = f"dimension{'s' if len(r.dims) != 1 else ''} {dims}"
+    match r.kind:
+        case "constraint":
+            line = "" if r.source is None else f" at {line_text(r.source)}"
+            return f"the constraint{line} unshards {what}: gathered along {axes}"
+        case "open dimension":
+            return f"{what} left UNCONSTRAINED and not sharded by XLA; {axes} could shard it"
+        case "argument":
+            return f"no sharding, and not sharded by XLA; {axes} could shard {what}"
+        case _:
+            return f"unspecified; {axes}, which shards an argument, could shard {what}"
+
+
+REPLICATIONS = Findings[ReplicationReport](
+    field="replications",
+    find=describe_replications,
+    title="Replicated silently",
+    note="bytes that each device holds or gathers without a request",
+    summary="{count}, {total} on each device beyond the specification",
+    columns=(
+        Column("value", lambda r: r.path, "path"),
+        Column("sharding", lambda r: r.spec, "code"),
+        Column(
+            ">wasted",
+            lambda r: r.wasted_bytes,
+            "bytes",
+            "Extra bytes on a device, compared with sharding over its axes",
+        ),
+        Column("why", _replication_reason),
+        Column("line", lambda r: r.source, "line"),
+    ),
+    printed={">wastes": "{wasted}", "value": "{value} as {sharding}", "why": "{why}"},
+)
+"""Section of the values with more copies than requested."""

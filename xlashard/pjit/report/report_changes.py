@@ -20,7 +20,7 @@ from xlashard.pjit.report.model import (
 )
 from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.pjit.report.tables import line_text, operation_text, sharding_text, short_type
-from xlashard.wording import FORMATTERS, Limit, Unit, in_bytes
+from xlashard.wording import FORMATTERS, Limit, Unit, in_bytes, sizes_text
 
 type Facts[R] = Mapping[str, Callable[[R], str]]
 """Texts of a report, by name."""
@@ -49,6 +49,15 @@ class BytesUse:
 
 
 _NOTHING = BytesUse((), "", "", 0)
+
+
+def held_uses(values: Iterable[Any]) -> list[BytesUse]:
+    """Return the bytes of arguments and results on one device, keyed by path.
+
+    Args:
+        values: Values with a `path` and `device_bytes`.
+    """
+    return [BytesUse(("value", v.path), v.path, "", v.device_bytes) for v in values]
 
 
 def traffic_use(c: CollectiveReport, network: str = "", seconds: float = 0.0) -> BytesUse:
@@ -153,7 +162,7 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[FactC
 _FACTS: Facts[ProgramReport] = {
     "function": lambda r: r.name,
     "devices": lambda r: f"{r.place.num_devices} × {r.place.device_kind}",
-    "mesh": lambda r: " × ".join(f"{name}={size}" for name, size in r.place.mesh),
+    "mesh": lambda r: sizes_text(r.place.mesh),
     "partitioner": lambda r: r.place.partitioner,
     "xlashard": lambda r: r.place.xlashard,
     "jax": lambda r: r.place.jax,
@@ -200,8 +209,8 @@ def compare_programs(old: ProgramReport, new: ProgramReport) -> Comparison:
 
     def held(report: ProgramReport) -> list[BytesUse]:
         reused = {d.result for d in report.donations if d.is_reused}
-        values = [*report.inputs, *(v for v in report.outputs if v.path not in reused)]
-        return [BytesUse(("value", v.path), v.path, "", v.device_bytes) for v in values]
+        fresh = [v for v in report.outputs if v.path not in reused]
+        return held_uses([*report.inputs, *fresh])
 
     return Comparison(
         old=old.name,

@@ -110,7 +110,6 @@ class ScriptReport(SerializableReport):
             (">calls", ">devices", ">holds", ">sends", "program", "defined at"),
             self.programs,
             _row,
-            lambda p: 0,
         )
 
 
@@ -177,17 +176,13 @@ def _omitted_text(omitted: OmittedPrograms) -> Text | None:
 
 def summarize_omitted(programs: Sequence[RecordedProgram]) -> OmittedPrograms:
     """Return the number and the largest of the programs without a report."""
-    largest = max(programs, key=_nbytes, default=None)
+    largest = max(programs, key=lambda p: p.nbytes, default=None)
     return OmittedPrograms(
         count=len(programs),
         calls=sum(p.calls for p in programs),
         largest="" if largest is None else largest.name,
-        largest_bytes=0 if largest is None else _nbytes(largest),
+        largest_bytes=0 if largest is None else largest.nbytes,
     )
-
-
-def _nbytes(program: RecordedProgram) -> int:
-    return program.argument_bytes + program.result_bytes
 
 
 def explain_recorded(program: RecordedProgram) -> ScriptProgram:

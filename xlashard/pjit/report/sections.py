@@ -1,30 +1,28 @@
 """Sections that program reports and preflight reports share, printed and on pages."""
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
-from string import Formatter
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from xlashard.pjit.report.descriptions import describe_moves
+from xlashard.pjit.report.explained_program import ExplainedProgram
+from xlashard.pjit.report.findings import Column, Findings
 from xlashard.pjit.report.model import (
     CollectiveReport,
     DonationReport,
     MoveReport,
-    RepeatedReport,
-    ReplicationReport,
-    UnevenReport,
     ValueReport,
 )
+from xlashard.pjit.report.repeated import REPEATED
+from xlashard.pjit.report.replication import REPLICATIONS
 from xlashard.pjit.report.tables import (
     WIDE,
     Page,
     decided_text,
-    line_text,
     listing,
     operation_text,
     section,
@@ -32,7 +30,8 @@ from xlashard.pjit.report.tables import (
     short_type,
     table,
 )
-from xlashard.wording import FORMATTERS, Unit, in_bytes
+from xlashard.pjit.report.uneven_constraints import UNEVEN
+from xlashard.wording import in_bytes
 
 _COLLECTIVE_SUMS = (
     "count",
@@ -195,198 +194,12 @@ def _donation_text(d: DonationReport, page: Page) -> Text:
     return Text.assemble("could be donated to ", page.path(d.result))
 
 
-type Style = Unit | Literal["path", "code", "words", "line"]
-"""Style of a cell: an amount; a path or other text of the user's program; words; a source line."""
-
-
-@dataclass(frozen=True)
-class Column[T]:
-    """Column of a table of findings.
-
-    Attributes:
-        name: Its name, with ">" before that of a number.
-        value: Returns the value of a finding, to show, to sort and to search by.
-        style: Style of its cells.
-        tip: Tooltip of its head on a page.
-    """
-
-    name: str
-    value: Callable[[T], Any]
-    style: Style = "words"
-    tip: str = ""
-
-    def text(self, finding: T, page: Page) -> str | Text:
-        """Return a cell for a terminal; that of a known line ends with a colon."""
-        value = self.value(finding)
-        if self.style == "path":
-            return page.path(value)
-        if self.style == "line":
-            return "" if value is None else f"{line_text(value)}: "
-        return value if self.style in ("code", "words") else FORMATTERS[self.style](value)
-
-
-@dataclass(frozen=True)
-class Findings[T]:
-    """Section of a report that lists findings, printed and on a page.
-
-    Attributes:
-        field: The field of reports that holds the findings; those without it lack the section.
-        title: Its title.
-        note: Words beside the title in a terminal.
-        summary: Words beside the title on a page, with `{count}` and `{total}` of the findings.
-        columns: Columns of the table on a page; the first one of numbers is summed up.
-        printed: Columns of the table in a terminal: by heading the cell, in which `{name}` stands
-            for a column of `columns`.
-        merged: Merges similar findings, where a terminal shows the largest only.
-    """
-
-    field: str
-    title: str
-    note: str
-    summary: str
-    columns: tuple[Column[T], ...]
-    printed: Mapping[str, str]
-    merged: Callable[[Sequence[T]], Sequence[T]] | None = None
-
-    def section(self, findings: Sequence[T], page: Page) -> RenderableType | None:
-        """Return the section of a printed report; None without findings."""
-        if self.merged is not None and not page.is_full:
-            findings = self.merged(findings)
-        heading, columns = (self.title, self.note), list(self.printed)
-        return listing(page, heading, columns, findings, partial(self._row, page), *self._amount)
-
-    def summarize(self, findings: Sequence[T]) -> str:
-        """Return the words beside the title on a page."""
-        amount, shown = self._amount
-        return self.summary.format(
-            count=f"{len(findings):,}", total=shown(sum(map(amount, findings)))
-        )
-
-    @property
-    def _amount(self) -> tuple[Callable[[T], Any], Callable[[float], str]]:
-        """Return the value and the formatter of the column that is summed up."""
-        return next(
-            (column.value, FORMATTERS[column.style])
-            for column in self.columns
-            if column.style not in ("path", "code", "words", "line")
-        )
-
-    def _row(self, page: Page, finding: T) -> list[Text]:
-        cells = {c.name.removeprefix(">"): c.text(finding, page) for c in self.columns}
-        return [_filled(cell, cells) for cell in self.printed.values()]
-
-
-def _filled(template: str, cells: Mapping[str, str | Text]) -> Text:
-    """Return a template with a cell in place of each `{name}`."""
-    parts = Formatter().parse(template)
-    filled = ((text, cells[name] if name else "") for text, name, _, _ in parts)
-    return Text.assemble(*chain.from_iterable(filled))
-
-
-def _replication_reason(r: ReplicationReport) -> str:
-    axes, dims = ", ".join(r.axes), ", ".join(map(str, r.dims))
-    what = f"dimension{'s' if len(r.dims) != 1 else ''} {dims}"
-    match r.kind:
-        case "constraint":
-            line = "" if r.source is None else f" at {line_text(r.source)}"
-            return f"the constraint{line} unshards {what}: gathered along {axes}"
-        case "open dimension":
-            return f"{what} left UNCONSTRAINED and not sharded by XLA; {axes} could shard it"
-        case "argument":
-            return f"no sharding, and not sharded by XLA; {axes} could shard {what}"
-        case _:
-            return f"unspecified; {axes}, which shards an argument, could shard {what}"
-
-
-def _uneven_reason(u: UnevenReport) -> str:
-    """Format the dimension, its tiles, and what became of a result."""
-    along = f" along {', '.join(u.axes)}" if u.axes else ""
-    empty = f", {u.empty_shards} of padding alone" if u.empty_shards else ""
-    result = f"; {u.result} is {u.result_spec} instead" if u.result else ""
-    tiles = f"{u.shards} tiles of {u.shard_size}{along}{empty}"
-    return f"dimension {u.dim} of {u.size} padded to {u.padded_size}, {tiles}{result}"
-
-
-def _operation(r: RepeatedReport) -> str:
-    return f"{r.operation} ×{r.times}" if r.times > 1 else r.operation
-
-
-def _remedy(r: RepeatedReport) -> str:
-    """Format what to shard, so that devices share the work."""
-    if r.argument:
-        return f"shard {r.argument} as {r.spec}"
-    if r.constraint is not None:
-        return f"shard the constraint at {line_text(r.constraint)}"
-    return "constrain an operand inside of the function"
-
-
-FINDINGS: tuple[Findings[Any], ...] = (
-    Findings[ReplicationReport](
-        field="replications",
-        title="Replicated silently",
-        note="bytes that each device holds or gathers without a request",
-        summary="{count}, {total} on each device beyond the specification",
-        columns=(
-            Column("value", lambda r: r.path, "path"),
-            Column("sharding", lambda r: r.spec, "code"),
-            Column(
-                ">wasted",
-                lambda r: r.wasted_bytes,
-                "bytes",
-                "Extra bytes on a device, compared with sharding over its axes",
-            ),
-            Column("why", _replication_reason),
-            Column("line", lambda r: r.source, "line"),
-        ),
-        printed={">wastes": "{wasted}", "value": "{value} as {sharding}", "why": "{why}"},
-    ),
-    Findings[UnevenReport](
-        field="uneven",
-        title="Constraints that do not divide",
-        note="XLA pads them; pad_to_mesh pads first",
-        summary="{count}, padded by XLA inside of the program",
-        columns=(
-            Column("value", lambda u: u.type, "code"),
-            Column("sharding", lambda u: u.spec, "code"),
-            Column(
-                ">padding",
-                lambda u: u.padding_bytes,
-                "bytes",
-                "Bytes of padding in one copy of the value",
-            ),
-            Column("why", _uneven_reason),
-            Column("line", lambda u: u.source, "line"),
-        ),
-        printed={">padding": "{padding}", "value": "{value} as {sharding}", "why": "{line}{why}"},
-    ),
-    Findings[RepeatedReport](
-        field="repeated",
-        title="Repeated by every device",
-        note="products of whole operands, and the argument to shard",
-        summary="{count}, {total} on each device",
-        columns=(
-            Column("operation", _operation, "code"),
-            Column("operands", lambda r: " · ".join(r.operands), "code"),
-            Column(">FLOP", lambda r: r.flops, "flop", "On each device, all executions"),
-            Column(">share", lambda r: r.share, "part", "Of the products on a device"),
-            Column("remedy", _remedy),
-            Column("line", lambda r: r.source, "line"),
-        ),
-        printed={
-            ">each device": "{FLOP}",
-            ">share": "{share}",
-            "what": "{operation}",
-            "of": "{operands}",
-            "remedy": "{line}{remedy}",
-        },
-    ),
-)
-"""Sections of what a program does without a request, of `explain` and of a preflight. A new one has
-its rows in `model.py`, a field of the report, and a function in `explain.py` that fills the field;
-the terminal, the page and JSON follow from these."""
+FINDINGS: tuple[Findings[Any], ...] = (REPLICATIONS, UNEVEN, REPEATED)
+"""Sections of what a program does without a request, of `explain` and of a preflight."""
 
 MOVES = Findings[MoveReport](
     field="moves",
+    find=describe_moves,
     title="Moved before each call",
     note="to all devices; device_put them once to save it",
     summary="device_put these arguments once to save it.",
@@ -400,3 +213,16 @@ MOVES = Findings[MoveReport](
     merged=merged_moves,
 )
 """Section of the arguments that are resharded or uploaded before each call."""
+
+
+def findings_of(report: Any) -> list[tuple[Findings[Any], Sequence[Any]]]:
+    """Return the sections of a report that list findings, each with them."""
+    sections = ((each, getattr(report, each.field, ())) for each in FINDINGS)
+    return [(section, rows) for section, rows in sections if rows]
+
+
+def find_all(program: ExplainedProgram, report: type) -> dict[str, Any]:
+    """Return the findings of a program, by the fields of a class of reports that hold them."""
+    names = {field.name for field in fields(report)}
+    sections = (*FINDINGS, MOVES)
+    return {each.field: each.find(program) for each in sections if each.field in names}

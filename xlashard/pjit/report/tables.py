@@ -3,7 +3,7 @@
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -246,13 +246,19 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[RenderableType]]) -> R
     return Padding(table, (0, 0, 0, 2))
 
 
+def columns_table(columns: Mapping[str, Sequence[RenderableType]]) -> RenderableType:
+    """Return a table of columns by their names, without those whose cells are all empty."""
+    shown = {name: column for name, column in columns.items() if any(map(str, column))}
+    return table(list(shown), list(zip(*shown.values(), strict=True)))
+
+
 def listing[T](
     page: Page,
     heading: tuple[str, str],
     columns: Sequence[str],
     values: Sequence[T],
     row: Callable[[T], Sequence[RenderableType]],
-    amount: Callable[[T], int],
+    amount: Callable[[T], int] | None = None,
     shown: Callable[[float], str] = in_bytes,
 ) -> RenderableType | None:
     """Return a section with a table of the first values; None without values.
@@ -263,13 +269,18 @@ def listing[T](
         columns: The names of the columns, as for `table`.
         values: The values, in order.
         row: Returns the cells of a value.
-        amount: Returns the bytes of a value, of which the omitted ones are summed up.
+        amount: Returns the bytes of a value, of which the omitted ones are summed up; None to
+            count them only.
         shown: Formats the sum.
     """
     if not values:
         return None
     rows = [row(value) for value in page.rows(values)]
-    return section(*heading, table(columns, rows), page.rest(values, amount, shown))
+    if amount is None:
+        rest = page.left(len(values) - len(rows))
+    else:
+        rest = page.rest(values, amount, shown)
+    return section(*heading, table(columns, rows), rest)
 
 
 def head(

@@ -82,6 +82,11 @@ class RecordedProgram:
         return sum(map(_nbytes, self._program.jaxpr.out_avals))
 
     @property
+    def nbytes(self) -> int:
+        """Return the bytes of the arguments and results, not counting copies."""
+        return self.argument_bytes + self.result_bytes
+
+    @property
     def mesh(self) -> Mesh | None:
         """Return the mesh of its arguments, requested shardings, or shardings inside."""
         meshes = (getattr(sharding, "mesh", None) for sharding in _shardings(self._program))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
 from typing import Any
@@ -13,8 +13,8 @@ from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.targets import network_for
 from xlashard.geometry import MeshGrid
 from xlashard.hardware.base_topology import BaseTopology
-from xlashard.hlo.collectives import Collective
-from xlashard.pjit.report.descriptions import describe_collective, with_totals
+from xlashard.hlo.collectives import Collective, add_up
+from xlashard.pjit.report.descriptions import describe_collective
 from xlashard.pjit.report.explained_program import SourceLocator
 from xlashard.pjit.report.model import CollectiveReport
 from xlashard.preflights.attribution.collective_context import (
@@ -279,7 +279,7 @@ def _report(
     dcn_bytes = sum(c.times * cost.dcn_bytes for c, cost in costs)
     ici_bytes = sum(c.times * cost.sent_bytes for c, cost in costs)
     return TrafficReport(
-        collective=with_totals(described, [collective for collective, _ in costs]),
+        collective=replace(described, **add_up([collective for collective, _ in costs])),
         network="dcn" if dcn_bytes > ici_bytes else "ici",
         seconds=sum(c.times * (cost.seconds + cost.dcn_seconds) for c, cost in costs),
         origin=why.origin,

@@ -18,6 +18,7 @@ from xlashard.wording import (
     in_bytes,
     in_seconds,
     numbered,
+    sizes_text,
 )
 
 
@@ -158,12 +159,17 @@ def topology_text(topology: TopologyReport) -> str:
 
 def topology_name(topology: TopologyReport) -> str:
     """Return the topology with its number of slices: `2 × v5p:4x4x2`."""
-    return topology.name if topology.slices == 1 else f"{topology.slices} × {topology.name}"
+    return slices_text(topology.name, topology.slices)
+
+
+def slices_text(topology: str, slices: int) -> str:
+    """Return the name of a topology with its number of slices: `2 × v5p:4x4x2`."""
+    return topology if slices == 1 else f"{slices} × {topology}"
 
 
 def axes_text(mesh: Sequence[AxisReport]) -> str:
     """Return the axes of a mesh with their sizes: `data=4 × model=2`."""
-    return " × ".join(f"{axis.name}={axis.size}" for axis in mesh)
+    return sizes_text((axis.name, axis.size) for axis in mesh)
 
 
 def memory_summary(report: PreflightFields) -> str:

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from xlashard.pjit.report.model import SourceLine, ValueReport
 from xlashard.pjit.report.sections import (
-    FINDINGS,
     donations_section,
+    findings_of,
     merged_values,
     values_section,
 )
@@ -17,6 +17,7 @@ from xlashard.pjit.report.tables import (
     WIDE,
     Page,
     cause_text,
+    columns_table,
     groups_text,
     head,
     listing,
@@ -66,8 +67,8 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
     yield _spills(report.spills, page)
     yield _collectives(report, page)
     yield _unasked(report.traffic, page)
-    for findings in FINDINGS:
-        yield findings.section(getattr(report, findings.field, ()), page)
+    for findings, rows in findings_of(report):
+        yield findings.section(rows, page)
     yield _replicated(report, page)
     yield values_section("Arguments", _as_held(report.inputs, report.memory.arguments), page)
     yield _results(report, page)
@@ -227,21 +228,20 @@ def _lines(report: PreflightFields, page: Page) -> RenderableType | None:
 
 
 def _spills(spills: Sequence[SpillReport], page: Page) -> RenderableType | None:
-    if not spills:
-        return None
-    rows = [
-        (
+    vmem = in_bytes(spills[0].vmem_bytes) if spills else ""
+    return listing(
+        page,
+        ("VMEM spill", f"attention scores that pass through HBM; VMEM has {vmem}"),
+        (">bytes", ">runs", "type", "of", "remedy"),
+        spills,
+        lambda spill: (
             in_bytes(spill.device_bytes),
             f"{spill.runs:,} ×",
             spill.type,
             _operation_of(spill.source, spill.op_name),
             spill_remedy(spill),
-        )
-        for spill in page.rows(spills)
-    ]
-    note = f"attention scores that pass through HBM; VMEM has {in_bytes(spills[0].vmem_bytes)}"
-    columns = (">bytes", ">runs", "type", "of", "remedy")
-    return section("VMEM spill", note, table(columns, rows), page.left(len(spills) - len(rows)))
+        ),
+    )
 
 
 def _collectives(report: PreflightFields, page: Page) -> RenderableType | None:
@@ -266,7 +266,7 @@ def _collectives(report: PreflightFields, page: Page) -> RenderableType | None:
     return section(
         "Collectives",
         "of each device in one execution",
-        table(list(columns), list(zip(*columns.values(), strict=True))),
+        columns_table(columns),
         page.rest(traffic, lambda t: t.collective.sent_bytes),
     )
 
@@ -281,24 +281,22 @@ def _origin(t: TrafficReport, page: Page) -> Text:
 
 
 def _unasked(traffic: Sequence[TrafficReport], page: Page) -> RenderableType | None:
-    unasked = [t for t in traffic if not t.requested and t.suggestion]
-    if not unasked:
-        return None
     alike: dict[tuple[str, str, str], float] = {}
-    for t in unasked:
-        key = (t.collective.kind, t.collective.along, t.suggestion)
-        alike[key] = alike.get(key, 0.0) + t.seconds
-    ordered = sorted(alike.items(), key=lambda item: -item[1])
-    rows = [
-        (in_seconds(seconds), Text.assemble((kind, "cyan"), f" along {along}"), suggestion)
-        for (kind, along, suggestion), seconds in page.rows(ordered)
-    ]
-    left = len(ordered) - len(rows)
-    return section(
-        "Not required",
-        "inserted by the partitioner, with suggestions that remove them",
-        table((">takes", "what", "suggestion"), rows),
-        page.left(left),
+    for t in traffic:
+        if not t.requested and t.suggestion:
+            key = (t.collective.kind, t.collective.along, t.suggestion)
+            alike[key] = alike.get(key, 0.0) + t.seconds
+
+    def row(item: tuple[tuple[str, str, str], float]) -> Sequence[RenderableType]:
+        (kind, along, suggestion), seconds = item
+        return in_seconds(seconds), Text.assemble((kind, "cyan"), f" along {along}"), suggestion
+
+    return listing(
+        page,
+        ("Not required", "inserted by the partitioner, with suggestions that remove them"),
+        (">takes", "what", "suggestion"),
+        sorted(alike.items(), key=lambda item: -item[1]),
+        row,
     )
 
 

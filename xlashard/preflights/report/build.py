@@ -15,12 +15,8 @@ from xlashard.hardware.chip import Chip
 from xlashard.pjit.report.descriptions import describe_donations, describe_inputs, describe_outputs
 from xlashard.pjit.report.explained_program import ExplainedProgram
 from xlashard.pjit.report.model import ValueReport
-from xlashard.pjit.report.repeated import describe_repeated
-from xlashard.pjit.report.replication import (
-    describe_replications,
-    describe_uneven,
-    is_needlessly_replicated,
-)
+from xlashard.pjit.report.replication import is_needlessly_replicated
+from xlashard.pjit.report.sections import find_all
 from xlashard.preflights.attribution.attribution import describe_traffic
 from xlashard.preflights.attribution.step_lines import add_lines
 from xlashard.preflights.attribution.vmem_spill import SpillFinder
@@ -158,7 +154,6 @@ def build_report(
     other_bytes = memory.argument_bytes + memory.result_bytes + memory.constant_bytes
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
     inputs, outputs = describe_inputs(program), describe_outputs(program)
-    collectives = () if program.mesh is None else compilation.collectives(program.mesh)
     tokens = None if workload is None else workload.tokens
     return PreflightReport(
         name=program.info.name,
@@ -173,18 +168,16 @@ def build_report(
         inputs=inputs,
         outputs=outputs,
         donations=describe_donations(program),
-        replications=describe_replications(program, collectives, program.sources),
         replicated=_fully_replicated(program, (*inputs, *outputs), replicated_above),
         replicated_above=replicated_above,
         throughput=_throughput(workload, time, chips),
         price=None if price is None else describe_price(price, time.seconds, chips.chips, tokens),
         compile_seconds=compilation.seconds,
         versions=_versions(compilation, topology, calibration),
-        uneven=describe_uneven(program),
-        repeated=describe_repeated(program, [compilation.module]),
         is_estimate=compilation.is_estimate,
         spills=_find_spills(compilation, topology.chip),
         forgotten=program.forgotten,
+        **find_all(program, PreflightReport),
     )
 
 

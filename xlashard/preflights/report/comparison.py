@@ -4,9 +4,9 @@ Limits on the figures of a report are words such as `hbm=90%` and `all_gather_by
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
@@ -22,11 +22,20 @@ from xlashard.pjit.report.report_changes import (
     collective_lines,
     fact_changes,
     find_breaches,
+    held_uses,
     traffic_use,
     usage_changes,
     value_changes,
 )
-from xlashard.pjit.report.tables import WIDE, line_text, operation_text, section, table
+from xlashard.pjit.report.tables import (
+    WIDE,
+    Page,
+    PrintableReport,
+    columns_table,
+    line_text,
+    operation_text,
+    section,
+)
 from xlashard.preflights.render.report_text import (
     Words,
     axes_text,
@@ -122,8 +131,8 @@ def _amounts(old: PreflightReport, new: PreflightReport) -> Amounts[PreflightRep
         "HBM read and written": ("bytes", lambda r: r.time.hbm_bytes),
         f"sent within {alone}": ("bytes", lambda r: _sent_bytes(r, _network("ici"))),
         f"sent between {groups}": ("bytes", lambda r: _sent_bytes(r, _network("dcn"))),
-        "tokens per second": ("number", _tokens_per_second),
-        "model FLOP utilisation": ("part", _utilisation),
+        "tokens per second": ("number", lambda r: r.tokens_per_second),
+        "model FLOP utilisation": ("part", lambda r: r.utilisation),
         "price of a step": ("number", _step_price),
         "price of a billion tokens": (
             "number",
@@ -136,23 +145,22 @@ def _amounts(old: PreflightReport, new: PreflightReport) -> Amounts[PreflightRep
 def _held(report: PreflightReport) -> list[BytesUse]:
     memory = report.memory
     fresh = [h for h in memory.results if not h.aliased]
-    values = [BytesUse(("value", h.path), h.path, "", h.device_bytes) for h in memory.arguments]
-    values += [BytesUse(("value", h.path), h.path, "", h.device_bytes) for h in fresh]
+    uses = held_uses([*memory.arguments, *fresh])
     for t in memory.temporaries:
         operation = operation_text(t.op_name) if t.op_name else t.type
         function = t.source.function if t.source is not None else ""
         where = line_text(t.source) if t.source is not None else ""
         key = ("temporary", operation, function)
-        values.append(BytesUse(key, f"temporary of {operation}", where, t.device_bytes))
-    return values
+        uses.append(BytesUse(key, f"temporary of {operation}", where, t.device_bytes))
+    return uses
 
 
 def _sent(report: PreflightReport) -> list[BytesUse]:
     return [traffic_use(t.collective, t.network, t.seconds) for t in report.traffic]
 
 
-class SummaryText:
-    """Rich renderable of several reports as one table.
+class SummaryText(PrintableReport):
+    """Several reports as one table.
 
     Args:
         reports: Reports in row order.
@@ -161,7 +169,7 @@ class SummaryText:
     def __init__(self, reports: Sequence[PreflightFields]) -> None:
         self._reports = reports
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def _sections(self, page: Page) -> Iterator[RenderableType]:
         reports = self._reports
         columns = {
             "program": [f"{r.heading}{_kind_text(r)}" for r in reports],
@@ -170,16 +178,14 @@ class SummaryText:
             "fits": [_fits(r) for r in reports],
             ">takes": [in_seconds(r.time.seconds) for r in reports],
             "bound by": [words_of(r.topology).bounds[r.time.bound] for r in reports],
-            ">tokens/s": [_shown(_tokens_per_second(r), in_amount) for r in reports],
-            ">MFU": [_shown(_utilisation(r), "{:.1%}".format) for r in reports],
+            ">tokens/s": [_shown(r.tokens_per_second, in_amount) for r in reports],
+            ">MFU": [_shown(r.utilisation, "{:.1%}".format) for r in reports],
             ">a step": [_step(r) for r in reports],
         }
-        if options.max_width < WIDE:
+        if page.width < WIDE:
             for name in ("mesh", "bound by"):
                 del columns[name]
-        shown = {name: column for name, column in columns.items() if any(map(str, column))}
-        rows = list(zip(*shown.values(), strict=True))
-        yield section(f"{len(reports)} reports", "", table(list(shown), rows))
+        yield section(f"{len(reports)} reports", "", columns_table(columns))
 
 
 def _fits(report: PreflightFields) -> Text:
@@ -201,14 +207,6 @@ def _step(report: PreflightFields) -> str:
 
 def _sent_bytes(report: PreflightReport, keep: Callable[[TrafficReport], bool]) -> float:
     return sum(t.collective.sent_bytes for t in report.traffic if keep(t))
-
-
-def _tokens_per_second(report: PreflightFields) -> float | None:
-    return None if report.throughput is None else report.throughput.tokens_per_second
-
-
-def _utilisation(report: PreflightFields) -> float | None:
-    return None if report.throughput is None else report.throughput.utilisation
 
 
 def _step_price(report: PreflightFields) -> float | None:
@@ -301,14 +299,14 @@ KEYS: dict[str, BudgetKey[PreflightReport]] = {
     "mfu": BudgetKey(
         "part",
         "model FLOP utilisation",
-        _utilisation,
+        lambda r: r.utilisation,
         _waits,
         at_least=True,
     ),
     "tokens_per_second": BudgetKey(
         "number",
         "number of tokens per second",
-        _tokens_per_second,
+        lambda r: r.tokens_per_second,
         _waits,
         at_least=True,
     ),

@@ -4,7 +4,7 @@ import os
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.costs.gpu.gpu_operation import GpuRates
 from xlashard.costs.rates import Rates
 from xlashard.costs.targets import rates_for
 from xlashard.documents import read_toml
@@ -25,6 +24,7 @@ from xlashard.pjit.report.tables import (
     PrintableReport,
     head,
     line_text,
+    listing,
     operation_text,
     section,
     table,
@@ -37,8 +37,6 @@ from xlashard.wording import in_seconds
 
 KERNEL, REDUCTION = "kernel", "reduction"
 """Kinds of operations with rates of their own, beside the units."""
-
-_KINDS = {KERNEL: "kernels", REDUCTION: "reductions over links"}
 
 _LEAST_WAIT = 0.05
 """Least share of a collective's time for which the cores wait, for a duration that is its own."""
@@ -87,7 +85,7 @@ class MeasuredStep(PrintableReport):
         """Return by unit the median of measured by predicted time, weighted by measured time."""
         return {unit: _median(ratios) for unit, ratios in self.ratios.items() if ratios}
 
-    def _sections(self, page: Page) -> Iterator[RenderableType]:
+    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
         ratio = self.profile.seconds / self.predicted_seconds - 1
         measured = f"{in_seconds(self.profile.seconds)}, {ratio:+.1%} of the prediction"
         facts = [
@@ -95,21 +93,23 @@ class MeasuredStep(PrintableReport):
             ("measured", f"{measured}, mean of {counted(self.profile.executions, 'execution')}"),
         ]
         yield head(self.profile.module or "profile", [self.profile.path], facts)
-        rows = [_row(each, words_of(self.topology).shares) for each in page.rows(self.lines)]
+        shares = words_of(self.topology).shares
+        heading = "Predicted and measured", "by source line"
         columns = (">predicted", ">measured", ">ratio", "what", "bound by", "of")
-        left = page.left(len(self.lines) - len(rows))
-        yield section("Predicted and measured", "by source line", table(columns, rows), left)
-        if self.unmatched:
-            others = [(in_seconds(s), name) for name, s in page.rows(self.unmatched)]
-            note = "operations of the profile that the predicted program lacks, and short ones"
-            left = page.left(len(self.unmatched) - len(others))
-            yield section("Others", note, table((">measured", "operation"), others), left)
-        units = [
+        yield listing(page, heading, columns, self.lines, lambda each: _row(each, shares))
+        yield listing(
+            page,
             (
-                _KINDS.get(unit) or words_of(self.topology).shares.get(unit, unit),
-                f"{ratio:.2f}",
-                f"{len(self.ratios[unit]):,}",
-            )
+                "Others",
+                "operations of the profile that the predicted program lacks, and short ones",
+            ),
+            (">measured", "operation"),
+            self.unmatched,
+            lambda each: (in_seconds(each[1]), each[0]),
+        )
+        names = {**shares, REDUCTION: "reductions over links"}
+        units = [
+            (names.get(unit, unit), f"{ratio:.2f}", f"{len(self.ratios[unit]):,}")
             for unit, ratio in self.slowdowns().items()
         ]
         if units:
@@ -198,13 +198,10 @@ def _ratios(
             if span.block >= 0 or not span.seconds:
                 continue
             is_network = span.resource in ("ici", "dcn")
-            if is_network and span.track != CORES:
-                seconds = _duration(span.name, waited, profile)
-            elif is_network or span.track != CORES or span.name.startswith("copy-done"):
+            # Of collectives the transfers count, of other operations the work of the cores.
+            if is_network == (span.track == CORES) or span.name.startswith("copy-done"):
                 continue
-            else:
-                measured = profile.operations.get(span.name)
-                seconds = None if measured is None else measured.seconds / measured.runs
+            seconds = _duration(span.name, waited, profile)
             if seconds is not None and seconds > 0:
                 by_unit[_kind(span, lines)].append((seconds / span.seconds, seconds))
     return {unit: tuple(ratios) for unit, ratios in by_unit.items()}
@@ -219,7 +216,7 @@ def _kind(span: TimelineSpan, lines: Sequence[LineTime]) -> str:
 
 
 def _duration(name: str, waited: set[str], profile: Profile) -> float | None:
-    """Return the time of a collective, if the cores wait for its end; else it is unknown."""
+    """Return the time of an operation; of a collective only if the cores wait for its end."""
     start = profile.operations.get(name)
     if start is None:
         return None
@@ -240,7 +237,7 @@ def _median(ratios: tuple[tuple[float, float], ...]) -> float:
     return values[bisect_left(list(accumulate(weights)), sum(weights) / 2)]
 
 
-_UNITS: Mapping[str, tuple[str, ...]] = {
+_RATES: Mapping[str, tuple[str, ...]] = {
     "matrix": ("matrix_flops",),
     "vector": ("vector_ops", "transcendentals"),
     "hbm": ("hbm_bytes",),
@@ -248,18 +245,13 @@ _UNITS: Mapping[str, tuple[str, ...]] = {
     "ici": ("link_share", "torus_reduction_share"),
     "dcn": ("dcn_share",),
     "host": ("host_bytes",),
-}
-"""Rates that the slowdown of a unit divides."""
-
-_APART: Mapping[str, tuple[str, ...]] = {
-    KERNEL: ("matrix_flops", "hbm_bytes", "kernel_vector_ops", "kernel_transcendentals"),
+    KERNEL: (
+        *("matrix_flops", "hbm_bytes", "kernel_vector_ops", "kernel_transcendentals"),
+        *("scores", "score_gradients"),  # of GPUs
+    ),
     REDUCTION: ("link_share", "torus_reduction_share"),
 }
-"""The same of kinds of operations whose rates differ from those of others on the same unit."""
-
-_CORRECTED = (*_UNITS, *_APART)
-_SCORES = ("scores", "score_gradients")
-"""Rates of kernels that GPUs have besides."""
+"""Rates that the slowdown of a unit divides, or of a kind of operations with rates of its own."""
 
 
 @dataclass(frozen=True)
@@ -290,15 +282,14 @@ class Calibration:
         if reduction is not None:
             slowdown.setdefault("ici", reduction)
         for unit, ratio in slowdown.items():
-            corrected = _slower(corrected, _UNITS[unit], ratio)
+            corrected = _slower(corrected, _RATES[unit], ratio)
         if kernel is not None:
-            names = (*_APART[KERNEL], *(_SCORES if isinstance(usual, GpuRates) else ()))
-            apart = _slower(usual, names, kernel)
+            apart = _slower(usual, _RATES[KERNEL], kernel)
             step = usual.kernel_step_seconds * kernel
             corrected = replace(corrected, kernels=replace(apart, kernel_step_seconds=step))
         if reduction is not None:
             # Between slices, reductions take the network as others do.
-            apart = _slower(usual, _APART[REDUCTION], reduction)
+            apart = _slower(usual, _RATES[REDUCTION], reduction)
             corrected = replace(corrected, reductions=replace(apart, dcn_share=corrected.dcn_share))
         return corrected
 
@@ -320,7 +311,7 @@ def calibration_text(step: MeasuredStep, chip: str) -> str:
         step: The prediction, made without such a file, and the measurement.
         chip: Generation of the chips: `v6e`.
     """
-    slowdowns = {unit: ratio for unit, ratio in step.slowdowns().items() if unit in _CORRECTED}
+    slowdowns = {unit: ratio for unit, ratio in step.slowdowns().items() if unit in _RATES}
     lines = [
         "# Measured by predicted time: the median over the operations that each unit bounds.",
         f"# xlashard preflight --rates takes it. From {step.profile.module}, "
@@ -386,17 +377,18 @@ def _read(source: RatesSource) -> Calibration:
             "--measured PROFILE --calibrate FILE"
         )
     for unit, ratio in slowdown.items():
-        if unit not in _CORRECTED or not isinstance(ratio, int | float) or not 0.01 < ratio < 100:
+        if unit not in _RATES or not isinstance(ratio, int | float) or not 0.01 < ratio < 100:
             raise ArgumentError(
                 f"slowdown.{unit} = {ratio!r} in {path} is invalid: expected a number from 0.01 to "
-                f"100 for one of {', '.join(_CORRECTED)}"
+                f"100 for one of {', '.join(_RATES)}"
             )
     return Calibration(str(document["chip"]), {str(u): float(r) for u, r in slowdown.items()})
 
 
 def _slower(rates: Rates, names: Iterable[str], ratio: float) -> Rates:
+    """Return rates of which those that the chip has by these names are divided."""
     changed: dict[str, Any] = {}
-    for name in names:
+    for name in {field.name for field in fields(rates)}.intersection(names):
         rate = getattr(rates, name)
         if name == "matrix_flops":
             changed[name] = tuple((dtype, flops / ratio) for dtype, flops in rate)

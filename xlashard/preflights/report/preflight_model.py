@@ -12,12 +12,12 @@ from xlashard.hardware.chip import Links
 from xlashard.pjit.report.model import (
     CollectiveReport,
     DonationReport,
-    RepeatedReport,
-    ReplicationReport,
     SourceLine,
-    UnevenReport,
     ValueReport,
 )
+from xlashard.pjit.report.repeated import RepeatedReport
+from xlashard.pjit.report.replication import ReplicationReport
+from xlashard.pjit.report.uneven_constraints import UnevenReport
 from xlashard.preflights.report.pricing import PriceReport, ThroughputReport
 from xlashard.preflights.report.step_model import LineTime, SpillReport, Timeline
 
@@ -381,3 +381,13 @@ class PreflightFields:
     def heading(self) -> str:
         """Source of the program, or else the name of the function."""
         return self.title or self.name
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second of a training step, over all devices; None for other programs."""
+        return None if self.throughput is None else self.throughput.tokens_per_second
+
+    @property
+    def utilisation(self) -> float | None:
+        """Model FLOP utilisation (MFU) of a training step; None for other programs."""
+        return None if self.throughput is None else self.throughput.utilisation

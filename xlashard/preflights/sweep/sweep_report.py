@@ -14,7 +14,15 @@ from rich.text import Text
 
 from xlashard.documents import ReportFormat, read_text
 from xlashard.errors import ArgumentError, counted
-from xlashard.pjit.report.tables import Page, SerializableReport, head, section, table
+from xlashard.pjit.report.tables import (
+    Page,
+    SerializableReport,
+    columns_table,
+    head,
+    listing,
+    section,
+    table,
+)
 from xlashard.preflights.render.report_text import (
     ESTIMATE,
     WORDS,
@@ -29,7 +37,7 @@ from xlashard.preflights.sweep.sweep_results import (
     SweepFacts,
     SweepResult,
 )
-from xlashard.wording import in_amount, in_bytes, in_seconds
+from xlashard.wording import elided, in_amount, in_bytes, in_seconds
 
 _SHOWN = 12
 _REASON = 160
@@ -83,10 +91,8 @@ def _ranking(
         ">a step": ["" if p is None else price_with_currency(p.step, p.currency) for p in prices],
         ">10⁶ tokens": [_million_tokens(p) for p in prices],
     }
-    known = {name: column for name, column in columns.items() if any(map(str, column))}
     rest = page.left(len(fitting) - len(shown), "more that fit")
-    body = table(list(known), list(zip(*known.values(), strict=True)))
-    return section(title, note, body, rest)
+    return section(title, note, columns_table(columns), rest)
 
 
 def _bound(facts: SweepFacts) -> str:
@@ -100,18 +106,12 @@ def _million_tokens(price: PriceReport | None) -> str:
     return price_with_currency(price.billion_tokens / 1000, price.currency)
 
 
-def _left_out(title: str, results: Sequence[SweepResult], page: Page) -> RenderableType:
-    rows = [(r.where, r.axes, Text(_reason(r, page), style="dim")) for r in page.rows(results)]
-    rest = page.left(len(results) - len(rows))
-    return section(title, "", table(["topology", "mesh", "why"], rows), rest)
-
-
 def _reason(result: SweepResult, page: Page) -> str:
     facts = result.facts
     if result.outcome == "out of memory" and facts is not None:
         return f"{in_bytes(facts.total_bytes)} of {in_bytes(facts.available_bytes)}"
     line = " ".join(result.reason.split())
-    return line if page.is_full or len(line) <= _REASON else f"{line[: _REASON - 1]}…"
+    return line if page.is_full else elided(line, _REASON)
 
 
 class SweepProgress:
@@ -306,7 +306,7 @@ class SweepReport(SerializableReport):
         cost = describe_price(price, report.time.seconds, report.topology.chips, tokens)
         return replace(report, price=cost)
 
-    def _sections(self, page: Page) -> Iterator[RenderableType]:
+    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
         yield _head(self)
         if self.fitting:
             best = self.best_by_topology
@@ -316,9 +316,13 @@ class SweepReport(SerializableReport):
             note = "by the estimated time of a step"
             yield _ranking(self, self.fitting, page, "Fastest first", note)
         for outcome, title in _TITLES.items():
-            results = [r for r in self.results if r.outcome == outcome]
-            if results:
-                yield _left_out(title, results, page)
+            yield listing(
+                page,
+                (title, ""),
+                ("topology", "mesh", "why"),
+                [r for r in self.results if r.outcome == outcome],
+                lambda r: (r.where, r.axes, Text(_reason(r, page), style="dim")),
+            )
         if self.skipped_topologies:
             rows = [(t.where, Text(t.reason, style="dim")) for t in self.skipped_topologies]
             yield section("Without a mesh", "", table(["topology", "why"], rows))

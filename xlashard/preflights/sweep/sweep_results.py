@@ -13,6 +13,7 @@ from xlashard.documents import ReportFormat, write_whole
 from xlashard.errors import ArgumentError
 from xlashard.gpu.gpu_models import GPU_MODELS
 from xlashard.hardware.chip import Links
+from xlashard.preflights.render.report_text import slices_text
 from xlashard.preflights.report.preflight_model import Bound
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.tpu.generations import GENERATIONS
@@ -59,7 +60,6 @@ class SweepFacts:
     @classmethod
     def of(cls, report: PreflightReport) -> "SweepFacts":
         """Return the figures of a report."""
-        throughput = report.throughput
         return cls(
             chips=report.topology.chips,
             seconds=report.time.seconds,
@@ -67,8 +67,8 @@ class SweepFacts:
             total_bytes=report.memory.total_bytes,
             available_bytes=report.memory.available_bytes,
             compile_seconds=report.compile_seconds,
-            tokens_per_second=None if throughput is None else throughput.tokens_per_second,
-            utilisation=None if throughput is None else throughput.utilisation,
+            tokens_per_second=report.tokens_per_second,
+            utilisation=report.utilisation,
             chip=report.topology.generation,
             links=report.topology.links,
         )
@@ -101,7 +101,7 @@ class SweepResult:
     @property
     def where(self) -> str:
         """Topology as text: `2 × v5e:4x4`."""
-        return _where(self.topology, self.slices)
+        return slices_text(self.topology, self.slices)
 
     @property
     def axes(self) -> str:
@@ -137,11 +137,7 @@ class SkippedTopology:
     @property
     def where(self) -> str:
         """Topology as text: `2 × v5e:4x4`."""
-        return _where(self.topology, self.slices)
-
-
-def _where(topology: str, slices: int) -> str:
-    return topology if slices == 1 else f"{slices} × {topology}"
+        return slices_text(self.topology, self.slices)
 
 
 def ranked(results: Iterable[SweepResult]) -> tuple[SweepResult, ...]:

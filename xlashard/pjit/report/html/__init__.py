@@ -20,7 +20,7 @@ from xlashard.errors import ArgumentError
 from xlashard.pictures.svg_html import make_environment
 from xlashard.pjit.report.comparison import Comparison
 from xlashard.pjit.report.model import CollectiveReport
-from xlashard.pjit.report.sections import FINDINGS, MOVES
+from xlashard.pjit.report.sections import MOVES, findings_of
 from xlashard.pjit.report.tables import (
     SerializableReport,
     cause_of,
@@ -168,7 +168,7 @@ def report_environment(*packages: str) -> Environment:
             printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
         ),
     )
-    made.globals.update(FINDINGS=FINDINGS, MOST_ROWS=MOST_ROWS, MOVES=MOVES)
+    made.globals.update(MOST_ROWS=MOST_ROWS, MOVES=MOVES, findings_of=findings_of)
     made.filters.update(
         amount=_amount,
         axes=axes_of,
