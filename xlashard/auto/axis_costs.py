@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from xlashard._jax.trace.primitive_names import CONSTRAINT, IN_PLACE
 from xlashard.auto.graph.graph_values import GraphOperation
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import Machine, MeshAxis
@@ -266,7 +267,7 @@ class CostModel:
             factor: Factor that is split over this axis, or None.
         """
         op, rates = self.graph.operations[number], self.machine.rates
-        if op.name == "sharding_constraint":
+        if op.name == CONSTRAINT:
             return 0.0
         split = math.prod(
             size
@@ -342,7 +343,7 @@ def _touched(op: GraphOperation) -> list[tuple[int, int]]:
     skipped: tuple[int, ...] = ()
     if op.name in ("gather", "dynamic_slice"):
         skipped = (0,)
-    elif op.name.startswith("scatter") or op.name == "dynamic_update_slice":
+    elif op.name in IN_PLACE:
         skipped = (0, -1)
     return [(slot, value) for slot, value in op.slots if slot not in skipped]
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 
+from xlashard._jax.trace.primitive_names import SCATTERS
 from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
 from xlashard.auto.foreseen import foreseen_transfers
 from xlashard.auto.graph.graph_values import GraphOperation
@@ -17,9 +18,6 @@ SMALL_BYTES = 1 << 12
 
 INSIDE = "; inside: "
 """Ends the name of a layout, before that of its constraints."""
-
-_SCATTERS = frozenset({"scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
-"""Operations that the partitioner splits by its own costs where the sharding of indices is open."""
 
 type LayoutKey = tuple[object, ...]
 """Shardings of a layout, which equal layouts share."""
@@ -194,7 +192,8 @@ class LayoutBuilder:
                         continue
                     if total is None:
                         yield site, self._spec(value, stored)
-                elif needed != stored or (slot == 1 and op.name in _SCATTERS):
+                elif needed != stored or (slot == 1 and op.name in SCATTERS):
+                    # The partitioner splits a scatter whose indices are open by its own costs.
                     states = {a: WHOLE if s is None else s for a, s in needed.items()}
                     yield ConstraintSite(op.path, "operand", slot), self._spec(value, states)
         for value, made in sums.items():

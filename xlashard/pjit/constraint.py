@@ -16,6 +16,7 @@ from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import as_function, from_function
+from xlashard._jax.trace.primitive_names import CONSTRAINT
 from xlashard._jax.trace.primitives import (
     AxisData,
     Primitive,
@@ -44,7 +45,7 @@ from xlashard.pjit.shardings.resources import (
     misfit,
     read_resources,
 )
-from xlashard.pjit.shardings.uneven import CONSTRAINT, dividing, report_uneven_value
+from xlashard.pjit.shardings.uneven import dividing, report_uneven_value
 from xlashard.program.annotate import is_open, sharding_text
 from xlashard.program.plan import Partitioner, open_dims
 from xlashard.sharding import (

@@ -17,6 +17,7 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.state.discharge import discharge_state
 from jax._src.state.types import AbstractRef
 
+from xlashard._jax.trace.primitive_names import INDEXING, SCATTERS
 from xlashard._jax.trace.tracing import equations, with_inner_jaxprs
 
 type Jaxpr = Any
@@ -46,21 +47,18 @@ def short_index(jaxpr: Jaxpr) -> tuple[Any, str] | None:
         Its abstract value and the dtype of the integers; None without such an array.
     """
     for eqn in equations(jaxpr):
-        if not eqn.primitive.name.startswith(_INDEXING):
+        if eqn.primitive.name not in INDEXING:
             continue
         dims = _indexed_dims(eqn)
         if not dims:
             continue
         operand, index = eqn.invars[0].aval, eqn.invars[-1].aval
-        if "scatter" in eqn.primitive.name:
+        if eqn.primitive.name in SCATTERS:
             index = eqn.invars[1].aval
         reach = max(np.iinfo(index.dtype).max, 2**31 - 1)
         if any(operand.shape[dim] > reach for dim in dims):
             return operand, index.dtype.name
     return None
-
-
-_INDEXING = ("dynamic_slice", "dynamic_update_slice", "gather", "scatter")
 
 
 def _indexed_dims(eqn: Any) -> Sequence[int]:
@@ -73,7 +71,7 @@ def _indexed_dims(eqn: Any) -> Sequence[int]:
             taken = eqn.invars[1].aval.shape
         case "gather":
             return params["dimension_numbers"].start_index_map
-        case name if name.startswith("scatter"):
+        case name if name in SCATTERS:
             return params["dimension_numbers"].scatter_dims_to_operand_dims
         case _:
             return ()

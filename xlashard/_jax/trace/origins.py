@@ -10,23 +10,10 @@ from typing import Any
 from jax._src import core, source_info_util
 
 from xlashard._jax.trace.jaxprs import Jaxpr, Literal, as_function, scan_operands
+from xlashard._jax.trace.primitive_names import CONSTRAINT, CONTROL_FLOW, ELEMENTWISE, REDUCTIONS
 
 type Line = tuple[str, int]
 """File and line of the user's code."""
-
-# Primitives whose result has the dimensions of its operands.
-_NAMES = """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp conj
-    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor
-    ge gt imag integer_pow is_finite le lgamma log log1p logistic lt max min mul name ne neg
-    nextafter not or pow real reduce_precision rem round rsqrt select_n sharding_constraint sign sin
-    sinh sqrt square stop_gradient sub tan tanh xor
-"""
-_ELEMENTWISE = frozenset(_NAMES.split())
-
-_REDUCTIONS = frozenset(
-    ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +120,7 @@ def origins(scope: Scope, variable: Any, dim: int, stops: Collection[str]) -> It
 def _back(at: Origin, place: int, eqn: Any) -> list[tuple[Scope, Any, int]]:
     """Return the values and dimensions that a dimension of an equation's result comes from."""
     inner = at.scope.inner.get(place, [])
-    if len(inner) == 1 and eqn.primitive.name not in ("scan", "while", "cond"):
+    if len(inner) == 1 and eqn.primitive.name not in CONTROL_FLOW:
         outputs = inner[0].jaxpr.outvars
         if len(outputs) == len(eqn.outvars):
             return [(inner[0], outputs[eqn.outvars.index(at.variable)], at.dim)]
@@ -142,7 +129,7 @@ def _back(at: Origin, place: int, eqn: Any) -> list[tuple[Scope, Any, int]]:
 
 def _operands(eqn: Any, dim: int) -> Iterator[tuple[Any, int]]:
     name, params = eqn.primitive.name, eqn.params
-    if name in _ELEMENTWISE:
+    if name in ELEMENTWISE or name == CONSTRAINT:
         shape = eqn.outvars[0].aval.shape
         yield from ((v, dim) for v in eqn.invars if v.aval.shape == shape)
     elif name == "dot_general":
@@ -153,7 +140,7 @@ def _operands(eqn: Any, dim: int) -> Iterator[tuple[Any, int]]:
         before = params["broadcast_dimensions"].index(dim)
         if eqn.invars[0].aval.shape[before] == eqn.outvars[0].aval.shape[dim]:
             yield eqn.invars[0], before
-    elif name in _REDUCTIONS or name == "squeeze":
+    elif name in REDUCTIONS or name == "squeeze":
         removed = params["dimensions"] if name == "squeeze" else params["axes"]
         yield eqn.invars[0], [d for d in range(eqn.invars[0].aval.ndim) if d not in removed][dim]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from xlashard._jax.trace.primitive_names import CONSTRAINT
 from xlashard.auto.problem import ConstraintSite
 from xlashard.auto.rules.factors import Factor, OpRule
 from xlashard.sharding import PartitionSpec
@@ -178,7 +179,7 @@ def fixed_specs(eqn: Any) -> tuple[tuple[FixedSpec, ...], tuple[FixedSpec, ...]]
             tuple(map(spec_axes, ins, [v.aval.ndim for v in eqn.invars])),
             tuple(map(spec_axes, outs, [v.aval.ndim for v in eqn.outvars])),
         )
-    if eqn.primitive.name != "sharding_constraint":
+    if eqn.primitive.name != CONSTRAINT:
         return None
     spec = getattr(eqn.params["sharding"], "spec", None)
     if spec is None:

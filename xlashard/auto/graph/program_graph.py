@@ -11,6 +11,14 @@ from functools import cached_property
 from typing import Any
 
 from xlashard._jax.trace import tracing
+from xlashard._jax.trace.primitive_names import (
+    ADDITIONS,
+    CONSTRAINT,
+    DEVICE_PROGRAMS,
+    IN_PLACE,
+    LINEAR,
+    REDUCTIONS,
+)
 from xlashard.auto.graph.graph_values import (
     GraphOperation,
     GraphStep,
@@ -27,6 +35,9 @@ from xlashard.auto.problem import ConstraintSite
 from xlashard.auto.rules.factors import Factor, OpRule
 from xlashard.auto.rules.op_rules import op_rule
 from xlashard.sharding import PartitionSpec
+
+_FOLLOWING = frozenset(("broadcast_in_dim", *REDUCTIONS))
+"""Primitives whose small side may follow the large one."""
 
 _SMALL_BYTES = 1 << 21
 """Smaller values of the state, in bytes, follow what they are broadcast to or reduced from."""
@@ -125,7 +136,7 @@ class ProgramGraph(InnerPrograms):
             self._use(operands)
             return special(eqn, operands, path, times)
         rule = op_rule(eqn)
-        if not rule.known and name not in _CLOSED:
+        if not rule.known and name not in DEVICE_PROGRAMS:
             bodies = list(tracing.bodies(eqn))
             if len(bodies) == 1:
                 body = bodies[0]
@@ -156,7 +167,7 @@ class ProgramGraph(InnerPrograms):
         self.operations.append(
             GraphOperation(
                 path=(),
-                name="sharding_constraint",
+                name=CONSTRAINT,
                 rule=OpRule(()),
                 operands=(value,),
                 results=(copy,),
@@ -192,11 +203,11 @@ class ProgramGraph(InnerPrograms):
     ) -> list[int | None]:
         outs = self._results(eqn, path, times)
         self._use(operands)
-        if eqn.primitive.name in _ADDITIONS and rule.elementwise:
+        if eqn.primitive.name in ADDITIONS and rule.elementwise:
             left, right = operands
             if left is not None and right is not None:
                 self._additions[outs[0]] = left, right
-        if eqn.primitive.name in _LINEAR and operands[0] is not None:
+        if eqn.primitive.name in LINEAR and operands[0] is not None:
             self._passed[outs[0]] = operands[0]
         arrays = tuple(None if o is None or not self.values[o].shape else o for o in operands)
         operation = GraphOperation(
@@ -215,7 +226,7 @@ class ProgramGraph(InnerPrograms):
         fused = copied or transparent or pointwise
         if operation.name == "conv_general_dilated":
             self._note_spatial(operation, eqn.params["dimension_numbers"])
-        in_place = operation.name in _IN_PLACE
+        in_place = operation.name in IN_PLACE
         self.steps.append(GraphStep(operands, outs, fused=fused, in_place=in_place))
         if is_free and rule.pairwise:
             for taken, result in zip(operands, outs, strict=False):
@@ -285,23 +296,6 @@ class ProgramGraph(InnerPrograms):
                                 self.reductions.append((made, label, operation.times))
         self.state_clusters = self.clusters_led_by(self.state)
 
-
-_ADDITIONS = frozenset({"add", "add_any"})
-_LINEAR = frozenset({"transpose", "convert_element_type", "neg", "copy"})
-"""Functions of one value that may as well be applied to a sum."""
-_CLOSED = frozenset({"pallas_call", "shard_map", "custom_partitioning"})
-"""Primitives whose inner jaxprs are programs for one device."""
-
-_IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
-"""Primitives that update their first operand."""
-
-_FOLLOWING = frozenset(
-    {
-        *("broadcast_in_dim", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod"),
-        *("reduce_and", "reduce_or", "argmax", "argmin"),
-    }
-)
-"""Reductions and broadcasts, whose small side may follow the large one."""
 
 _FAR_MORE = 4.0
 """A second dimension is that of the batch if it splits so many times the work of the first."""

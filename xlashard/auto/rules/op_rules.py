@@ -4,9 +4,10 @@ The rules of matrix products and convolutions stand here, with their FLOP.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from xlashard._jax.trace.primitive_names import COPIES, ELEMENTWISE, REDUCTIONS, SCATTERS
 from xlashard.auto.rules import dimension_rules as dims
 from xlashard.auto.rules.factors import (
     Factors,
@@ -19,36 +20,6 @@ from xlashard.auto.rules.factors import (
 
 type Rule = Callable[[Operation], Factors]
 """Rule of a primitive, which yields the factors of an operation."""
-
-ELEMENTWISE = frozenset(
-    (
-        *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan"),
-        *("atan2", "atanh", "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cbrt"),
-        *("ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "copy"),
-        *("copy_p", "cos", "cosh", "digamma", "div", "eq", "eq_to", "erf", "erf_inv"),
-        *("erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a"),
-        *("igammac", "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log"),
-        *("log1p", "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "name"),
-        *("ne", "neg", "nextafter", "not", "one_minus_square", "or", "polygamma"),
-        *("polynomial", "population_count", "pow", "random_clone", "random_fold_in"),
-        *("random_seed", "real", "reduce_precision"),
-        *("regularized_incomplete_beta", "rem", "round", "rsqrt", "select_n", "shift_left"),
-        *("shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt"),
-        *("square", "stop_gradient", "sub", "tan", "tanh", "threefry2x32", "threefry4x32"),
-        *("philox2x32", "philox4x32", "tie", "to_edtype", "from_edtype", "xor", "zeta"),
-    )
-)
-"""Primitives that compute each value of their results from values at the same place."""
-
-COPIES = frozenset(
-    (
-        *("boundary_sharding", "device_put", "layout_constraint", "mesh_cast"),
-        *("optimization_barrier", "preduced", "pvary", "reduced_vary_cast"),
-        *("relayout", "reshard", "sharding_constraint", "stage", "vary_unreduced_cast"),
-        *("with_memory_space_constraint",),
-    )
-)
-"""Primitives whose results are copies of their operands, one by one."""
 
 
 def op_rule(eqn: Any) -> OpRule:
@@ -210,15 +181,12 @@ def product_flops(op: Operation) -> float:
     return 0.0
 
 
-_PRIMITIVES: dict[Rule, tuple[str, ...]] = {
+_PRIMITIVES: dict[Rule, Collection[str]] = {
     dot_general: ("dot_general",),
     ragged_dot_general: ("ragged_dot_general",),
     conv_general_dilated: ("conv_general_dilated",),
     dims.gather: ("gather",),
-    dims.scatter: (
-        *("scatter", "scatter-add", "scatter-sub", "scatter-mul"),
-        *("scatter-min", "scatter-max"),
-    ),
+    dims.scatter: SCATTERS,
     dims.dynamic_slice: ("dynamic_slice",),
     dims.dynamic_update_slice: ("dynamic_update_slice",),
     dims.slice_: ("slice",),
@@ -236,10 +204,7 @@ _PRIMITIVES: dict[Rule, tuple[str, ...]] = {
     dims.unstack: ("unstack",),
     dims.tile: ("tile",),
     dims.cumulative: ("cumsum", "cumprod", "cummax", "cummin"),
-    dims.reduction: (
-        *("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and"),
-        *("reduce_or", "reduce_xor", "argmax", "argmin"),
-    ),
+    dims.reduction: (*REDUCTIONS, "reduce_xor"),
     dims.reduce: ("reduce",),
     dims.windows: (
         *("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"),

@@ -5,16 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from xlashard._jax.trace.origins import Line, Origin, Scope, origins, source_line
+from xlashard._jax.trace.primitive_names import CONSTRAINT, CONSTRAINTS
 from xlashard.errors import ShardingError
 from xlashard.hlo.module import Frame
-from xlashard.pjit.shardings.uneven import CONSTRAINT
 from xlashard.sharding import AbstractMesh, Mesh, NamedSharding, Sharding, from_jax
-
-CONSTRAINTS = {CONSTRAINT: "sharding", "reshard": "dst_sharding"}
-"""Primitives that prescribe the sharding of a value, by the parameter that has the sharding.
-
-JAX's `reshard` prescribes it on Explicit mesh axes.
-"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,9 +15,9 @@ from xlashard._jax.trace.origins import (
     source_frames,
     source_line,
 )
+from xlashard._jax.trace.primitive_names import CONSTRAINTS, PRODUCTS
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Frame, Instruction
-from xlashard.pjit.report.closed_dimensions import CONSTRAINTS
 from xlashard.pjit.report.explained_program import ExplainedProgram, ProgramValue, SourceLocator
 from xlashard.pjit.report.findings import Column, Findings
 from xlashard.pjit.report.model import SourceLine
@@ -26,7 +26,6 @@ from xlashard.pjit.report.tables import line_text
 from xlashard.sharding import Mesh, PartitionSpec
 from xlashard.wording import typed
 
-_PRODUCTS = ("dot_general", "conv_general_dilated")
 _LEAST_SHARE = 0.01
 
 
@@ -159,7 +158,7 @@ def _products(scope: Scope, *, on_shards: bool = False) -> Iterator[_Product]:
         if name == "shard_map":
             for inner in bodies if on_shards else ():
                 yield from _products(inner)
-        elif name in _PRODUCTS:
+        elif name in PRODUCTS:
             if not on_shards:
                 yield _Product(scope, eqn)
         else:
@@ -173,7 +172,7 @@ def _instructions(module: HloProgram) -> Iterator[tuple[Computation, Instruction
         computation = module.computations[name]
         for instruction in computation.instructions.values():
             is_call = instruction.opcode == "custom-call"
-            named = is_call and instruction.op_name.rpartition("/")[2] in _PRODUCTS
+            named = is_call and instruction.op_name.rpartition("/")[2] in PRODUCTS
             if (named or instruction.opcode in ("dot", "convolution")) and len(
                 instruction.operands
             ) >= 2:

@@ -5,11 +5,11 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from xlashard._jax.trace.primitive_names import CONSTRAINTS
 from xlashard._jax.trace.tracing import explicit_sharding
 from xlashard.geometry import MeshGrid
 from xlashard.hlo.collectives import Collective
 from xlashard.pjit.report.closed_dimensions import (
-    CONSTRAINTS,
     ClosedDimension,
     constraint_of,
     find_closed_dimensions,

@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from xlashard._jax.lowering import dtype_name
+from xlashard._jax.trace.primitive_names import ALIKE_OPERANDS, LINEAR_ALGEBRA
 from xlashard._jax.trace.tracing import entry_axes, typed_axes
 from xlashard._jax.trace.type_errors import (
     InvalidSpec,
@@ -27,9 +28,6 @@ from xlashard.sharding.named import spec_entries
 
 type Axes = tuple[str, ...]
 """The mesh axes of one dimension, major to minor."""
-
-# Operations whose operands must be sharded alike; every elementwise operation is one too.
-_ALIKE = frozenset(("select_n", "concatenate", "stack", "dynamic_update_slice", "sort", "clamp"))
 
 
 def explained(error: Exception) -> Exception:
@@ -143,7 +141,7 @@ def _operation(failure: TypeFailure) -> str:
     if name == "vmap":
         return _mapped(operands, params["axes"])
     advice = _whole(operands, _whole_dims(failure))
-    if name in _ALIKE or failure.duplicate is not None or "broadcasting" in failure.text:
+    if name in ALIKE_OPERANDS or failure.duplicate is not None or "broadcasting" in failure.text:
         advice = advice or _alike(failure)
     return advice or (
         f"{failure.text.rstrip('.')}. Give its operands other shardings by "
@@ -281,7 +279,7 @@ def _whole_dims(failure: TypeFailure) -> frozenset[int]:
         return frozenset(d for d, added in enumerate(params["padding_config"]) if any(added))
     if name == "tile":
         return frozenset(d for d, count in enumerate(params["reps"]) if count != 1)
-    if name in ("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve", "schur"):
+    if name in LINEAR_ALGEBRA:
         return frozenset((first.ndim - 2, first.ndim - 1))
     for key in ("dimension", "axis", "reduction_dimension"):
         if isinstance(params.get(key), int) and name not in ("concatenate", "stack"):

@@ -15,6 +15,7 @@ import jax
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.trace import tracing
+from xlashard._jax.trace.primitive_names import CONSTRAINT
 from xlashard.config import read_flags
 from xlashard.errors import (
     GeometryError,
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
     from xlashard._jax.trace import origins
 else:
     origins = deferred("xlashard._jax.trace.origins")
-
-CONSTRAINT = "sharding_constraint"
-"""Name of the primitive of constraints, of ours and of JAX's."""
 
 FLAGS = read_flags(os.environ)
 

@@ -7,10 +7,9 @@ from jax.sharding import AxisType, PartitionSpec, UnreducedKind
 
 from xlashard._jax.lowering import dtype_name, uses_shardy
 from xlashard._jax.trace import tracing
+from xlashard._jax.trace.primitive_names import CALLBACKS
 from xlashard.errors import UnreducedError
 from xlashard.sharding import NamedSharding, XLACompatibleSharding
-
-_CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print", "python_callback")
 
 
 def check_reductions(jaxpr: Any, name: str) -> None:
@@ -38,7 +37,7 @@ def check_reductions(jaxpr: Any, name: str) -> None:
                 "partitioner can't reduce: use Shardy, by XLASHARD_PARTITIONER=shardy or "
                 "jax.config.update('jax_use_shardy_partitioner', True)"
             )
-        if before and kind in _CALLBACKS:
+        if before and kind in CALLBACKS:
             raise UnreducedError(
                 f"{name} passes an unreduced value, {dtype_name(aval)}, to a {kind}, which "
                 "would get partial results: reduce it first, by jax.sharding.reshard(x, P(...)) "

@@ -9,6 +9,7 @@ from typing import Any
 
 from xlashard._jax.trace.jaxprs import without_equations
 from xlashard._jax.trace.origins import is_variable, source_line
+from xlashard._jax.trace.primitive_names import COLLECTIVES, PRODUCTS
 from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.targets import network_for
 from xlashard.geometry import MeshGrid
@@ -18,7 +19,6 @@ from xlashard.pjit.report.descriptions import describe_collective
 from xlashard.pjit.report.explained_program import SourceLocator
 from xlashard.pjit.report.model import CollectiveReport
 from xlashard.preflights.attribution.collective_context import (
-    PRODUCTS,
     CollectiveContext,
     SuggestionFinder,
     collective_context,
@@ -73,13 +73,6 @@ def _merges(shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
     return False
 
 
-_EXPLICIT_NAMES = """
-    all_gather all_gather_invariant all_gather_reduced all_to_all pbroadcast pmax pmean pmin
-    ppermute psum psum2 psum_invariant psum_scatter ragged_all_to_all reduce_scatter
-"""
-_EXPLICIT = frozenset(_EXPLICIT_NAMES.split())
-
-
 @dataclass(frozen=True)
 class Attribution:
     """Cause of a collective.
@@ -117,7 +110,7 @@ class Attributor:
 
     def attribute(self, collective: Collective) -> Attribution:
         """Return the cause of a collective."""
-        if operation_of(collective.op_name) in _EXPLICIT:
+        if operation_of(collective.op_name) in COLLECTIVES:
             return Attribution("explicit")
         context = collective_context(collective, self.dataflow, self.shardings, self.grid)
         before = self._reduction_before(context)

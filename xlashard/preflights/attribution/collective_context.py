@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xlashard._jax.trace.origins import Line, Scope, is_variable, source_line
+from xlashard._jax.trace.primitive_names import PRODUCTS
 from xlashard.geometry import MeshGrid
 from xlashard.geometry.groups import SourceTargetPairs
 from xlashard.hlo.call_graph import makers
@@ -23,9 +24,6 @@ from xlashard.preflights.attribution.value_shardings import (
     spec_of,
 )
 from xlashard.sharding import NamedSharding
-
-PRODUCTS = ("dot_general", "conv_general_dilated")
-"""Primitives that contract dimensions."""
 
 
 @dataclass(frozen=True, eq=False)

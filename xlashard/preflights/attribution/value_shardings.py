@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from xlashard._jax.trace.origins import Line, Scope, origins, source_line
-from xlashard.pjit.report.closed_dimensions import CONSTRAINTS, constraint_of
+from xlashard._jax.trace.primitive_names import CONSTRAINTS
+from xlashard.pjit.report.closed_dimensions import constraint_of
 from xlashard.sharding import Mesh, NamedSharding, Sharding
 
 type Axes = tuple[str, ...]
