@@ -22,6 +22,7 @@ from xlashard.pjit.constraint import constraint_p, constraint_params
 from xlashard.preflights.memory_breakdown import available_bytes
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.tpu.generations import GENERATIONS
+from xlashard.tpu.topologies import torus_parts
 
 NOMINAL = next(g for g in GENERATIONS if g.name == "v5e")
 """Generation whose rates stand for devices of no topology, such as emulated ones."""
@@ -216,7 +217,7 @@ def _axis_of(topology: BaseTopology, mesh: Mesh, name: str, rates: Rates) -> Mes
         slowdown = rates.link_share / reductions.link_share
         return MeshAxis(name, links.size, speed, latency, slowdown)
     hops = sum(part.size for part in links.parts) / 2
-    dimensions = len([p for p in links.parts if p.dimension not in ("slice", "core")])
+    dimensions = len(torus_parts(links.parts))
     reduced = reductions.torus_reduction_share if dimensions > 1 else reductions.link_share
     share = rates.dcn_share if links.network == "dcn" else rates.link_share
     latency = rates.collective_seconds + hops * rates.hop_seconds

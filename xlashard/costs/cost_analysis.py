@@ -26,7 +26,9 @@ _ELEMENTWISE_NAMES = """
     abs add ceil clamp compare divide floor maximum minimum multiply negate remainder
     round-nearest-afz round-nearest-even select sign subtract
 """
-_ELEMENTWISE = frozenset(_ELEMENTWISE_NAMES.split())
+ELEMENTWISE = frozenset(_ELEMENTWISE_NAMES.split())
+"""Operations whose elements count as one floating-point operation each."""
+
 _TRANSCENDENTAL_NAMES = """
     acos acosh asin asinh atan2 atanh cbrt cosh cosine erf exponential exponential-2
     exponential-minus-one log log-2 log-plus-one logistic power rsqrt sine sinh sqrt tan tanh
@@ -71,9 +73,9 @@ def instruction_flops(
         instruction: The instruction.
     """
     opcode = instruction.opcode
-    if opcode in ("convolution", "dot") or is_library_product(instruction):
+    if is_product(instruction):
         return _product(computation, instruction)
-    if opcode in _ELEMENTWISE:
+    if opcode in ELEMENTWISE:
         operands = computation.operand_arrays(instruction)
         floating = bool(operands) and _is_floating(operands[-1].dtype)
         return InstructionFlops(elementwise=float(_size(instruction)) if floating else 0.0)
@@ -86,6 +88,11 @@ def instruction_flops(
         steps = math.log2(max(math.prod(length), 2))
         return InstructionFlops(elementwise=5.0 * _size(instruction) * steps)
     return NOTHING
+
+
+def is_product(instruction: Instruction) -> bool:
+    """Return whether an instruction is a matrix product or convolution, of XLA or of a library."""
+    return instruction.opcode in ("convolution", "dot") or is_library_product(instruction)
 
 
 def _size(instruction: Instruction) -> int:
@@ -137,10 +144,10 @@ def _convolution(instruction: Instruction, left: Shape, right: Shape, result: Sh
     On TPU, a batch dimension or a contraction over two dimensions of a matrix product becomes a
     window dimension with mostly out-of-bounds positions.
     """
-    labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes.dim_labels)
+    labels = instruction.attributes.convolution_labels
     if labels is None:
         return 0
-    left_labels, right_labels, result_labels = labels.groups()
+    left_labels, right_labels, result_labels = labels
     counted = result.dims[result_labels.index("b")] * result.dims[result_labels.index("f")]
     # With feature or batch groups, operands and result hold the share of one group.
     counted *= right.dims[right_labels.index("i")]

@@ -23,6 +23,7 @@ from xlashard.costs.kernel_scalars import (
     Unknown,
     axes_of,
 )
+from xlashard.costs.rates import in_registers
 from xlashard.hlo.shapes import HBM, Shape, dtype_name
 
 _TRANSCENDENTAL_NAMES = """
@@ -225,9 +226,9 @@ class _Counter:
             return 0
         counted = op.name in _TRANSCENDENTAL or op.name in _VECTOR
         if op.name in _REDUCTIONS:
-            return in_registers(self._types[op.operands[0]])
+            return _in_registers(self._types[op.operands[0]])
         if counted or op.name.startswith(("arith.", "math.")):
-            return in_registers(self._types[op.results[0]])
+            return _in_registers(self._types[op.results[0]])
         return 0
 
     def _product(self, op: KernelOp) -> tuple[tuple[str, int, int, int], int]:
@@ -329,16 +330,11 @@ class _Counter:
 _LIST = re.compile(r"\[([^\]]*)\]")
 
 
-def in_registers(array: KernelType) -> int:
+def _in_registers(array: KernelType) -> int:
     """Return the elements of a vector with the padding to whole registers; 0 for a scalar."""
     if array.shape is None:
         return 0
-    dims = [n or 0 for n in array.shape]
-    if dims:
-        dims[-1] = -(-dims[-1] // 128) * 128
-    if len(dims) > 1:
-        dims[-2] = -(-dims[-2] // 8) * 8
-    return math.prod(dims)
+    return in_registers(tuple(n or 0 for n in array.shape))
 
 
 def _is_buffer(value: KernelType) -> bool:

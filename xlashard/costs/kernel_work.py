@@ -34,8 +34,15 @@ def is_kernel(call: Instruction) -> bool:
 
 def is_ragged(call: Instruction) -> bool:
     """Return whether a kernel is a ragged product of XLA or of JAX's megablox."""
-    is_megablox = not {"gmm", "tgmm"}.isdisjoint(_names(call))
-    return is_megablox or "ragged_dot_tiling" in call.attributes.frontend
+    return _is_xla_ragged(call) or not _MEGABLOX.isdisjoint(_names(call))
+
+
+_MEGABLOX = frozenset(("gmm", "tgmm"))
+"""Kernels of JAX's megablox, which visit the groups in order."""
+
+
+def _is_xla_ragged(call: Instruction) -> bool:
+    return "ragged_dot_tiling" in call.attributes.frontend
 
 
 def kernel_name(call: Instruction) -> str:
@@ -99,7 +106,7 @@ def kernel_work(
     estimate = kernel_estimate(call)
     if counted is None:
         return _estimated(estimate) if estimate else None
-    if "ragged_dot_tiling" in call.attributes.frontend:
+    if _is_xla_ragged(call):
         return _ragged(computation, call, counted)
     return _smaller(counted, estimate)
 
@@ -160,17 +167,8 @@ def _counted(module: HloModule, computation: Computation, call: Instruction) -> 
     prefetched = [_constant(module, computation, name) for name in scalars]
     arrays = computation.operand_arrays(call)[first + kernel.scalar_prefetch :]
     arrays += call.shape.arrays
-    return count_kernel(
-        kernel,
-        prefetched,
-        arrays,
-        sorted_blocks="ragged_dot_tiling" in call.attributes.frontend
-        or kernel_name(call) in _RAGGED_KERNELS,
-    )
+    return count_kernel(kernel, prefetched, arrays, sorted_blocks=is_ragged(call))
 
-
-_RAGGED_KERNELS = ("gmm", "tgmm")
-"""Kernels of JAX's megablox, which visit the groups in order."""
 
 _BODY = re.compile(r'"body":\s*"([A-Za-z0-9+/=\\]+)"')
 

@@ -10,15 +10,20 @@ from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import HBM, HOST, VMEM, Shape
 
 _FREE_NAMES = """
-    add-dependency after-all async-done async-start async-update bitcast call call-start
-    call-update conditional constant copy-done domain get-tuple-element iota opt-barrier parameter
-    partition-id replica-id tuple while
+    add-dependency after-all bitcast constant domain get-tuple-element iota opt-barrier parameter
+    partition-id replica-id tuple
 """
-_FREE = frozenset(_FREE_NAMES.split())
+FREE = frozenset(_FREE_NAMES.split())
+"""Operations that neither compute nor move bytes."""
+
+_CALLS = frozenset(
+    ("async-start", "async-update", "call", "call-start", "call-update", "conditional", "while")
+)
+"""Operations whose bytes the computations that they call count."""
+
 _PASSED_ON = ("bitcast", "reshape", "get-tuple-element", "opt-barrier")
 _ON_DEMAND = ("copy", "convert", "pad")
 """Operations that a fusion computes only for the elements that later slices of it need."""
-_STARTS, _ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 GRANULE = 32
 """Bytes of the smallest access to HBM.
@@ -78,7 +83,7 @@ def _bytes_in(
     memory: int, module: HloModule, computation: Computation, instruction: Instruction
 ) -> int:
     opcode = instruction.opcode
-    if opcode in _FREE or (opcode.endswith("-done") and opcode != "copy-done"):
+    if opcode in FREE or opcode in _CALLS or opcode.endswith("-done"):
         return 0
     if opcode in ("fusion", "fusion-start"):
         inner = _fused(module, instruction)
@@ -222,11 +227,10 @@ def slice_bytes(array: Shape, sizes: Sequence[int]) -> int:
         >>> slice_bytes(table, (1, 256)), slice_bytes(table, (1, 1)), slice_bytes(table, (8, 256))
         (1024, 32, 4096)
     """
-    dims = range(len(array.dims))
-    order = array.minor_to_major[::-1] if len(array.minor_to_major) == len(dims) else dims
+    order = array.major_to_minor
     physical = [sizes[n] for n in order]
     runs = length = 1
-    if len(dims) > 1 and array.tiles and len(array.tiles[0]) > 1:
+    if len(order) > 1 and array.tiles and len(array.tiles[0]) > 1:
         lanes = array.tiles[0][-1]
         together = array.tiles[1][0] if len(array.tiles) > 1 else 1
         *others, rows, columns = physical
@@ -249,7 +253,7 @@ def _fused(module: HloModule, fusion: Instruction) -> Computation | None:
 
 
 def _of_fusion(memory: int, module: HloModule, fusion: Instruction, inner: Computation) -> int:
-    if _STARTS in inner.targets:
+    if inner.starts_collective:
         # The type starts with the operand and the result of the collective.
         return _whole(memory, fusion.shape.arrays[:2])
     read = sum(
@@ -341,8 +345,8 @@ def _is_part_of_collective(inner: Computation, user: Instruction) -> bool:
 
     The start of the collective counts its bytes.
     """
-    spread = inner.name.startswith("async_collective_fusion") or _ENDS in inner.targets
-    return spread and (user.opcode in KINDS or user.opcode == "custom-call")
+    is_part = user.opcode in KINDS or user.opcode == "custom-call"
+    return is_part and inner.continues_collective
 
 
 def _written(

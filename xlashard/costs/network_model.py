@@ -35,9 +35,7 @@ from xlashard.hardware.mesh_layout import AxisSegment, part
 from xlashard.hlo.collective_kinds import CollectiveTraits
 from xlashard.hlo.collectives import Collective
 from xlashard.sharding import Mesh
-from xlashard.tpu.topologies import Topology, ici_speed
-
-_NOT_LINKS = ("slice", "core")
+from xlashard.tpu.topologies import Topology, ici_speed, torus_parts
 
 
 @dataclass(frozen=True)
@@ -197,7 +195,7 @@ class NetworkModel(BaseNetworkModel[Topology, _GroupLinks]):
     ) -> NetworkCost:
         """Return the cost of traffic of which a share is reduced on its way."""
         rates = self._rates
-        on_torus = [p for p in parts if p.dimension not in _NOT_LINKS]
+        on_torus = torus_parts(parts)
         hops = sum(p.size // 2 if p.ring else p.size - 1 for p in on_torus)
         links = tuple(p.dimension + way for p in parts for way in "+-")
         reduction = rates.torus_reduction_share if len(on_torus) > 1 else rates.link_share
@@ -245,7 +243,7 @@ class NetworkModel(BaseNetworkModel[Topology, _GroupLinks]):
 
     def _speed(self, parts: Sequence[AxisSegment]) -> float:
         """Return the bytes per second that a device sends along some dimensions."""
-        links = sum(p.links for p in parts if p.dimension not in _NOT_LINKS)
+        links = sum(p.links for p in torus_parts(parts))
         return ici_speed(self._topology.generation, parts, links)
 
     def _permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:

@@ -7,20 +7,22 @@ published times of XLA's operations (`benchmarks/operations.py`). Operations of 
 after the other, so that their times add up.
 """
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from xlashard.costs.cost_analysis import TRANSCENDENTAL, instruction_flops
-from xlashard.costs.gpu.cuda_calls import is_library_product
+from xlashard.costs.cost_analysis import (
+    ELEMENTWISE,
+    TRANSCENDENTAL,
+    instruction_flops,
+    is_product,
+)
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_count import KernelWork
 from xlashard.costs.kernel_work import is_kernel, kernel_work
-from xlashard.costs.memory_traffic import hbm_bytes, vmem_bytes
+from xlashard.costs.memory_traffic import FREE, hbm_bytes, vmem_bytes
 from xlashard.costs.product_tiles import ProductSize, source_of, stays
-from xlashard.costs.rates import Rates
+from xlashard.costs.rates import Rates, in_registers
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import Shape
 
@@ -28,16 +30,12 @@ Unit = Literal["matrix", "vector", "hbm", "vmem", "kernel", "launch"]
 """Units that an operation can wait for."""
 
 _VECTOR_NAMES = """
-    abs add and ceil clamp compare convert divide floor is-finite maximum minimum multiply negate
-    not or popcnt reduce-precision remainder round-nearest-afz round-nearest-even select
-    shift-left shift-right-arithmetic shift-right-logical sign subtract xor
+    and convert is-finite not or popcnt reduce-precision shift-left shift-right-arithmetic
+    shift-right-logical xor
 """
-_ON_VECTORS = frozenset(_VECTOR_NAMES.split())
-_FREE_NAMES = """
-    add-dependency after-all bitcast constant domain get-tuple-element iota opt-barrier parameter
-    partition-id replica-id tuple
-"""
-_NO_TIME = frozenset(_FREE_NAMES.split())
+_ON_VECTORS = ELEMENTWISE.union(_VECTOR_NAMES.split())
+"""Operations of the vector unit, without functions such as exp."""
+
 _MOVES = ("copy", "transpose")
 _OVERLAP = 2.5
 
@@ -146,7 +144,7 @@ class OperationModel[R: Rates]:
             computation: Computation of the instruction, not that of a fusion.
             instruction: The instruction, neither a call nor a loop nor a collective.
         """
-        if instruction.opcode in _NO_TIME:
+        if instruction.opcode in FREE:
             return NO_TIME
         nbytes = hbm_bytes(self._module, computation, instruction)
         if instruction.opcode == "custom-call":
@@ -227,7 +225,7 @@ class OperationModel[R: Rates]:
                 if name in self._module.computations:
                     work.add(self._fusion(name))
             return work
-        if opcode in ("convolution", "dot") or is_library_product(instruction):
+        if is_product(instruction):
             return self._product(computation, instruction)
         if opcode in TRANSCENDENTAL:
             return Work(transcendentals=self._elements(instruction.shape.arrays))
@@ -254,10 +252,10 @@ class OperationModel[R: Rates]:
         if not flops.matmul_flops:
             return Work()
         operands = computation.operand_arrays(instruction)
-        labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes.dim_labels)
+        labels = instruction.attributes.convolution_labels
         if len(operands) < 2 or labels is None or not instruction.shape.arrays:
             return Work({flops.dtype: flops.matmul_flops})
-        _, kernel, result = labels.groups()
+        _, kernel, result = labels
         out = instruction.shape.arrays[0]
         depth = operands[1].dims[kernel.index("i")]
         rows, columns = out.dims[result.index("b")], out.dims[result.index("f")]
@@ -285,7 +283,8 @@ class OperationModel[R: Rates]:
 
     def _elements(self, arrays: tuple[Shape, ...] | list[Shape]) -> float:
         """Return the elements of arrays, with the padding to whole vector registers."""
-        return float(sum(_padded_size(array) for array in arrays))
+        physical = [tuple(a.dims[n] for n in a.major_to_minor) for a in arrays if a.dims]
+        return float(sum(map(in_registers, physical)))
 
 
 def _changes_layout(computation: Computation, instruction: Instruction) -> bool:
@@ -293,18 +292,6 @@ def _changes_layout(computation: Computation, instruction: Instruction) -> bool:
         return True
     operands = computation.operand_arrays(instruction)
     return bool(operands) and operands[0].minor_to_major != instruction.shape.minor_to_major
-
-
-def _padded_size(array: Shape) -> int:
-    dims = list(array.dims)
-    if len(array.minor_to_major) == len(dims):
-        dims = [dims[n] for n in reversed(array.minor_to_major)]
-    if not dims:
-        return 0
-    dims[-1] = _up(dims[-1], 128)
-    if len(dims) > 1:
-        dims[-2] = _up(dims[-2], 8)
-    return math.prod(dims)
 
 
 def padding(rows: int, depth: int, columns: int, size: int, *, turned: bool = True) -> float:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from xlashard.hlo.shapes import padded
 from xlashard.tpu.generations import Generation
 
 MATRIX_UNITS = {
@@ -78,8 +79,25 @@ _PRODUCT_KERNEL_SHARES = {
 _LIKE = {"v4": "v5p", "v6e": "tpu7x"}
 """Generations whose kernels are nearest to those without a published measurement."""
 
-VECTOR_LANES = 8 * 128
-"""Elements of a vector register, which an operation of the vector unit takes at once."""
+_REGISTER = (8, 128)
+"""Shape of a vector register, whose elements an operation of the vector unit takes at once."""
+
+VECTOR_LANES = math.prod(_REGISTER)
+"""Elements of a vector register."""
+
+
+def in_registers(physical: tuple[int, ...]) -> int:
+    """Return the elements of an array with the padding to whole vector registers.
+
+    Args:
+        physical: Shape, major to minor.
+
+    Example:
+        >>> in_registers((3, 100)), in_registers((100,)), in_registers(())
+        (1024, 128, 1)
+    """
+    rank = min(len(physical), len(_REGISTER))
+    return math.prod(padded(physical, _REGISTER[len(_REGISTER) - rank :]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +214,7 @@ def rates_of(generation: Generation) -> Rates:
     kernel_matrix, kernel_hbm = _kernel_shares(generation.name, _KERNEL_SHARES)
     product_matrix, product_hbm = _kernel_shares(generation.name, _PRODUCT_KERNEL_SHARES)
     share = _MATRIX_SHARES.get(generation.name, _OTHER_MATRIX_SHARE)
-    cores = generation.cores_per_chip // generation.devices_per_chip
+    cores = generation.cores_per_device
     vectors = (core_clock(generation) or 0.0) * cores * VECTOR_LANES
     return Rates(
         cores=cores,

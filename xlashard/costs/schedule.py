@@ -20,7 +20,6 @@ from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import HOST
 
-_ENDS = "AsyncCollectiveDone"
 _COPIES = (
     *("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start"),
     "fusion-start",  # GPUs copy slices of loops by fusions beside the others.
@@ -287,9 +286,9 @@ class _Run:
             return
         for name, cost in costs.items():
             instruction = inner.instructions[name]
-            spread = "AsyncCollectiveStart" in inner.targets
-            self._collective(instruction, cost, _channel(instruction) if spread else "")
-        if _ENDS in inner.targets:
+            key = _channel(instruction) if inner.starts_collective else ""
+            self._collective(instruction, cost, key)
+        if inner.ends_collective:
             self._wait(fusion, [_channel(i) for i in inner.instructions.values()])
 
     def _copy(self, instruction: Instruction) -> None:

@@ -48,6 +48,11 @@ class GpuModel(Chip):
     network_bandwidth: float
 
     @property
+    def family(self) -> str:
+        """Name without the variant: `a100` of `a100-40gb`."""
+        return self.name.partition("-")[0]
+
+    @property
     def links(self) -> Links:
         """Links within a node."""
         return "nvlink" if self.nvlink_links else "pcie"

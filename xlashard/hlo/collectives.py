@@ -219,7 +219,7 @@ def find_collectives(module: HloModule, call_sites: Mapping[str, CallSite]) -> l
         for instruction in computation.instructions.values()
         if (kind := _kind(instruction)) is not None
     ]
-    started = {_channel(i) for c, i, _, _ in collectives if _STARTS in c.targets}
+    started = {_channel(i) for c, i, _, _ in collectives if c.starts_collective}
     return [
         _collective(module, computation, instruction, kind, run)
         for computation, instruction, kind, run in collectives
@@ -227,20 +227,10 @@ def find_collectives(module: HloModule, call_sites: Mapping[str, CallSite]) -> l
     ]
 
 
-_STARTS, _ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"
-
-
 def _is_later_part(computation: Computation, run: CallSite) -> bool:
-    """Return whether a collective in this computation continues one that started elsewhere.
-
-    TPU's compiler spreads an asynchronous collective over the operations that hide it: a fusion
-    that starts it, fusions that push it on beside their own work, and one that ends it, each with
-    a copy of the instruction.
-    """
-    if run.caller is None or run.caller.opcode != "fusion" or _STARTS in computation.targets:
-        return False
-    pushes_on = computation.name.startswith("async_collective_fusion")
-    return pushes_on or _ENDS in computation.targets
+    """Return whether a collective in this computation continues one that started elsewhere."""
+    is_fused = run.caller is not None and run.caller.opcode == "fusion"
+    return is_fused and computation.continues_collective
 
 
 def _channel(instruction: Instruction) -> object:
@@ -290,7 +280,7 @@ def _collective(
         conditional=run.conditional,
         asynchronous=run.asynchronous
         or instruction.opcode.endswith("-start")
-        or _STARTS in computation.targets,
+        or computation.starts_collective,
         op_name=op_name,
         frames=frames,
         needed_by="" if user is None else user.op_name,

@@ -1,5 +1,6 @@
 """Modules of HLO: computations, instructions and their attributes, as both readers return them."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from functools import cached_property
@@ -131,6 +132,12 @@ class Attributes:
         """Value of a `constant` that is one integer."""
         return self.integers[0] if len(self.integers) == 1 else None
 
+    @property
+    def convolution_labels(self) -> tuple[str, str, str] | None:
+        """Dimension labels of operand, kernel and result of a convolution; None without them."""
+        found = re.match(r"(\w+)_(\w+)->(\w+)", self.dim_labels)
+        return None if found is None else (found[1], found[2], found[3])
+
 
 @dataclass(frozen=True, eq=False)
 class Instruction:
@@ -222,6 +229,27 @@ class Computation:
         """Return the targets of its custom calls."""
         calls = (i for i in self.instructions.values() if i.opcode == "custom-call")
         return frozenset(target for call in calls if (target := call.attributes.call_target))
+
+    @property
+    def starts_collective(self) -> bool:
+        """Return whether it is a fusion that starts a collective, which other fusions continue.
+
+        TPU's compiler spreads an asynchronous collective over the operations that hide it: a fusion
+        that starts it, fusions that push it on beside their own work, and one that ends it, each
+        with a copy of the instruction.
+        """
+        return "AsyncCollectiveStart" in self.targets
+
+    @property
+    def ends_collective(self) -> bool:
+        """Return whether it is a fusion that ends a collective of another fusion."""
+        return "AsyncCollectiveDone" in self.targets
+
+    @property
+    def continues_collective(self) -> bool:
+        """Return whether it is a fusion that pushes on or ends a collective of another fusion."""
+        pushes_on = self.name.startswith("async_collective_fusion")
+        return (pushes_on or self.ends_collective) and not self.starts_collective
 
     @cached_property
     def users(self) -> dict[str, list[Instruction]]:

@@ -78,14 +78,20 @@ class Shape:
         bits = self._dtype_bits
         return -(-self.size * (bits if bits >= 8 else self.bits) // 8)
 
+    @property
+    def major_to_minor(self) -> tuple[int, ...]:
+        """Return the order of the dimensions in memory; as they are listed if it is unspecified."""
+        rank = len(self.dims)
+        if len(self.minor_to_major) == rank:
+            return self.minor_to_major[::-1]
+        return tuple(range(rank))
+
     @cached_property
     def padded_bytes(self) -> int:
         """Return the bytes of an array in memory, with the padding of its layout."""
-        physical = self.dims
-        if len(self.minor_to_major) == len(physical):
-            physical = tuple(physical[n] for n in reversed(self.minor_to_major))
+        physical = tuple(self.dims[n] for n in self.major_to_minor)
         if self.tiles and min(self.tiles[0], default=0) > 0 and 0 not in physical:
-            physical = _padded(physical, self.tiles[0])
+            physical = padded(physical, self.tiles[0])
         return -(-math.prod(physical) * self.bits // 8)
 
     @property
@@ -121,8 +127,17 @@ class Shape:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
 
 
-def _padded(physical: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape, major to minor, with its minor dimensions rounded up to whole tiles."""
+def padded(physical: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape, major to minor, with its minor dimensions rounded up to whole tiles.
+
+    Args:
+        physical: Shape, major to minor.
+        tile: Shape of a tile, which may have more dimensions.
+
+    Example:
+        >>> padded((3, 100), (8, 128)), padded((100,), (8, 128))
+        ((8, 128), (8, 128))
+    """
     whole = (1,) * (len(tile) - len(physical)) + physical
     start = len(whole) - len(tile)
     return whole[:start] + tuple(

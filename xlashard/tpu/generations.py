@@ -68,6 +68,11 @@ class Generation(Chip):
         return self.chips_per_host * self.devices_per_chip
 
     @property
+    def cores_per_device(self) -> int:
+        """TensorCores of a device."""
+        return self.cores_per_chip // self.devices_per_chip
+
+    @property
     def is_megacore(self) -> bool:
         """True if both cores of a chip form one device."""
         return self.cores_per_chip > self.devices_per_chip

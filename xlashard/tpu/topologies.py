@@ -1,7 +1,7 @@
 """TPU topologies by name, whose devices programs can be compiled for on any machine."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Self, cast
@@ -114,7 +114,7 @@ class Topology(BaseTopology):
             shared = generation.ici_bandwidth / generation.devices_per_chip
             speed = dcn if domains > 1 else shared
             return AxisLinks(axes, size, (), 1.0, False, network, speed, domains)
-        links = usable_links([p for p in parts if p.dimension not in ("slice", "core")])
+        links = usable_links(torus_parts(parts))
         speed = ici_speed(generation, parts, links)
         if domains > 1:
             # All devices of a slice receive from the other slices in parallel.
@@ -128,6 +128,11 @@ class Topology(BaseTopology):
             shape = default_shape(self.generation, count)
             if count > self.chips and count % self.chips == 0 and shape is not None:
                 yield cast(Self, _made(SliceName(self.generation, shape), 1))
+
+
+def torus_parts(parts: Iterable[AxisSegment]) -> list[AxisSegment]:
+    """Return the parts whose links are those of the torus: neither slices nor cores of a chip."""
+    return [p for p in parts if p.dimension in _DIMENSIONS]
 
 
 def ici_speed(generation: Generation, parts: Sequence[AxisSegment], links: float) -> float:

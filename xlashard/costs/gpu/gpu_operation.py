@@ -131,15 +131,14 @@ def gpu_rates(chip: GpuModel) -> GpuRates:
     Args:
         chip: Model of the GPU.
     """
-    family = chip.name.partition("-")[0]
-    best = _BEST_PRODUCTS.get(family, _BEST_PRODUCTS["h100"])
+    best = _BEST_PRODUCTS.get(chip.family, _BEST_PRODUCTS["h100"])
     cycles = chip.sms * chip.clock_hz
     h100 = 132 * 1.98e9
     return GpuRates(
         matrix_flops=tuple(
             (name, best * _LARGE_PRODUCTS * f) for name, f in chip.device_peak_flops
         ),
-        hbm_bytes=_HBM_SHARES.get(family, _OTHER_HBM_SHARE) * chip.device_hbm_bandwidth,
+        hbm_bytes=_HBM_SHARES.get(chip.family, _OTHER_HBM_SHARE) * chip.device_hbm_bandwidth,
         # CUDA: 128 operations in float32 and 16 functions such as exp per multiprocessor and cycle
         # (64 in float32 on A100).
         vector_ops=chip.fp32_lanes * cycles,

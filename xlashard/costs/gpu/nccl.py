@@ -177,7 +177,7 @@ class NcclModel(BaseNetworkModel[GpuTopology, _GroupShape]):
 
     def _summed(self, group: _GroupShape, ring: NetworkCost) -> NetworkCost:
         """Return the cost of an all-reduce that switches sum; that of the ring if none can."""
-        share = _SWITCH_SHARES.get(self._family)
+        share = _SWITCH_SHARES.get(self._topology.chip.family)
         if share is None or group.nodes > 1:
             return ring
         start = _SWITCH_START
@@ -209,10 +209,6 @@ class NcclModel(BaseNetworkModel[GpuTopology, _GroupShape]):
         return NetworkCost(
             within, seconds, ("gpu",), ("gpu",), between, dcn_seconds, _LAUNCH + fastest
         )
-
-    @property
-    def _family(self) -> str:
-        return self._topology.chip.name.partition("-")[0]
 
     def _permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
         nodes = self._coordinates[:, 0]

@@ -50,8 +50,7 @@ class SpillFinder:
 
     def find(self) -> tuple[SpillReport, ...]:
         """Return the scores by source line, the largest first."""
-        cores = self.generation.cores_per_chip // self.generation.devices_per_chip
-        vmem = _VMEM_BYTES.get(self.generation.name, 0) * cores
+        vmem = _VMEM_BYTES.get(self.generation.name, 0) * self.generation.cores_per_device
         spills: dict[tuple[object, str], SpillReport] = {}
         for name, site in self.module.call_sites.items() if vmem else ():
             computation = self.module.computations[name]
