@@ -12,7 +12,7 @@ from xlashard.auto.problem import Machine, MeshAxis
 from xlashard.auto.rules.factors import Factor, can_shard, piece
 from xlashard.costs.operation import padding
 
-LANES = 128
+_LANES = 128
 """Elements of the minor dimension of a tile."""
 PARTIAL = -2
 """State of a result that devices must combine."""
@@ -286,7 +286,7 @@ class CostModel:
             size = self.graph.values[value].shape[dim]
             pieces = self.factor_pieces(number, factor) * self.axis.size
             is_minor = dim == len(self.graph.values[value].shape) - 1
-            lanes = _in_lanes(size / pieces) / _in_lanes(size) * pieces
+            lanes = in_lanes(size / pieces) / in_lanes(size) * pieces
             own = lanes / self.axis.size if is_minor else share
             nbytes += local * own
         return max(compute, nbytes / rates.hbm_bytes) + rates.operation_seconds
@@ -330,9 +330,9 @@ class CostModel:
         return elements / rates.vector_ops + elements * made.itemsize / 3 / rates.hbm_bytes
 
 
-def _in_lanes(size: float) -> float:
+def in_lanes(size: float) -> float:
     """Return the size to which a minor dimension is padded in memory."""
-    return math.ceil(size / LANES) * LANES
+    return math.ceil(size / _LANES) * _LANES
 
 
 def _touched(op: GraphOperation) -> list[tuple[int, int]]:

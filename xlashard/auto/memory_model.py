@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from xlashard.auto.axis_costs import LANES, Assignment
+from xlashard.auto.axis_costs import Assignment, in_lanes
 from xlashard.auto.graph.graph_values import GraphStep, Labels, Value
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.layout_builder import SMALL_BYTES
@@ -115,7 +115,7 @@ class MemoryModel:
             count *= size / piece(size, split) if size else split
             if label not in self._spatial:
                 local = size / split
-                least = min(least, math.ceil(local / LANES) * LANES / max(local, 1))
+                least = min(least, in_lanes(local) / max(local, 1))
         padding = least if len(value.shape) > 1 and math.isfinite(least) else 1.0
         return value.nbytes / count * padding
 

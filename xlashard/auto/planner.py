@@ -6,7 +6,6 @@ compilation cache, the layout is kept there for later processes.
 
 import hashlib
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,11 +34,10 @@ from xlashard.processes import processes_of, store
 from xlashard.program.compile import LoweredProgram
 from xlashard.program.consistency import CONSISTENCY
 from xlashard.program.environment import flags_here, versions
-from xlashard.sharding import Mesh, PartitionSpec
+from xlashard.program.saved_format import entries_to_json, spec_from_json
+from xlashard.sharding import Mesh
 
 _FOLDER = "xlashard_layouts"
-_UNCONSTRAINED = {"unconstrained": True}
-"""Entry of a spec in JSON; the others are names, lists of names, and null."""
 
 
 def plan_call(function: Function, call: Call, mesh: Mesh) -> ChosenLayout:
@@ -196,10 +194,11 @@ def _cache_folder() -> Path | None:
 
 def _text(layout: ProgramLayout) -> str:
     record = asdict(replace(layout, transfers=()))
-    record["in_specs"] = list(map(_entries, layout.in_specs))
-    record["out_specs"] = list(map(_entries, layout.out_specs))
+    record["in_specs"] = list(map(entries_to_json, layout.in_specs))
+    record["out_specs"] = list(map(entries_to_json, layout.out_specs))
     record["constraints"] = [
-        [site.path, site.kind, site.index, _entries(spec)] for site, spec in layout.constraints
+        [site.path, site.kind, site.index, entries_to_json(spec)]
+        for site, spec in layout.constraints
     ]
     return json.dumps(record)
 
@@ -207,28 +206,8 @@ def _text(layout: ProgramLayout) -> str:
 def _read(text: str) -> ProgramLayout:
     record = json.loads(text)
     constraints = tuple(
-        (ConstraintSite(tuple(path), kind, index), _spec(entries))
+        (ConstraintSite(tuple(path), kind, index), spec_from_json(entries))
         for path, kind, index, entries in record["constraints"]
     )
-    specs = {side: tuple(map(_spec, record[side])) for side in ("in_specs", "out_specs")}
+    specs = {side: tuple(map(spec_from_json, record[side])) for side in ("in_specs", "out_specs")}
     return ProgramLayout(**{**record, **specs, "constraints": constraints, "transfers": ()})
-
-
-def _entries(spec: PartitionSpec) -> list[Any]:
-    return [_entry_to_json(entry) for entry in spec.partitions]
-
-
-def _spec(entries: Sequence[Any]) -> PartitionSpec:
-    return PartitionSpec(*map(_entry_of_json, entries))
-
-
-def _entry_to_json(entry: Any) -> Any:
-    if entry is PartitionSpec.UNCONSTRAINED:
-        return _UNCONSTRAINED
-    return list(entry) if isinstance(entry, tuple) else entry
-
-
-def _entry_of_json(entry: Any) -> Any:
-    if entry == _UNCONSTRAINED:
-        return PartitionSpec.UNCONSTRAINED
-    return tuple(entry) if isinstance(entry, list) else entry

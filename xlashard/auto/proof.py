@@ -20,7 +20,7 @@ from xlashard.auto.foreseen import UnforeseenCollective, unforeseen_collectives
 from xlashard.auto.problem import Machine, ProgramLayout, insert_constraints, machine_of
 from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.schedule import walk_schedule
-from xlashard.costs.targets import network_for, operations_for
+from xlashard.costs.targets import operations_for
 from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
 from xlashard.pjit.function import Function
 from xlashard.pjit.stages.compiled import Compiled
@@ -35,7 +35,7 @@ from xlashard.preflights.compilation import (
 )
 from xlashard.preflights.memory_breakdown import device_allocations
 from xlashard.preflights.mesh_mapping import map_call
-from xlashard.preflights.time_estimate import estimate_time, schedule_step
+from xlashard.preflights.time_estimate import estimate_time, network_costs, schedule_step
 from xlashard.processes.job_pool import JobPool, WorkerLimits, default_limits
 from xlashard.sharding import Mesh, NamedSharding
 
@@ -273,8 +273,7 @@ class Prover:
             schedule = walk_schedule(module, costs, operations_for(module, rates), rates)
             seconds = schedule.seconds
         else:
-            network = network_for(topology, mesh, self._rates)
-            costs = [(c, network.of(c)) for c in collectives]
+            costs = network_costs(compilation, topology, mesh, self._rates)
             schedule = schedule_step(compilation, topology, mesh, rates=self._rates)
             time = estimate_time(compilation, topology, mesh, schedule=schedule, rates=self._rates)
             seconds = time.seconds

@@ -9,11 +9,12 @@ from itertools import permutations, product
 from xlashard.auto.axis_costs import Assignment, CostModel
 from xlashard.auto.axis_program import AxisProgram, AxisSolution, RaisedCosts, Restriction
 from xlashard.auto.foreseen import state_changes
-from xlashard.auto.graph.graph_values import GraphOperation, spec_axes
+from xlashard.auto.graph.graph_values import GraphOperation
 from xlashard.auto.graph.program_graph import ProgramGraph, batch_labels
 from xlashard.auto.layout_builder import INSIDE, LayoutBuilder, LayoutKey, layout_key
 from xlashard.auto.memory_model import MemoryModel
 from xlashard.auto.problem import AutoProblem, MeshAxis, ProgramLayout
+from xlashard.sharding import spec_of
 
 _ROUNDS = 3
 _MOST_SLOWDOWN = 10.0
@@ -349,6 +350,7 @@ class Search:
         for value, spec in pairs:
             if spec is None or value is None:
                 continue
-            for dim, axes in enumerate(spec_axes(spec, len(self.graph.values[value].shape))):
+            rank = len(self.graph.values[value].shape)
+            for dim, axes in enumerate(spec_of(spec).for_rank(rank)):
                 fixed.setdefault(self.graph.label(value, dim), axis in (axes or ()))
         return fixed

@@ -16,7 +16,7 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import counted
 from xlashard.gpu.gpu_models import GpuModel
 from xlashard.gpu.gpu_names import GpuGroup, parse_gpu_name
-from xlashard.hardware.base_topology import AxisLinks, BaseTopology
+from xlashard.hardware.base_topology import AxisLinks, BaseTopology, counted_in_thousands
 from xlashard.hardware.mesh_layout import AxisSegment, Dimension
 
 
@@ -49,10 +49,10 @@ class GpuTopology(BaseTopology):
     network_bandwidth: float = field(compare=False)
 
     def __repr__(self) -> str:
-        on = counted(self.hosts, "host").replace(str(self.hosts), f"{self.hosts:,}")
-        gpus = counted(self.chips, "GPU").replace(str(self.chips), f"{self.chips:,}")
+        gpus = counted_in_thousands(self.chips, "GPU")
+        hosts = counted_in_thousands(self.hosts, "host")
         nodes = "" if self.hosts == self.nodes else f" in {counted(self.nodes, 'node')}"
-        return f"GpuTopology({self.name!r}: {gpus} on {on}{nodes})"
+        return f"GpuTopology({self.name!r}: {gpus} on {hosts}{nodes})"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Devices are not pickled; a name has the same devices in every process.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.errors import TopologyError
+from xlashard.errors import TopologyError, counted
 from xlashard.hardware.chip import Chip
 from xlashard.hardware.mesh_layout import (
     AxisSegment,
@@ -22,6 +22,11 @@ from xlashard.hardware.mesh_layout import (
     resolve_axis_sizes,
 )
 from xlashard.sharding import Mesh
+
+
+def counted_in_thousands(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 chip`, `8,960 chips`."""
+    return counted(number, noun).replace(str(number), f"{number:,}")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime import executables
+from xlashard._jax.runtime.shardings import slice_of
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, counted
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
@@ -237,7 +238,7 @@ def _slices(mesh: jax.sharding.Mesh) -> list[list[int]]:
     """Return the mesh positions of the devices of each slice."""
     slices: dict[int, list[int]] = {}
     for position, device in enumerate(mesh.devices.flat):
-        slices.setdefault(getattr(device, "slice_index", None) or 0, []).append(position)
+        slices.setdefault(slice_of(device), []).append(position)
     return [slices[number] for number in sorted(slices)]
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import pairwise
 
+from xlashard._jax.runtime.executables import aliases_of_header
 from xlashard.geometry.groups import ReplicaGroups, read_groups, read_pairs
 from xlashard.hlo.collective_kinds import GROUPED_KINDS
 from xlashard.hlo.module import (
@@ -84,7 +85,7 @@ class _TextReader:
             num_partitions=self._number("num_partitions"),
             num_replicas=self._number("replica_count"),
             result=self._result(),
-            aliases=_aliases(self._header),
+            aliases=aliases_of_header(self._header),
             unread=dict(+self._unread),
         )
 
@@ -254,15 +255,6 @@ def _calls(opcode: str, rest: str) -> tuple[str, ...]:
     # The text names the condition of a loop before its body.
     named.sort(key=lambda item: item[0] == "condition")
     return tuple(name for _, names in named for name in re.findall(r"[\w.\-]+", names))
-
-
-_ALIAS = re.compile(r"\{(\d*)[\d,\s]*\}: \((\d+), \{(\d*)")
-
-
-def _aliases(header: str) -> dict[int, int]:
-    text = _attributes(header).get("input_output_alias", "")
-    # Arguments that are passed as one tuple are its elements.
-    return {int(result or 0): int(part or number) for result, number, part in _ALIAS.findall(text)}
 
 
 def _write_out_elements(computation: Computation, name: str) -> None:

@@ -50,7 +50,7 @@ def estimate_time(
     """
     module = compilation.module
     work = analyze_cost(module, kernel_costs)
-    collectives = _network_costs(compilation, topology, mesh)
+    collectives = network_costs(compilation, topology, mesh)
     chip = topology.chip
     schedule = schedule or schedule_step(compilation, topology, mesh, kernel_costs, rates)
     resources: dict[Bound, float] = {
@@ -109,16 +109,24 @@ def schedule_step(
     if limit := dict(compilation.options).get(_SCOPED_VMEM):
         rates = replace(rates, scoped_vmem_bytes=1024.0 * int(limit))
     model = operations_for(compilation.module, rates, kernel_costs)
-    collectives = _network_costs(compilation, topology, mesh, rates)
+    collectives = network_costs(compilation, topology, mesh, rates)
     return walk_schedule(compilation.module, collectives, model, rates)
 
 
 _SCOPED_VMEM = "xla_tpu_scoped_vmem_limit_kib"
 
 
-def _network_costs(
+def network_costs(
     compilation: Compilation, topology: BaseTopology, mesh: Mesh, rates: Rates | None = None
 ) -> list[tuple[Collective, NetworkCost]]:
+    """Return the collectives of a program with the network costs of one run.
+
+    Args:
+        compilation: The program, compiled or rejected for its memory.
+        topology: Topology of the program.
+        mesh: Mesh of the program.
+        rates: Rates of a device; those of published measurements if None.
+    """
     network = network_for(topology, mesh, rates)
     return [(c, network.of(c)) for c in compilation.collectives(mesh)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 from xlashard._jax.runtime import compiler, executables
-from xlashard._jax.runtime.shardings import Device, is_compile_only
+from xlashard._jax.runtime.shardings import Device, is_compile_only, slice_of
 from xlashard._jax.runtime.topologies import libtpu_in_use, torus_wraps
 from xlashard.lazily import dataclass
 from xlashard.sharding import Mesh
@@ -60,7 +60,7 @@ class DeviceFacts:
             # Only devices in a torus have coordinates.
             coords=tuple(getattr(device, "coords", None) or ()),
             core=getattr(device, "core_on_chip", None) or 0,
-            slice=getattr(device, "slice_index", None) or 0,
+            slice=slice_of(device),
         )
 
     @property

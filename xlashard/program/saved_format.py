@@ -213,6 +213,37 @@ def _sizes(values: Json) -> tuple[int, ...]:
     return sizes
 
 
+_UNCONSTRAINED = {"unconstrained": True}
+"""Entry of a spec in JSON; the others are names, lists of names, and null."""
+
+
+def entries_to_json(spec: PartitionSpec) -> list[Json]:
+    """Return the entries of a spec as JSON; its reductions are left out."""
+    return list(map(_entry_to_json, spec.partitions))
+
+
+def _entry_to_json(entry: Any) -> Json:
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return _UNCONSTRAINED
+    return list(entry) if isinstance(entry, tuple) else entry
+
+
+def spec_from_json(entries: Sequence[Json], **reductions: Any) -> PartitionSpec:
+    """Parse the entries of a spec.
+
+    Args:
+        entries: The entries.
+        reductions: Its unreduced and reduced axes.
+    """
+    return PartitionSpec(*map(_entry_of_json, entries), **reductions)
+
+
+def _entry_of_json(entry: Json) -> Any:
+    if entry == _UNCONSTRAINED:
+        return PartitionSpec.UNCONSTRAINED
+    return tuple(entry) if isinstance(entry, list) else entry
+
+
 @dataclass
 class ShardingWriter:
     """Shardings over one list of devices as JSON, with each mesh written once.
@@ -227,8 +258,8 @@ class ShardingWriter:
         """Return a sharding of values of a rank as JSON."""
         kind = sharding.memory_kind
         if isinstance(sharding, NamedSharding):
-            spec = [list(e) if isinstance(e, tuple) else e for e in sharding.spec.partitions]
-            record = {"mesh": self._number(sharding.mesh), "spec": spec, "memory": kind}
+            entries = entries_to_json(sharding.spec)
+            record = {"mesh": self._number(sharding.mesh), "spec": entries, "memory": kind}
             return record | _reductions_to_json(sharding.spec)
         if isinstance(sharding, SingleDeviceSharding):
             return {"memory": kind}
@@ -266,9 +297,8 @@ class ShardingReader:
         """Parse a sharding."""
         kind = record["memory"]
         if "spec" in record:
-            spec = [tuple(e) if isinstance(e, list) else e for e in record["spec"]]
-            full_spec = PartitionSpec(*spec, **_reductions_of_json(record))
-            return NamedSharding(self._meshes[record["mesh"]], full_spec, memory_kind=kind)
+            spec = spec_from_json(record["spec"], **_reductions_of_json(record))
+            return NamedSharding(self._meshes[record["mesh"]], spec, memory_kind=kind)
         if "tiles" in record:
             return GSPMDSharding(self._devices, record["tiles"], memory_kind=kind)
         (device,) = self._devices

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from xlashard._jax.runtime import topologies
-from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.shardings import slice_of
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.errors import TopologyError, counted
-from xlashard.hardware.base_topology import AxisLinks, BaseTopology
+from xlashard.errors import TopologyError
+from xlashard.hardware.base_topology import AxisLinks, BaseTopology, counted_in_thousands
 from xlashard.hardware.mesh_layout import AxisSegment, Dimension, usable_links
 from xlashard.tpu.generations import Generation
 from xlashard.tpu.topology_names import (
@@ -54,9 +54,9 @@ class Topology(BaseTopology):
     def __repr__(self) -> str:
         many = f" in {self.slices} slices" if self.slices > 1 else ""
         devices = "" if self.num_devices == self.chips else f", {self.num_devices:,} devices"
-        on = counted(self.hosts, "host").replace(str(self.hosts), f"{self.hosts:,}")
-        chips = counted(self.chips, "chip").replace(str(self.chips), f"{self.chips:,}")
-        return f"Topology({self.name!r}: {chips} on {on}{many}{devices})"
+        chips = counted_in_thousands(self.chips, "chip")
+        hosts = counted_in_thousands(self.hosts, "host")
+        return f"Topology({self.name!r}: {chips} on {hosts}{many}{devices})"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Devices are not pickled; a name has the same devices in every process.
@@ -95,7 +95,7 @@ class Topology(BaseTopology):
         """Coordinates of each device: `[devices, dimensions]`."""
         rank = len(self.shape)
         return np.array(
-            [(_slice(d), *d.coords[:rank], d.core_on_chip) for d in self.devices], dtype=np.int64
+            [(slice_of(d), *d.coords[:rank], d.core_on_chip) for d in self.devices], dtype=np.int64
         )
 
     def links_of(
@@ -198,7 +198,7 @@ def _made(name: SliceName, slices: int) -> Topology:
     devices = topologies.compile_only_devices(
         name.text, _options(name.generation, name.shape, slices)
     )
-    ordered = sorted(devices, key=lambda device: (_slice(device), device.process_index))
+    ordered = sorted(devices, key=lambda device: (slice_of(device), device.process_index))
     return Topology(name.text, slices, name.generation, tuple(ordered), name.shape, name.twisted)
 
 
@@ -231,8 +231,3 @@ def _options(generation: Generation, shape: tuple[int, ...], slices: int) -> dic
     if slices > 1:
         options["num_slices"] = slices
     return options
-
-
-def _slice(device: Device) -> int:
-    # `slice_index` is None for a single slice.
-    return getattr(device, "slice_index", None) or 0

@@ -148,17 +148,29 @@ def compiled_memory(executable: Any) -> Any:
 
 def aliases(executable: Any) -> dict[int, int]:
     """Return for each result that aliases an argument the position of that argument."""
-    header = executable.hlo_modules()[0].to_string().partition("\n")[0]
+    return aliases_of_header(executable.hlo_modules()[0].to_string().partition("\n")[0])
+
+
+def aliases_of_header(header: str) -> dict[int, int]:
+    """Return for each result that aliases an argument the position of that argument.
+
+    Args:
+        header: First line of the text of a module.
+
+    Example:
+        >>> aliases_of_header("HloModule m, input_output_alias={ {1}: (2, {}, may-alias) }")
+        {1: 2}
+    """
     _, _, rest = header.partition("input_output_alias=")
-    aliases = _ALIAS.findall(rest[: end_of_braces(rest)])
+    aliases = _ALIAS.findall(rest[: _end_of_braces(rest)])
     # Arguments that are passed as one tuple are its elements.
     return {int(result or 0): int(part or argument) for result, argument, part in aliases}
 
 
-_ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{(\d*)\}")
+_ALIAS = re.compile(r"\{(\d*)[\d,\s]*\}: \((\d+), \{(\d*)")
 
 
-def end_of_braces(text: str) -> int:
+def _end_of_braces(text: str) -> int:
     """Return the offset past the brace that closes the one at the start of a text."""
     depth = 0
     for brace in re.finditer(r"[{}]", text):

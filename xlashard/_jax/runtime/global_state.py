@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
+import numpy as np
 from jax._src import config, util
 from jax._src.lib import _jax, guard_lib
 
@@ -45,13 +46,14 @@ def _by_name(context: Any) -> dict[str, Any]:
     return {**dict(named), "jax_use_shardy_partitioner": shardy}
 
 
-_WIDE = {"int64", "uint64", "float64", "complex128"}
+WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+"""Dtypes that JAX has only under `jax_enable_x64`."""
 
 
 def unsupported(avals: Iterable[Any]) -> Iterator[Any]:
     """Return the abstract values that JAX has only under `jax_enable_x64`, unless it is on."""
-    wide = () if config.enable_x64.value else _WIDE
-    return (aval for aval in avals if str(aval.dtype) in wide)
+    wide = frozenset() if config.enable_x64.value else WIDE
+    return (aval for aval in avals if aval.dtype in wide)
 
 
 def dispatch_flag(name: str, default: Any = False) -> Any:

@@ -173,6 +173,14 @@ def is_compile_only(device: Device) -> bool:
     return isinstance(device.client, _jax.CompileOnlyPyClient)
 
 
+def slice_of(device: Device) -> int:
+    """Return the number of a device's slice, of slices that are joined by a network; 0 for others.
+
+    Slices are those of TPUs. Devices of a single slice lack the attribute, or have None there.
+    """
+    return getattr(device, "slice_index", None) or 0
+
+
 def if_reported[T](query: Callable[[], T]) -> T | None:
     """Return the result of a query of a PJRT plugin; None if the plugin does not answer it."""
     try:

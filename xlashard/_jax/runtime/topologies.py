@@ -19,7 +19,7 @@ from jax._src import cloud_tpu_init, hardware_utils, lib, tpu_info, xla_bridge
 from jax._src.lib import _jax, xla_client
 from jaxlib.plugin_support import check_plugin_version
 
-from xlashard._jax.runtime.shardings import Device, is_compile_only
+from xlashard._jax.runtime.shardings import Device, is_compile_only, slice_of
 from xlashard.errors import CompileOnlyError, TopologyError
 from xlashard.lazily import dataclass, deferred
 
@@ -338,7 +338,7 @@ def topology_name(device: Device) -> str:
     name = version if version.startswith("v") else f"tpu{version}"
     rank = 2 if name in _FLAT else 3
     sizes = (max(d.coords[i] for d in devices) + 1 for i in range(rank))
-    slices = len({getattr(d, "slice_index", None) for d in devices})
+    slices = len(set(map(slice_of, devices)))
     text = f"{name}:{'x'.join(map(str, sizes))}"
     return text if slices == 1 else f"{slices} slices of {text}"
 

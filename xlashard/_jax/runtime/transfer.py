@@ -14,6 +14,7 @@ from jax._src.lib import xla_client as xc
 from jax._src.sharding import IndivisibleError
 from jax._src.sharding_impls import GSPMDSharding
 
+from xlashard._jax.runtime.global_state import WIDE
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
 
@@ -190,7 +191,7 @@ def put(
     kept = semantics.ZERO_COPY if alias else semantics.IMMUTABLE_ONLY_DURING_CALL
     args = aval, sharding, list(pieces), list(devices), committed, fresh, kept
     try:
-        if aval.dtype in _WIDE and not jax.config.jax_enable_x64:
+        if aval.dtype in WIDE and not jax.config.jax_enable_x64:
             # It was created under enable_x64; jaxlib would transfer half of its bits.
             with jax.enable_x64(True):
                 return xc.batched_device_put(*args)
@@ -198,9 +199,6 @@ def put(
     except jax.errors.JaxRuntimeError:
         check_can_hold_arrays(devices)
         raise
-
-
-_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
 def separate(pieces: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
@@ -273,7 +271,7 @@ def run_one(executable: Any, handles: Sequence[Handle], handler: Any) -> Handle:
 
 def deleted_like(handle: Handle) -> Handle:
     """Return a deleted handle of the same type and sharding, with buffers of its own."""
-    empty = np.empty(0, handle.dtype) if handle.dtype not in _WIDE else np.empty(0, np.int8)
+    empty = np.empty(0, handle.dtype) if handle.dtype not in WIDE else np.empty(0, np.int8)
     buffers = [jax.device_put(empty, d) for d in handle.sharding._addressable_device_assignment]
     dead = assemble(handle.aval, handle.sharding, buffers, committed=handle.committed)
     dead.delete()

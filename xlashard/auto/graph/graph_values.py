@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import jax
-
 from xlashard._jax.trace.primitive_names import CONSTRAINT
 from xlashard.auto.problem import ConstraintSite
 from xlashard.auto.rules.factors import Factor, OpRule
-from xlashard.sharding import PartitionSpec
+from xlashard.geometry import DimAxes
+from xlashard.sharding import PartitionSpec, spec_of
 
 
 @dataclass(eq=False)
@@ -167,17 +166,16 @@ class Labels:
             self._parent[b] = a
 
 
-type FixedSpec = tuple[tuple[str, ...] | None, ...]
+type FixedSpec = tuple[DimAxes, ...]
 """Mesh axes of each dimension; None for a dimension that is left open."""
 
 
 def fixed_specs(eqn: Any) -> tuple[tuple[FixedSpec, ...], tuple[FixedSpec, ...]] | None:
     """Return the specs that an equation prescribes for its operands and its results, if any."""
     if eqn.primitive.name == "shard_map":
-        ins, outs = eqn.params["in_specs"], eqn.params["out_specs"]
         return (
-            tuple(map(spec_axes, ins, [v.aval.ndim for v in eqn.invars])),
-            tuple(map(spec_axes, outs, [v.aval.ndim for v in eqn.outvars])),
+            _axes_of_all(eqn.params["in_specs"], eqn.invars),
+            _axes_of_all(eqn.params["out_specs"], eqn.outvars),
         )
     if eqn.primitive.name != CONSTRAINT:
         return None
@@ -185,20 +183,14 @@ def fixed_specs(eqn: Any) -> tuple[tuple[FixedSpec, ...], tuple[FixedSpec, ...]]
     if spec is None:
         return None
     opened = eqn.params.get("unconstrained_dims", ())
-    fixed = spec_axes(spec, eqn.outvars[0].aval.ndim)
+    fixed = spec_of(spec).for_rank(eqn.outvars[0].aval.ndim)
     fixed = tuple(None if d in opened else axes for d, axes in enumerate(fixed))
     return ((fixed,), (fixed,))
 
 
-def spec_axes(spec: Any, rank: int) -> FixedSpec:
-    """Return the mesh axes of each dimension of a value with a spec."""
-    entries = [*tuple(spec), *(None,) * (rank - len(spec))]
-    return tuple(
-        None
-        if entry is jax.sharding.PartitionSpec.UNCONSTRAINED
-        else ((entry,) if isinstance(entry, str) else tuple(entry or ()))
-        for entry in entries
-    )
+def _axes_of_all(specs: Iterable[PartitionSpec], variables: Iterable[Any]) -> tuple[FixedSpec, ...]:
+    pairs = zip(specs, variables, strict=True)
+    return tuple(spec_of(spec).for_rank(variable.aval.ndim) for spec, variable in pairs)
 
 
 def boundary_specs(

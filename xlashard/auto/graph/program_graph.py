@@ -28,13 +28,12 @@ from xlashard.auto.graph.graph_values import (
     is_transparent,
     join_equal_labels,
     operation_kind,
-    spec_axes,
 )
 from xlashard.auto.graph.inner_programs import InnerPrograms
 from xlashard.auto.problem import ConstraintSite
 from xlashard.auto.rules.factors import Factor, OpRule
 from xlashard.auto.rules.op_rules import op_rule
-from xlashard.sharding import PartitionSpec
+from xlashard.sharding import PartitionSpec, spec_of
 
 _FOLLOWING = frozenset(("broadcast_in_dim", *REDUCTIONS))
 """Primitives whose small side may follow the large one."""
@@ -61,7 +60,6 @@ class ProgramGraph(InnerPrograms):
             copy, whose sharding is free.
         reductions: Merged reductions: value, label that is reduced away, and runs.
         elementwise: Elementwise operations: index of the result, and runs.
-        unknown: Names of primitives without a sharding rule.
         spatial: Labels of the spatial dimensions of convolutions.
         state: The tied arguments.
         state_clusters: Clusters of the tied arguments and what is made of them elementwise.
@@ -78,7 +76,6 @@ class ProgramGraph(InnerPrograms):
         self.operations: list[GraphOperation] = []
         self.reductions: list[tuple[int, int, float]] = []
         self.elementwise: list[tuple[int, float]] = []
-        self.unknown: set[str] = set()
         self.spatial: set[int] = set()
         self.state: set[int] = set()
         self._delayed: list[tuple[GraphOperation, int]] = []
@@ -148,7 +145,6 @@ class ProgramGraph(InnerPrograms):
                             site = ConstraintSite((*path, 0), "parameter", i)
                             self.values[index].sites.append(site)
                     return self._enter(body, known, (*path, 0), times)
-            self.unknown.add(name)
         return self._operation(eqn, rule, operands, path, times)
 
     def _copied(
@@ -163,7 +159,7 @@ class ProgramGraph(InnerPrograms):
         self.inside[outer] = inner
         if not result:
             self.values[inner].sites, self.values[outer].sites = self.values[outer].sites, []
-        axes = spec_axes(spec, rank)
+        axes = spec_of(spec).for_rank(rank)
         self.operations.append(
             GraphOperation(
                 path=(),

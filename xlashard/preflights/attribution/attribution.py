@@ -11,7 +11,6 @@ from xlashard._jax.trace.jaxprs import without_equations
 from xlashard._jax.trace.origins import is_variable, source_line
 from xlashard._jax.trace.primitive_names import COLLECTIVES, PRODUCTS
 from xlashard.costs.network_model import NetworkCost
-from xlashard.costs.targets import network_for
 from xlashard.geometry import MeshGrid
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hlo.collectives import Collective, add_up
@@ -34,6 +33,7 @@ from xlashard.preflights.attribution.value_shardings import (
 )
 from xlashard.preflights.compilation import Compilation
 from xlashard.preflights.report.preflight_model import Origin, TrafficReport
+from xlashard.preflights.time_estimate import network_costs
 from xlashard.sharding import Mesh, NamedSharding
 from xlashard.sharding.named import grid_of
 
@@ -254,14 +254,14 @@ def describe_traffic(
     jaxpr = without_equations(program.info.in_avals) if call is None else call.traced.jaxpr
     shardings = ValueShardings(jaxpr, placed, mesh)
     specified = tuple(value.sharding is not None for value in program.plan.results)
-    collectives = compilation.collectives(mesh)
-    attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, collectives)
-    network = network_for(topology, mesh)
+    collectives = network_costs(compilation, topology, mesh)
+    found = tuple(collective for collective, _ in collectives)
+    attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, found)
     alike: dict[tuple[CollectiveReport, Attribution], list[tuple[Collective, NetworkCost]]] = {}
-    for collective in attributor.collectives:
+    for collective, cost in collectives:
         why = attributor.attribute(collective)
         described = describe_collective(collective, grid, frozenset(paths), sources)
-        alike.setdefault((described, why), []).append((collective, network.of(collective)))
+        alike.setdefault((described, why), []).append((collective, cost))
     reports = [_report(described, why, costs) for (described, why), costs in alike.items()]
     return tuple(sorted(reports, key=lambda r: (-r.seconds, -r.collective.sent_bytes)))
 
