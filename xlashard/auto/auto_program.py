@@ -15,8 +15,9 @@ from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard.auto.problem import AutoProblem, chip_of, machine_of
 from xlashard.costs.rates import Rates
 from xlashard.errors import ArgumentError, MeshError, counted
+from xlashard.geometry.strides import divisors
 from xlashard.hardware.base_topology import BaseTopology
-from xlashard.hardware.mesh_layout import divisors, resolve_axis_sizes
+from xlashard.hardware.mesh_layout import resolve_axis_sizes
 from xlashard.pjit.function import Function
 from xlashard.pjit.stages.from_jax import traced_call, unwrapped
 from xlashard.pjit.trace import Call

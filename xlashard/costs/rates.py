@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from xlashard.hardware.chip import Chip
 from xlashard.hlo.shapes import padded
 from xlashard.tpu.generations import Generation
 
@@ -263,23 +264,25 @@ def _kernel_shares(name: str, published: Mapping[str, tuple[float, float]]) -> t
     return published.get(name) or published.get(_LIKE.get(name, ""), published["v5p"])
 
 
-def borrowed_rates(generation: Generation, rates: Rates | None = None) -> list[Rates]:
+def borrowed_rates(chip: Chip, rates: Rates | None = None) -> list[Rates]:
     """Return the rates with the kernel shares of each generation that has published ones.
 
     Args:
-        generation: Generation of the chips. Where its own shares are published, the list leaves
-            that kind of kernel out.
+        chip: Figures of the chip. Where its own shares are published, the list leaves that kind of
+            kernel out; it is empty for GPUs.
         rates: Rates of a device; those of published measurements if None. The list is empty if
             kernels were measured on it.
     """
-    rates = rates or rates_of(generation)
+    if not isinstance(chip, Generation):
+        return []
+    rates = rates or rates_of(chip)
     if rates.kernels is not None:
         return []
     borrowed = []
-    if generation.name not in _KERNEL_SHARES:
+    if chip.name not in _KERNEL_SHARES:
         for matrix, hbm in _KERNEL_SHARES.values():
             borrowed.append(replace(rates, kernel_matrix_share=matrix, kernel_hbm_share=hbm))
-    if generation.name not in _PRODUCT_KERNEL_SHARES:
+    if chip.name not in _PRODUCT_KERNEL_SHARES:
         for matrix, hbm in _PRODUCT_KERNEL_SHARES.values():
             borrowed.append(
                 replace(rates, product_kernel_matrix_share=matrix, product_kernel_hbm_share=hbm)

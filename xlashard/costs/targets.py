@@ -7,7 +7,7 @@ from xlashard.costs.gpu.nccl import NcclModel
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.network_model import NetworkModel
 from xlashard.costs.operation import OperationModel
-from xlashard.costs.rates import Rates, borrowed_rates, rates_of
+from xlashard.costs.rates import Rates, rates_of
 from xlashard.gpu.gpu_models import GpuModel
 from xlashard.gpu.topologies import GpuTopology
 from xlashard.hardware.base_topology import BaseTopology
@@ -28,16 +28,6 @@ def rates_for(chip: Chip) -> Rates:
         return gpu_rates(chip)
     assert isinstance(chip, Generation)
     return rates_of(chip)
-
-
-def uncertain_rates(chip: Chip, rates: Rates | None = None) -> list[Rates]:
-    """Return the rates of kernels that a device may reach where none are published for its chip.
-
-    Args:
-        chip: Figures of the chip.
-        rates: Rates of a device; those of published measurements if None.
-    """
-    return borrowed_rates(chip, rates) if isinstance(chip, Generation) else []
 
 
 def operations_for(

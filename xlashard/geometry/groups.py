@@ -224,10 +224,10 @@ class SourceTargetPairs:
             sources, targets = coordinates[:, 0, axis], coordinates[:, 1, axis]
             if np.array_equal(sources, targets):
                 continue
-            divisors = [d for d in range(1, size + 1) if size % d == 0]
-            block = next(d for d in divisors if np.array_equal(sources // d, targets // d))
+            blocks = strides.divisors(size)
+            block = next(d for d in blocks if np.array_equal(sources // d, targets // d))
             still = max(
-                d for d in divisors if block % d == 0 and np.array_equal(sources % d, targets % d)
+                d for d in blocks if block % d == 0 and np.array_equal(sources % d, targets % d)
             )
             parts.append(AxisPart(name, block // still, size // block, size))
         return tuple(parts)
@@ -386,6 +386,17 @@ def _mesh_devices(text: str) -> Sequence[int]:
     turned = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
     if turned is None:
         return _numbers(text)
-    dims = _numbers(turned[1])
-    groups = ReplicaGroups.iota(1, math.prod(dims), dims, _numbers(turned[2] or ""))
-    return groups.devices()[0]
+    return iota_order(_numbers(turned[1]), _numbers(turned[2] or ""))
+
+
+def iota_order(dims: Sequence[int], perm: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return the numbers of `arange(n).reshape(dims).transpose(perm)`, in order.
+
+    Raises:
+        GroupTextError: The permutation does not fit the dimensions.
+
+    Example:
+        >>> iota_order((2, 3), (1, 0))
+        (0, 3, 1, 4, 2, 5)
+    """
+    return ReplicaGroups.iota(1, math.prod(dims), dims, perm).devices()[0]

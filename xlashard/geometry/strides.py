@@ -25,6 +25,12 @@ type Steps = tuple[Step, ...]
 """Digits of a position, major to minor."""
 
 
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, smallest first."""
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return low + [number // n for n in reversed(low) if n * n != number]
+
+
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
     """Return strides, in elements, of a dense array whose last dimension is fastest."""
     strides = []

@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass
 
 from xlashard.errors import TopologyError
+from xlashard.geometry.strides import divisors
 from xlashard.gpu.gpu_models import BY_NAME, GPU_MODELS, GpuModel
-from xlashard.hardware.mesh_layout import divisors
 
 _GBIT = 10**9 / 8
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xlashard.errors import TopologyError
+from xlashard.geometry.strides import divisors
 
 # Weight of an axis relative to the next one in order.
 _PRECEDENCE = 4.0
@@ -159,12 +160,6 @@ def _factorings(size: int, left: tuple[int, ...]) -> tuple[tuple[int, ...], ...]
         for factor in divisors(math.gcd(first, size))
         for rest in _factorings(size // factor, tuple(others))
     )
-
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, smallest first."""
-    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return low + [number // n for n in reversed(low) if n * n != number]
 
 
 def resolve_axis_sizes(axes: Mapping[str, int], devices: int, where: str) -> dict[str, int]:

@@ -75,8 +75,18 @@ REDUCING_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.reduces
 RESHARDING_KINDS = tuple(k for k, t in TRAITS.items() if not t.reduces and not t.gathers)
 """Kinds that change the sharding of a value and leave it as it is otherwise."""
 
-GROUPED_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.traffic != "pairs")
-"""Kinds that have replica groups, also where the module lists none."""
+_PAIRED_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.traffic == "pairs")
+_GROUPED_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.traffic != "pairs")
 
-PAIRED_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.traffic == "pairs")
-"""Kinds that have pairs of a sender and a receiver."""
+
+def has_groups(opcode: str) -> bool:
+    """Return True for a collective with replica groups, also where the module lists none.
+
+    The end of an asynchronous collective has those of its start no second time.
+    """
+    return opcode.startswith(_GROUPED_KINDS) and not opcode.endswith("-done")
+
+
+def has_pairs(opcode: str) -> bool:
+    """Return True for a collective with pairs of a sender and a receiver, unless it is an end."""
+    return opcode.startswith(_PAIRED_KINDS) and not opcode.endswith("-done")

@@ -4,7 +4,6 @@ The numbers of the fields are those of xla/service/hlo.proto and xla/xla_data.pr
 https://github.com/openxla/xla. Attributes of instructions are decoded at their first use.
 """
 
-import math
 from collections import Counter
 from functools import cached_property, partial
 
@@ -13,9 +12,9 @@ import numpy as np
 from xlashard._jax.runtime.shardings import op_sharding_text
 from xlashard._jax.wire import Message
 from xlashard.errors import GroupTextError
-from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs, mesh_groups
+from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs, iota_order, mesh_groups
 from xlashard.hlo.buffers import read_allocations
-from xlashard.hlo.collective_kinds import GROUPED_KINDS, PAIRED_KINDS
+from xlashard.hlo.collective_kinds import has_groups, has_pairs
 from xlashard.hlo.module import (
     Attributes,
     Computation,
@@ -190,7 +189,7 @@ class _ModuleReader:
             pairs=SourceTargetPairs(
                 tuple((pair.number(1), pair.number(2)) for pair in message.messages(52))
             )
-            if opcode.startswith(PAIRED_KINDS) and not opcode.endswith("-done")
+            if has_pairs(opcode)
             else None,
             global_ids=not ends and bool(message.number(71)),
             # DotDimensionNumbers: lhs_contracting_dimensions = 1.
@@ -224,7 +223,7 @@ class _ModuleReader:
             # iota_reshape_dims = 3, iota_transpose_perm = 4.
             m = Message(iota)
             return ReplicaGroups.iota(m.number(1), m.number(2), m.numbers(3), m.numbers(4))
-        if not opcode.startswith(GROUPED_KINDS) or opcode.endswith("-done"):
+        if not has_groups(opcode):
             return None
         # ReplicaGroup: replica_ids = 1.
         groups = [m.numbers(1) for m in (*message.messages(49), *listed.messages(1))]
@@ -313,9 +312,7 @@ def _mesh_groups(groups: Message) -> ReplicaGroups:
     names = list(sizes)
     devices = mesh.numbers(2) or None
     if 3 in mesh:
-        dims = mesh.message(3).numbers(1)
-        order = ReplicaGroups.iota(1, math.prod(dims), dims, mesh.message(3).numbers(2))
-        devices = order.devices()[0]
+        devices = iota_order(mesh.message(3).numbers(1), mesh.message(3).numbers(2))
     parts = []
     for axis in groups.messages(2):
         if axis.number(1) >= len(names):

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from xlashard._jax.runtime.executables import aliases_of_header
 from xlashard.geometry.groups import ReplicaGroups, read_groups, read_pairs
-from xlashard.hlo.collective_kinds import GROUPED_KINDS
+from xlashard.hlo.collective_kinds import has_groups
 from xlashard.hlo.module import (
     Attributes,
     Computation,
@@ -190,8 +190,7 @@ class _TextReader:
     def _groups(self, opcode: str, attributes: dict[str, str]) -> ReplicaGroups | None:
         text = attributes.get("replica_groups")
         if text is None:
-            has_groups = opcode.startswith(GROUPED_KINDS) and not opcode.endswith("-done")
-            return ReplicaGroups.everyone(self._devices) if has_groups else None
+            return ReplicaGroups.everyone(self._devices) if has_groups(opcode) else None
         if "device_ids" in attributes:
             text = f"{text}, device_ids={attributes['device_ids']}"
         return read_groups(text, self._devices)

@@ -10,9 +10,9 @@ from xlashard.costs.cost_analysis import analyze_cost
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import is_kernel, is_ragged, kernel_name, unmatched_costs
 from xlashard.costs.network_model import NetworkCost
-from xlashard.costs.rates import Rates, product_seconds
+from xlashard.costs.rates import Rates, borrowed_rates, product_seconds
 from xlashard.costs.schedule import StepSchedule, walk_schedule
-from xlashard.costs.targets import network_for, operations_for, rates_for, uncertain_rates
+from xlashard.costs.targets import network_for, operations_for, rates_for
 from xlashard.gpu.gpu_models import GpuModel
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hardware.chip import Chip
@@ -230,7 +230,7 @@ def kernel_spread(
         kernel_costs: Costs of kernels that the caller gives, by name.
         rates: Rates of a device; those of published measurements if None.
     """
-    others = [operations_for(module, r, kernel_costs) for r in uncertain_rates(chip, rates)]
+    others = [operations_for(module, r, kernel_costs) for r in borrowed_rates(chip, rates)]
     faster = slower = ragged = 0.0
     unknown = False
     for operation, runs in schedule:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 from xlashard.errors import TopologyError
-from xlashard.hardware.mesh_layout import divisors
+from xlashard.geometry.strides import divisors
 from xlashard.tpu.generations import BY_NAME, GENERATIONS, Generation
 
 _ALIASES = {

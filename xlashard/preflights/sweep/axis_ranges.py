@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
-from xlashard.hardware.mesh_layout import divisors
+from xlashard.geometry.strides import divisors
 
 _RANGE = re.compile(r"(\d*)\.\.(\d*)")
 
