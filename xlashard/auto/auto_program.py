@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from xlashard._jax.runtime.shardings import is_compile_only
-from xlashard._jax.runtime.topologies import topology_name
+from xlashard._jax.runtime.topologies import named_topology
 from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard.auto.problem import AutoProblem, chip_of, machine_of
 from xlashard.costs.rates import Rates
@@ -262,8 +262,7 @@ def topology_of(mesh: Mesh) -> BaseTopology | None:
     device = mesh.devices.flat[0]
     if device.platform != "tpu" and not is_compile_only(device):
         return None
-    number, _, name = topology_name(device).rpartition(" slices of ")
-    topology = find_topology(name, int(number or 1))
+    topology = find_topology(*named_topology(device))
     return topology if topology.num_devices == mesh.size else None
 
 

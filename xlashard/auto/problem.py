@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from xlashard._jax.trace.rewriting import InsertionSite, insert_equations
 from xlashard._jax.trace.tracing import bodies
-from xlashard.costs.gpu.nccl import NcclModel
 from xlashard.costs.rates import Rates
 from xlashard.costs.targets import network_for, rates_for
 from xlashard.hardware.base_topology import BaseTopology, axis_links
@@ -22,7 +21,6 @@ from xlashard.pjit.constraint import constraint_p, constraint_params
 from xlashard.preflights.memory_breakdown import available_bytes
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.tpu.generations import GENERATIONS
-from xlashard.tpu.topologies import torus_parts
 
 NOMINAL = next(g for g in GENERATIONS if g.name == "v5e")
 """Generation whose rates stand for devices of no topology, such as emulated ones."""
@@ -210,19 +208,11 @@ def machine_of(
 
 def _axis_of(topology: BaseTopology, mesh: Mesh, name: str, rates: Rates) -> MeshAxis:
     """Return an axis of several devices of a topology."""
-    links, network = axis_links(topology, mesh, [name]), network_for(topology, mesh, rates)
-    reductions = rates.reductions or rates
-    if isinstance(network, NcclModel):
-        speed, latency = network.gather_rates(links.size, links.domains)
-        slowdown = rates.link_share / reductions.link_share
-        return MeshAxis(name, links.size, speed, latency, slowdown)
-    hops = sum(part.size for part in links.parts) / 2
-    dimensions = len(torus_parts(links.parts))
-    reduced = reductions.torus_reduction_share if dimensions > 1 else reductions.link_share
-    share = rates.dcn_share if links.network == "dcn" else rates.link_share
-    latency = rates.collective_seconds + hops * rates.hop_seconds
-    speed = share * links.bytes_per_second
-    return MeshAxis(name, links.size, speed, latency, rates.link_share / reduced)
+    links = axis_links(topology, mesh, [name])
+    found = network_for(topology, mesh, rates).axis_rates(links)
+    return MeshAxis(
+        name, links.size, found.bytes_per_second, found.latency, found.reduction_slowdown
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ import numpy as np
 
 from xlashard.costs.rates import Rates, rates_of
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
-from xlashard.hardware.base_topology import BaseTopology, mesh_coordinates
+from xlashard.hardware.base_topology import AxisLinks, BaseTopology, mesh_coordinates
 from xlashard.hardware.mesh_layout import AxisSegment, part
 from xlashard.hlo.collective_kinds import CollectiveTraits
 from xlashard.hlo.collectives import Collective
@@ -65,6 +65,21 @@ class NetworkCost:
     def resource(self) -> str:
         """Name of the slowest network in use: `dcn` between slices or nodes, or `ici`."""
         return "dcn" if self.dcn_bytes else "ici"
+
+
+@dataclass(frozen=True)
+class AxisRates:
+    """Rates of collectives along some mesh axes.
+
+    Attributes:
+        bytes_per_second: Bytes per second that a device sends in a gather.
+        latency: Seconds of a collective besides its bytes.
+        reduction_slowdown: Time to reduce and scatter some bytes over the time to gather them.
+    """
+
+    bytes_per_second: float
+    latency: float
+    reduction_slowdown: float
 
 
 @dataclass(frozen=True)
@@ -134,6 +149,14 @@ class BaseNetworkModel[T: BaseTopology, G](ABC):
         return self._in_group(self._groups[groups], payload, collective.traits)
 
     @abstractmethod
+    def axis_rates(self, links: AxisLinks) -> AxisRates:
+        """Return the rates of collectives by groups along some mesh axes.
+
+        Args:
+            links: Links along the axes, whose groups have several devices.
+        """
+
+    @abstractmethod
     def _published_rates(self) -> Rates:
         """Return the rates of published measurements."""
 
@@ -156,6 +179,20 @@ class NetworkModel(BaseNetworkModel[Topology, _GroupLinks]):
     @cached_property
     def _loads(self) -> dict[SourceTargetPairs, _LinkLoad]:
         return {}
+
+    def axis_rates(self, links: AxisLinks) -> AxisRates:
+        """Return the rates of collectives by groups along some mesh axes."""
+        rates = self._rates
+        reductions = rates.reductions or rates
+        is_torus = len(torus_parts(links.parts)) > 1
+        reduced = reductions.torus_reduction_share if is_torus else reductions.link_share
+        share = rates.dcn_share if links.network == "dcn" else rates.link_share
+        hops = sum(p.size for p in links.parts) / 2
+        return AxisRates(
+            bytes_per_second=share * links.bytes_per_second,
+            latency=rates.collective_seconds + hops * rates.hop_seconds,
+            reduction_slowdown=rates.link_share / reduced,
+        )
 
     def _published_rates(self) -> Rates:
         return rates_of(self._topology.generation)

@@ -304,7 +304,7 @@ def check_can_hold_arrays(devices: Sequence[Device]) -> None:
         CompileOnlyError: If the devices belong to a topology.
     """
     if devices and is_compile_only(devices[0]):
-        name = topology_name(devices[0])
+        name = _text_of_topology(devices[0])
         raise CompileOnlyError(
             f"arrays can't be placed on {name}, a topology for compiling only: pass "
             "jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) instead of an array",
@@ -319,7 +319,7 @@ def compile_only_error(name: str, device: Device) -> CompileOnlyError:
         name: The name of its function.
         device: A device of the topology.
     """
-    topology = topology_name(device)
+    topology = _text_of_topology(device)
     return CompileOnlyError(
         f"{name} is compiled for {topology}, a topology without chips, and can't run here: inspect "
         "compiled = pjit(f).lower(*shapes).compile() by compiled.memory_analysis(), "
@@ -329,18 +329,22 @@ def compile_only_error(name: str, device: Device) -> CompileOnlyError:
     )
 
 
-def topology_name(device: Device) -> str:
-    """Return the topology of a device by its name, with the number of slices."""
+def _text_of_topology(device: Device) -> str:
+    name, slices = named_topology(device)
+    return name if slices == 1 else f"{slices} slices of {name}"
+
+
+def named_topology(device: Device) -> tuple[str, int]:
+    """Return the name of a slice of a device's topology, and the number of slices."""
     if device.platform == "gpu":
-        return _REQUESTS.get(device.client, (device.device_kind, {}))[0]
+        return _REQUESTS.get(device.client, (device.device_kind, {}))[0], 1
     devices = device.client.devices()
     version = str(tpu_info.chip_version_from_device_kind(device.device_kind))
     name = version if version.startswith("v") else f"tpu{version}"
     rank = 2 if name in _FLAT else 3
     sizes = (max(d.coords[i] for d in devices) + 1 for i in range(rank))
     slices = len(set(map(slice_of, devices)))
-    text = f"{name}:{'x'.join(map(str, sizes))}"
-    return text if slices == 1 else f"{slices} slices of {text}"
+    return f"{name}:{'x'.join(map(str, sizes))}", slices
 
 
 @dataclass(frozen=True)

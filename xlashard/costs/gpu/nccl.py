@@ -25,10 +25,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from xlashard.costs.gpu.gpu_operation import gpu_rates
-from xlashard.costs.network_model import BaseNetworkModel, NetworkCost
+from xlashard.costs.network_model import AxisRates, BaseNetworkModel, NetworkCost
 from xlashard.costs.rates import Rates
 from xlashard.geometry.groups import SourceTargetPairs
 from xlashard.gpu.topologies import GpuTopology
+from xlashard.hardware.base_topology import AxisLinks
 from xlashard.hlo.collective_kinds import TRAITS, CollectiveTraits
 
 
@@ -141,19 +142,21 @@ class NcclModel(BaseNetworkModel[GpuTopology, _GroupShape]):
         tree = self._cost(ring.sent_bytes, ring.dcn_bytes, self._tree(group))
         return min(ring, tree, self._summed(group, ring), key=lambda c: c.expected_seconds)
 
-    def gather_rates(self, size: int, nodes: int) -> tuple[float, float]:
-        """Return the rates of gathers by a group: bytes per second, and seconds besides.
+    def axis_rates(self, links: AxisLinks) -> AxisRates:
+        """Return the rates of collectives by groups along some mesh axes.
 
-        A device sends `(size - 1) / size` of the gathered bytes.
-
-        Args:
-            size: Number of GPUs of the group, at least 2.
-            nodes: Number of nodes that it spans.
+        A device sends `(size - 1) / size` of the bytes that a group gathers.
         """
-        group = _GroupShape(size, nodes)
+        group = _GroupShape(links.size, links.domains)
         traits = TRAITS["all-gather"]
         small, large = (self._passing(group, traits, n).expected_seconds for n in (0.0, _LARGE))
-        return _LARGE * (size - 1) / size / (large - small), small
+        sent = _LARGE * (links.size - 1) / links.size
+        reductions = self._rates.reductions or self._rates
+        return AxisRates(
+            bytes_per_second=sent / (large - small),
+            latency=small,
+            reduction_slowdown=self._rates.link_share / reductions.link_share,
+        )
 
     def _passing(self, group: _GroupShape, traits: CollectiveTraits, payload: float) -> NetworkCost:
         """Return the cost of values that pass around a ring."""
