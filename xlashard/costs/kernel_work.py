@@ -22,8 +22,6 @@ from xlashard.hlo.call_graph import constant_of
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import dtype_name
 
-_NUMPY = {"s8": "i1", "u8": "u1", "s16": "i2", "u16": "u2", "s32": "i4", "u32": "u4"}
-
 
 def is_kernel(call: Instruction) -> bool:
     """Return whether an instruction runs a kernel of Pallas, Mosaic or cuDNN."""
@@ -188,9 +186,9 @@ def _constant(
     if constant is None:
         return None
     shape, integers = constant.shape, constant.attributes.integers
-    if shape.dtype not in _NUMPY or len(integers) != shape.size:
+    if len(integers) != shape.size:
         return None
-    return np.array(integers, _NUMPY[shape.dtype]).reshape(shape.dims).astype(np.int64)
+    return np.array(integers).reshape(shape.dims).astype(np.int64)
 
 
 def _estimated(estimate: Mapping[str, float]) -> KernelWork:

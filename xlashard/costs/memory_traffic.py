@@ -86,7 +86,7 @@ def _bytes_in(
     if opcode in FREE or opcode in _CALLS or opcode.endswith("-done"):
         return 0
     if opcode in ("fusion", "fusion-start"):
-        inner = _fused(module, instruction)
+        inner = module.callee(instruction)
         return 0 if inner is None else _of_fusion(memory, module, instruction, inner)
     results = instruction.shape.arrays
     operands = computation.operand_arrays(instruction)
@@ -248,10 +248,6 @@ def slice_bytes(array: Shape, sizes: Sequence[int]) -> int:
     return runs * -(-nbytes // GRANULE) * GRANULE
 
 
-def _fused(module: HloModule, fusion: Instruction) -> Computation | None:
-    return module.computations.get(fusion.calls[0]) if fusion.calls else None
-
-
 def _of_fusion(memory: int, module: HloModule, fusion: Instruction, inner: Computation) -> int:
     if inner.starts_collective:
         # The type starts with the operand and the result of the collective.
@@ -313,7 +309,7 @@ def _read_by(module: HloModule, inner: Computation, value: Instruction, user: In
     if is_first and opcode == "scatter":
         update = inner.instructions.get(names[-1])
         return 0 if update is None else _scattered(user, value.shape.arrays[0], update.shape)
-    if opcode == "fusion" and (nested := _fused(module, user)) is not None:
+    if opcode == "fusion" and (nested := module.callee(user)) is not None:
         if _only_passes_on(nested) and not _is_result(inner, user):
             return _touched(module, inner, user)
         return sum(
@@ -372,7 +368,7 @@ def _written(
         if output.opcode == "scatter":
             return _scattered(output, array, update.shape)
         return sum(a.padded_bytes for a in update.shape.arrays)
-    if output.opcode == "fusion" and (nested := _fused(module, output)) is not None:
+    if output.opcode == "fusion" and (nested := module.callee(output)) is not None:
         roots = _outputs(nested, nested.root) if nested.root is not None else []
         return _written(module, nested, roots[0], array) if len(roots) == 1 else array.padded_bytes
     return array.padded_bytes

@@ -146,8 +146,8 @@ class _Walk:
 
     def fused_costs(self, fusion: Instruction) -> tuple[Computation | None, dict[str, NetworkCost]]:
         """Return the computation of a fusion, and the network costs of its collectives."""
-        name = fusion.calls[0] if fusion.calls else ""
-        return self.module.computations.get(name), self._costs.get(name, {})
+        inner = self.module.callee(fusion)
+        return inner, {} if inner is None else self._costs.get(inner.name, {})
 
     def call(self, computation: Computation, instruction: Instruction) -> float:
         """Return the time of the computations that an instruction runs."""

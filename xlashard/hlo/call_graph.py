@@ -268,7 +268,7 @@ def _keeps(module: HloModule, caller: Instruction, element: int | None) -> bool:
     """Return whether a called computation sees the same element of its operand in each run."""
     if caller.opcode != "while":
         return caller.opcode in ("call", "conditional")
-    body = module.computations.get(caller.calls[0])
+    body = module.callee(caller)
     if body is None or body.root is None or body.root.opcode != "tuple" or element is None:
         return False
     names = body.root.operands

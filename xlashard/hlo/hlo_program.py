@@ -274,14 +274,7 @@ def _transfer(
 ) -> Collective:
     kind = _KINDS.get(send.attributes.frontend[_TRANSFER], "collective-permute")
     operands = send.shape.arrays[:1]
-    received = next(
-        (
-            i
-            for i in computation.instructions.values()
-            if i.opcode == "recv" and i.rendezvous == send.rendezvous
-        ),
-        None,
-    )
+    received = computation.partner(send)
     results = operands if received is None else received.shape.arrays[:1]
     user = None if received is None else nearest_user(computation, received)
     groups: ReplicaGroups | SourceTargetPairs = ReplicaGroups.of_list(

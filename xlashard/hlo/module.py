@@ -260,6 +260,12 @@ class Computation:
                 users.setdefault(name, []).append(instruction)
         return users
 
+    def partner(self, transfer: Instruction) -> Instruction | None:
+        """Return the recv of a send, or the send of a recv; None for one without a partner."""
+        other = "recv" if transfer.opcode == "send" else "send"
+        found = (i for i in self.instructions.values() if i.opcode == other)
+        return next((i for i in found if i.rendezvous == transfer.rendezvous), None)
+
     def operand_arrays(self, instruction: Instruction) -> list[Shape]:
         """Return the operand arrays of one of its instructions, in their layouts."""
         named = (self.instructions.get(name) for name in instruction.operands)
@@ -313,6 +319,10 @@ class HloModule:
                 for what in self._strange(instruction):
                     counts[what] = counts.get(what, 0) + 1
         return counts
+
+    def callee(self, caller: Instruction) -> Computation | None:
+        """Return the first computation that an instruction calls: of a loop, its body."""
+        return self.computations.get(caller.calls[0]) if caller.calls else None
 
     def inside(
         self, computation: Computation, instruction: Instruction

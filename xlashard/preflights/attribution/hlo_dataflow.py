@@ -117,7 +117,7 @@ class HloDataflow:
         if opcode == "async-done" and names:
             return computation, names[0], path
         if opcode in ("async-start", "fusion"):
-            inner = self._called(instruction)
+            inner = self.module.callee(instruction)
             return None if inner is None or inner.root is None else (inner, inner.root.name, path)
         if opcode == "recv-done" and names:
             return self._sent(computation, names[0])
@@ -132,15 +132,8 @@ class HloDataflow:
     ) -> tuple[Computation, str, tuple[int, ...]] | None:
         """Return the value sent to other slices that corresponds to a received one."""
         recv = computation.instructions.get(received)
-        if recv is None:
-            return None
-        for instruction in computation.instructions.values():
-            if instruction.opcode == "send" and instruction.rendezvous == recv.rendezvous:
-                return computation, instruction.operands[0], ()
-        return None
-
-    def _called(self, instruction: Instruction) -> Computation | None:
-        return self.module.computations.get(instruction.calls[0]) if instruction.calls else None
+        send = None if recv is None else computation.partner(recv)
+        return None if send is None else (computation, send.operands[0], ())
 
     def _outside(
         self, computation: Computation, parameter: Instruction, path: tuple[int, ...]
@@ -164,7 +157,7 @@ class HloDataflow:
 
         An element that only moves around the devices becomes itself. None for a computed element.
         """
-        body = self.module.computations.get(loop.calls[0])
+        body = self.module.callee(loop)
         if body is None or body.root is None or body.root.opcode != "tuple":
             return None
         names = body.root.operands
