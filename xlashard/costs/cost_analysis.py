@@ -5,7 +5,6 @@ as two operations.
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,10 +16,11 @@ from xlashard.costs.gpu.cuda_calls import contracted_dims, convolved, is_library
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import is_kernel, kernel_name, kernel_work
 from xlashard.costs.memory_traffic import hbm_bytes
+from xlashard.costs.rates import multiplied_dtype
 from xlashard.hlo.call_graph import trip_count
 from xlashard.hlo.collective_kinds import REDUCING_KINDS
 from xlashard.hlo.module import Computation, HloModule, Instruction, WindowDimension
-from xlashard.hlo.shapes import Shape, dtype_name
+from xlashard.hlo.shapes import Shape, is_floating
 
 _ELEMENTWISE_NAMES = """
     abs add ceil clamp compare divide floor maximum minimum multiply negate remainder
@@ -77,7 +77,7 @@ def instruction_flops(
         return _product(computation, instruction)
     if opcode in ELEMENTWISE:
         operands = computation.operand_arrays(instruction)
-        floating = bool(operands) and _is_floating(operands[-1].dtype)
+        floating = bool(operands) and is_floating(operands[-1].dtype)
         return InstructionFlops(elementwise=float(_size(instruction)) if floating else 0.0)
     if opcode in TRANSCENDENTAL:
         return InstructionFlops(transcendental=float(_size(instruction)))
@@ -99,10 +99,6 @@ def _size(instruction: Instruction) -> int:
     return sum(array.size for array in instruction.shape.arrays)
 
 
-def _is_floating(dtype: str) -> bool:
-    return dtype[0] in "fc" or dtype.startswith("bf")
-
-
 def _product(computation: Computation, instruction: Instruction) -> InstructionFlops:
     operands = computation.operand_arrays(instruction)
     result = instruction.shape.arrays[0]
@@ -117,25 +113,13 @@ def _product(computation: Computation, instruction: Instruction) -> InstructionF
     # A complex product takes four real ones.
     parts = 4 if left.dtype[0] == "c" else 1
     flops = 2.0 * parts * multiplications
-    return InstructionFlops(matmul_flops=flops, dtype=_multiplied_dtype(instruction, left, right))
+    passes = max((_PASSES.get(p, 1) for p in instruction.attributes.precision), default=1)
+    dtype = multiplied_dtype(left.dtype, right.dtype, passes)
+    return InstructionFlops(matmul_flops=flops, dtype=dtype)
 
 
-_PASSES = {"high": "bfloat16 x3", "highest": "bfloat16 x6"}
-
-
-def _multiplied_dtype(instruction: Instruction, left: Shape, right: Shape) -> str:
-    wider = max(left, right, key=lambda a: (_is_floating(a.dtype), _bits(a.dtype)))
-    if wider.dtype not in ("f32", "c64"):
-        return dtype_name(wider.dtype)
-    # The matrix unit multiplies bfloat16; float32 takes several passes.
-    requested = instruction.attributes.precision
-    return next((_PASSES[p] for p in ("highest", "high") if p in requested), "bfloat16")
-
-
-def _bits(dtype: str) -> int:
-    """Return the number of bits in the name of a dtype."""
-    match = re.search(r"\d+", dtype)
-    return int(match[0]) if match else 1
+_PASSES = {"high": 3, "highest": 6}
+"""Passes in bfloat16 for operands of float32, by the requested precision."""
 
 
 def _convolution(instruction: Instruction, left: Shape, right: Shape, result: Shape) -> int:

@@ -23,8 +23,8 @@ from xlashard.costs.kernel_scalars import (
     Unknown,
     axes_of,
 )
-from xlashard.costs.rates import in_registers
-from xlashard.hlo.shapes import HBM, Shape, dtype_name
+from xlashard.costs.rates import in_registers, multiplied_dtype
+from xlashard.hlo.shapes import HBM, Shape
 
 _TRANSCENDENTAL_NAMES = """
     acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf exp exp2 expm1 log log10 log1p log2
@@ -243,7 +243,8 @@ class _Counter:
         m = math.prod(rows[n] for n in lists[2])
         n = math.prod(columns[n] for n in lists[3])
         batch = math.prod(rows[n] for n in lists[5])
-        dtype = _multiplied(left.element, right.element, str(op.attributes.get("precision", "")))
+        passes = 6 if "fp32" in str(op.attributes.get("precision", "")) else 1
+        dtype = multiplied_dtype(_hlo_dtype(left.element), _hlo_dtype(right.element), passes)
         return (dtype, m, depth, n), batch
 
     def _copied(self, op: KernelOp) -> int:
@@ -350,9 +351,6 @@ def _nbytes(array: KernelType) -> int:
     return math.prod(n or 0 for n in array.shape or ()) * _bits(array.element) // 8
 
 
-def _multiplied(left: str, right: str, precision: str) -> str:
-    """Return the dtype in which the matrix unit multiplies, as `instruction_flops` names it."""
-    wider = max(left, right, key=lambda e: (not e.startswith("i"), _bits(e)))
-    if wider == "f32":
-        return "bfloat16 x6" if "fp32" in precision else "bfloat16"
-    return dtype_name(re.sub(r"^[su]?i(?=\d)", "s", wider).lower())
+def _hlo_dtype(element: str) -> str:
+    """Return the HLO dtype of an element type of MLIR; all integers are taken as signed."""
+    return re.sub(r"^[su]?i(?=\d)", "s", element).lower()

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from xlashard.hardware.chip import Chip
-from xlashard.hlo.shapes import padded
+from xlashard.hlo.shapes import dtype_bits, dtype_name, is_floating, padded
 from xlashard.tpu.generations import Generation
 
 MATRIX_UNITS = {
@@ -189,6 +189,25 @@ def product_seconds(flops: float, dtype: str, rates: Mapping[str, float]) -> flo
     others = {"uint8": "int8", "int4": "int8", "uint4": "int8"}
     names = (name, family, others.get(family, "bfloat16"), "bfloat16")
     return flops * int(passes or 1) / next(rates[n] for n in names if n in rates)
+
+
+def multiplied_dtype(left: str, right: str, passes: int = 1) -> str:
+    """Return the dtype in which matrix units multiply, as `product_seconds` takes it.
+
+    Args:
+        left: HLO dtype of the first operand.
+        right: HLO dtype of the second.
+        passes: Number of passes in bfloat16 for operands of float32.
+
+    Example:
+        >>> multiplied_dtype("s8", "bf16"), multiplied_dtype("f32", "f32", passes=6)
+        ('bfloat16', 'bfloat16 x6')
+    """
+    wider = max(left, right, key=lambda dtype: (is_floating(dtype), dtype_bits(dtype)))
+    if wider not in ("f32", "c64"):
+        return dtype_name(wider)
+    # The matrix unit multiplies bfloat16; float32 takes several passes.
+    return "bfloat16" if passes == 1 else f"bfloat16 x{passes}"
 
 
 def core_clock(generation: Generation) -> float | None:

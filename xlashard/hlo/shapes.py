@@ -75,7 +75,7 @@ class Shape:
     @cached_property
     def nbytes(self) -> int:
         """Return the bytes of an array's elements, without the padding of its layout."""
-        bits = self._dtype_bits
+        bits = dtype_bits(self.dtype)
         return -(-self.size * (bits if bits >= 8 else self.bits) // 8)
 
     @property
@@ -98,16 +98,11 @@ class Shape:
     def bits(self) -> int:
         """Return the bits that an element takes in memory."""
         # Small integers take a byte each, unless their layout packs them.
-        return self.element_bits or max(self._dtype_bits, 8)
+        return self.element_bits or max(dtype_bits(self.dtype), 8)
 
     def bytes_in(self, memory: int) -> int:
         """Return the bytes of an array in a memory, with padding; 0 if it is in another one."""
         return self.padded_bytes if self.memory_space == memory else 0
-
-    @property
-    def _dtype_bits(self) -> int:
-        match = re.search(r"\d+", self.dtype)
-        return int(match[0]) if match else 8
 
     def at(self, index: tuple[int, ...]) -> "Shape":
         """Return the type at an index into nested tuples.
@@ -163,6 +158,22 @@ def shape_of(data: bytes) -> Shape:
         element_bits=layout.number(7),
         elements=tuple(map(shape_of, shape.every(4))),
     )
+
+
+def dtype_bits(dtype: str) -> int:
+    """Return the bits of an element of an HLO dtype; 8 where its name has no number.
+
+    Example:
+        >>> dtype_bits("bf16"), dtype_bits("s4"), dtype_bits("pred")
+        (16, 4, 8)
+    """
+    found = re.search(r"\d+", dtype)
+    return int(found[0]) if found else 8
+
+
+def is_floating(dtype: str) -> bool:
+    """Return True for the HLO dtype of floating-point or complex numbers."""
+    return dtype.startswith(("f", "bf", "c"))
 
 
 _NUMPY_NAMES = {"f": "float", "bf": "bfloat", "s": "int", "u": "uint", "c": "complex"}
