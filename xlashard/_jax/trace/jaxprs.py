@@ -5,6 +5,7 @@ its new value as an additional result, which takes over the argument's buffers.
 """
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from itertools import chain, compress
@@ -17,7 +18,7 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.state.discharge import discharge_state
 from jax._src.state.types import AbstractRef
 
-from xlashard._jax.trace.primitive_names import INDEXING, SCATTERS
+from xlashard._jax.trace.primitive_names import INDEXING, PRODUCTS, SCATTERS
 from xlashard._jax.trace.tracing import equations, with_inner_jaxprs
 
 type Jaxpr = Any
@@ -76,6 +77,28 @@ def _indexed_dims(eqn: Any) -> Sequence[int]:
         case _:
             return ()
     return [d for d, size in enumerate(eqn.invars[0].aval.shape) if taken[d] < size]
+
+
+def product_flops(eqn: Any) -> float:
+    """Return the FLOP of a matrix product or convolution, and 0 for any other equation."""
+    if eqn.primitive.name not in (*PRODUCTS, "ragged_dot_general"):
+        return 0.0
+    left, right = (v.aval.shape for v in eqn.invars[:2])
+    results = math.prod(eqn.outvars[0].aval.shape)
+    if eqn.primitive.name == "dot_general":
+        contracted = eqn.params["dimension_numbers"][0][0]
+        return 2.0 * results * math.prod(left[dim] for dim in contracted)
+    if eqn.primitive.name == "ragged_dot_general":
+        # Every row, or contracted index, is of one group at most.
+        numbers = eqn.params["ragged_dot_dimension_numbers"]
+        (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+        shared = {*contracted, *batch, *numbers.rhs_group_dimensions}
+        columns = math.prod(size for dim, size in enumerate(right) if dim not in shared)
+        return 2.0 * math.prod(left) * columns
+    taps = math.prod(right) / max(right[eqn.params["dimension_numbers"].rhs_spec[0]], 1)
+    # Of a dilated operand most values are zeros, which no product has to meet.
+    zeros = math.prod(eqn.params["lhs_dilation"])
+    return 2.0 * results * taps / zeros
 
 
 def without_high_level(jaxpr: Jaxpr) -> Jaxpr:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from xlashard._jax.trace.jaxprs import product_flops
 from xlashard._jax.trace.primitive_names import COPIES, ELEMENTWISE, REDUCTIONS, SCATTERS
 from xlashard.auto.rules import dimension_rules as dims
 from xlashard.auto.rules.factors import (
@@ -46,7 +47,7 @@ def op_rule(eqn: Any) -> OpRule:
         return rule
     if op.name not in _RULES:
         return OpRule((), known=False)
-    return OpRule(tuple(_RULES[op.name](op)), product_flops(op))
+    return OpRule(tuple(_RULES[op.name](op)), product_flops(op.eqn))
 
 
 def _pairs(op: Operation) -> Factors:
@@ -159,26 +160,6 @@ def _spatial(op: Operation, i: int) -> Factors:
         size = wide_pieces(window, wide, halo)
         most, sides = min(wide, window) // max(halo, 1), {0: left, 1: right}
         yield from op.factor(sides, {}, size=size, reduced=True, halo=halo / wide, most_padded=most)
-
-
-def product_flops(op: Operation) -> float:
-    """Return the FLOP of a matrix product or convolution, and 0 for any other operation."""
-    if op.name == "dot_general":
-        contracted = op.params["dimension_numbers"][0][0]
-        return 2.0 * math.prod(op.results[0]) * math.prod(op.operands[0][d] for d in contracted)
-    if op.name == "ragged_dot_general":
-        # Every row, or contracted index, is of one group at most.
-        numbers = op.params["ragged_dot_dimension_numbers"]
-        (_, contracted), (_, batch) = numbers.dot_dimension_numbers
-        free = remaining(len(op.operands[1]), contracted, batch, numbers.rhs_group_dimensions)
-        return 2.0 * math.prod(op.operands[0]) * math.prod(op.operands[1][d] for d in free)
-    if op.name == "conv_general_dilated":
-        kernel = op.operands[1]
-        taps = math.prod(kernel) / kernel[op.params["dimension_numbers"].rhs_spec[0]]
-        # Of a dilated operand most values are zeros, which no product has to meet.
-        zeros = math.prod(op.params["lhs_dilation"])
-        return 2.0 * math.prod(op.results[0]) * taps / zeros
-    return 0.0
 
 
 _PRIMITIVES: dict[Rule, Collection[str]] = {

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from xlashard._jax.trace.jaxprs import product_flops
 from xlashard._jax.trace.origins import (
     Line,
     Origin,
@@ -87,14 +88,7 @@ class _Product:
     @property
     def flops(self) -> int:
         """Return the FLOP of one execution on whole operands."""
-        left, right = self.eqn.invars[0].aval.shape, self.eqn.invars[1].aval.shape
-        if self.eqn.primitive.name == "dot_general":
-            (contracted, _), _ = self.eqn.params["dimension_numbers"]
-            terms = math.prod(left[dim] for dim in contracted)
-        else:
-            outputs = right[self.eqn.params["dimension_numbers"].rhs_spec[0]]
-            terms = math.prod(right) // max(outputs, 1)
-        return 2 * math.prod(self.eqn.outvars[0].aval.shape) * terms
+        return round(product_flops(self.eqn))
 
     def dims(self) -> Iterator[tuple[Any, int]]:
         """Yield operands with their dimensions that can be sharded."""
