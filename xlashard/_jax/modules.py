@@ -22,6 +22,9 @@ type Attributes = Mapping[str, Any]
 # XLA's entry point.
 ENTRY = "main"
 
+SHARDY_ATTRIBUTE, GSPMD_ATTRIBUTE = "sdy.sharding", "mhlo.sharding"
+"""Names of the attributes by which the partitioners annotate a value."""
+
 
 class Parsed(str):
     """Value of an attribute as MLIR text."""
@@ -159,7 +162,7 @@ def _is_of_one_device(value: Value, callees: Mapping[str, Function]) -> bool:
     while not isinstance(value.owner, ir.Block):
         op = value.owner.operation
         if op.name != "func.call":
-            shardings = map(op.attributes.get, ("sdy.sharding", "mhlo.sharding"))
+            shardings = map(op.attributes.get, (SHARDY_ATTRIBUTE, GSPMD_ATTRIBUTE))
             return any([s is not None and _ONE_DEVICE.search(str(s)) for s in shardings])
         callee = callees[ir.FlatSymbolRefAttr(op.attributes["callee"]).value]
         value = _return(callee).operands[ir.OpResult(value).result_number]
@@ -286,7 +289,7 @@ def sharding_call(value: Value, constraint: Constraint) -> Any:
         backend_config=f"unspecified_dims=[{dims}]" if dims else "",
         api_version=1,
     )
-    op.attributes["mhlo.sharding"] = ir.StringAttr.get(constraint.text)
+    op.attributes[GSPMD_ATTRIBUTE] = ir.StringAttr.get(constraint.text)
     return op
 
 

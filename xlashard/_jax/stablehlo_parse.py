@@ -16,7 +16,7 @@ from jax._src.lib.mlir.dialects import hlo, sdy
 
 from xlashard._jax import modules
 from xlashard._jax.lowering import LoweredBody
-from xlashard._jax.modules import Function, Module
+from xlashard._jax.modules import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE, Function, Module
 from xlashard.lazily import deferred
 
 if TYPE_CHECKING:
@@ -94,12 +94,12 @@ def sharding_dialects(module: Module) -> tuple[str | None, str | None]:
     shardy = gspmd = None
     for op in modules.operations(module.operation):
         names = {name for name, _ in _shardings(op)}
-        if "sdy.sharding" in names:
-            shardy = shardy or "sdy.sharding"
+        if SHARDY_ATTRIBUTE in names:
+            shardy = shardy or SHARDY_ATTRIBUTE
         elif op.name.startswith("sdy.") and op.name != "sdy.mesh":
             shardy = shardy or op.name
-        if "mhlo.sharding" in names:
-            gspmd = "mhlo.sharding"
+        if GSPMD_ATTRIBUTE in names:
+            gspmd = GSPMD_ATTRIBUTE
     return shardy, gspmd
 
 
@@ -111,13 +111,13 @@ def _shardings(op: Any) -> Iterator[tuple[str, Any]]:
     yield from ((name, text) for name, text in (*inner, *own) if name in _SHARDINGS and text)
 
 
-_SHARDINGS = ("sdy.sharding", "mhlo.sharding")
+_SHARDINGS = (SHARDY_ATTRIBUTE, GSPMD_ATTRIBUTE)
 
 
 def gspmd_texts(module: Module) -> set[str]:
     """Return the texts of all HLO shardings in a module."""
     pairs = chain.from_iterable(map(_shardings, modules.operations(module.operation)))
-    return {ir.StringAttr(text).value for name, text in pairs if name == "mhlo.sharding"}
+    return {ir.StringAttr(text).value for name, text in pairs if name == GSPMD_ATTRIBUTE}
 
 
 def named_meshes(module: Module) -> list[NamedMesh]:

@@ -14,7 +14,6 @@ from xlashard._jax.lowering import (
     dtype_name,
     lower_body,
     memory_kind_of,
-    uses_shardy,
 )
 from xlashard._jax.runtime import compiler
 from xlashard._jax.runtime.dispatch import handles_of_keys
@@ -323,7 +322,7 @@ def lower_jaxpr(
         args=tuple(map(_value, signature.in_avals, ins, in_layouts, arg_names)),
         results=tuple(map(_value, signature.out_avals, outs, out_layouts, result_names)),
         donated=tuple(compress(all_donated, kept)),
-        partitioner=Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD,
+        partitioner=Partitioner.in_force(),
         options=request.options,
         mesh=placement.mesh,
         context=request.context,

@@ -11,15 +11,13 @@ from functools import lru_cache
 
 from xlashard._jax import modules
 from xlashard._jax.lowering import lift_meshes
-from xlashard._jax.modules import Constraint, Parsed
+from xlashard._jax.modules import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE, Constraint, Parsed
 from xlashard.errors import GeometryError, ModuleError, PlanError, UnreducedError
 from xlashard.geometry import MeshGrid, Spec
 from xlashard.program.donation import NO_DONATION, Donation, plan_donation
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan, open_dims
 from xlashard.sharding import NamedSharding, XLACompatibleSharding, grid_of
 from xlashard.sharding.axes import axes_of, made_up_grid
-
-SHARDY_ATTRIBUTE, GSPMD_ATTRIBUTE = "sdy.sharding", "mhlo.sharding"
 
 type Attributes = dict[str, str | int | bool]
 

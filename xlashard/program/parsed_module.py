@@ -8,12 +8,11 @@ import jax
 import numpy as np
 
 from xlashard._jax import modules, stablehlo_parse
-from xlashard._jax.lowering import uses_shardy
+from xlashard._jax.modules import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.shardings import Device
 from xlashard.errors import GeometryError, ModuleError
 from xlashard.geometry import TileAssignment, Tiling
-from xlashard.program.annotate import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE
 from xlashard.program.compile import LoweredProgram, lower_program
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.sharding import Mesh
@@ -233,9 +232,7 @@ def lower_parsed_module(parsed: ParsedModule, plan: ProgramPlan) -> LoweredProgr
 
 def partitioner_for(parsed: ParsedModule) -> Partitioner:
     """Return the partitioner of the module's own notation, else that of JAX's configuration."""
-    if parsed.partitioner is not None:
-        return parsed.partitioner
-    return Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD
+    return parsed.partitioner or Partitioner.in_force()
 
 
 def _check_partitions(parsed: ParsedModule, num_devices: int) -> None:

@@ -5,6 +5,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from xlashard._jax.lowering import uses_shardy
+from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.shardings import Device
 from xlashard.errors import PlanError
 from xlashard.lazily import dataclass
@@ -24,6 +26,11 @@ class Partitioner(Enum):
 
     SHARDY = "shardy"
     GSPMD = "gspmd"
+
+    @classmethod
+    def in_force(cls) -> "Partitioner":
+        """Return the partitioner of JAX's configuration."""
+        return cls.SHARDY if uses_shardy() else cls.GSPMD
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,12 @@ class ProgramPlan:
         """Return True if an argument or result is unreduced."""
         shardings = {value.sharding for value in (*self.args, *self.results)}
         return any([s is not None and s.is_unreduced for s in shardings])
+
+    @property
+    def local_devices(self) -> list[Device]:
+        """Return its devices that belong to this process."""
+        here = coordination.process_index()
+        return [device for device in self.devices if device.process_index == here]
 
     @property
     def is_of_one_process(self) -> bool:

@@ -289,9 +289,7 @@ class _Sharing:
 
 def _machine(fingerprint: ProgramFingerprint) -> str:
     """Return a digest of the machine that the code must fit."""
-    local_devices = [
-        d for d in fingerprint.plan.devices if d.process_index == coordination.process_index()
-    ]
+    local_devices = fingerprint.plan.local_devices
     here = Environment.of(local_devices[:1])
     facts: list[Any] = [here.platform, here.runtime, here.machine, sorted(here.features)]
     facts.append(sorted({device.device_kind for device in local_devices}))

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.lowering import LoweredBody, uses_shardy
+from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard._jax.runtime.tracebacks import short_tracebacks
@@ -270,7 +270,7 @@ def explained_stage(stage: jax.stages.Lowered | jax.stages.Compiled) -> Explaine
         args=_values(avals[0], shardings[0], names[0]),
         results=_values(avals[1], shardings[1], names[1]),
         donated=(*(False,) * closed, *compress(read.donated, read.kept)),
-        partitioner=Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD,
+        partitioner=Partitioner.in_force(),
     )
     aliases = executables.aliases(read.executable)
     refusals = _refusals(plan, aliases, len(read.ordered_effects))

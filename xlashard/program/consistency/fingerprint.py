@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from xlashard._jax import modules
-from xlashard._jax.runtime import compiler, coordination
+from xlashard._jax.runtime import compiler
 from xlashard._version import __version__
 from xlashard.documents import JsonRecord
 from xlashard.lazily import dataclass
@@ -229,10 +229,7 @@ def _devices_text(plan: ProgramPlan) -> str:
 
 def shared_environment(fingerprint: ProgramFingerprint) -> dict[str, str]:
     """Return the versions and compiler flags that all processes must share."""
-    local_devices = [
-        d for d in fingerprint.plan.devices if d.process_index == coordination.process_index()
-    ]
-    environment = Environment.of(local_devices[:1])
+    environment = Environment.of(fingerprint.plan.local_devices[:1])
     values = {
         "xlashard": __version__,
         "jax": environment.jax,
