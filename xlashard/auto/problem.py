@@ -209,9 +209,9 @@ def machine_of(
 def _axis_of(topology: BaseTopology, mesh: Mesh, name: str, rates: Rates) -> MeshAxis:
     """Return an axis of several devices of a topology."""
     links = axis_links(topology, mesh, [name])
-    found = network_for(topology, mesh, rates).axis_rates(links)
+    along = network_for(topology, mesh, rates).axis_rates(links)
     return MeshAxis(
-        name, links.size, found.bytes_per_second, found.latency, found.reduction_slowdown
+        name, links.size, along.bytes_per_second, along.latency, along.reduction_slowdown
     )
 
 

@@ -135,8 +135,8 @@ class Attributes:
     @property
     def convolution_labels(self) -> tuple[str, str, str] | None:
         """Dimension labels of operand, kernel and result of a convolution; None without them."""
-        found = re.match(r"(\w+)_(\w+)->(\w+)", self.dim_labels)
-        return None if found is None else (found[1], found[2], found[3])
+        match = re.match(r"(\w+)_(\w+)->(\w+)", self.dim_labels)
+        return None if match is None else (match[1], match[2], match[3])
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,8 +263,8 @@ class Computation:
     def partner(self, transfer: Instruction) -> Instruction | None:
         """Return the recv of a send, or the send of a recv; None for one without a partner."""
         other = "recv" if transfer.opcode == "send" else "send"
-        found = (i for i in self.instructions.values() if i.opcode == other)
-        return next((i for i in found if i.rendezvous == transfer.rendezvous), None)
+        others = (i for i in self.instructions.values() if i.opcode == other)
+        return next((i for i in others if i.rendezvous == transfer.rendezvous), None)
 
     def operand_arrays(self, instruction: Instruction) -> list[Shape]:
         """Return the operand arrays of one of its instructions, in their layouts."""

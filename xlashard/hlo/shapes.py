@@ -167,8 +167,8 @@ def dtype_bits(dtype: str) -> int:
         >>> dtype_bits("bf16"), dtype_bits("s4"), dtype_bits("pred")
         (16, 4, 8)
     """
-    found = re.search(r"\d+", dtype)
-    return int(found[0]) if found else 8
+    match = re.search(r"\d+", dtype)
+    return int(match[0]) if match else 8
 
 
 def is_floating(dtype: str) -> bool:

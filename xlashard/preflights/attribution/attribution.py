@@ -254,11 +254,11 @@ def describe_traffic(
     jaxpr = without_equations(program.info.in_avals) if call is None else call.traced.jaxpr
     shardings = ValueShardings(jaxpr, placed, mesh)
     specified = tuple(value.sharding is not None for value in program.plan.results)
-    collectives = network_costs(compilation, topology, mesh)
-    found = tuple(collective for collective, _ in collectives)
-    attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, found)
+    costs = network_costs(compilation, topology, mesh)
+    collectives = tuple(collective for collective, _ in costs)
+    attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, collectives)
     alike: dict[tuple[CollectiveReport, Attribution], list[tuple[Collective, NetworkCost]]] = {}
-    for collective, cost in collectives:
+    for collective, cost in costs:
         why = attributor.attribute(collective)
         described = describe_collective(collective, grid, frozenset(paths), sources)
         alike.setdefault((described, why), []).append((collective, cost))
