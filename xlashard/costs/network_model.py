@@ -31,7 +31,7 @@ import numpy as np
 from xlashard.costs.rates import Rates, rates_of
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hardware.base_topology import AxisLinks, BaseTopology, mesh_coordinates
-from xlashard.hardware.mesh_layout import AxisSegment, part
+from xlashard.hardware.mesh_layout import AxisSegment, extents
 from xlashard.hlo.collective_kinds import CollectiveTraits
 from xlashard.hlo.collectives import Collective
 from xlashard.sharding import Mesh
@@ -261,22 +261,15 @@ class NetworkModel(BaseNetworkModel[Topology, _GroupLinks]):
         return nbytes / bandwidth if nbytes and bandwidth else 0.0
 
     def _find_group(self, size: int, coordinates: np.ndarray) -> _GroupLinks:
-        parts, slices = [], 1
-        for number, dimension in enumerate(self._topology.dimensions):
-            values = np.unique(coordinates[:, number])
-            if len(values) < 2:
-                continue
-            if dimension.name == "slice":
-                slices = len(values)
-                continue
-            parts.append(part(dimension, len(values), int(np.diff(values).min())))
+        segments = extents(self._topology.dimensions, coordinates)
+        slices = next((s.size for s in segments if s.dimension == "slice"), 1)
+        parts = tuple(s for s in segments if s.dimension != "slice")
         inside = max(size // slices, 1)
         speed = self._speed(parts)
         if math.prod(p.size for p in parts) != inside:
             # The group is not a box: assume a share of one link per device.
-            generation = self._topology.generation
-            speed = generation.ici_bandwidth / generation.devices_per_chip
-        return _GroupLinks(tuple(parts), slices, inside, speed)
+            speed = self._topology.generation.device_link_bandwidth
+        return _GroupLinks(parts, slices, inside, speed)
 
     def _speed(self, parts: Sequence[AxisSegment]) -> float:
         """Return the bytes per second that a device sends along some dimensions."""

@@ -18,7 +18,7 @@ from xlashard.hardware.mesh_layout import (
     AxisSegment,
     Dimension,
     arrange_devices,
-    part,
+    extents,
     resolve_axis_sizes,
 )
 from xlashard.sharding import Mesh
@@ -212,12 +212,8 @@ def _merged(
     where = np.zeros((1, len(dimensions)), np.int64)
     for name in axes:
         where = (where[:, None, :] + steps[name][None, :, :]).reshape(-1, len(dimensions))
-    parts = []
-    for index, dimension in enumerate(dimensions):
-        places = np.unique(where[:, index])
-        if len(places) > 1:
-            parts.append(part(dimension, len(places), int(np.diff(places).min())))
-    return tuple(parts) if math.prod(p.size for p in parts) == len(where) else None
+    parts = extents(dimensions, where)
+    return parts if math.prod(p.size for p in parts) == len(where) else None
 
 
 @lru_cache(maxsize=64)

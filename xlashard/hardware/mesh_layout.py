@@ -70,6 +70,28 @@ def part(dimension: Dimension, size: int, stride: int) -> AxisSegment:
     return AxisSegment(dimension.name, size, stride, closes or (size == 2 and stride == 1))
 
 
+def extents(
+    dimensions: Sequence[Dimension], coordinates: npt.NDArray[np.int64]
+) -> tuple[AxisSegment, ...]:
+    """Return the extent of some positions along each dimension in which they differ.
+
+    Args:
+        dimensions: The dimensions.
+        coordinates: Coordinates of the positions: `[positions, dimensions]`.
+
+    Example:
+        >>> plane = Dimension("x", 4, wraps=True), Dimension("y", 2)
+        >>> extents(plane, np.array([[0, 1], [2, 1]]))
+        (AxisSegment(dimension='x', size=2, stride=2, ring=True),)
+    """
+    segments = []
+    for index, dimension in enumerate(dimensions):
+        places = np.unique(coordinates[:, index])
+        if len(places) > 1:
+            segments.append(part(dimension, len(places), int(np.diff(places).min())))
+    return tuple(segments)
+
+
 class _Choice(NamedTuple):
     """Factors for the remaining axes; the smallest tuple is the best.
 

@@ -83,6 +83,11 @@ class Generation(Chip):
         return self.vmem_bandwidth / self.devices_per_chip
 
     @property
+    def device_link_bandwidth(self) -> float:
+        """Bytes per second per device in one direction, as its share of one ICI link."""
+        return self.ici_bandwidth / self.devices_per_chip
+
+    @property
     def device_dcn_bandwidth(self) -> float:
         """Bytes per second per device, as its share of the host's DCN bandwidth."""
         return self.dcn_bandwidth / self.devices_per_host

@@ -111,8 +111,7 @@ class Topology(BaseTopology):
         dcn = generation.device_dcn_bandwidth
         if parts is None:
             # The routes are unknown: assume a share of one link per device.
-            shared = generation.ici_bandwidth / generation.devices_per_chip
-            speed = dcn if domains > 1 else shared
+            speed = dcn if domains > 1 else generation.device_link_bandwidth
             return AxisLinks(axes, size, (), 1.0, False, network, speed, domains)
         links = usable_links(torus_parts(parts))
         speed = ici_speed(generation, parts, links)
