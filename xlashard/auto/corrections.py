@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from xlashard._jax.trace.origins import source_frames
+from xlashard._jax.trace.origins import source_line
 from xlashard.auto.foreseen import UnforeseenCollective
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, site_value
 from xlashard.auto.proof import ProvenLayout, Prover
@@ -139,7 +139,7 @@ def corrections(
     there = {
         site
         for site, _ in layout.constraints
-        if site.path and _line(site_value(jaxpr, site)[0]) in lines
+        if site.path and source_line(site_value(jaxpr, site)[0]) in lines
     }
     layouts = {layout.constraints: layout}
     for what, keeps in _KEPT.items():
@@ -160,7 +160,7 @@ def _unforeseen_seconds(proven: ProvenLayout, search: Search) -> dict[tuple[str,
     for number, op in enumerate(search.graph.operations):
         if op.path and op.results:
             eqn, _ = site_value(search.problem.jaxpr, ConstraintSite(op.path, "result", 0))
-            there[_line(eqn)].append(number)
+            there[source_line(eqn)].append(number)
     seconds: dict[tuple[str, int], float] = defaultdict(float)
     for each in proven.unforeseen:
         numbers = [number for line in _lines(each) for number in there.get(line, ())]
@@ -174,8 +174,3 @@ def _lines(unforeseen: UnforeseenCollective) -> set[tuple[str, int]]:
     collective = unforeseen.collective
     every = (collective.frames, collective.needed_by_frames)
     return {(frame.file, frame.line) for frames in every for frame in frames[:1]}
-
-
-def _line(eqn: Any) -> tuple[str, int] | None:
-    frames = source_frames(eqn)
-    return frames[0][:2] if frames else None
