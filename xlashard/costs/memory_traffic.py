@@ -13,7 +13,7 @@ _FREE_NAMES = """
     add-dependency after-all bitcast constant domain get-tuple-element iota opt-barrier parameter
     partition-id replica-id tuple
 """
-FREE = frozenset(_FREE_NAMES.split())
+FREE_OPCODES = frozenset(_FREE_NAMES.split())
 """Operations that neither compute nor move bytes."""
 
 _CALLS = frozenset(
@@ -83,7 +83,7 @@ def _bytes_in(
     memory: int, module: HloModule, computation: Computation, instruction: Instruction
 ) -> int:
     opcode = instruction.opcode
-    if opcode in FREE or opcode in _CALLS or opcode.endswith("-done"):
+    if opcode in FREE_OPCODES or opcode in _CALLS or opcode.endswith("-done"):
         return 0
     if opcode in ("fusion", "fusion-start"):
         inner = module.callee(instruction)

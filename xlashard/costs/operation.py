@@ -20,7 +20,7 @@ from xlashard.costs.cost_analysis import (
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_count import KernelWork
 from xlashard.costs.kernel_work import is_kernel, kernel_work
-from xlashard.costs.memory_traffic import FREE, hbm_bytes, vmem_bytes
+from xlashard.costs.memory_traffic import FREE_OPCODES, hbm_bytes, vmem_bytes
 from xlashard.costs.product_tiles import ProductSize, source_of, stays
 from xlashard.costs.rates import Rates, in_registers
 from xlashard.hlo.module import Computation, HloModule, Instruction
@@ -144,7 +144,7 @@ class OperationModel[R: Rates]:
             computation: Computation of the instruction, not that of a fusion.
             instruction: The instruction, neither a call nor a loop nor a collective.
         """
-        if instruction.opcode in FREE:
+        if instruction.opcode in FREE_OPCODES:
             return NO_TIME
         nbytes = hbm_bytes(self._module, computation, instruction)
         if instruction.opcode == "custom-call":

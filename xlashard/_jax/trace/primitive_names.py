@@ -75,7 +75,7 @@ REDUCTIONS = frozenset(
         *("reduce_prod", "reduce_sum"),
     )
 )
-"""Reductions over the parameter `axes` that XLA has an all-reduce for."""
+"""Reductions over the dimensions `axes`, whose partial results XLA combines."""
 
 PRODUCTS = frozenset(("conv_general_dilated", "dot_general"))
 """Primitives that contract dimensions of two values of fixed shapes."""
