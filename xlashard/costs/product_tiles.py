@@ -6,9 +6,9 @@ Tiles grow with the VMEM that an operation may use (`xla_tpu_scoped_vmem_limit_k
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from xlashard.hlo.call_graph import makers
 from xlashard.hlo.module import Computation, Instruction
 from xlashard.hlo.shapes import HBM, Shape
 
@@ -94,8 +94,7 @@ def source_of(computation: Computation, name: str) -> tuple[float, Instruction |
     value = computation.instructions.get(name)
     if value is None:
         return 0.0, None
-    inputs = (value, *makers(computation, value))
-    sources = [i for i in inputs if i.opcode == "parameter"]
+    sources = [i for i in _ancestors(computation, value) if i.opcode == "parameter"]
     largest = max(sources, key=lambda i: i.shape.size, default=value)
     arrays = largest.shape.arrays
     in_hbm = bool(arrays) and arrays[0].memory_space == HBM
@@ -103,3 +102,14 @@ def source_of(computation: Computation, name: str) -> tuple[float, Instruction |
     size = min(largest.shape.size, value.shape.size) if arrays else 0
     nbytes = size * arrays[0].bits / 8 if in_hbm else 0.0
     return nbytes, value if value.opcode == "fusion" else None
+
+
+def _ancestors(computation: Computation, value: Instruction) -> Iterator[Instruction]:
+    seen, left = {value.name}, [value]
+    while left:
+        one = left.pop()
+        yield one
+        for name in one.operands:
+            if name not in seen and name in computation.instructions:
+                seen.add(name)
+                left.append(computation.instructions[name])
