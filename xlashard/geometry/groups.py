@@ -394,9 +394,5 @@ def iota_order(dims: Sequence[int], perm: Sequence[int] = ()) -> tuple[int, ...]
 
     Raises:
         GroupTextError: The permutation does not fit the dimensions.
-
-    Example:
-        >>> iota_order((2, 3), (1, 0))
-        (0, 3, 1, 4, 2, 5)
     """
     return ReplicaGroups.iota(1, math.prod(dims), dims, perm).devices()[0]
