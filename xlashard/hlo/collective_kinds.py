@@ -75,8 +75,10 @@ REDUCING_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.reduces
 RESHARDING_KINDS = tuple(k for k, t in TRAITS.items() if not t.reduces and not t.gathers)
 """Kinds that change the sharding of a value and leave it as it is otherwise."""
 
+GROUPED_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.traffic != "pairs")
+"""Kinds that have replica groups."""
+
 _PAIRED_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.traffic == "pairs")
-_GROUPED_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.traffic != "pairs")
 
 
 def has_groups(opcode: str) -> bool:
@@ -84,7 +86,7 @@ def has_groups(opcode: str) -> bool:
 
     The end of an asynchronous collective has those of its start no second time.
     """
-    return opcode.startswith(_GROUPED_KINDS) and not opcode.endswith("-done")
+    return opcode.startswith(GROUPED_KINDS) and not opcode.endswith("-done")
 
 
 def has_pairs(opcode: str) -> bool:
