@@ -272,7 +272,7 @@ def test_value_without_a_jitted_function_is_refused(given):
         explain_recompile(given)
 
 
-def test_functions_with_static_and_donated_arguments_are_explained_too():
+def test_functions_with_static_and_donated_arguments_are_explained():
     f = jit(lambda x, n: x * n, static_argnums=1, donate_argnums=0)
     f(f32(4), 2)
     assert len(explain_recompile(f).explanations) == 1

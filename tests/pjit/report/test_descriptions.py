@@ -255,7 +255,7 @@ def test_bytes_of_moved_arguments(mesh):
     assert [m.path for m in report.moves] == ["a", "b", "d"]
 
 
-def test_uncommitted_arrays_are_moved_too(mesh):
+def test_moves_of_uncommitted_arrays_are_reported(mesh):
     fun = pjit(lambda x: x * 2, in_shardings=named(mesh))
     report = explain(fun, jnp.ones(4))
     assert [(m.path, m.device_bytes_moved) for m in report.moves] == [("x", 7 * 16)]

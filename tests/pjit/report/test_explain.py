@@ -243,7 +243,7 @@ def test_totals_are_grouped_by_kind_and_axes(mesh):
     assert sum(t.count for t in report.totals) == sum(c.count for c in report.collectives)
 
 
-def test_programs_from_stablehlo_are_explained_too(mesh):
+def test_stablehlo_programs_are_explained(mesh):
     module = """
         func.func @main(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
           %y = stablehlo.add %x, %x : tensor<8x4xf32>
@@ -290,7 +290,7 @@ def test_references_are_not_donated():
     assert "reference" not in [d.path for d in report.donations]
 
 
-def test_axes_of_explicit_type_are_named_too():
+def test_explicit_axes_are_named():
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):
         x = jax.device_put(f32(8, 8), jax.NamedSharding(mesh, P("x", "y")))

@@ -84,7 +84,7 @@ def test_undonated_state_stays_usable(shardings):
     assert int(before["n"]) == 0 and int(step.state["n"]) == 1
 
 
-def test_the_first_state_is_donated_too(shardings):
+def test_initial_state_is_donated(shardings):
     program = compiled(shardings)
     placed = jax.tree.map(
         lambda s, x: device_put(x, s),
