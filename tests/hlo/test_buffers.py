@@ -63,7 +63,7 @@ def test_kinds_of_allocations() -> None:
     assert (part.parameter, part.index) == (0, (7, 1))
 
 
-def test_values_have_names_parts_places_and_lives() -> None:
+def test_buffer_values_have_name_index_offset_and_live_range() -> None:
     allocations = read(PROTO).allocations
     twice, both = allocations[4].values
     assert (twice.name, twice.index, twice.offset, twice.size) == ("twice", (), 65536, 4096)
@@ -113,6 +113,6 @@ def test_unsupported_hlo_is_counted() -> None:
 
 
 @pytest.mark.parametrize("data", [PROTO[:-3], b"\xff" * 40, b"\x0b\x0c", message({1: "a", 2: "b"})])
-def test_bytes_that_are_no_module_are_an_error(data: bytes) -> None:
+def test_bytes_without_a_module_proto_raise(data: bytes) -> None:
     with pytest.raises(ArgumentError, match="HloModuleProto or HloProto"):
         read(data)

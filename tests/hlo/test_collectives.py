@@ -53,7 +53,7 @@ def partitioner(request):
     jax.config.update("jax_use_shardy_partitioner", before)
 
 
-def test_a_parameter_that_fsdp_has_cut_is_gathered_once_for_the_forward_pass():
+def test_fsdp_parameter_is_gathered_once_in_the_forward_pass():
     on = mesh((8,), ("fsdp",))
     found = compiled(
         lambda x, w: x @ w, [(64, 16), (16, 32)], (P("fsdp"), P("fsdp")), P("fsdp"), on
@@ -62,7 +62,7 @@ def test_a_parameter_that_fsdp_has_cut_is_gathered_once_for_the_forward_pass():
     assert traffic(found, on) == [("all-gather", "fsdp", whole // 8, whole, whole * 7 // 8)]
 
 
-def test_the_gradient_of_replicated_parameters_is_reduced_over_the_data():
+def test_gradient_of_replicated_parameters_is_all_reduced_over_the_data_axis():
     def gradient(w, x):
         return jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
 
@@ -72,7 +72,7 @@ def test_the_gradient_of_replicated_parameters_is_reduced_over_the_data():
     assert [str(t) for c in found for t in c.operands] in (["f32[8,16]"], ["f32[16,8]"])
 
 
-def test_a_sum_of_which_each_device_keeps_a_slice_is_a_reduce_scatter():
+def test_psum_scatter_is_reported_as_reduce_scatter():
     scatter = partial(jax.lax.psum_scatter, axis_name="y", scatter_dimension=0, tiled=True)
     found = mapped(scatter, P("x"), P(("x", "y")), (64, 16))
     # Each device adds its 32 rows of 16 floats and keeps 8 rows.
@@ -80,7 +80,7 @@ def test_a_sum_of_which_each_device_keeps_a_slice_is_a_reduce_scatter():
 
 
 @pytest.mark.slow
-def test_cutting_the_other_dimension_is_an_all_to_all():
+def test_moving_an_axis_to_another_dimension_is_an_all_to_all():
     for axis, parts in (("x", 2), ("y", 4)):
         found = compiled(lambda x: x * 2, [(8, 16)], (P(axis),), P(None, axis))
         shard = 8 * 16 * 4 // parts
@@ -113,7 +113,7 @@ def test_groups_over_two_of_three_axes_are_named_by_both():
     assert traffic(found, on) == [("all-reduce", "a, c", 512, 512, 768)]
 
 
-def test_groups_of_a_part_of_an_axis_are_named_as_that_part():
+def test_replica_groups_over_part_of_an_axis_are_named_by_sub_axis():
     halves = [[0, 1], [2, 3]]
     found = mapped(
         lambda x: jax.lax.psum(x, "y", axis_index_groups=halves), P("y"), P("y"), (64, 16)
@@ -142,7 +142,7 @@ def test_collectives_in_loops_are_multiplied_by_trip_counts():
     assert totals == {"x": (1, 15, 15 * 1024), "y": (1, 5, 5 * 1024)}
 
 
-def test_a_loop_whose_end_depends_on_the_data_has_no_known_count():
+def test_data_dependent_loop_has_unknown_trip_count():
     found = mapped(
         lambda x: jax.lax.while_loop(lambda x: x[0, 0] < 100, lambda x: jax.lax.psum(x, "x"), x),
         P("y"),

@@ -64,7 +64,7 @@ def compared(direction, turned=False):
         ((0, 1, 5, compared("LT"), "add(%step, %i)"), range(0, 5)),
     ],
 )
-def test_a_counter_between_constants_is_counted_as_python_counts(arguments, python):
+def test_trip_count_with_constant_bounds_equals_python_range(arguments, python):
     assert loop(*arguments) == len(python)
 
 
@@ -79,11 +79,11 @@ def test_a_counter_between_constants_is_counted_as_python_counts(arguments, pyth
         ("{1}", 1, 5, compared("LT")),
     ],
 )
-def test_any_other_loop_has_no_known_count(arguments):
+def test_unsupported_loop_forms_have_unknown_trip_count(arguments):
     assert loop(*arguments) is None
 
 
-def test_the_compilers_own_word_counts():
+def test_known_trip_count_annotation_overrides_the_loop_condition():
     annotated = 'body=%body, backend_config={"known_trip_count":{"n":"11"}}'
     text = LOOP.replace("body=%body", annotated).replace("COMPARE", compared("NE"))
     assert [c.times for c in read_collectives(text)] == [11]

@@ -192,7 +192,7 @@ def test_a_loop_of_unknown_trip_count_is_named() -> None:
     assert hlo.read(compiled(scan, mesh())).unknown_loops == ()
 
 
-def test_lines_of_an_unknown_form_are_counted() -> None:
+def test_unrecognized_lines_are_counted() -> None:
     text = """HloModule m, num_partitions=2
 
 FutureTable

@@ -36,7 +36,7 @@ def test_text_without_a_module_has_no_collectives():
     assert read_collectives("HloModule m") == ()
 
 
-def test_tpus_loops_and_fused_reduce_scatters_are_understood():
+def test_tpu_loops_and_fused_reduce_scatters_are_parsed():
     gather, scatter = sorted(read_collectives(hlo("tpu_loop")), key=lambda c: c.kind)
     assert traffic(gather, scatter) == [
         ("all-gather", "x", 512 * 256 * 2, 1024 * 256 * 2, 512 * 256 * 2),
@@ -75,7 +75,7 @@ def test_start_and_done_count_as_one_collective():
     }
 
 
-def test_an_older_writing_is_read_too():
+def test_older_hlo_syntax_is_parsed():
     (found,) = read_collectives(hlo("older"))
     assert (found.operand_bytes, found.result_bytes) == (64, 256)
     assert found.op_name == 'jit(f)/say "hi"'

@@ -47,7 +47,7 @@ def test_every_bad_call_is_refused(bench, make):
             pytest.fail(f"{where}: it was taken")
 
 
-def test_the_bench_still_works(bench):
+def test_refused_calls_leave_programs_usable(bench):
     """Refused calls leave no trace."""
     state = {"w": np.ones((8, 4), np.float32)}
     out, _ = bench.compiled(state, np.ones(8, np.float32))
@@ -67,7 +67,7 @@ def test_the_bench_still_works(bench):
         lambda: pjit(run)(1.0, 2.0, batch=3.0),
     ],
 )
-def test_calls_that_python_refuses(call):
+def test_signature_errors_stay_python_type_errors(call):
     with pytest.raises(TypeError, match=r"run\(\)") as caught:
         call()
     assert not isinstance(caught.value, XlashardError)

@@ -54,7 +54,7 @@ def test_scalars_of_one_type_share_a_program(scalars, compilations):
 
 
 @pytest.mark.slow
-def test_scalars_of_other_types_are_traced_again(compilations):
+def test_scalars_of_different_types_are_traced_separately(compilations):
     traces = Traces(lambda s: f32(4) * s)
     f = pjit(traces.fun)
     for done, scalar in enumerate((1.0, 1, True, 1j, np.float32(1), np.float16(1), np.int32(1)), 1):
@@ -70,7 +70,7 @@ def test_weak_type_without_effect_causes_no_recompile(compilations):
     assert compilations.count == 1
 
 
-def test_host_arrays_and_arrays_of_every_kind(compilations):
+def test_host_and_device_arrays_of_every_kind_share_a_program(compilations):
     f, x, device = pjit(fresh()), f32(4, 6), jax.devices()[0]
     for value in (
         x,
@@ -122,7 +122,7 @@ def test_equivalent_specs_of_arguments(mesh, compilations):
     assert compilations.count == 1
 
 
-def test_a_resource_and_an_equal_argument(mesh, compilations):
+def test_requested_and_committed_equal_shardings_share_a_program(mesh, compilations):
     fun, sharding = fresh(), NamedSharding(mesh, P("x"))
     pjit(fun, in_shardings=sharding)(f32(8))
     x = device_put(f32(8), sharding)
@@ -148,7 +148,7 @@ def test_committed_and_uncommitted_arguments_share_a_program(compilations):
     assert isinstance(named.sharding, NamedSharding)
 
 
-def test_results_of_shared_programs_keep_their_own_writing(mesh, compilations):
+def test_results_of_shared_programs_keep_the_requested_spec(mesh, compilations):
     fun = fresh()
     one = pjit(fun, out_shardings=NamedSharding(mesh, P("x")))
     other = pjit(fun, out_shardings=NamedSharding(mesh, P("x", None)))
@@ -172,7 +172,7 @@ def test_unused_mesh_in_force_causes_no_recompile(mesh, compilations):
     assert traces.count == 3
 
 
-def test_a_mesh_in_force_that_the_function_looks_at(mesh, compilations):
+def test_mesh_read_by_the_function_is_part_of_the_cache_key(mesh, compilations):
     f, x = pjit(lambda x: x * jax.sharding.get_abstract_mesh().axis_names.count("y")), f32(8)
     placed = device_put(x, NamedSharding(mesh, P("x")))
     np.testing.assert_array_equal(by_set_mesh(mesh, lambda: f(placed)), x)
@@ -180,7 +180,7 @@ def test_a_mesh_in_force_that_the_function_looks_at(mesh, compilations):
     assert compilations.count == 2
 
 
-def test_a_mesh_entered_anew_at_each_call(compilations):
+def test_equal_mesh_entered_at_each_call_compiles_once(compilations):
     traces = Traces()
     f = pjit(traces.fun, in_shardings=P("x"), out_shardings=P("x"))
     for _ in range(3):

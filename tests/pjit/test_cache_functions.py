@@ -86,7 +86,7 @@ class Layer:
     ],
     ids=["object", "method", "partial"],
 )
-def test_callables_that_are_no_functions(make, compilations):
+def test_equal_callable_objects_share_a_program(make, compilations):
     layer = Layer()
     fun = make(layer)
     f = pjit(fun)
@@ -110,7 +110,7 @@ class Config:
         return hash(self.n)
 
 
-def test_static_arguments_that_are_equal(compilations):
+def test_equal_static_arguments_share_a_program(compilations):
     f = pjit(lambda x, c: x * c.n, static_argnames="c")
     for _ in range(2):
         f(f32(4), Config(3))
@@ -123,7 +123,7 @@ def test_static_arguments_that_are_equal(compilations):
     assert compilations.count == 2
 
 
-def test_static_arguments_that_are_equal_but_of_other_types(compilations):
+def test_equal_static_arguments_of_different_types_compile_separately(compilations):
     f = pjit(lambda x, n: x * n, static_argnums=1)
     assert f(np.int32(2), 3).dtype == np.int32
     assert f(np.int32(2), 3.0).dtype == np.float32
@@ -131,7 +131,7 @@ def test_static_arguments_that_are_equal_but_of_other_types(compilations):
     assert compilations.count == 3
 
 
-def test_the_order_of_keywords(compilations):
+def test_keyword_order_is_not_part_of_the_trace_key(compilations):
     traces = Traces(lambda tree: tree["a"] - tree["b"])
     f = pjit(lambda **kw: traces.fun(kw))
     f(a=f32(4), b=f32(4))
@@ -152,7 +152,7 @@ def test_calls_from_two_threads_share_a_program(mesh, compilations):
 
 
 @pytest.mark.slow
-def test_transformations_made_anew_at_each_call(mesh, compilations):
+def test_recreated_transformations_share_programs(mesh, compilations):
     traces = Traces(lambda x: jnp.tanh(x) ** 2)
     f = pjit(traces.fun, in_shardings=NamedSharding(mesh, P("x")))
 
@@ -234,7 +234,9 @@ def test_settings_of_jax_are_part_of_the_key(compilations):
     ],
     ids=lambda v: str(v),
 )
-def test_settings_that_do_not_reach_the_program(name, value, traced, compilations):
+def test_settings_without_effect_on_the_program_cause_no_recompile(
+    name, value, traced, compilations
+):
     traces = Traces()
     f = pjit(traces.fun)
     expected = f(f32(4))

@@ -29,7 +29,7 @@ def in_spec(spec):
     return {"in_shardings": ({"params": {"w": spec, "b": None}}, None)}
 
 
-def test_a_rank_too_low(mesh):
+def test_spec_longer_than_the_rank_is_refused(mesh):
     text = refusal(mesh, ResourceError, STATE, f32(8), **in_spec(P(None, None, "x")))
     assert "in_shardings of state['params']['w'] (float32[8,4])" in text
     assert "give at most 2 entries" in text
@@ -37,7 +37,7 @@ def test_a_rank_too_low(mesh):
     assert "in_shardings of batch (float32[])" in text and "P()" in text
 
 
-def test_a_dimension_that_does_not_divide(mesh):
+def test_indivisible_dimension_is_refused(mesh):
     text = refusal(mesh, ResourceError, STATE, f32(6, 2), in_shardings=(None, P("x", "y")))
     assert "in_shardings of batch (float32[6,2])" in text
     for fact in ("dimension 0", "size 6", "4 tiles", "'x'=4", "multiple of 4", "(None, 'y')"):
@@ -46,7 +46,7 @@ def test_a_dimension_that_does_not_divide(mesh):
     assert "'x'=4" in text and "'y'=2" in text and "8 tiles" in text
 
 
-def test_results_have_paths_too(mesh):
+def test_errors_of_results_name_their_path(mesh):
     with mesh, pytest.raises(ResourceError) as caught:
         pjit(step, out_shardings=(None, P("x")))(STATE, f32(6))
     assert "out_shardings of result[1] (float32[6])" in str(caught.value)
@@ -57,7 +57,7 @@ def test_results_have_paths_too(mesh):
         pjit(step, out_shardings=({"params": {"w": P("z"), "b": None}}, None))(STATE, f32(6))
 
 
-def test_an_entry_that_is_no_axis_name(mesh):
+def test_spec_entry_that_is_not_an_axis_name_is_refused(mesh):
     text = refusal(mesh, ResourceError, STATE, f32(8), in_shardings=P(3.5))
     assert "in_shardings of state['params']['b']" in text and "3.5" in text
 
@@ -89,19 +89,19 @@ def test_argument_that_is_not_an_array_is_refused(value):
     ],
     ids=lambda v: str(getattr(v, "dtype", type(v))),
 )
-def test_numpy_values_that_no_device_computes_with(value):
+def test_numpy_values_of_unsupported_dtype_are_refused(value):
     with pytest.raises(ArgumentError, match=r"state\['w'\]"):
         pjit(step)({"w": value}, f32(2))
 
 
-def test_dtypes_of_ml_dtypes_are_fine():
+def test_dtypes_of_ml_dtypes_are_accepted():
     import ml_dtypes
 
     for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4):
         assert pjit(lambda x: x)(np.zeros(2, dtype)).dtype == dtype
 
 
-def test_a_type_with_jax_array(mesh):
+def test_type_with_jax_array_method_is_refused(mesh):
     class Own:
         def __jax_array__(self):
             return jnp.ones(3)
@@ -145,7 +145,7 @@ def test_use_after_donation_names_the_donating_function():
         np.asarray(x)
 
 
-def test_errors_of_the_function_itself_pass():
+def test_errors_of_the_user_function_propagate():
     class OwnError(Exception):
         pass
 
@@ -160,7 +160,7 @@ def test_errors_of_the_function_itself_pass():
         pjit(lambda x: 1 if x > 0 else 2)(1.0)
 
 
-def test_a_result_that_is_no_array():
+def test_result_that_is_not_an_array_raises():
     with pytest.raises(TypeError, match="str"):
         pjit(lambda x: "text")(1.0)
 
@@ -172,7 +172,7 @@ def test_unknown_compiler_options_are_named():
         pjit(step).lower(f32(1), 1.0).compile({"xla_no_such_option": True})
 
 
-def test_a_tracer_that_leaked():
+def test_leaked_tracer_raises_and_names_its_argument():
     leaked = []
 
     @jax.jit
@@ -188,7 +188,7 @@ def test_a_tracer_that_leaked():
         pjit(lambda x: x + leaked[0])(1.0)
 
 
-def test_the_default_values_of_a_sharding_survive_an_error(mesh):
+def test_pjit_is_usable_after_an_error(mesh):
     f = pjit(step, in_shardings=(None, P("x")))
     with mesh:
         with pytest.raises(ResourceError):

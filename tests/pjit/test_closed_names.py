@@ -65,7 +65,7 @@ NAMES = list(functions_over(GLOBAL))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_variable_is_found(name: str) -> None:
+def test_closed_over_variable_is_found(name: str) -> None:
     array = elsewhere()
     function = functions_over(array)[name]
     assert closure_variable_name(function, array) == name
@@ -73,14 +73,14 @@ def test_the_variable_is_found(name: str) -> None:
     assert closure_variable_name(function, elsewhere()) is None
 
 
-def test_globals_and_the_first_parameters_own_name() -> None:
+def test_global_and_self_attribute_names_are_found() -> None:
     assert closure_variable_name(lambda x: x @ GLOBAL, GLOBAL) == "GLOBAL"
     model = Model(GLOBAL)
     del model.params
     assert closure_variable_name(model.by_attribute, GLOBAL) == "this.layer.weight"
 
 
-def test_circles_and_unbound_variables_end() -> None:
+def test_search_ends_at_cycles_and_unbound_variables() -> None:
     circle: list[Any] = [V]
     circle.append(Layer(circle))
 
@@ -110,7 +110,7 @@ def test_deleted_closed_over_array_is_named(name: str, compiled: Any) -> None:
         compiled(function)(V)
 
 
-def test_the_function_is_named_too() -> None:
+def test_deleted_closed_over_array_error_names_the_function() -> None:
     weights = elsewhere()
 
     def forward(x: Any) -> Any:
@@ -122,7 +122,7 @@ def test_the_function_is_named_too() -> None:
             compiled(forward)(V)
 
 
-def test_other_arrays_become_constants_as_ever() -> None:
+def test_valid_closed_over_arrays_become_constants() -> None:
     small = device_put(np.arange(3.0, dtype=np.float32))
     np.testing.assert_array_equal(jax.jit(lambda x: x + small)(1.0), [1, 2, 3])
     np.testing.assert_array_equal(jax.jit(lambda x: x + small.to_jax())(1.0), [1, 2, 3])

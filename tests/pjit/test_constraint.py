@@ -38,7 +38,7 @@ def pinned(spec, mesh=None):
 
 
 @pytest.mark.parametrize("jit", [pjit, jax.jit])
-def test_inside_a_program(mesh, jit, partitioner):
+def test_constraint_sets_the_sharding_inside_a_program(mesh, jit, partitioner):
     out = jit(pinned(P("x", "y"), mesh))(f32(8, 4))
     np.testing.assert_array_equal(out, f32(8, 4) * 2 + 1)
     assert out.sharding.is_equivalent_to(NamedSharding(mesh, P("x", "y")), 2)
@@ -102,7 +102,7 @@ def test_unspecified_shardings_constrain_nothing(unspecified):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jit", [pjit, jax.jit])
-def test_under_transformations(mesh, jit, partitioner):
+def test_constraint_works_under_transformations(mesh, jit, partitioner):
     f = pinned(P("x"), mesh)
     x = f32(8)
     np.testing.assert_array_equal(jit(jax.grad(lambda x: f(x).sum()))(x), np.full(8, 2))
@@ -160,11 +160,11 @@ class TestInsideShardMap:
         return jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=P("x"), **keywords)
 
     @pytest.mark.parametrize("jit", [pjit, jax.jit])
-    def test_with_axes_left(self, mesh, jit, partitioner):
+    def test_constraint_over_a_remaining_auto_axis_keeps_values(self, mesh, jit, partitioner):
         f = self.mapped(mesh, P(None, "y"), axis_names={"x"})
         np.testing.assert_array_equal(jit(f)(f32(8, 4)), f32(8, 4) * 2)
 
-    def test_with_no_axis_left(self, mesh, partitioner):
+    def test_replicated_constraint_keeps_values_if_all_axes_are_manual(self, mesh, partitioner):
         f = self.mapped(mesh, P())
         np.testing.assert_array_equal(pjit(f)(f32(8, 4)), f32(8, 4) * 2)
 
@@ -177,14 +177,14 @@ class TestInsideShardMap:
 
 
 class TestConcreteArrays:
-    def test_arrays_are_moved_to_the_sharding(self, mesh):
+    def test_concrete_arrays_are_moved_to_the_sharding(self, mesh):
         for x in (f32(8), jnp.asarray(f32(8)), device_put(f32(8), jax.devices()[3])):
             out = with_sharding_constraint(x, NamedSharding(mesh, P("x")))
             assert isinstance(out, Array)
             assert out.sharding == NamedSharding(mesh, P("x"))
             np.testing.assert_array_equal(out, f32(8))
 
-    def test_between_shardings(self, mesh):
+    def test_concrete_array_is_resharded(self, mesh):
         x = device_put(f32(8, 8), NamedSharding(mesh, P("x", "y")))
         with mesh:
             assert spec_of(with_sharding_constraint(x, P("y", "x"))) == ("y", "x")
@@ -214,14 +214,14 @@ class TestConcreteArrays:
             ((3, 0), P("x", "y"), (None, "y")),
         ],
     )
-    def test_axes_by_which_no_array_divides(self, mesh, partitioner, shape, spec, kept):
+    def test_indivisible_axes_are_dropped_from_the_spec(self, mesh, partitioner, shape, spec, kept):
         """XLA would shard some of these along a part of an axis, which JAX can't express."""
         with pytest.warns(UnevenShardingWarning):
             out = with_sharding_constraint(f32(*shape), NamedSharding(mesh, spec))
         np.testing.assert_array_equal(out, f32(*shape))
         assert spec_of(out) == kept and len(out.devices()) == 8
 
-    def test_uneven_dimensions_under_jvp(self, partitioner):
+    def test_uneven_dimensions_warn_under_jvp(self, partitioner):
         wide = make_mesh((6,), ("x",))
         f = pjit(lambda x: with_sharding_constraint(x, NamedSharding(wide, P("x"))), inline=True)
         with pytest.warns(UnevenShardingWarning):
@@ -230,7 +230,7 @@ class TestConcreteArrays:
         np.testing.assert_array_equal(tangent, f32(4))
 
     @pytest.mark.slow
-    def test_under_an_eager_transformation(self, mesh):
+    def test_constraint_works_under_eager_transformations(self, mesh):
         f = pinned(P("x"), mesh)
         np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(f32(8)), np.full(8, 2))
         np.testing.assert_array_equal(jax.vmap(f)(f32(4, 8)), f32(4, 8) * 2 + 1)
@@ -250,7 +250,7 @@ def test_a_layout(mesh):
     assert "LayoutConstraint" in text
 
 
-def test_a_sharding_of_the_users_own(mesh):
+def test_user_defined_sharding_is_applied_and_checked(mesh):
     class Halves(Sharding):
         devices = tuple(jax.devices()[:2])
 
@@ -266,7 +266,7 @@ def test_a_sharding_of_the_users_own(mesh):
         pjit(lambda x: with_sharding_constraint(x * 2, Halves()))(f32(7))
 
 
-def test_an_abstract_mesh_takes_the_devices_in_force(mesh):
+def test_abstract_mesh_uses_the_devices_of_the_mesh_in_force(mesh):
     sharding = NamedSharding(mesh.abstract_mesh, P("x"))
     with mesh:
         assert spec_of(pjit(lambda x: with_sharding_constraint(x, sharding))(f32(8))) == ("x",)
@@ -282,7 +282,7 @@ def test_an_abstract_mesh_takes_the_devices_in_force(mesh):
 
 
 @pytest.mark.slow
-def test_an_abstract_mesh_takes_the_devices_of_the_program(mesh, partitioner):
+def test_abstract_mesh_uses_the_devices_of_the_program(mesh, partitioner):
     """Without a mesh in force the arguments determine the devices, in any transformation."""
     sharding = NamedSharding(mesh.abstract_mesh, P("x", "y"))
     x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
@@ -323,7 +323,7 @@ def test_refusals(mesh):
             with_sharding_constraint(x, P("x"))
 
 
-def test_devices_other_than_the_programs(mesh):
+def test_constraint_on_other_devices_is_refused(mesh):
     from xlashard.errors import DeviceMismatchError
 
     small = NamedSharding(make_mesh((2,), ("x",)), P("x"))

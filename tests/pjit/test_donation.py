@@ -31,7 +31,7 @@ def update(state, x):
     return jax.tree.map(lambda s: s + x, state), x.sum()
 
 
-def test_the_results_are_right_and_the_arguments_gone(place):
+def test_results_are_correct_and_donated_arguments_are_deleted(place):
     f = pjit(update, donate_argnums=0)
     total = {"a": f32(8, 8), "b": f32(8, 2)}
     state = {k: place(v) for k, v in total.items()}
@@ -54,7 +54,7 @@ def test_donate_argnums_and_donate_argnames_are_equivalent(place, keywords):
         assert x.is_deleted()
 
 
-def test_the_buffers_are_taken_over(place):
+def test_results_reuse_the_donated_buffers(place):
     f = pjit(lambda x: x + 1, donate_argnums=0)
     x = f(place(f32(8)))
     before = [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
@@ -79,7 +79,7 @@ def test_result_sharded_by_the_partitioner_may_reuse_a_buffer(mesh):
     assert x.is_deleted()
 
 
-def test_a_deleted_argument_names_the_function(place):
+def test_use_after_donation_error_names_the_function(place):
     f = pjit(update, donate_argnums=0)
     x = place(f32(8))
     f(x, f32(8))
@@ -94,7 +94,7 @@ def test_a_deleted_argument_names_the_function(place):
             use()
 
 
-def test_arrays_of_jax(place):
+def test_jax_arrays_are_donated(place):
     f = pjit(update, donate_argnums=0)
     x = place(f32(8)).to_jax()
     f(x, f32(8))
@@ -114,7 +114,7 @@ def test_host_values_are_copied(place):
 
 
 @pytest.mark.parametrize("make", [jnp.asarray, jnp.copy])
-def test_an_uncommitted_array_that_moves_is_gone_as_under_jax(mesh, make):
+def test_moved_uncommitted_argument_is_deleted_as_in_jax(mesh, make):
     sharding = NamedSharding(mesh, P("x"))
     places = {"in_shardings": sharding, "out_shardings": sharding}
     gone = []
@@ -159,7 +159,7 @@ def test_donation_of_a_nested_call_is_ignored(place):
 
 
 @pytest.mark.slow
-def test_donation_survives_vmap_as_under_jax(place):
+def test_donation_is_kept_under_vmap_as_in_jax(place):
     def scale(x, y):
         return x * 2, y.sum()
 
@@ -215,7 +215,7 @@ def test_donated_keys():
     assert key.is_deleted()
 
 
-def test_the_fast_path_donates_too(place):
+def test_fast_path_donates(place):
     f = pjit(lambda x: x + 1, donate_argnums=0)
     x = place(f32(8))
     for _ in range(4):
@@ -258,7 +258,7 @@ def test_static_and_keyword_arguments_beside_donated_arguments(place):
     assert jax.tree.structure(lowered.in_avals[0]) == jax.tree.structure((state,))
 
 
-def test_a_deleted_array_is_not_donated(place):
+def test_deleted_array_as_a_donated_argument_raises(place):
     f = pjit(lambda state: state["w"] + 1, donate_argnums=0)
     x = place(f32(8))
     x.delete()
@@ -267,7 +267,7 @@ def test_a_deleted_array_is_not_donated(place):
 
 
 @pytest.mark.slow
-def test_repeat_calls_are_named_too(place):
+def test_use_after_donation_to_a_repeat_call_names_the_function(place):
     shape = (24, 5)
 
     def advance(state, x):
@@ -304,7 +304,7 @@ def test_repeat_calls_are_named_too(place):
 
 
 @pytest.mark.slow
-def test_who_may_have_taken_an_array_is_not_a_long_list(place):
+def test_likely_donation_calls_are_listed_up_to_a_limit(place):
     functions = [pjit(lambda x, n=n: x + n, donate_argnums=0) for n in range(5)]
     x = place(f32(40, 3))
     for f in functions:
@@ -322,7 +322,7 @@ def test_deletions_without_a_known_cause():
 
 
 @pytest.mark.slow
-def test_an_evaluated_jaxpr_donates_as_under_jax():
+def test_evaluated_jaxpr_donates_as_in_jax():
     def scale(x, y):
         return x * 2, y.sum()
 
@@ -371,7 +371,7 @@ class TestSharedBuffers:
                 call(x, x)
             assert float(x) == 3 and float(call(jnp.float32(3), x)) == 27
 
-    def test_on_the_only_device_of_a_repeat_call(self, monkeypatch):
+    def test_buffer_passed_twice_to_a_repeat_call_on_one_device_is_refused(self, monkeypatch):
         f = pjit(lambda x, y: (x + 1, y * 2), donate_argnums=0)
         x, _ = f(f(jnp.ones(8), jnp.ones(8))[0], jnp.ones(8))
         with monkeypatch.context() as patch:
@@ -408,7 +408,7 @@ class TestSharedBuffers:
         np.testing.assert_array_equal(mixed, f32(8))
 
     @pytest.mark.parametrize("way", ["Array", "array of JAX", "on one device"])
-    def test_with_the_state_that_a_bound_step_keeps(self, mesh, way):
+    def test_buffer_shared_with_the_state_of_a_bound_step_is_refused(self, mesh, way):
         rows, whole = (NamedSharding(mesh, spec) for spec in (P(("x", "y")), P()))
 
         def fun(state, x):
@@ -440,7 +440,7 @@ class TestSharedBuffers:
         np.testing.assert_array_equal(y, f32(8))
 
     @pytest.mark.slow
-    def test_under_vmap_of_keys_and_of_empty_arrays(self, place):
+    def test_shared_keys_empty_and_batched_arrays_are_refused(self, place):
         f = pjit(lambda x, y: (x + 1, y * 2), donate_argnums=0)
         x, key, empty = place(f32(8)), jax.random.key(0), place(f32(0))
         roll = pjit(lambda key, other: (jax.random.split(key)[0], other), donate_argnums=0)
@@ -453,7 +453,7 @@ class TestSharedBuffers:
                 call()
         assert not (x.is_deleted() or key.is_deleted() or empty.is_deleted())
 
-    def test_by_name_and_beside_static_arguments(self, place):
+    def test_buffer_shared_with_a_donate_argnames_argument_is_refused(self, place):
         def f(n, x, *, y):
             return x * n, y + 1
 
@@ -489,7 +489,7 @@ class TestSharedBuffers:
         assert (np.asarray(out) == 2).all() and (np.asarray(other) == 2).all()
         assert (block == 1).all()
 
-    def test_a_repeat_call_looks_at_no_buffer(self, place, monkeypatch):
+    def test_repeat_call_skips_the_shared_buffer_check(self, place, monkeypatch):
         f = pjit(lambda x, y: (x + 1, y * 2), donate_argnums=0)
         y, x = place(f32(8)), f(place(f32(8)), f32(8))[0]
         f(place(f32(8)), y)
@@ -500,7 +500,7 @@ class TestSharedBuffers:
             x, _ = f(x, y)
         np.testing.assert_array_equal(x, f32(8) + 4)
 
-    def test_a_shard_that_is_gone(self, mesh):
+    def test_array_with_a_deleted_shard_is_refused(self, mesh):
         f = pjit(lambda x, y: (x + 1, y.sum()), donate_argnums=0)
         rows = NamedSharding(mesh, P(("x", "y")))
         x = device_put(f32(8), rows).to_jax()
@@ -536,7 +536,7 @@ class TestMissingShards:
         return NamedSharding(mesh, P(("x", "y")))
 
     @pytest.mark.parametrize("path", ["pjit", "compiled", "loaded", "bound step", "keys"])
-    def test_an_array_of_jax(self, rows, path):
+    def test_jax_array_with_a_deleted_shard_is_refused(self, rows, path):
         def total(state, x):
             return state, (jax.random.key_data(x) if path == "keys" else x).sum()
 
@@ -565,7 +565,7 @@ class TestMissingShards:
         np.testing.assert_array_equal(call(array()), before)
 
     @pytest.mark.slow
-    def test_a_donated_shard(self, rows):
+    def test_array_with_a_donated_shard_is_refused(self, rows):
         total = pjit(lambda x: x.sum())
         add = pjit(lambda x: x + 1, donate_argnums=0)
         shard = device_put(f32(8), rows).addressable_shards[2].data
@@ -598,7 +598,7 @@ class TestMissingShards:
     @pytest.mark.parametrize(
         "way", ["to_jax", "from_jax", "device_put", "donated", "a piece", "a shard"]
     )
-    def test_an_array_whose_handle_other_code_has(self, rows, way, path):
+    def test_array_with_a_shard_deleted_by_other_code_is_refused(self, rows, way, path):
         """A repeat call is refused before the launch, and other programs still finish."""
         x, shard = _exposed(way, rows)
         f = pjit(lambda state, x: (state, x.sum()))
@@ -638,13 +638,13 @@ class TestMissingShards:
                 add(x)
         np.testing.assert_array_equal(add(device_put(f32(8), rows)), f32(8) + 1)
 
-    def test_an_ordinary_array_is_not_checked(self, rows, monkeypatch):
+    def test_array_without_exposed_handles_is_not_checked(self, rows, monkeypatch):
         add, x = pjit(lambda x: x + 1), device_put(f32(8), rows)
         y = add(add(x))
         monkeypatch.setattr(base, "lacks_buffer", None)
         np.testing.assert_array_equal(add(x) + add(y), 2 * f32(8) + 4)
 
-    def test_the_state_of_a_bound_step(self, rows):
+    def test_bound_step_state_with_a_deleted_shard_is_refused(self, rows):
         f = pjit(lambda s: (s + s.sum(), None))
         step = f.lower(device_put(f32(8), rows)).compile().bind(device_put(f32(8), rows))
         step()

@@ -50,7 +50,7 @@ def with_jax():
 @pytest.mark.integration
 @pytest.mark.parametrize("imports", [ALL_OF_XLASHARD, JIT_OF_XLASHARD], ids=["all", "jit alone"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_changing_the_imports(name, imports, with_jax):
+def test_training_with_changed_imports_equals_jax(name, imports, with_jax):
     """Equal losses, step by step, and the state on its specs."""
     right = with_jax(name)
     got = PROGRAMS[name](imports, make_mesh((4, 2), ("data", "model")))
@@ -67,7 +67,7 @@ def test_changing_the_imports(name, imports, with_jax):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["train_state", "stacked_layers", "loop_inside_by_scan"])
-def test_under_the_other_partitioner(name, with_jax):
+def test_training_under_the_other_partitioner_equals_jax(name, with_jax):
     with under("gspmd" if jax.config.jax_use_shardy_partitioner else "shardy"):
         got = PROGRAMS[name](ALL_OF_XLASHARD, make_mesh((4, 2), ("data", "model")))
     np.testing.assert_allclose(got.losses, with_jax(name).losses, rtol=1e-4)
@@ -191,7 +191,7 @@ class Words(linen.Module):
 
 
 @pytest.mark.integration
-def test_dimensions_that_do_not_divide():
+def test_indivisible_dimensions_are_reported_and_can_be_padded():
     mesh = make_mesh((4, 2), ("data", "model"))
     rules = (("batch", "data"), ("vocabulary", ("data", "model")))
     model, tokens = Words(), np.arange(20, dtype=np.int32).reshape(10, 2)

@@ -330,6 +330,6 @@ def sizes(pjit_like, place, sharding):
 
 
 @pytest.mark.slow
-def test_cache_size_counts_as_jax_does(mesh):
+def test_cache_size_equals_jax(mesh):
     ours = NamedSharding(mesh, P("x"))
     assert sizes(pjit, device_put, ours) == sizes(jax.jit, jax.device_put, ours.jax_sharding())

@@ -48,7 +48,7 @@ def test_the_function_the_result_and_the_operation_are_named() -> None:
 
 
 @pytest.mark.parametrize(("flag", "number", "kind"), [("nans", -1, "nan"), ("infs", 0, "inf")])
-def test_calls_that_were_seen_before_are_looked_at_too(flag: str, number: int, kind: str) -> None:
+def test_cached_calls_are_checked(flag: str, number: int, kind: str) -> None:
     f = pjit(model)
     for _ in range(3):
         f({"w": rows(number)}, 2.0)
@@ -61,7 +61,7 @@ def test_calls_that_were_seen_before_are_looked_at_too(flag: str, number: int, k
 
 
 @pytest.mark.slow
-def test_global_flag_holds_after_a_context_manager() -> None:
+def test_global_flag_applies_after_a_context_manager() -> None:
     """JAX drops the global flag at the end of the context manager."""
     f = pjit(model)
     bad = {"w": rows(-1)}
@@ -88,7 +88,7 @@ def test_global_flag_holds_after_a_context_manager() -> None:
 
 
 @pytest.mark.slow
-def test_operators_and_methods_look() -> None:
+def test_operators_and_methods_are_checked() -> None:
     x = rows(0)
     assert np.isnan(np.asarray(x / x)).all()
     for use in (lambda: x / x, lambda: (x / x).sum(), lambda: jnp.log(x - 1), lambda: x % x):
@@ -198,13 +198,13 @@ def test_nan_in_one_element_on_one_device_is_found() -> None:
 
 
 @pytest.mark.slow
-def test_keys_and_integers_pass() -> None:
+def test_keys_and_integers_are_accepted() -> None:
     f = pjit(lambda key, n: (jax.random.split(key), n + 1, jax.random.normal(key)))
     keys, n, _ = _under(("nans", "infs"), lambda: f(jax.random.key(0), 1))
     assert keys.shape == (2,) and int(n) == 2
 
 
-def test_effects_happen_once() -> None:
+def test_effects_run_once_if_nan_is_found() -> None:
     seen: list[float] = []
 
     def fun(x: Any) -> Any:
@@ -221,7 +221,7 @@ def test_nan_from_a_constant_is_attributed() -> None:
     assert "`add` makes nan" in text or "or of a constant" in text
 
 
-def test_no_compilation_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_nans_causes_no_retrace(capsys: pytest.CaptureFixture[str]) -> None:
     traces = []
 
     def fun(x: Any) -> Any:

@@ -24,7 +24,7 @@ ABSTRACT = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     st.lists(st.sampled_from([None, "x", "y", ("x", "y"), P.UNCONSTRAINED]), max_size=3),
     st.integers(-3, 3),
 )
-def test_against_an_oracle(shape, entries, fill):
+def test_pad_to_mesh_equals_a_numpy_oracle(shape, entries, fill):
     used: set[str] = set()
     spec = []
     for entry in entries[: len(shape)]:
@@ -52,7 +52,7 @@ def test_against_an_oracle(shape, entries, fill):
 
 
 @pytest.mark.slow
-def test_kinds_of_arrays_stay(mesh):
+def test_pad_to_mesh_keeps_host_and_device_arrays(mesh):
     rows = NamedSharding(mesh, P("x"))
     columns = device_put(f32(10, 6), NamedSharding(mesh, P(None, "y")))
     for x in (f32(10, 6), jnp.asarray(f32(10, 6)), device_put(f32(10, 6)), columns):
@@ -83,7 +83,7 @@ def test_shapes_for_preflight(mesh):
 
 
 @pytest.mark.slow
-def test_inside_of_programs(mesh):
+def test_pad_to_mesh_works_inside_programs(mesh):
     rows = NamedSharding(mesh, P("x"))
 
     def mean(x):
@@ -135,7 +135,7 @@ def test_dtypes_and_fill_values(mesh):
             pad_to_mesh({"a": np.ones(3, dtype)}, P("x"), mesh=mesh, fill_value=fill)
 
 
-def test_mistakes_name_the_path(mesh):
+def test_errors_name_the_path(mesh):
     with pytest.raises(ArgumentError, match=naming("tree['a']", "str")):
         pad_to_mesh({"a": "text"}, P("x"), mesh=mesh)
     with pytest.raises(ResourceError, match=naming("tree['a'] (float32[3])")):

@@ -27,7 +27,7 @@ def axpy(a, x, y):
     return a * x + y
 
 
-def test_arguments_by_keyword_take_their_parameters_entry(mesh):
+def test_keyword_argument_uses_the_sharding_of_its_parameter(mesh):
     f = pjit(axpy, in_shardings=(None, P("x"), P("y")))
     with mesh:
         assert in_specs(f, 2.0, y=f32(8), x=f32(8)) == ([P()], {"x": P("x"), "y": P("y")})
@@ -59,7 +59,7 @@ def test_parameter_with_a_default_needs_no_argument(mesh):
             pjit(f, in_shardings=(P("x"), None, None))(f32(8), y=3.0)
 
 
-def test_any_number_of_arguments(mesh):
+def test_in_shardings_match_variadic_arguments_by_number(mesh):
     def total(first, *rest):
         return first + sum(rest)
 
@@ -78,7 +78,7 @@ def test_any_number_of_arguments(mesh):
             f(f32(8), f32(1), f32(8))
 
 
-def test_any_keyword(mesh):
+def test_variadic_keywords_need_no_in_shardings_entry(mesh):
     def total(x, **more):
         return x + sum(more.values())
 
@@ -158,7 +158,7 @@ def test_functions_of_jax(mesh):
         np.testing.assert_allclose(pjit(jnp.add, out_shardings=P("x"))(f32(8), 1.0), f32(8) + 1)
 
 
-def test_the_wrapper_looks_like_the_function():
+def test_wrapper_has_name_and_repr_of_the_function():
     f = pjit(axpy)
     assert f.__name__ == "axpy" and f.__wrapped__ is axpy
     assert "axpy" in repr(f)
@@ -181,7 +181,7 @@ def test_static_arguments(static, compilations):
     assert compilations.count <= 4
 
 
-def test_static_arguments_have_no_entry(mesh):
+def test_static_arguments_have_no_in_shardings_entry(mesh):
     def f(n, x, flag, y):
         return x * n + y if flag else y
 
@@ -193,7 +193,7 @@ def test_static_arguments_have_no_entry(mesh):
             g(3, f32(8), True, f32(1))
 
 
-def test_a_static_argument_of_any_hashable_kind():
+def test_static_argument_may_be_any_hashable():
     f = pjit(lambda x, how: how(x), static_argnums=1)
     np.testing.assert_allclose(f(f32(3), jnp.sin), np.sin(f32(3)), rtol=1e-6)
     np.testing.assert_allclose(f(f32(3), jnp.cos), np.cos(f32(3)), rtol=1e-6)
@@ -213,7 +213,7 @@ def test_an_unhashable_static_argument():
 
 
 @pytest.mark.parametrize("keyword", ["static_argnums", "donate_argnums"])
-def test_positions_that_dont_exist(keyword):
+def test_argnums_out_of_range_are_refused(keyword):
     for wrong in (3, -4, (0, 7)):
         with pytest.raises(
             ArgumentError, match=naming(keyword, "axpy ", "3 positional", "(a, x, y)")
@@ -222,7 +222,7 @@ def test_positions_that_dont_exist(keyword):
 
 
 @pytest.mark.parametrize("keyword", ["static_argnames", "donate_argnames"])
-def test_names_that_dont_exist(keyword):
+def test_unknown_argnames_are_refused(keyword):
     with pytest.raises(ArgumentError, match=naming(keyword, "'yy'", "(a, x, y)", "'y'?")):
         pjit(axpy, **{keyword: ("a", "yy")})
 
@@ -234,19 +234,19 @@ def test_names_that_dont_exist(keyword):
 
 @pytest.mark.parametrize("keyword", ["static_argnums", "donate_argnums"])
 @pytest.mark.parametrize("wrong", ["a", 1.0, (0, "a"), True, {"a": 1}])
-def test_positions_are_ints(keyword, wrong):
+def test_argnums_that_are_not_ints_are_refused(keyword, wrong):
     with pytest.raises(ArgumentError, match=naming(keyword, "tuple of ints", f"{keyword}=(")):
         pjit(axpy, **{keyword: wrong})
 
 
 @pytest.mark.parametrize("keyword", ["static_argnames", "donate_argnames"])
 @pytest.mark.parametrize("wrong", [1, ("a", 2)])
-def test_names_are_texts(keyword, wrong):
+def test_argnames_that_are_not_strings_are_refused(keyword, wrong):
     with pytest.raises(ArgumentError, match=naming(keyword, "tuple of names", f"{keyword}=(")):
         pjit(axpy, **{keyword: wrong})
 
 
-def test_static_and_donated_at_once():
+def test_argument_both_static_and_donated_is_refused():
     for keywords in (
         {"static_argnums": 0, "donate_argnums": 0},
         {"static_argnames": "a", "donate_argnums": 0},
@@ -276,7 +276,7 @@ def test_leaves_of_donated_arguments(options, args, kwargs, expected):
     assert Parameters.of(axpy, static, donate).donated_leaves(args, kwargs) == expected
 
 
-def test_a_donated_position_that_a_call_lacks():
+def test_call_without_its_donated_argument_is_refused():
     f = pjit(lambda *args: args[0] * 1, donate_argnums=2)
     with pytest.raises(
         ArgumentError, match=naming("donate_argnums", " 2", "<lambda>", "1 positional")
@@ -307,7 +307,7 @@ def test_pjit_refuses_arrays_generators_and_coroutines():
             pjit(fun)
 
 
-def test_other_options_of_the_wrong_kind(mesh):
+def test_invalid_options_are_refused(mesh):
     with pytest.raises(ArgumentError, match=naming("donation", "'warn' or 'strict'", "'loud'")):
         pjit(axpy, donation="loud")
     with pytest.raises(ArgumentError, match=naming("compiler_options", "dict")):
@@ -333,7 +333,7 @@ def test_too_many_and_too_few_arguments():
         pjit(axpy)(1.0, 2.0, z=3.0)
 
 
-def test_options_alone_make_a_decorator():
+def test_pjit_without_a_function_is_a_decorator():
     @pjit(static_argnames="n", donate_argnums=0)
     def power(x, *, n):
         """Some power."""
@@ -361,7 +361,7 @@ def test_options_alone_make_a_decorator():
     ],
     ids=str,
 )
-def test_positions_and_names_are_respected_as_jax_does(kind, selected):
+def test_argnums_and_argnames_are_inferred_as_in_jax(kind, selected):
     """Names are inferred from positions, and positions from names, if only one of them is given."""
     options = {f"{kind}_{form}": value for form, value in selected.items()}
 

@@ -23,7 +23,7 @@ def test_copy_is_callable_and_deepcopy_is_the_same_function(mesh):
 
 
 @pytest.mark.parametrize("kind", ["plain", "static", "donated", "sharded", "device", "legacy"])
-def test_a_pickle_holds_the_function_and_its_options(mesh, kind):
+def test_pickle_contains_the_function_and_its_options(mesh, kind):
     place = SingleDeviceSharding(jax.devices()[2])
     f = {
         "plain": pjit(lambda x, k=3: x * k),

@@ -74,7 +74,7 @@ def test_invalid_programs_are_refused_where_jax_refuses_them(seeds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
-def test_programs_that_failed_once(path, partitioner):
+def test_earlier_failures_pass(path, partitioner):
     """Results equal a run on one device, or else the results of jax.jit."""
     failure = find_failure(path.read_text(), partitioner)
     assert failure is None or failure.is_of_jax, failure
@@ -89,7 +89,7 @@ class TestDrawing:
             assert program_text(program) == program_text(draw_program.__wrapped__(seed))
 
     @pytest.mark.slow
-    def test_programs_differ(self):
+    def test_programs_of_different_seeds_differ(self):
         assert len({program_text(draw_program(seed)) for seed in range(20)}) == 20
 
     @pytest.mark.slow
@@ -172,7 +172,7 @@ def raise_an_error(_):
         ("raises ValueError", raise_an_error),
     ],
 )
-def test_spoiled_results_are_detected(monkeypatch, kind, spoil):
+def test_wrong_results_are_detected(monkeypatch, kind, spoil):
     found = spoiled(monkeypatch, spoil)
     assert found is not None and found.kind == kind
     assert "right" in found.jax
@@ -180,7 +180,7 @@ def test_spoiled_results_are_detected(monkeypatch, kind, spoil):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("jax_factor", "kind"), [(1.01, XLA), (1.02, "values")])
-def test_wrong_values_that_jax_shares_are_faults_of_xla(monkeypatch, jax_factor, kind):
+def test_wrong_values_shared_with_jax_are_attributed_to_xla(monkeypatch, jax_factor, kind):
     def wrong(factor):
         return lambda out: {**out, "a": out["a"] * factor}
 
@@ -250,7 +250,7 @@ def test_behaviour_shared_with_jax_passes(monkeypatch):
         assert spoiled_beside_jax(monkeypatch, lambda jit, fun, o: jit(fun, **o), text) is None
 
 
-def test_a_program_that_does_not_run_anywhere_is_a_failure():
+def test_program_that_fails_everywhere_is_a_failure():
     found = find_failure(PROGRAM.replace("v0 @ v0.T", "v0 @ v0"))
     assert found is not None and found.kind == "program"
 

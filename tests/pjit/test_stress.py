@@ -13,7 +13,7 @@ def test_refused_donations_leave_every_array_intact():
 
 
 @pytest.mark.slow
-def test_calls_with_lost_shards():
+def test_calls_with_deleted_shards_are_refused():
     assert stress.lost(40, random.Random(1)).total() == 40
 
 

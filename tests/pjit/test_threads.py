@@ -195,7 +195,7 @@ class Everything:
 
 
 @pytest.mark.slow
-def test_everything_at_once(mesh):
+def test_all_operations_run_concurrently(mesh):
     todo, names = Everything(mesh), Everything.names()
 
     def worker(i):

@@ -13,7 +13,7 @@ from xlashard import NamedSharding, P, device_put, pjit, with_sharding_constrain
 from xlashard.errors import DeletedError, DonationError, DonationWarning
 
 
-def test_a_donated_argument_that_no_result_can_take_over(place):
+def test_donated_argument_without_a_matching_result_warns_once(place):
     def total(state):
         return state["w"].sum()
 
@@ -143,7 +143,7 @@ def reasons(mesh):
 
 
 @pytest.mark.parametrize("name", ["shape", "nothing", "dtype", "sharding", "memory", "taken"])
-def test_why_a_donation_is_of_no_use(mesh, name):
+def test_warning_and_strict_error_give_the_reason(mesh, name):
     function, keywords, args, reason = reasons(mesh)[name]
     keywords = {"donate_argnums": 0} | keywords
     f = pjit(function, **keywords)
@@ -170,7 +170,7 @@ def test_partitioner_choice_may_make_a_donation_unusable(mesh, partitioner):
         assert not x.is_deleted()
 
 
-def test_a_warning_for_many_threads(mesh):
+def test_concurrent_calls_warn_once(mesh):
     f = pjit(lambda x: x.sum(), donate_argnums=0)
     start = threading.Barrier(8)
 

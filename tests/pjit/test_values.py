@@ -137,7 +137,7 @@ class TestClosedOver:
                 f(f32(2, 256)), (f32(2, 256) @ f32(256, 128)).sum(), rtol=1e-5
             )
 
-    def test_sharded_arrays_keep_their_place(self, mesh, partitioner):
+    def test_closed_over_sharded_array_keeps_its_sharding(self, mesh, partitioner):
         table = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
         f = pjit(lambda x: x + table)
         for _ in range(2):
@@ -221,7 +221,7 @@ class TestClosedOver:
 
 class TestKeys:
     @pytest.mark.slow
-    def test_in_and_out(self, partitioner):
+    def test_keys_are_accepted_and_returned(self, partitioner):
         f = pjit(lambda key: jax.random.split(key, 4))
         for _ in range(2):
             out = f(jax.random.key(0))
@@ -230,7 +230,7 @@ class TestKeys:
         np.testing.assert_array_equal(jax.random.key_data(out), jax.random.key_data(wanted))
 
     @pytest.mark.slow
-    def test_sharded(self, mesh, partitioner):
+    def test_key_arrays_can_be_sharded(self, mesh, partitioner):
         f = pjit(
             lambda key: jax.random.split(key, (8, 2)),
             in_shardings=None,
@@ -254,7 +254,7 @@ class TestKeys:
         np.testing.assert_array_equal(out, flat)
 
     @pytest.mark.slow
-    def test_left_to_the_partitioner(self, mesh):
+    def test_partitioner_propagates_key_shardings(self, mesh):
         keys = jax.device_put(
             jax.random.split(jax.random.key(3), 8), jax.sharding.NamedSharding(mesh, P("x"))
         )
@@ -263,7 +263,7 @@ class TestKeys:
         np.testing.assert_array_equal(out, jax.vmap(jax.random.bits)(keys))
 
     @pytest.mark.slow
-    def test_constrained(self, mesh):
+    def test_key_arrays_can_be_constrained(self, mesh):
         sharding = NamedSharding(mesh, P("x"))
         f = pjit(lambda k: with_sharding_constraint(jax.random.split(k, 8), sharding))
         out = f(jax.random.key(5))
@@ -287,7 +287,7 @@ def test_meshes_with_an_axis_of_size_one(partitioner):
     assert out.sharding.shard_shape((8, 8)) == (8, 1)
 
 
-def test_shard_map_inside(mesh, partitioner):
+def test_shard_map_works_inside_pjit(mesh, partitioner):
     inner = jax.shard_map(
         lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x", "y"), out_specs=P(None, "y")
     )

@@ -59,7 +59,7 @@ def test_each_part_of_the_key_separates_executables(partitioner, change):
     assert one.executable is not other.executable
 
 
-def test_names_of_values_are_not(partitioner):
+def test_value_names_are_not_part_of_the_key(partitioner):
     one = program(partitioner)
     other = program(partitioner, module=SOURCE.replace("%arg0", "%x"))
     assert one.executable is other.executable
@@ -82,7 +82,7 @@ def test_programs_with_callbacks_share_no_executable(jax_partitioner):
     assert len(EXECUTABLES) == 0
 
 
-def test_an_executable_lives_as_long_as_its_programs(partitioner):
+def test_executable_is_freed_with_its_last_program(partitioner):
     one, other = program(partitioner), program(partitioner)
     del one
     gc.collect()

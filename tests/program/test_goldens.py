@@ -65,11 +65,11 @@ def test_errors(partitioner, update_goldens):
     check_golden(path, join_sections(found), update=update_goldens)
 
 
-def test_each_golden_has_its_case(partitioner, update_goldens):
+def test_each_golden_file_has_a_case(partitioner, update_goldens):
     names = {f"{case.name}.mlir" for case in VALID} | {ERRORS, FUNCTION}
     check_no_others(GOLDENS / partitioner.value, names, update=update_goldens)
 
 
-def test_no_golden_holds_places_of_source_files():
+def test_no_golden_contains_source_locations():
     for path in GOLDENS.rglob("*.*"):
         assert "loc(" not in path.read_text(encoding="utf-8"), path.name

@@ -151,7 +151,7 @@ def test_overrides_replace_only_their_own_attributes(case, update_goldens):
     check_golden(GOLDENS / f"{case}.mlir", text, update=update_goldens)
 
 
-def test_each_golden_has_its_case(update_goldens):
+def test_each_golden_file_has_a_case(update_goldens):
     check_no_others(GOLDENS, {"errors.txt", *(f"{c}.mlir" for c in CASES)}, update=update_goldens)
 
 
@@ -170,7 +170,7 @@ def test_properties_of_a_module():
     assert [v.plan.name for v in shardy.results] == ["out.w", "results[1]"]
 
 
-def test_a_module_without_annotations_is_for_whom_jax_is_set_to():
+def test_unannotated_module_uses_the_partitioner_of_the_jax_config():
     before = jax.config.jax_use_shardy_partitioner
     try:
         for shardy, partitioner in ((True, Partitioner.SHARDY), (False, Partitioner.GSPMD)):
@@ -193,7 +193,7 @@ def test_a_module_without_annotations_is_for_whom_jax_is_set_to():
         (['<["x"=2, "y"=2]>'], None),
     ],
 )
-def test_the_mesh_that_names_axes(meshes, named_by):
+def test_mesh_of_the_module_names_the_axes(meshes, named_by):
     symbols = "\n".join(f"sdy.mesh @m{i} = {mesh}" for i, mesh in enumerate(meshes))
     found = parse_module(main(before=symbols)).mesh_on(jax.devices()[:8])
     assert (found and tuple(found.shape.items())) == named_by

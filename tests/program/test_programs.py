@@ -87,7 +87,7 @@ def test_open_shardings_are_read_back_as_specs_on_the_mesh(partitioner):
     assert parts.out_shardings == (named(("c", "a"), on=on),)
 
 
-def test_without_a_mesh_chosen_tiles_are_read_back_as_tiles(partitioner):
+def test_propagated_shardings_without_a_mesh_stay_gspmd_shardings(partitioner):
     listed = tiles("{devices=[2,4]3,1,2,0,5,4,7,6}")
     wanted = plan([value((8, 8), listed), value((8, 8))], [value((8, 8))], partitioner)
     parts = compiled(ADD, wanted).parts
@@ -244,7 +244,7 @@ def test_argument_keys_are_not_split_when_their_data_is_sharded(partitioner):
 
 
 @pytest.mark.slow
-def test_donated_buffers_are_taken_over(partitioner):
+def test_results_reuse_donated_buffers(partitioner):
     there = named("x")
     wanted = plan(
         [value((8, 8), there), value((8, 8), there)],
@@ -263,7 +263,7 @@ def test_donated_buffers_are_taken_over(partitioner):
     assert [s.data.unsafe_buffer_pointer() for s in total.addressable_shards] == where
 
 
-def test_an_offer_that_the_compiler_takes(partitioner):
+def test_argument_aliased_by_the_compiler_is_deleted(partitioner):
     wanted = plan(
         [value((8, 8), named("x"))] * 2, [value((8, 8))], partitioner, donated=(True, False)
     )
@@ -273,7 +273,7 @@ def test_an_offer_that_the_compiler_takes(partitioner):
     assert (first.is_deleted(), second.is_deleted()) == (True, False)
 
 
-def test_a_runner_runs_again_after_a_run_that_failed(partitioner):
+def test_runner_can_run_again_after_a_failed_run(partitioner):
     there = named("x")
     wanted = plan([value((8, 8), there)] * 2, [value((8, 8), there)], partitioner, donated=(1, 0))
     program = compiled(ADD, wanted)
@@ -310,14 +310,14 @@ def test_an_unusable_donation_is_reported_once(partitioner):
     lowered.report_donation("warn", "step")
 
 
-def test_a_layout_may_keep_a_donation_from_use(partitioner):
+def test_layout_mismatch_makes_a_donation_unusable(partitioner):
     columns = value((8, 4), named("x"), name="x", layout="{0,1}")
     wanted = plan([columns], [value((8, 4), named("x"), name="result")], partitioner)
     reason = refusal(wanted, 0, {}).reason
     assert re.search(naming("result ", "{0,1}", "Format"), reason)
 
 
-def test_an_unusable_donation_may_be_forbidden(partitioner):
+def test_strict_donation_refuses_an_unusable_donation(partitioner):
     lowered = unusable(partitioner)
     for _ in range(2):
         with pytest.raises(DonationError, match="out of donate_argnums"):
@@ -330,7 +330,7 @@ def test_unknown_compiler_option_is_named(partitioner):
         compiled(ADD, wanted, options=(("xla_no_such_option", 1),))
 
 
-def test_later_options_win(partitioner):
+def test_later_options_override_earlier_options(partitioner):
     wanted = plan(
         [value((8, 8))] * 2, [value((8, 8))], partitioner, options=(("xla_no_such_option", 1),)
     )
@@ -363,7 +363,7 @@ def test_compiling_leaves_the_module_text_unchanged(partitioner):
     assert lowered.as_text() == before
 
 
-def test_the_plan_chooses_the_partitioner_whatever_jax_is_set_to(partitioner):
+def test_partitioner_of_the_plan_overrides_the_jax_config(partitioner):
     other = partitioner is Partitioner.GSPMD
     before = jax.config.jax_use_shardy_partitioner
     jax.config.update("jax_use_shardy_partitioner", other)
@@ -421,7 +421,7 @@ def test_effects_on_several_devices(jax_partitioner):
     assert set(seen) == {28}
 
 
-def test_places_in_a_module_are_the_users():
+def test_module_locations_point_to_user_code():
     def scaled(x):
         return 2 * x
 

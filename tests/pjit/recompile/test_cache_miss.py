@@ -48,7 +48,7 @@ def test_report_before_the_first_call_is_empty():
     assert str(report).startswith("step ")
 
 
-def test_the_first_compilation():
+def test_first_compilation_has_location_and_timings():
     f = pjit(new_step())
     line = inspect.currentframe().f_lineno + 1
     f(*arguments(), 1.0)
@@ -264,7 +264,7 @@ def test_static_argument_with_a_failing_repr_is_shown_by_type():
     assert last(f).differences[0].before == "<Broken>"
 
 
-def test_trees_that_only_differ_in_their_nodes():
+def test_pytrees_with_different_node_types_are_explained():
     f = pjit(lambda tree: tree[0] + tree[1])
     f((f32(2), f32(2)))
     f([f32(2), f32(2)])

@@ -142,7 +142,7 @@ def test_pjit_calls_are_not_logged_for_jax_jit():
     assert explain_recompile(jax.jit(double)).explanations == ()
 
 
-def test_a_function_is_not_kept_alive():
+def test_log_does_not_keep_a_function_alive():
     def make():
         function = jax.jit(lambda x: x - 1)
         function(f32(3))
@@ -166,7 +166,7 @@ def test_failing_calls_raise_as_in_jax_and_are_not_recorded():
 
 
 @pytest.mark.slow
-def test_threads_have_their_own_calls():
+def test_calls_from_threads_are_logged_per_function():
     steps = [jax.jit(lambda x, i=i: x + i) for i in range(4)]
     threads = [
         threading.Thread(target=lambda s=s, n=n: [s(np.ones(n + k)) for k in range(3)])

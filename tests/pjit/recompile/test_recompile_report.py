@@ -165,7 +165,7 @@ def test_derived_programs_of_transformed_calls(mesh):
 
 
 @pytest.mark.slow
-def test_after_clear_caches_of_jax():
+def test_recompile_after_jax_clear_caches_is_explained():
     f = pjit(fresh())
     f(f32(4))
     jax.clear_caches()
@@ -176,7 +176,7 @@ def test_after_clear_caches_of_jax():
 
 
 @pytest.mark.slow
-def test_clear_cache_forgets():
+def test_clear_cache_drops_the_records():
     f = pjit(fresh())
     f(f32(4))
     f(f32(5))
@@ -187,7 +187,7 @@ def test_clear_cache_forgets():
 
 
 @pytest.mark.slow
-def test_the_number_of_records_has_a_bound():
+def test_number_of_records_is_bounded():
     f = pjit(lambda x, n: x, static_argnums=1)
     for n in range(70):
         f.eval_shape(f32(2), n)
@@ -199,7 +199,7 @@ def test_the_number_of_records_has_a_bound():
     assert "had 64 values (6, 7, 8, 9, 10, 11, ...)" in report.hints[0]
 
 
-def test_no_value_of_a_call_is_kept(mesh):
+def test_log_keeps_no_argument_or_result_alive(mesh):
     class Static:
         pass
 
@@ -265,14 +265,14 @@ def test_as_text_json_and_table():
 
 
 @pytest.mark.parametrize("given", [abs, 3, jax.vmap(jnp.sin), None], ids=lambda g: type(g).__name__)
-def test_a_value_that_is_not_a_pjitted_function(given):
+def test_value_without_a_jitted_function_is_refused(given):
     with pytest.raises(
         ArgumentError, match=naming("explain_recompile", "f = jax.jit(fun)", "nnx.jit")
     ):
         explain_recompile(given)
 
 
-def test_functions_with_static_and_donated_arguments_are_explained_too():
+def test_functions_with_static_and_donated_arguments_are_explained():
     f = jit(lambda x, n: x * n, static_argnums=1, donate_argnums=0)
     f(f32(4), 2)
     assert len(explain_recompile(f).explanations) == 1
@@ -351,7 +351,7 @@ def test_many_functions_of_one_source_log_few_messages(logged):
     assert [int(found[1]) for found in made if found] == [2, 3, 5, 9]
 
 
-def test_types_that_differ_in_their_mesh():
+def test_types_with_different_meshes_are_explained():
     devices = np.array(jax.devices()).reshape(4, 2)
     f = pjit(lambda x: x * 2)
     for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):

@@ -114,7 +114,7 @@ USER, LIBRARY = "/home/me/train.py", "/usr/lib/site-packages/flax/linear.py"
         ([], None),
     ],
 )
-def test_the_line_shown_is_the_users_innermost_in_the_function(stack, shown):
+def test_location_is_the_innermost_user_line_of_the_function(stack, shown):
     sources = SourceLocator.of(f"step at {USER}:19")
     line = sources.line([Frame(*frame) for frame in stack])
     assert (None if line is None else line.line) == shown
@@ -140,7 +140,7 @@ def test_gradient_reduction_has_the_source_line_of_the_gradient(mesh):
     assert replace(reduce, axes=None) != reduce
 
 
-def test_groups_of_no_axes_are_written_out(mesh):
+def test_replica_groups_without_mesh_axes_are_listed(mesh):
     # Devices of the axis x (four of them) in pairs that no split of the axis produces.
     pairs = [[0, 3], [1, 2]]
 
@@ -255,7 +255,7 @@ def test_bytes_of_moved_arguments(mesh):
     assert [m.path for m in report.moves] == ["a", "b", "d"]
 
 
-def test_uncommitted_arrays_are_moved_too(mesh):
+def test_moves_of_uncommitted_arrays_are_reported(mesh):
     fun = pjit(lambda x: x * 2, in_shardings=named(mesh))
     report = explain(fun, jnp.ones(4))
     assert [(m.path, m.device_bytes_moved) for m in report.moves] == [("x", 7 * 16)]

@@ -61,7 +61,7 @@ def test_inputs_outputs_collectives_and_devices_are_reported(step, partitioner):
     assert report.cost.bytes_accessed > 0
 
 
-def test_a_call_afterwards_finds_the_program(mesh, compilations):
+def test_call_after_explain_reuses_the_program(mesh, compilations):
     fun = pjit(lambda w, x: (w + x.sum(), x), in_shardings=named(mesh, "x"), donate_argnums=0)
     report = explain(fun, f32(8), f32(16))
     assert compilations.count == 1
@@ -89,7 +89,7 @@ def test_explain_neither_runs_nor_donates(mesh):
     assert not x.is_deleted()
 
 
-def test_types_stand_in_for_arrays(step):
+def test_shape_dtype_structs_replace_arrays(step):
     batch = jax.ShapeDtypeStruct((64, 8), np.float32)
     report = explain(step, jax.ShapeDtypeStruct((8, 16), np.float32), batch=batch)
     assert report.moves == ()
@@ -98,7 +98,7 @@ def test_types_stand_in_for_arrays(step):
     assert report.inputs == with_values.inputs
 
 
-def test_the_mesh_in_force_gives_specs_their_meaning(mesh):
+def test_specs_are_resolved_on_the_mesh_in_force(mesh):
     double = pjit(lambda x: x * 2, in_shardings=P("y"), out_shardings=P())
     with mesh:
         report = explain(double, f32(8))
@@ -211,14 +211,14 @@ def test_keys_and_closed_over_arrays_are_inputs(mesh):
     assert found["closed over [0]"] == (256, 64, True, "function")
 
 
-def test_meshes_of_any_size_give_names(partitioner):
+def test_collectives_on_a_three_axis_mesh_are_named_by_axes(partitioner):
     mesh = make_mesh((2, 2, 2), ("a", "b", "c"))
     total = pjit(lambda x: x.sum(), in_shardings=named(mesh, ("a", "c")))
     report = explain(total, f32(16))
     assert sorted({name for c in report.collectives for name in c.axes}) == ["a", "c"]
 
 
-def test_tokens_of_effects_are_no_values():
+def test_effect_tokens_are_not_listed_as_values():
     def shout(unused, x):
         jax.debug.print("x", ordered=True)
         return x.sum(), x + 1
@@ -229,7 +229,7 @@ def test_tokens_of_effects_are_no_values():
     assert [v.path for v in report.outputs] == ["result[0]", "result[1]"]
 
 
-def test_totals_are_by_kind_and_axes(mesh):
+def test_totals_are_grouped_by_kind_and_axes(mesh):
     def f(x, w):
         return (x @ w).sum(), w * 2
 
@@ -243,7 +243,7 @@ def test_totals_are_by_kind_and_axes(mesh):
     assert sum(t.count for t in report.totals) == sum(c.count for c in report.collectives)
 
 
-def test_programs_from_stablehlo_are_explained_too(mesh):
+def test_stablehlo_programs_are_explained(mesh):
     module = """
         func.func @main(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
           %y = stablehlo.add %x, %x : tensor<8x4xf32>
@@ -290,7 +290,7 @@ def test_references_are_not_donated():
     assert "reference" not in [d.path for d in report.donations]
 
 
-def test_axes_of_explicit_type_are_named_too():
+def test_explicit_axes_are_named():
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):
         x = jax.device_put(f32(8, 8), jax.NamedSharding(mesh, P("x", "y")))

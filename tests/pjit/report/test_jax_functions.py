@@ -232,7 +232,7 @@ def test_report_of_a_jax_stage_has_inputs_outputs_and_collectives(kind):
     assert type(report).from_json(report.to_json()) == report
 
 
-def test_only_reports_of_stages_list_forgotten_facts():
+def test_only_reports_of_stages_list_unavailable_facts():
     assert explain(jax.jit(jnp.sin), f32(4)).forgotten == ""
     assert "moves" in explain(jax.jit(jnp.sin).trace(f32(4))).forgotten
 
@@ -265,7 +265,7 @@ def test_constraint_by_spec_uses_the_mesh_in_force():
 
 
 @pytest.mark.slow
-def test_shapes_stand_in_for_arrays_of_every_wrapper():
+def test_shape_dtype_structs_replace_arrays_in_every_wrapper():
     x = jax.ShapeDtypeStruct((8, 4), np.float32, sharding=named("data"))
     model = eqx.nn.Linear(4, 4, key=jax.random.key(0))
     whole = jax.ShapeDtypeStruct((8, 4), np.float32)

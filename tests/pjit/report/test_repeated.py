@@ -43,7 +43,7 @@ def test_products_of_replicated_operands_are_reported(mesh):
 
 
 @pytest.mark.slow
-def test_work_that_devices_share_is_not_listed(mesh):
+def test_sharded_products_are_not_listed(mesh):
     whole, rows = named(mesh), named(mesh, "x")
     data = pjit(jax.grad(loss), in_shardings=({"up": whole, "down": whole}, rows))
     assert explain(data, PARAMS, X).repeated == ()

@@ -25,7 +25,7 @@ def found(report, kind):
     ]
 
 
-def test_a_result_replicated_along_an_axis_that_shards_an_argument(mesh):
+def test_result_replicated_over_an_axis_of_an_argument_is_listed(mesh):
     fun = pjit(lambda x: x.sum(0), in_shardings=named(mesh, "x"))
     # Each device has all 8 sums, and needs only 2 of them.
     assert found(explain(fun, f32(16, 8)), "result") == [("result", "P()", (0,), ("x",), 6 * 4)]
@@ -34,7 +34,7 @@ def test_a_result_replicated_along_an_axis_that_shards_an_argument(mesh):
 
 
 @pytest.mark.slow
-def test_requested_results_and_results_like_their_argument_are_not_listed(mesh):
+def test_requested_or_argument_like_replication_is_not_listed(mesh):
     sort = lambda x: jnp.sort(x, axis=0)  # noqa: E731
     asked = pjit(sort, in_shardings=named(mesh, "x"), out_shardings=named(mesh))
     assert found(explain(asked, f32(16, 8)), "result") == []
@@ -47,7 +47,7 @@ def test_requested_results_and_results_like_their_argument_are_not_listed(mesh):
     assert found(explain(fun, f32(8, 4), f32(16, 8)), "result") == []
 
 
-def test_an_open_dimension_that_was_left_unsharded(mesh):
+def test_unsharded_open_dimension_of_a_constraint_is_listed(mesh):
     def f(x):
         y = jnp.ones((8, 6)) + x.sum()
         return xlashard.with_sharding_constraint(y, named(mesh, U, None))
@@ -65,7 +65,7 @@ def test_a_sharded_open_dimension_is_not_listed(mesh):
     assert explain(pjit(f, in_shardings=named(mesh, "x")), f32(16)).replications == ()
 
 
-def test_an_open_dimension_of_an_argument_that_was_left_unsharded(mesh):
+def test_unsharded_open_dimension_of_an_argument_is_listed(mesh):
     x = jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=named(mesh, U, "y"))
     report = explain(pjit(lambda x: x * 2), x)
     assert [(r.path, r.dims) for r in report.replications if r.kind == "open dimension"] == [

@@ -51,7 +51,7 @@ def test_comparison_lists_regressions(quiet, talking):
     assert compare_programs(quiet, quiet).regressions == ()
 
 
-def test_an_equal_sum_of_bytes_is_no_regression(talking):
+def test_equal_total_bytes_are_not_a_regression(talking):
     other = explained(lambda x: (x * 2) / x.max())
     changes = compare_programs(talking, other)
     assert {u.change for u in changes.traffic} == {"added", "removed"}
@@ -119,7 +119,7 @@ def test_findings_have_a_card_of_their_own(quiet):
 
 
 @pytest.mark.slow
-def test_the_page_in_a_browser(quiet, talking):
+def test_page_shows_reports_comparison_and_json_in_a_browser(quiet, talking):
     page = program_page([quiet, talking], compare_programs(quiet, talking), names=("<old>", "new"))
     with started() as browser, browser.page(page) as tab:
         assert not tab.complaints()

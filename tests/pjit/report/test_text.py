@@ -214,7 +214,7 @@ def test_print_and_rich_console_give_equal_output(monkeypatch, capsys):
     )
 
 
-def test_brackets_in_paths_are_no_markup():
+def test_brackets_in_paths_are_not_parsed_as_markup():
     text = printed(report(inputs=(value("state[red]['bold']"),)))
     assert "state[red]['bold']" in text
 
@@ -228,7 +228,7 @@ def test_brackets_in_paths_are_no_markup():
         ("x" * 30, 24, "x" * 30),
     ],
 )
-def test_long_paths_lose_their_middle(path, most, short):
+def test_long_paths_are_shortened_in_the_middle(path, most, short):
     assert short_path(path, most) == short
 
 
@@ -249,7 +249,7 @@ def test_files_are_named_from_the_working_folder(tmp_path, monkeypatch):
         ("", ""),
     ],
 )
-def test_operations_go_by_the_last_part_of_their_name(op_name, text):
+def test_operations_are_shown_by_the_last_part_of_their_name(op_name, text):
     assert operation_text(op_name) == text
 
 

@@ -69,7 +69,7 @@ def step(state, batch):
 X = f32(8, 4)
 
 
-def test_the_layout_is_that_of_the_program(mesh, planner):
+def test_planned_shardings_are_used_by_the_compiled_program(mesh, planner):
     f = pjit(step, in_shardings=AUTO, out_shardings=AUTO, donate_argnums=0)
     with jax.set_mesh(mesh):
         compiled = f.lower({"w": X}, X).compile()
@@ -135,7 +135,7 @@ def test_arrays_on_devices_are_resharded(mesh, planner, columns):
         given(x, device_put(X, NamedSharding(mesh, P("x"))))
 
 
-def test_the_mesh_comes_from_shardings_or_arrays(mesh, planner):
+def test_mesh_is_taken_from_shardings_or_arrays(mesh, planner):
     f = pjit(lambda x, y: x + y, in_shardings=(AUTO, NamedSharding(mesh, P())))
     assert f.lower(X, X).compile().input_shardings[0][0] == NamedSharding(mesh, P("x"))
     g = pjit(lambda x: x * 2, in_shardings=AUTO)
@@ -238,7 +238,7 @@ def test_reports_show_the_layout(mesh, planner):
 
 
 @pytest.mark.slow
-def test_that_of_the_era(mesh, planner):
+def test_legacy_auto_markers_use_the_planner(mesh, planner):
     for marker in (AUTO, AUTO_ON_MESH, AUTO_ON_MESH(mesh)):
         f = legacy.pjit(lambda x: x * 2, marker, marker)
         with mesh:

@@ -41,14 +41,14 @@ def test_host_values_run_on_the_default_device_uncommitted(add):
     assert not out.committed
 
 
-def test_committed_arguments_decide(add):
+def test_committed_argument_determines_the_device(add):
     out = add(on(3), f32(4))
     assert device_ids(out) == [3] and out.committed
     assert isinstance(out.sharding, SingleDeviceSharding)
 
 
 @pytest.mark.slow
-def test_uncommitted_arrays_move(add, mesh):
+def test_uncommitted_arrays_move_to_the_committed_device(add, mesh):
     loose = jnp.asarray(f32(4))
     assert not loose.committed
     assert device_ids(add(loose, on(5))) == [5]
@@ -59,7 +59,7 @@ def test_uncommitted_arrays_move(add, mesh):
     assert device_ids(add(pjit(lambda: jnp.ones(4))(), on(2))) == [2]
 
 
-def test_arrays_of_jax_and_of_xlashard_mix(add, mesh):
+def test_jax_and_xlashard_arrays_can_be_mixed(add, mesh):
     sharding = NamedSharding(mesh, P("x"))
     theirs = jax.device_put(f32(4), jax.sharding.NamedSharding(mesh, P("x")))
     out = add(theirs, device_put(f32(4), sharding))
@@ -67,7 +67,7 @@ def test_arrays_of_jax_and_of_xlashard_mix(add, mesh):
     assert isinstance(jnp.add(theirs, out), jax.Array)
 
 
-def test_committed_to_different_devices_names_both(add):
+def test_error_of_different_committed_devices_names_both_arguments(add):
     with pytest.raises(DeviceMismatchError) as caught:
         add(on(1), on(2))
     text = str(caught.value)
@@ -75,7 +75,7 @@ def test_committed_to_different_devices_names_both(add):
     assert "device 1" in text and "device 2" in text and "device_put" in text
 
 
-def test_committed_deep_inside_a_tree():
+def test_device_mismatch_inside_a_tree_is_named_by_path():
     f = pjit(lambda state, batch: state["params"]["w"] + batch)
     with pytest.raises(
         DeviceMismatchError, match=r"state\['params'\]\['w'\].*batch \(float32\[4\]"
@@ -83,7 +83,7 @@ def test_committed_deep_inside_a_tree():
         f({"params": {"w": on(1), "b": f32(2)}}, on(0))
 
 
-def test_committed_off_the_mesh(mesh):
+def test_argument_committed_off_the_mesh_is_refused(mesh):
     f = pjit(lambda x: x + 1)
     with mesh, pytest.raises(DeviceMismatchError, match=naming("mesh", "8 devices", "argument x")):
         f(on(0))
@@ -115,7 +115,7 @@ def test_a_mesh_over_fewer_devices(add, mesh):
         add(x, 1.0)
 
 
-def test_a_resource_that_disagrees_with_a_committed_argument(mesh):
+def test_in_shardings_that_contradict_a_committed_argument_are_refused(mesh):
     x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
     f = pjit(lambda x: x, in_shardings=P("y"))
     with mesh, pytest.raises(ResourceError) as caught:
@@ -157,7 +157,7 @@ def test_an_equivalent_resource(mesh):
             np.testing.assert_array_equal(pjit(jnp.sin, in_shardings=P("x"))(x), jnp.sin(f32(8, 4)))
 
 
-def test_uncommitted_arrays_follow_in_shardings(mesh):
+def test_uncommitted_arrays_are_moved_to_in_shardings(mesh):
     f = pjit(lambda x: x * 1, in_shardings=P("x"))
     with mesh:
         assert spec_of(f(jnp.asarray(f32(8)))) == ("x",)
@@ -178,7 +178,7 @@ def constrained(y):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", UNUSED.values(), ids=list(UNUSED))
-def test_unused_argument_does_not_decide_the_devices(mesh, function):
+def test_unused_argument_does_not_determine_the_devices(mesh, function):
     """A committed argument that no result needs, or its in_shardings: as in jax.jit."""
     first, last = jax.devices()[1], jax.devices()[2]
     rows = NamedSharding(mesh, P("x"))
@@ -194,7 +194,7 @@ def test_unused_argument_does_not_decide_the_devices(mesh, function):
         jit(function, in_shardings=(None, rows))(f32(8), device_put(f32(8), last))
 
 
-def test_unused_arguments_that_are_kept_place_a_program():
+def test_kept_unused_argument_determines_the_devices():
     f = jit(UNUSED["an unused argument"], keep_unused=True)
     device = jax.devices()[2]
     assert f(f32(8), device_put(f32(8), device)).devices() == {device}
@@ -255,7 +255,7 @@ def test_outputs_are_named_on_the_mesh_of_the_arguments(mesh, partitioner):
     assert spec_of(out[0]) == ("y", "x") and spec_of(out[1]) == ("x",)
 
 
-def test_outputs_without_a_mesh_have_tiles(partitioner):
+def test_outputs_without_a_mesh_have_gspmd_shardings(partitioner):
     tiles = GSPMDSharding(jax.devices()[:4], "{devices=[2,2]<=[4]}")
     out = pjit(lambda x: x.T)(device_put(f32(4, 8), tiles))
     assert out.sharding.is_equivalent_to(
@@ -353,7 +353,7 @@ def test_results_have_the_specs_of_jax_jit(sizes, axis_type, partitioner):
 
 
 @pytest.mark.slow
-def test_the_spelling_is_that_of_the_first_argument(mesh, partitioner):
+def test_result_specs_are_written_like_the_first_argument(mesh, partitioner):
     """Also if the argument came from the host, and for results of another rank."""
     one, two = f32(8, 8), f32(8)
     spelled = NamedSharding(mesh, P("x", None))
@@ -382,7 +382,7 @@ def test_results_passed_to_jax_jit_cause_no_retrace(mesh):
 
 
 @pytest.mark.slow
-def test_types_of_several_meshes_stay_apart(mesh):
+def test_results_on_several_meshes_keep_their_mesh_types(mesh):
     explicit = jax.make_mesh((4, 2), ("x", "y"))
     a = device_put(f32(8, 4), NamedSharding(mesh, P("x", None)))
     b = device_put(f32(8, 4), NamedSharding(explicit, P("x", "y")))
@@ -396,7 +396,7 @@ def test_types_of_several_meshes_stay_apart(mesh):
             assert out.sharding.mesh.axis_types == wanted.sharding.mesh.axis_types
 
 
-def test_types_name_the_mesh_inside(mesh):
+def test_types_inside_a_function_have_the_mesh_of_the_argument(mesh):
     seen = []
 
     def f(x):
@@ -429,7 +429,7 @@ def test_types_of_constrained_values_name_the_mesh(mesh):
 
 
 @pytest.mark.parametrize("types", ["Auto Auto", "Explicit Explicit", "Explicit Auto"])
-def test_out_info_has_the_shardings_that_are_known(types):
+def test_out_info_shardings_equal_jax(types):
     kinds = tuple(AxisType[name] for name in types.split())
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=kinds)
     x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))

@@ -56,7 +56,7 @@ def test_values_and_types(explicit, how, partitioner):
         assert out.sharding.spec[-2:] == ("x", "y")
 
 
-def test_inside_shard_map(explicit, partitioner):
+def test_pjit_works_inside_shard_map(explicit, partitioner):
     x = put(X, explicit, "x")
     with jax.set_mesh(explicit):
         whole = jax.shard_map(pjit(lambda x: jax.lax.psum(x, "x")), in_specs=P("x"), out_specs=P())
@@ -71,7 +71,7 @@ def constrained(mesh, *spec):
     return pjit(lambda x: with_sharding_constraint(x * 2, NamedSharding(mesh, P(*spec))))
 
 
-def test_a_constraint_equal_to_the_type(explicit):
+def test_constraint_equal_to_the_type_is_accepted(explicit):
     x = put(X, explicit, "x")
     out = constrained(explicit, "x")(x)
     assert jax.typeof(out) == jax.typeof(x)
@@ -111,7 +111,7 @@ def test_auto_axes_are_constrained_beside_explicit_axes(mixed, spec):
 
 
 @pytest.mark.slow
-def test_reshard_and_shard_map_return_our_arrays(explicit):
+def test_reshard_and_shard_map_return_xlashard_arrays(explicit):
     with xs.set_mesh(explicit):
         tree = xs.reshard({"a": X, "b": xs.device_put(X)}, {"a": P("x"), "b": P(None, "y")})
         assert [type(v) for v in tree.values()] == [xs.Array] * 2

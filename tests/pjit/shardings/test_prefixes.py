@@ -109,7 +109,7 @@ def test_states_of_optax(mesh):
     np.testing.assert_allclose(again["w"], expected["w"], rtol=1e-5)
 
 
-def test_lists_at_the_top_count_as_tuples(mesh):
+def test_top_level_lists_are_treated_as_tuples(mesh):
     def swap(a, b):
         return b, a
 
@@ -119,7 +119,7 @@ def test_lists_at_the_top_count_as_tuples(mesh):
     assert specs(out) == (("x",), ())
 
 
-def test_a_list_of_results_takes_a_list_or_a_tuple(mesh):
+def test_list_result_accepts_a_list_or_a_tuple_prefix(mesh):
     with mesh:
         for tree in ([P("x"), P("y")], (P("x"), P("y"))):
             out = pjit(lambda x: [x, x], out_shardings=tree)(f32(8))
@@ -155,7 +155,7 @@ def test_single_dict_argument_requires_a_tuple_around_its_prefix(mesh):
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_the_number_of_entries(mesh, number):
+def test_wrong_number_of_in_shardings_is_refused(mesh, number):
     def f(left, right):
         return left + right
 
@@ -199,7 +199,7 @@ def test_prefix_sequence_of_another_length_is_refused(mesh):
         pjit(f, in_shardings=({"a": (None,) * 3},))({"a": (f32(8), f32(8))})
 
 
-def test_results_that_dont_fit(mesh):
+def test_out_shardings_with_another_structure_are_refused(mesh):
     def f(x):
         return {"a": x, "b": (x, x)}
 

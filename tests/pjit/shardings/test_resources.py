@@ -31,7 +31,7 @@ def double(x):
     return x * 2
 
 
-def test_a_spec_is_read_on_the_mesh_in_force_at_the_call(mesh, partitioner):
+def test_spec_is_resolved_on_the_mesh_in_force_at_the_call(mesh, partitioner):
     f = pjit(double, in_shardings=P("x", "y"), out_shardings=P("y", "x"))
     with mesh:
         out = f(f32(8, 8))
@@ -108,7 +108,7 @@ def test_jit_has_the_parameters_of_pjit():
         jit(double, donate_argnum=0)  # pyright: ignore[reportCallIssue]
 
 
-def test_set_mesh_counts_as_a_mesh_in_force(mesh):
+def test_set_mesh_puts_a_mesh_in_force(mesh):
     f = pjit(double, in_shardings=P("x"), out_shardings=P("x"))
     with jax.set_mesh(mesh):
         assert spec_of(f(f32(8))) == ("x",)
@@ -124,7 +124,7 @@ def test_a_mesh_as_a_decorator(mesh):
     assert spec_of(program()) == ("y",)
 
 
-def test_the_innermost_mesh_counts(mesh):
+def test_innermost_mesh_is_in_force(mesh):
     inner = make_mesh((2, 2), ("a", "b"))
     f = pjit(double, out_shardings=P("a"))
     g = pjit(double, out_shardings=P("x"))
@@ -200,7 +200,7 @@ class Halves(Sharding):
         return {first: (slice(0, half),), second: (slice(half, shape[0]),)}
 
 
-def test_a_sharding_of_the_users_own(partitioner):
+def test_user_defined_sharding_is_accepted(partitioner):
     own = Halves(jax.devices()[:2])
     out = pjit(double, in_shardings=own, out_shardings=own)(f32(4, 2))
     assert [s.data.shape for s in out.addressable_shards] == [(2, 2), (2, 2)]
@@ -218,7 +218,7 @@ def test_a_user_defined_sharding_that_xla_does_not_support():
         f(f32(4, 2))
 
 
-def test_a_map_without_an_entry_for_a_device():
+def test_devices_indices_map_without_a_device_is_refused():
     class Forgetful(Halves):
         def devices_indices_map(self, shape):
             return {self._devices[0]: (slice(None),)}
@@ -249,7 +249,7 @@ def test_argument_with_unspecified_sharding_keeps_its_sharding(mesh):
     assert compiled.input_shardings[0][0].is_equivalent_to(NamedSharding(mesh, P("y")), 2)
 
 
-def test_a_format_brings_a_layout(mesh):
+def test_format_sets_layout_and_sharding(mesh):
     sharding = NamedSharding(mesh, P("x"))
     turned = Format(Layout(major_to_minor=(1, 0)), sharding)
     f = pjit(double, in_shardings=turned, out_shardings=turned)
@@ -268,23 +268,23 @@ def test_axis_resources_are_aliases_of_shardings(mesh):
 
 @pytest.mark.parametrize("resource", [P("z"), P("x"), P(None, None, "x"), FROM_GDA])
 @pytest.mark.parametrize("name", ["in_shardings", "in_axis_resources"])
-def test_errors_speak_of_the_name_that_was_used(mesh, name, resource):
+def test_argument_errors_use_the_keyword_of_the_caller(mesh, name, resource):
     with mesh, pytest.raises(ResourceError, match=rf"^{name} of x "):
         pjit(double, **{name: resource})(f32(7, 8))
 
 
 @pytest.mark.parametrize("name", ["out_shardings", "out_axis_resources"])
-def test_errors_of_results_speak_of_the_name_that_was_used(mesh, name):
+def test_result_errors_use_the_keyword_of_the_caller(mesh, name):
     with mesh, pytest.raises(ResourceError, match=rf"^{name} of result "):
         pjit(double, **{name: P("x")})(f32(7, 8))
 
 
-def test_a_keyword_in_both_writings_is_refused():
+def test_in_shardings_with_in_axis_resources_is_refused():
     with pytest.raises(ResourceError, match=naming("in_shardings", "in_axis_resources")):
         pjit(double, in_shardings=None, in_axis_resources=None)
 
 
-def test_a_spec_without_a_mesh_names_the_remedy():
+def test_error_of_a_spec_without_a_mesh_suggests_set_mesh():
     with pytest.raises(MeshError, match=r"in_shardings of x is .*P\('x',?\).*with jax.set_mesh"):
         pjit(double, in_shardings=P("x"))(f32(8))
 

@@ -53,7 +53,7 @@ BY = {"ours": with_sharding_constraint, "JAX's": jax.lax.with_sharding_constrain
 
 
 @pytest.mark.parametrize("by", BY)
-def test_a_site_warns_once(mesh, by):
+def test_uneven_sharding_warns_once_per_call_site(mesh, by):
     @pjit
     def total(x):
         return pinned(mesh, "x", by=BY[by])(x).sum()
@@ -72,7 +72,7 @@ def test_a_site_warns_once(mesh, by):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", BY)
-def test_strict_raises(mesh, by, monkeypatch):
+def test_strict_mode_raises_for_uneven_shardings(mesh, by, monkeypatch):
     f = pinned(mesh, "x", by=BY[by])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnevenShardingWarning)
@@ -170,7 +170,7 @@ def little(monkeypatch):
 LARGE = np.ones((512, 512), np.float32)
 
 
-def test_large_arguments_without_a_sharding(mesh, little):
+def test_large_arguments_without_a_sharding_warn_once(mesh, little):
     def run():
         with jax.set_mesh(mesh):
             pjit(lambda w: w["a"].sum())({"a": LARGE})
@@ -184,7 +184,7 @@ def test_large_arguments_without_a_sharding(mesh, little):
 
 
 @pytest.mark.slow
-def test_where_a_program_is_compiled_without_a_call(mesh, little):
+def test_programs_compiled_without_a_call_warn(mesh, little):
     def total(w, x):
         return w.sum() + x.sum()
 
@@ -218,7 +218,7 @@ def test_where_a_program_is_compiled_without_a_call(mesh, little):
 
 
 @pytest.mark.slow
-def test_placed_and_small_values_are_silent(mesh, little):
+def test_sharded_and_small_values_do_not_warn(mesh, little):
     def run():
         with jax.set_mesh(mesh):
             total = pjit(lambda w: w.sum())
@@ -233,7 +233,7 @@ def test_placed_and_small_values_are_silent(mesh, little):
     assert issued(run) == []
 
 
-def test_a_size_that_no_axis_divides(mesh, little):
+def test_replication_warning_of_an_indivisible_size_suggests_pad_to_mesh(mesh, little):
     f = pjit(lambda x: x.sum())
     with jax.set_mesh(mesh), pytest.warns(ReplicationWarning, match=naming("x of", "pad_to_mesh")):
         f(np.ones((1023, 1025), np.float32))

@@ -70,7 +70,7 @@ def test_boundaries_and_repeated_calls(mesh):
 
 
 @needs_shardy
-def test_max_is_kept_through_programs(mesh):
+def test_unreduced_max_is_kept_through_programs(mesh):
     spec = P(None, unreduced={"x"}, unreduced_kind=UnreducedKind.max)
     out = jit(lambda x: jax.lax.reduce_max(x, (0,), out_sharding=spec))(device_put(X, P("x")))
     assert out.sharding == NamedSharding(mesh, spec)
@@ -217,7 +217,7 @@ def test_unreduced_constant_is_counted_once(mesh):
 
 
 @needs_shardy
-def test_types_and_boundaries_that_disagree(mesh):
+def test_unreduced_type_and_boundary_mismatch_is_refused(mesh):
     out = jit(gram)(device_put(X, P("x")))
     with pytest.raises(ResourceError, match="committed as NamedSharding.*unreduced"):
         jit(lambda x: x, in_shardings=P())(out)

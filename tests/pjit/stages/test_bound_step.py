@@ -45,7 +45,7 @@ def compiled(shardings, *, donate=True, fun=update):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("donate", [True, False])
-def test_a_loop(shardings, donate):
+def test_bound_step_in_a_loop_equals_the_function(shardings, donate):
     step = compiled(shardings, donate=donate).bind(first())
     assert isinstance(step, BoundStep)
     state = first()
@@ -60,7 +60,7 @@ def test_a_loop(shardings, donate):
         assert step.state["w"].sharding == shardings["w"]
 
 
-def test_the_state_at_any_time(shardings):
+def test_state_is_readable_between_steps(shardings):
     step = compiled(shardings).bind(first())
     np.testing.assert_array_equal(step.state["w"], f32(8, 4))
     step(f32(3))
@@ -76,7 +76,7 @@ def test_the_state_at_any_time(shardings):
     assert int(step.state["n"]) == 3
 
 
-def test_a_state_that_is_not_donated_stays(shardings):
+def test_undonated_state_stays_usable(shardings):
     step = compiled(shardings, donate=False).bind(first())
     before = step.state
     step(f32(3))
@@ -84,7 +84,7 @@ def test_a_state_that_is_not_donated_stays(shardings):
     assert int(before["n"]) == 0 and int(step.state["n"]) == 1
 
 
-def test_the_first_state_is_donated_too(shardings):
+def test_initial_state_is_donated(shardings):
     program = compiled(shardings)
     placed = jax.tree.map(
         lambda s, x: device_put(x, s),
@@ -104,7 +104,7 @@ def test_host_values_are_not_touched(shardings):
     np.testing.assert_array_equal(state["w"], f32(8, 4))
 
 
-def test_only_a_state():
+def test_step_without_an_output_returns_none():
     step = pjit(lambda s, x: s + x, donate_argnums=0).lower(0.0, 1.0).compile().bind(0.0)
     for _ in range(3):
         assert step(1.0) is None
@@ -128,7 +128,7 @@ def test_several_results():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("argnum", [1, 2])
-def test_a_state_that_is_not_the_first_argument(argnum, mesh):
+def test_state_may_be_at_any_argument_position(argnum, mesh):
     def fun(*args):
         state, rest = args[argnum], [a for i, a in enumerate(args) if i != argnum]
         return [s + sum(rest) for s in state], rest[0]
@@ -172,7 +172,7 @@ def test_closed_over_arrays(mesh):
 
 
 @pytest.mark.slow
-def test_inputs_are_placed(mesh):
+def test_inputs_are_moved_to_their_shardings(mesh):
     sharding = NamedSharding(mesh, P("x"))
     program = (
         pjit(lambda s, x: (s + x, x.sum()), in_shardings=sharding, out_shardings=(sharding, None))
@@ -191,7 +191,7 @@ def test_inputs_are_placed(mesh):
         np.testing.assert_allclose(step(x), f32(8).sum())
 
 
-def test_inputs_that_dont_fit(shardings):
+def test_mismatched_inputs_are_refused(shardings):
     step = compiled(shardings).bind(first())
     for call, facts in {
         lambda: step(): r"update.*structure",
@@ -242,7 +242,7 @@ def test_bind_refuses_an_invalid_state(shardings):
         program.bind(state)
 
 
-def test_a_result_that_is_no_new_state():
+def test_bind_refuses_a_function_without_a_new_state():
     for fun, facts in {
         (lambda s, x: x): "return state, out",
         (lambda s, x: (x, s)): "return state, out",
@@ -275,7 +275,7 @@ def test_bind_refuses_a_state_with_another_committed_sharding(mesh):
     program.bind(jnp.asarray(f32(8)))
 
 
-def test_a_state_passed_as_an_input(shardings):
+def test_current_state_as_an_input_is_refused(shardings):
     fun = pjit(lambda s, x: (s + x, x), donate_argnums=0)
     step = fun.lower(f32(4), f32(4)).compile().bind(f32(4))
     step(f32(4))
@@ -375,7 +375,7 @@ def test_keys(mesh):
     assert jnp.issubdtype(step.state["key"].dtype, jax.dtypes.prng_key)
 
 
-def test_a_state_that_was_read_and_is_passed_as_an_input_later(shardings):
+def test_current_state_as_a_donated_input_is_refused(shardings):
     fun = pjit(lambda s, x: (s + x.sum(), x), donate_argnums=(0, 1))
     step = fun.lower(f32(4), f32(4)).compile().bind(f32(4))
     for _ in range(2):

@@ -121,7 +121,7 @@ def test_errors_about_explicit_axes_have_a_note():
         assert "xlashard" not in str(getattr(error, "__notes__", ""))
 
 
-def test_an_error_of_the_call_is_the_callers():
+def test_error_of_a_recorded_call_propagates():
     def fails(x):
         raise LookupError("no such layer")
 

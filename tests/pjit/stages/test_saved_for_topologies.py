@@ -230,7 +230,7 @@ def test_flags_are_compared_by_effect(theirs, ours, expected):
     assert [text.removeprefix("it was compiled ") for text in found] == expected
 
 
-def test_flags_in_a_file_count(tmp_path):
+def test_flags_in_a_file_are_compared(tmp_path):
     file = tmp_path / "flags"
     file.write_text("--xla_a=1\n--xla_b=2")
     assert flag_differences((("XLA_FLAGS", str(file)),), (("XLA_FLAGS", "--xla_b=2"),), "cpu") == [
@@ -238,7 +238,7 @@ def test_flags_in_a_file_count(tmp_path):
     ]
 
 
-def test_flags_of_tpus_do_not_concern_other_platforms():
+def test_tpu_flags_are_ignored_on_other_platforms():
     flags = (("LIBTPU_INIT_ARGS", "--xla_tpu_a=1 --xla_b=1"), ("XLA_FLAGS", "--xla_tpu_c=1"))
     assert flag_differences(flags, (), "cpu") == flag_differences(flags, (), "cuda") == []
     assert len(flag_differences(flags, (), "tpu")) == 3
@@ -263,14 +263,14 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("sections", DAMAGED.values(), ids=DAMAGED)
-def test_a_wrong_description_is_an_error(data, sections):
+def test_wrong_description_is_refused(data, sections):
     contents = saved_format.unpack(data)
     wrong = saved_format.pack(contents.header, contents.sections | sections)
     with pytest.raises(SavedProgramError, match="header"):
         Compiled.deserialize(wrong, devices=topology("v5e:4x4").devices)
 
 
-def test_a_program_of_real_devices_can_not_be_looked_at(data):
+def test_program_of_real_devices_does_not_load_on_a_topology(data):
     contents = saved_format.unpack(data)
     del contents.sections["description"]
     loaded_there = saved_format.pack(contents.header, contents.sections)

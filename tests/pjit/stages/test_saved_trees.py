@@ -105,7 +105,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("value", TREES.values(), ids=TREES)
-def test_trees_come_back(value):
+def test_saved_trees_round_trip(value):
     assert there_and_back(structure(value)) == structure(value)
 
 
@@ -125,7 +125,7 @@ nested = st.recursive(
 
 @pytest.mark.slow
 @given(nested)
-def test_all_trees_come_back(value):
+def test_arbitrary_trees_round_trip(value):
     tree = structure(value)
     assert there_and_back(tree) == tree
     assert fits(tree_to_json(tree), tree_to_json(tree))
@@ -133,7 +133,7 @@ def test_all_trees_come_back(value):
 
 @pytest.mark.slow
 @given(nested, nested)
-def test_only_an_equal_tree_fits(one, other):
+def test_only_equal_trees_match(one, other):
     encoded, given = tree_to_json(structure(one)), tree_to_json(structure(other))
     assert fits(encoded, given) == (structure(one) == structure(other))
 
@@ -159,7 +159,7 @@ def test_reading_a_tree_calls_no_named_object(monkeypatch):
             tree_from_json({"class": place, "data": None, "children": ["*"]})
 
 
-def test_a_class_that_has_changed(monkeypatch):
+def test_changed_namedtuple_fields_are_refused(monkeypatch):
     encoded = tree_to_json(structure(Pair(1, 2)))
     wider = collections.namedtuple("Pair", ["first", "second", "third"])
     monkeypatch.setattr("tests.pjit.saved.cases.Pair", wider)

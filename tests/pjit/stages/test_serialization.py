@@ -76,7 +76,7 @@ def saved_sum():
     return f.lower(f32(4), f32(4)).compile().serialize()
 
 
-def test_a_loaded_program_is_called_like_any_other():
+def test_loaded_program_behaves_like_a_compiled_program():
     program = Compiled.deserialize(saved_sum())
     assert isinstance(program, Compiled) and isinstance(program, jax.stages.Compiled)
     x = device_put(f32(4))
@@ -91,7 +91,7 @@ def test_a_loaded_program_is_called_like_any_other():
         program.as_text("stablehlo")
 
 
-def test_a_loaded_step_is_bound():
+def test_loaded_step_can_be_bound():
     def step(state, x):
         return {"n": state["n"] + 1, "w": state["w"] * x}, state["n"]
 
@@ -103,7 +103,7 @@ def test_a_loaded_step_is_bound():
     np.testing.assert_array_equal(bound.state["w"], [8, 8, 8])
 
 
-def test_other_devices_of_an_equal_arrangement():
+def test_program_loads_on_other_devices_of_an_equal_topology():
     def place(devices):
         return make_mesh((2, 2), ("x", "y"), devices)
 
@@ -209,12 +209,12 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("edit", "text"), OTHERS.values(), ids=OTHERS)
-def test_a_program_made_for_something_else_is_refused(edit, text):
+def test_program_of_another_environment_is_refused(edit, text):
     with pytest.raises(SavedProgramError, match=text):
         Compiled.deserialize(edited(saved_sum(), edit))
 
 
-def test_a_torus_may_move_and_not_be_bent():
+def test_devices_may_be_translated_but_not_rearranged_on_the_torus():
     def environment(*coords):
         here = Environment.of(jax.devices()[: len(coords)])
         placed = [replace(d, coords=c) for d, c in zip(here.devices, coords, strict=True)]
@@ -242,7 +242,7 @@ def test_program_with_other_flags_requires_allow_other_flags():
     Compiled.deserialize(data, allow_other_flags=True)
 
 
-def test_sixty_four_bits():
+def test_program_compiled_with_x64_requires_x64():
     with jax.enable_x64(True):
         data = pjit(lambda x: x + 1).lower(np.ones(2)).compile().serialize()
         np.testing.assert_array_equal(Compiled.deserialize(data)(np.ones(2)), [2.0, 2.0])
@@ -266,7 +266,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("harm", "text"), DAMAGE.values(), ids=DAMAGE)
-def test_damage_is_reported(harm, text):
+def test_corrupt_data_is_reported(harm, text):
     with pytest.raises(SavedProgramError, match=text):
         Compiled.deserialize(harm(saved_sum()))
 
@@ -282,7 +282,7 @@ def test_deserialize_requires_bytes():
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=200)
-def test_no_damage_reaches_the_runtime(data):
+def test_corrupt_data_never_reaches_the_runtime(data):
     whole = saved_sum()
     at = data.draw(st.integers(0, len(whole) - 1))
     how = data.draw(st.sampled_from(["flip", "cut", "insert", "swap"]))
@@ -324,14 +324,14 @@ def test_edited_header_raises_or_is_harmless(data):
         assert str(error)
 
 
-def test_constants_spread_over_devices_come_back(mesh):
+def test_sharded_constants_round_trip(mesh):
     table = device_put(np.arange(20_000, dtype=np.float32), NamedSharding(mesh, P("x")))
     compiled = pjit(lambda i: table[i]).lower(np.int32(7)).compile()
     loaded = Compiled.deserialize(compiled.serialize())
     assert float(loaded(np.int32(19_999))) == 19_999.0
 
 
-def test_two_loads_are_two_programs():
+def test_two_loads_give_independent_programs():
     programs = [Compiled.deserialize(saved_sum()) for _ in range(2)]
     results = [program(f32(4), f32(4) * i) for i, program in enumerate(programs)]
     np.testing.assert_array_equal(results[1], f32(4) * 2)
@@ -361,7 +361,7 @@ print(len(list(Path(sys.argv[1], "cache").glob("*-cache"))))
 
 
 @pytest.mark.slow
-def test_one_process_saves_and_all_load(tmp_path):
+def test_one_process_saves_and_all_processes_load(tmp_path):
     script = Path(cases.__file__).with_name("two_processes.py")
     for output in run_many(script, 2, 2, str(tmp_path / "program")):
         assert "both ran it" in output, output

@@ -134,7 +134,7 @@ def test_gspmd_and_user_defined_in_shardings(partitioner):
     )
 
 
-def test_annotations_of_the_module_are_followed():
+def test_shardy_annotations_of_the_module_are_used():
     program = compile_stablehlo(SHARDY)
     grid = make_mesh((2, 4), ("x", "y"))
     assert program.input_shardings[:2] == (
@@ -151,7 +151,7 @@ def test_annotations_of_the_module_are_followed():
 
 
 @pytest.mark.slow
-def test_annotations_in_the_other_notation_are_followed(mesh):
+def test_gspmd_annotations_of_the_module_are_used(mesh):
     program = compile_stablehlo(GSPMD, mesh=make_mesh((2, 4), ("x", "y")))
     assert [s.rank_tiling(2).counts for s in program.input_shardings] == [(2, 4), (8, 1), (1, 8)]
     assert program.input_shardings[0].spec == P("x", "y")
@@ -162,7 +162,7 @@ def test_annotations_in_the_other_notation_are_followed(mesh):
     assert out.sharding.is_fully_replicated
 
 
-def test_overrides_precede_the_modules_own(mesh):
+def test_in_shardings_override_module_annotations(mesh):
     program = compile_stablehlo(SHARDY, in_shardings=(UNSPECIFIED, P(None, "y"), UNSPECIFIED))
     grid = make_mesh((2, 4), ("x", "y"))
     assert program.input_shardings[:2] == (
@@ -171,7 +171,7 @@ def test_overrides_precede_the_modules_own(mesh):
     )
 
 
-def test_exported_functions_come_back(partitioner, mesh):
+def test_exported_functions_round_trip(partitioner, mesh):
     sharding = jax.sharding.NamedSharding(mesh, P("x"))
     exported = jax.export.export(
         jax.jit(lambda x, w: (x @ w, (x @ w).sum()), in_shardings=(sharding, None))
@@ -210,7 +210,7 @@ def test_donation(mesh):
         program(x)
 
 
-def test_donation_that_is_of_no_use():
+def test_useless_donation_warns():
     with pytest.warns(
         DonationWarning,
         match=naming(
@@ -231,7 +231,7 @@ def test_passing_a_donated_array_twice_raises():
 
 
 @pytest.mark.parametrize("value", [3, 2.5, True, np.float32(1.5), np.ones((), np.float32)])
-def test_numbers_take_the_dtype_of_their_argument(value):
+def test_python_numbers_are_cast_to_the_parameter_dtype(value):
     program = compile_stablehlo(double("f32"))
     for _ in range(3):
         (result,) = program(value)
@@ -337,7 +337,7 @@ def test_many_threads(mesh):
 
 
 @pytest.mark.slow
-def test_results_go_on_in_jax_and_in_pjit(partitioner, mesh):
+def test_results_are_accepted_by_jax_and_pjit(partitioner, mesh):
     program = compile_stablehlo(MATMUL, in_shardings=P("x"), mesh=mesh)
     y, _ = program(X, W)
     np.testing.assert_allclose(jnp.sum(y), (X @ W).sum(), rtol=1e-5)
@@ -347,7 +347,7 @@ def test_results_go_on_in_jax_and_in_pjit(partitioner, mesh):
 
 
 @pytest.mark.slow
-def test_arguments_with_a_layout_of_their_own_are_laid_out_anew_each_time():
+def test_arguments_with_another_layout_are_converted_at_each_call():
     sharding = NamedSharding(make_mesh((4, 2), ("x", "y")), P("x"))
     program = compile_stablehlo(double("8x4xf32"), in_shardings=(sharding,))
     turned = xlashard.device_put(X, Format(Layout(major_to_minor=(1, 0)), sharding))

@@ -141,7 +141,7 @@ def test_compiling(f, mesh):
     assert compiled.in_tree == jax.tree.structure(((PARAMS, 0), {}))
 
 
-def test_a_compiled_program_runs_fast_paths_too(f):
+def test_repeated_calls_of_a_compiled_program_equal_the_function(f):
     compiled = f.lower(PARAMS, f32(8, 4)).compile()
     for i in range(4):
         np.testing.assert_allclose(
@@ -231,7 +231,7 @@ def test_unused_arguments(keep, mesh):
         np.testing.assert_array_equal(f(f32(8), f32(4), f32(12)), f32(4) * 2)
 
 
-def test_unused_arguments_may_be_anywhere():
+def test_unused_arguments_may_be_on_any_device():
     f = pjit(lambda a, b: b * 2)
     b = device_put(f32(4), jax.devices()[2])
     for _ in range(2):
@@ -264,7 +264,7 @@ def test_lowering_inside_a_trace(f):
 
 
 @pytest.mark.slow
-def test_a_program_outlives_its_function(mesh):
+def test_compiled_program_outlives_its_function(mesh):
     def made():
         return (
             pjit(lambda x: x + 7, out_shardings=NamedSharding(mesh, P("x"))).lower(f32(8)).compile()
@@ -381,7 +381,7 @@ def test_compiled_program_shows_its_stablehlo_and_hlo(f):
     assert compiled.devices == tuple(compiled.output_shardings["y"].devices)
 
 
-def test_arguments_move_to_the_device_that_was_requested():
+def test_compiled_program_moves_arguments_to_the_requested_device():
     there, elsewhere = jax.devices()[3], jax.devices()[1]
     compiled = pjit(lambda x: x + 1, device=there).lower(f32(4)).compile()
     for program in (compiled, Compiled.deserialize(compiled.serialize())):

@@ -61,7 +61,7 @@ def test_host_arguments_are_moved_once(rows):
     same(pull(X), jax.vjp(f.__wrapped__, X)[1](X))
 
 
-def test_nothing_is_resharded_between_forward_and_backward(mesh, compilations):
+def test_residuals_are_not_resharded_between_forward_and_backward(mesh, compilations):
     cols = NamedSharding(mesh, P(None, "x"))
     f = pjit(lambda x: jnp.sin(jnp.cos(x)), in_shardings=cols, out_shardings=cols)
     y, pull = jax.vjp(f, placed(f32(4, 8), cols))
@@ -157,7 +157,7 @@ def custom_functions():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", sweep(range(5), quick=[0, 1]))
-def test_custom_rules_inside(rows, which):
+def test_custom_rules_work_inside_pjit(rows, which):
     fun, x = custom_functions()[which], f32(2, 8)
     f = pjit(fun, in_shardings=rows, out_shardings=rows)
     for derive in (
@@ -170,7 +170,7 @@ def test_custom_rules_inside(rows, which):
 
 
 @pytest.mark.slow
-def test_inside_custom_rules(rows):
+def test_pjit_works_inside_custom_rules(rows):
     sine = pjit(jnp.sin, in_shardings=rows)
     f = jax.custom_vjp(sine)
     f.defvjp(lambda x: (sine(x), x), lambda x, ct: (pjit(jnp.multiply)(ct, 2 * x),))

@@ -48,7 +48,7 @@ def test_axes(mesh, in_axis, out_axis):
 
 
 @pytest.mark.slow
-def test_arguments_that_are_not_batched(mesh):
+def test_unbatched_arguments_are_accepted(mesh):
     named = NamedSharding(mesh, P("x"))
     f = pjit(lambda d: (d["a"] + d["b"], d["b"]), in_shardings=named)
     a, b = f32(3, 8), f32(8)
@@ -89,7 +89,7 @@ def test_keys(mesh):
     np.testing.assert_array_equal(jax.random.key_data(split), jax.random.key_data(wanted))
 
 
-def test_the_batch_is_left_to_the_partitioner(mesh, partitioner):
+def test_batch_dimension_is_sharded_by_the_partitioner(mesh, partitioner):
     f = pjit(lambda x: x * 2, out_shardings=NamedSharding(mesh, P("x")))
     out = jax.vmap(f)(f32(6, 8))
     np.testing.assert_array_equal(out, f32(6, 8) * 2)
@@ -108,7 +108,7 @@ def test_spmd_axis_name(mesh, names, partitioner):
     assert spec_of(gradient(f32(2, 8))) == ("y", "x")
 
 
-def test_spmd_axis_name_reaches_everything_inside(cube):
+def test_spmd_axis_name_applies_to_nested_calls_and_constraints(cube):
     inner = pjit(lambda x: x * 2, in_shardings=NamedSharding(cube, P("c")))
 
     def pinned(spec):
@@ -133,7 +133,7 @@ def test_spmd_axis_name_reaches_everything_inside(cube):
     assert set(constraints(again, x)) == {"{a}, {c}"}
 
 
-def test_an_axis_is_not_used_twice(mesh):
+def test_spmd_axis_name_of_an_axis_in_use_is_refused(mesh):
     f = pjit(lambda x: x * 2, in_shardings=NamedSharding(mesh, P("x")))
     with pytest.raises(ResourceError, match=naming("spmd_axis_name", "P('x')")):
         jax.vmap(f, spmd_axis_name="x")(f32(4, 8))
@@ -149,7 +149,7 @@ def test_tiles_without_names_are_batched(mesh, partitioner):
 
 
 @pytest.mark.slow
-def test_control_flow_inside_and_outside(mesh):
+def test_vmap_works_inside_and_over_control_flow(mesh):
     named = NamedSharding(mesh, P("x"))
     times = pjit(lambda c, a: c * a, in_shardings=named)
     out, _ = jax.lax.scan(lambda c, a: (jax.vmap(times)(c, a), None), f32(3, 8), f32(2, 3, 8))
@@ -176,7 +176,7 @@ def test_an_empty_batch(mesh):
     ],
     ids=["device", "in_shardings", "out_shardings"],
 )
-def test_a_batch_stays_on_the_device_that_was_requested(options):
+def test_batch_stays_on_the_requested_device(options):
     place = SingleDeviceSharding(jax.devices()[3])
     double = pjit(lambda x: x * 2, **options(place))
     assert jax.vmap(double)(f32(4, 3)).sharding == place

@@ -92,7 +92,7 @@ EFFECTFUL = {
 @pytest.mark.slow
 @pytest.mark.parametrize("outside", [None, pjit, jax.jit])
 @pytest.mark.parametrize("how", EFFECTFUL)
-def test_callbacks_run_as_often_as_under_jit(mesh, how, outside):
+def test_callbacks_run_as_often_as_in_jax_jit(mesh, how, outside):
     named, seen = NamedSharding(mesh, P("x")), {pjit: [], jax.jit: []}
     around = outside or (lambda f: f)
     for jit, options in ((pjit, {"in_shardings": named}), (jax.jit, {})):
@@ -260,7 +260,7 @@ def test_disable_jit(sharding):
     assert len(seen) == 3
 
 
-def test_no_tracing():
+def test_no_tracing_context_refuses_new_traces():
     f = pjit(lambda x: x + 1)
     f(f32(3))
     x = jnp.asarray(f32(3))

@@ -91,7 +91,7 @@ def test_make_jaxpr_shows_one_equation_with_its_shardings(mesh):
 
 
 @pytest.mark.slow
-def test_settings_of_jax_are_followed_inside(mesh):
+def test_jax_settings_apply_to_nested_functions(mesh):
     f = sharded(mesh)
 
     def outer(w, x):
@@ -116,7 +116,7 @@ def test_settings_of_jax_are_followed_inside(mesh):
 
 
 @pytest.mark.slow
-def test_evaluated_while_tracing(mesh):
+def test_nested_call_is_evaluated_at_compile_time(mesh):
     def fun(x):
         with jax.ensure_compile_time_eval():
             scale = sharded(mesh)(W, X).sum()
@@ -128,14 +128,14 @@ def test_evaluated_while_tracing(mesh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["grad", "two loops", "branches", "batches"])
-def test_the_typechecker_passes(mesh, how):
+def test_nested_calls_pass_jax_enable_checks(mesh, how):
     program = PROGRAMS[how](sharded(mesh))
     wanted = PROGRAMS[how](layer)(W, X)
     for jit in (jax.jit, pjit):
         same(under("jax_enable_checks", True, lambda jit=jit: jit(program)(W, X)), wanted)
 
 
-def test_shapes_without_running(mesh):
+def test_eval_shape_gives_shapes_and_weak_types(mesh):
     f = sharded(mesh)
     assert jax.eval_shape(f, W, X).shape == X.shape
     assert jax.eval_shape(jax.grad(lambda w: f(w, X).sum()), W).shape == W.shape
@@ -157,7 +157,7 @@ def test_pjit_around_and_inside_shard_map(mesh, partitioner):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("enter", [lambda mesh: mesh, jax.set_mesh], ids=["with mesh", "set_mesh"])
-def test_inside_a_shard_map_over_some_axes(mesh, enter, partitioner):
+def test_pjit_works_inside_a_partially_manual_shard_map(mesh, enter, partitioner):
     inner = pjit(lambda x: with_sharding_constraint(jnp.sin(x) * 2, P(None, "y")))
     part = jax.shard_map(
         inner, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names=frozenset({"x"})
@@ -201,7 +201,7 @@ def test_pjit_around_and_inside_pmap():
 
 
 @pytest.mark.slow
-def test_exported(mesh):
+def test_nested_functions_can_be_exported(mesh):
     f = sharded(mesh)
     exported = jax.export.export(jax.jit(lambda w, x: f(w, x)))(W, X)
     w, x = (jax.device_put(v, NamedSharding(mesh, P()).jax_sharding(())) for v in (W, X))
@@ -211,7 +211,7 @@ def test_exported(mesh):
     same(jax.export.export(jax.jit(pjit(jnp.sin)))(rows).call(X), np.sin(X))
 
 
-def test_inner_annotations_stand_in_the_outer_module(mesh, partitioner):
+def test_inner_annotations_are_in_the_outer_module(mesh, partitioner):
     f = sharded(mesh)
     outer = pjit(lambda w, x: f(w, x).sum())
     text = outer.lower(W, X).as_text()
@@ -238,14 +238,14 @@ def test_a_program_of_jax_runs_on_the_devices_named_inside(mesh, inside, partiti
 
 
 @pytest.mark.slow
-def test_a_single_device_named_inside():
+def test_device_of_a_nested_call_places_the_program():
     device = jax.devices()[3]
     out = jax.jit(pjit(lambda x: x * 2, device=device))(f32(4))
     assert out.devices() == {device}
     assert jax.grad(lambda x: pjit(jnp.sin, device=device)(x).sum())(f32(4)).devices() == {device}
 
 
-def test_inline_leaves_no_function(mesh):
+def test_inline_emits_no_private_function(mesh):
     named = NamedSharding(mesh, P("x"))
     f = pjit(jnp.sin, inline=True, in_shardings=named)
     text = pjit(lambda x: f(x)).lower(f32(8)).as_text()
@@ -262,7 +262,7 @@ def test_inline_does_not_affect_calls_at_the_top_level(mesh, compilations):
 
 
 @pytest.mark.slow
-def test_jit_inside(mesh):
+def test_jax_jit_works_inside_pjit(mesh):
     @jax.jit
     def inner(x):
         return jnp.sin(x) @ x.T
@@ -281,7 +281,7 @@ def test_lowering_for_another_platform(mesh):
     assert '[{"x"}]' in exported.mlir_module() or "devices=[4,2]" in exported.mlir_module()
 
 
-def test_wrappers_of_jax_have_methods_of_their_own(mesh):
+def test_jax_wrappers_keep_their_methods(mesh):
     f = sharded(mesh)
     for wrapped in (jax.jit(f), jax.jit(jax.vmap(f, (None, None), axis_size=2))):
         assert isinstance(wrapped.lower(W, X), jax.stages.Lowered)
@@ -309,13 +309,13 @@ def test_compiler_options_belong_to_the_outermost_call():
             jit(lambda x: f(x) + 1)(f32(4))
 
 
-def test_compiler_options_reach_the_pieces(mesh):
+def test_compiler_options_apply_to_transformed_programs(mesh):
     f = pjit(jnp.sin, compiler_options={"xla_nonsense": True})
     with pytest.raises(Exception, match="xla_nonsense"):
         jax.grad(lambda x: f(x).sum())(f32(4))
 
 
-def test_an_equation_has_the_parameters_that_walkers_of_jaxprs_read():
+def test_equation_has_the_parameters_of_a_jax_pjit_equation():
     def calls(jaxpr):
         for eqn in jaxpr.eqns:
             if "jaxpr" in eqn.params:
@@ -336,7 +336,7 @@ CONSTANTS = (1, True, 2.5, 1j, np.arange(3), np.float32(2), jnp.float32(3), jnp.
 
 
 @pytest.mark.parametrize("constant", CONSTANTS, ids=repr)
-def test_an_inlined_constant_is_a_tracer_of_its_type(constant):
+def test_inlined_constant_becomes_a_tracer_of_its_type(constant):
     def seen(jit):
         inner = jit(lambda x: constant, inline=True)
         found = []

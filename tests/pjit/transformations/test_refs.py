@@ -28,7 +28,7 @@ def held(ref):
 
 
 @pytest.mark.slow
-def test_made_inside(mesh):
+def test_ref_created_inside_a_program_equals_the_plain_function(mesh):
     def fun(x):
         ref = jax.new_ref(x)
         ref[...] = jnp.sin(ref[...]) * x
@@ -44,7 +44,7 @@ def test_made_inside(mesh):
 
 
 @pytest.mark.slow
-def test_passed_and_written_in_place(mesh):
+def test_ref_argument_is_written_in_place(mesh):
     f = pjit(add_to)
     ref = sharded(mesh)
     assert float(f(ref, X)) == 7.0
@@ -70,7 +70,7 @@ def test_the_module_marks_references_as_written_in_place(mesh):
 
 
 @pytest.mark.slow
-def test_closed_over(mesh, compilations):
+def test_closed_over_ref_is_updated_without_recompiling(mesh, compilations):
     for ref in (jax.new_ref(jnp.asarray(X)), sharded(mesh)):
         f = pjit(lambda x, ref=ref: add_to(ref, x))
         before = compilations.count
@@ -80,7 +80,7 @@ def test_closed_over(mesh, compilations):
         assert float(f(X)) == 3.5
 
 
-def test_overwritten_without_being_read_and_only_read():
+def test_write_only_and_read_only_refs_are_supported():
     ref = jax.new_ref(jnp.zeros(8))
     pjit(lambda ref, x: ref.__setitem__(..., x))(ref, X)
     text = pjit(lambda ref, x: ref[...] * x).lower(ref, X).as_text()
@@ -135,7 +135,7 @@ def test_control_flow_writes(mesh):
     np.testing.assert_array_equal(held(ref), [5.0, X[1], X[2], 0, 0, 0, 0, 0])
 
 
-def test_a_reference_takes_values_out_of_a_gradient():
+def test_ref_receives_values_from_inside_a_gradient():
     seen = jax.new_ref(jnp.zeros(()))
 
     def loss(x):

@@ -123,7 +123,7 @@ def test_specs_and_the_mesh_in_force(mesh):
     assert_same(dw, jax.grad(loss(layer))(W, X))
 
 
-def test_dead_results_and_their_arguments_are_dropped(mesh):
+def test_unused_results_and_their_arguments_are_dropped(mesh):
     f = pjit(lambda x, y: (jnp.sin(x), jnp.cos(y)), in_shardings=NamedSharding(mesh, P("x")))
     text = jax.jit(lambda x, y: f(x, y)[0]).lower(f32(8), f32(8)).as_text()
     assert "stablehlo.sine" in text and "stablehlo.cosine" not in text
@@ -151,7 +151,7 @@ def test_closed_over_tracers(mesh):
     np.testing.assert_allclose(jax.vmap(outer, (None, 0))(f32(8), f32(3)), f32(3) * f32(8).sum())
 
 
-def test_a_wrong_sharding_is_found_inside_a_trace(mesh):
+def test_wrong_sharding_is_refused_inside_a_trace(mesh):
     f = sharded(mesh)
     with pytest.raises(ResourceError, match=r"in_shardings of x \(float32\[7,4\]\).*dimension 0"):
         jax.grad(loss(f))(W, f32(7, 4))

@@ -63,7 +63,7 @@ DIFFERENT = {
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_programs_that_differ(cases, name):
+def test_differing_programs_raise_in_every_process(cases, name):
     kind, facts = DIFFERENT[name]
     outcomes = cases[name]
     assert [outcome["error"] for outcome in outcomes] == ["ProgramsDifferError"] * 2
@@ -94,7 +94,7 @@ def test_flags_that_may_differ_are_ignored(cases):
 
 
 @pytest.mark.integration
-def test_after_each_case_all_run_a_program_together(cases):
+def test_processes_run_a_common_program_after_each_case(cases):
     assert set(cases) == set(differing_programs.CASES)
     for number, name in enumerate(differing_programs.CASES):
         if name != "unchecked":
@@ -113,12 +113,12 @@ SAME = {
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", SAME)
-def test_no_process_is_refused_or_awaited_without_a_reason(cases, name):
+def test_processes_with_equal_programs_continue(cases, name):
     assert [outcome.get("result", outcome) for outcome in cases[name]] == [SAME[name]] * 2
 
 
 @pytest.mark.integration
-def test_a_process_that_does_not_come_is_named(cases):
+def test_missing_process_is_named(cases):
     waited, other = cases["missing"]
     assert "error" not in other
     assert waited["error"] == "ProcessesError"
@@ -128,7 +128,7 @@ def test_a_process_that_does_not_come_is_named(cases):
 
 
 @pytest.mark.integration
-def test_a_process_that_does_not_compare_is_named(cases):
+def test_process_with_disabled_comparison_is_named(cases):
     waited, other = cases["unchecked"]
     assert other["result"] == 52.0
     assert waited["error"] == "ProcessesError"
@@ -137,7 +137,7 @@ def test_a_process_that_does_not_compare_is_named(cases):
 
 
 @pytest.mark.integration
-def test_most_processes_are_taken_for_right():
+def test_minority_process_is_reported_as_differing():
     found = run_cases(4, 1, "branch", "order")
     for name, function in (("branch", "step"), ("order", "train_step")):
         texts = {outcome["text"] for outcome in found[name]}
@@ -155,7 +155,7 @@ def test_deadlock_error_names_waiting_and_ended_processes():
 
 
 @pytest.mark.integration
-def test_a_script_of_plain_jax_is_compared_without_a_change(monkeypatch):
+def test_unchanged_jax_script_is_compared(monkeypatch):
     monkeypatch.setenv("XLASHARD_CHECK_PROGRAMS", "1")
     command = Path(xlashard.__file__).with_name("__main__.py")
     script = SCRIPT.with_name("plain_programs.py")

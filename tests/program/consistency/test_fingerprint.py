@@ -82,7 +82,7 @@ def test_digest_depends_on_the_device_order():
     assert one.digest != other.digest
 
 
-def test_a_spec_may_be_written_in_two_ways():
+def test_equivalent_specs_have_equal_digests():
     mesh = Mesh(np.array(jax.devices()), ("data",))
     shardings = (NamedSharding(mesh, P("data")), NamedSharding(mesh, P("data", None)))
     one, other = (fingerprint(add_one, np.ones((8, 2)), in_shardings=s) for s in shardings)
@@ -100,7 +100,7 @@ def test_values_that_become_arguments_are_part_of_the_digest():
     assert digest(jax.random.key(1)) != digest(jax.random.key(2))
 
 
-def test_a_description_travels_as_json():
+def test_description_round_trips_through_json():
     description = fingerprint(add_one, jnp.ones(4), donate_argnums=0).describe(
         None, ("init", "warm_up")
     )
@@ -169,7 +169,7 @@ MODULE = """module @f {
 """
 
 
-def test_lines_and_their_places():
+def test_module_lines_have_source_locations():
     listing = Listing(MODULE)
     assert not any("loc(" in line for line in listing.lines)
     assert len(listing.lines) == 8
@@ -191,7 +191,7 @@ def test_source_lines_are_read_from_local_files(tmp_path):
     assert not any("main.py" in key for key in lines)
 
 
-def test_a_small_diff():
+def test_small_diff_shows_context_of_the_first_difference():
     one = [f"line {number}" for number in range(100)]
     other = [*one[:50], "new", *one[50:]]
     number = first_difference(one, other)
