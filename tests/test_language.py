@@ -31,9 +31,12 @@ _BANNED = re.compile(
 """Words that a machine does not do, people who are not users, and private idioms."""
 
 _BANNED_NAMES = frozenset(
-    ("said", "told", "given", "wanted", "found", "asked", "heard", "mine", "ours", "theirs")
+    (
+        *("said", "told", "given", "wanted", "found", "asked", "heard", "made", "taken", "came"),
+        *("mine", "ours", "theirs", "its", "here", "there"),
+    )
 )
-"""Variables and parameters of the package that have no noun."""
+"""Participles, pronouns and adverbs in place of the noun of a variable or parameter."""
 
 _OPENINGS = re.compile(r"(What|Who|Whom|Whose|Whether|Of|Which|How|Where|Why)\b")
 """First words of a docstring that begins with a clause instead of a verb or a noun."""

@@ -235,7 +235,7 @@ register_lowering = mlir.register_lowering
 """Register the lowering rule of a primitive, for every platform."""
 
 
-def dtype_name(aval: Any) -> str:
+def aval_text(aval: Any) -> str:
     """Return the type of a value as jaxprs print it, such as `float32[8,16]` or `token`."""
     if aval is core.abstract_token:
         return "token"

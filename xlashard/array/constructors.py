@@ -95,9 +95,9 @@ def make_array_from_callback(
                [3, 4, 5]], dtype=int32)
     """
     with short_tracebacks:
-        there, layout = parse_sharding(sharding, "sharding")
-        target = resolve_sharding(parse_shape(shape), there)
-        check_reduced_sharding(there, "make_array_from_callback")
+        parsed, layout = parse_sharding(sharding, "sharding")
+        target = resolve_sharding(parse_shape(shape), parsed)
+        check_reduced_sharding(parsed, "make_array_from_callback")
         dtype = None if dtype is None else canonical_dtype(dtype)
         return array_of_pieces(target, target.holders, data_callback, dtype, layout)
 
@@ -275,9 +275,9 @@ def make_array_from_process_local_data(
             try:
                 if isinstance(entry, jax.Device):
                     entry = SingleDeviceSharding(entry)
-                there = parse_sharding(entry, "sharding")
+                parsed = parse_sharding(entry, "sharding")
                 with guarded(guards, Transfer.HOST_TO_DEVICE, f"the {type(leaf).__name__}"):
-                    out.append(_from_local(*there, leaf, shape))
+                    out.append(_from_local(*parsed, leaf, shape))
             except XlashardError as error:
                 raise at_path(error, leaf_path(local_data, number, "local_data")) from None
         return treedef.unflatten(out)

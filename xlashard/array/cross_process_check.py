@@ -177,17 +177,17 @@ def _by_processes(leaves: Sequence[_Leaf]) -> list[tuple[tuple[int, ...], list[_
 def _find_process_copies(unclear: Sequence[_Leaf]) -> list[_Leaf]:
     """Return the arrays of which every process has a copy, after an exchange of types."""
     own = []
-    for group, its in _by_processes(unclear):
+    for group, leaves in _by_processes(unclear):
         local = [
             [type_text(leaf.x), sorted(device.id for device in _data(leaf.x).sharding.device_set)]
-            for leaf in its
+            for leaf in leaves
         ]
         try:
-            came = processes.RENDEZVOUS.exchange(_barrier(group), json.dumps(local))
+            texts = processes.RENDEZVOUS.exchange(_barrier(group), json.dumps(local))
         except processes.BarrierTimeoutError as error:
             # no-catalogue: needs several processes
-            raise _timeout_error(error, its, group) from None
-        reported = {process: json.loads(text) for process, text in came.items()}
+            raise _timeout_error(error, leaves, group) from None
+        reported = {process: json.loads(text) for process, text in texts.items()}
         types = {p: [kind for kind, _ in listed] for p, listed in reported.items()}
         if any(listed != types[group[0]] for listed in types.values()):
             raise ProcessesError(  # no-catalogue: needs several processes
@@ -195,7 +195,7 @@ def _find_process_copies(unclear: Sequence[_Leaf]) -> list[_Leaf]:
                 "processes put the same arrays in the same order",
                 processes=group,
             )
-        for number, leaf in enumerate(its):
+        for number, leaf in enumerate(leaves):
             if len({tuple(listed[number][1]) for listed in reported.values()}) > 1:
                 own.append(leaf._replace(processes=_processes(leaf.target)))
     return own
@@ -217,18 +217,19 @@ def _compare(own: Sequence[_Leaf], check: Check) -> None:
         return
     me = coordination.process_index()
     shared = [leaf for leaf in own if len(leaf.processes) > 1 and me in leaf.processes]
-    for group, its in _by_processes(shared):
-        key = _key(its)
+    for group, leaves in _by_processes(shared):
+        key = _key(leaves)
         if check == "once" and _compared.get(key):
             continue
         named = [
-            processes.NamedValue(leaf.path, _value(leaf.x), f"under {leaf.target}") for leaf in its
+            processes.NamedValue(leaf.path, _value(leaf.x), f"under {leaf.target}")
+            for leaf in leaves
         ]
         try:
             differences = processes.differences(_barrier(group), named)
         except processes.BarrierTimeoutError as error:
             # no-catalogue: needs several processes
-            raise _timeout_error(error, its, group) from None
+            raise _timeout_error(error, leaves, group) from None
         if differences:
             raise _unequal(differences, group)  # no-catalogue: needs several processes
         _compared.add(key)

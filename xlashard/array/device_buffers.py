@@ -64,10 +64,10 @@ def make_array_from_single_device_arrays(
         (4, 2)
     """
     with short_tracebacks:
-        there, layout = parse_sharding(sharding, "sharding")
+        parsed, layout = parse_sharding(sharding, "sharding")
         if layout is not None:
             raise ArgumentError("the arrays have their layouts already: give the sharding alone")
-        target = resolve_sharding(parse_shape(shape), there)
+        target = resolve_sharding(parse_shape(shape), parsed)
         singles = read_buffers(_with_unstacked_dims(arrays, target), _HERE)
         return assemble_arrays(
             singles, target, None if dtype is None else canonical_dtype(dtype), _HERE
@@ -296,13 +296,17 @@ def make_sharded_device_array(
         devices = [single.device for single in read_buffers(device_buffers, _SHARDED)]
         if sharding_spec is None:
             lacking = bool(shape) and {tuple(b.shape) for b in device_buffers} == {shape[1:]}
-            made = PmapSharding.default(shape, devices=devices, unstacked=lacking)
+            pmap_sharding = PmapSharding.default(shape, devices=devices, unstacked=lacking)
         else:
-            made = PmapSharding(devices, sharding_spec)
-        _check_indices(indices, made.sharding_spec, shape)
-        out = make_array_from_single_device_arrays(shape, made, device_buffers, dtype=dtype)
+            pmap_sharding = PmapSharding(devices, sharding_spec)
+        _check_indices(indices, pmap_sharding.sharding_spec, shape)
+        out = make_array_from_single_device_arrays(
+            shape, pmap_sharding, device_buffers, dtype=dtype
+        )
         if isinstance(out, Array) and getattr(aval, "weak_type", False):
-            return wrap(with_sharding(out._handle, out._handle.sharding, weak_type=True), made)
+            return wrap(
+                with_sharding(out._handle, out._handle.sharding, weak_type=True), pmap_sharding
+            )
         return out
 
 
@@ -332,16 +336,16 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
         shape, dtype = _type_of(aval)
         (single,) = read_buffers([device_buffer], _SINGLE)
         kind = device_buffer.sharding.memory_kind
-        there = SingleDeviceSharding(device or single.device, memory_kind=kind)
-        out = make_array_from_single_device_arrays(shape, there, [device_buffer], dtype=dtype)
+        target = SingleDeviceSharding(device or single.device, memory_kind=kind)
+        out = make_array_from_single_device_arrays(shape, target, [device_buffer], dtype=dtype)
         weak_type = bool(getattr(aval, "weak_type", False))
         if device is not None and not weak_type:
             return out
         numbers = out._handle if isinstance(out, Array) else key_handle(out)
-        made = with_sharding(
-            numbers, there.jax_sharding(), committed=device is not None, weak_type=weak_type
+        keys = with_sharding(
+            numbers, target.jax_sharding(), committed=device is not None, weak_type=weak_type
         )
-        return wrap(made) if isinstance(out, Array) else keys_over(made, out)
+        return wrap(keys) if isinstance(out, Array) else keys_over(keys, out)
 
 
 def _type_of(aval: Any) -> tuple[tuple[int, ...], Any]:

@@ -56,8 +56,8 @@ def from_dlpack(external: Any, *, device: Any = None, copy: bool | None = None) 
         placement = parse_placement(device, "device")
         where = _memory_of(external)
         if where == transfer.HOST_MEMORY:
-            there = _cpu_device(external, placement)
-            handle = _from_host(external, there, copy)
+            cpu = _cpu_device(external, placement)
+            handle = _from_host(external, cpu, copy)
         else:
             handle = transfer.handle_on_device(external, None if copy else copy)
             handle = copy_to(handle, handle.sharding, fresh=True) if copy else handle
@@ -176,16 +176,16 @@ def _in_known_dtype(handle: Handle, copy: bool | None) -> Handle:
 
 def _at_place(handle: Handle, placement: Placement, copy: bool | None) -> Array:
     """Return the Array under the requested placement."""
-    (here,) = handle.sharding.device_set
+    (current,) = handle.sharding.device_set
     sharding: Any = placement.sharding
     is_there = (
-        sharding.devices == (here,)
-        and memory_kind_of(sharding) == default_memory_kind(here)
+        sharding.devices == (current,)
+        and memory_kind_of(sharding) == default_memory_kind(current)
         and placement.layout is None
     )
     if copy is False and not is_there:
         raise DLPackError(
-            f"from_dlpack can't share memory of {here} with {sharding}: leave "
+            f"from_dlpack can't share memory of {current} with {sharding}: leave "
             "copy=False out, or give no device"
         )
     if placement.layout is not None:

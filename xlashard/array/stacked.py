@@ -75,9 +75,9 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
         Array([[0, 1, 2]], dtype=int32)
     """
     with short_tracebacks:
-        there = _local_devices(devices, "device_put_sharded")
+        local_devices = _local_devices(devices, "device_put_sharded")
         guards = active_guards()
-        trees = _one_per_device(shards, there)
+        trees = _one_per_device(shards, local_devices)
         leaves, treedef = jax.tree.flatten(trees[0])
         columns = [leaves]
         for number, tree in enumerate(trees[1:], 1):
@@ -92,7 +92,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
         for number, values in enumerate(zip(*columns, strict=True)):
             # Names of values are only computed for errors.
             name = partial(_name_in_shards, trees[0], number)
-            out.append(_stacked(name, values, there, guards))
+            out.append(_stacked(name, values, local_devices, guards))
         return treedef.unflatten(out)
 
 
@@ -132,7 +132,7 @@ def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
         {'w': Array([[1., 1.]], dtype=float32)}
     """
     with short_tracebacks:
-        there = _local_devices(devices, "device_put_replicated")
+        local_devices = _local_devices(devices, "device_put_replicated")
         guards = active_guards()
         leaves, treedef = jax.tree.flatten(x)
         out = []
@@ -142,18 +142,18 @@ def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
                 _ask(guards, leaf, name)
             with allow_transfers():
                 piece = as_piece_input(leaf, name, _OUTSIDE)
-                out.append(_over([piece] * len(there), there))
+                out.append(_over([piece] * len(local_devices), local_devices))
         return treedef.unflatten(out)
 
 
 def _first_difference(first: Any, other: Any, number: int) -> str:
     """Return the first path at which the structures of two devices' values differ."""
-    here, there = leaf_paths(first, ""), leaf_paths(other, "")
-    for path in there:
-        if path not in here:
+    own_paths, other_paths = leaf_paths(first, ""), leaf_paths(other, "")
+    for path in other_paths:
+        if path not in own_paths:
             return f"shards[{number}]{path} has no counterpart in shards[0]"
-    for path in here:
-        if path not in there:
+    for path in own_paths:
+        if path not in other_paths:
             return f"shards[0]{path} has no counterpart in shards[{number}]"
     structures = jax.tree.structure(other), jax.tree.structure(first)
     return f"shards[{number}] is a {structures[0]}, but shards[0] a {structures[1]}"
@@ -289,8 +289,8 @@ def _shaped(value: Any, target: ResolvedSharding, device: Device, on_host: bool)
 def _local_devices(devices: Sequence[Device], name: str) -> tuple[Device, ...]:
     local = checked_devices(devices, name)
     check_can_hold_arrays(local)
-    here = jax.process_index()
-    foreign = [device for device in local if device.process_index != here]
+    process = jax.process_index()
+    foreign = [device for device in local if device.process_index != process]
     if foreign:
         raise PlacementError(  # no-catalogue: needs several processes
             f"{name} puts values on this process's devices only, but {foreign[0]} belongs to "

@@ -241,9 +241,11 @@ class CostModel:
         for axis in self.machine.axes:
             if axis.name not in self._sizes or axis.size == 1:
                 continue
-            made = required(op, self._others.factors[axis.name].get(number), slot)
-            kept = self._others.state(self.graph, axis.name, value)
-            before, after = (kept, made) if slot >= 0 else (made, kept)
+            required_state = required(op, self._others.factors[axis.name].get(number), slot)
+            stored_state = self._others.state(self.graph, axis.name, value)
+            before, after = (
+                (stored_state, required_state) if slot >= 0 else (required_state, stored_state)
+            )
             if PARTIAL in (source, before):
                 if source == before:
                     transfers.append((axis, after))
@@ -325,9 +327,9 @@ class CostModel:
 
     def elementwise_seconds(self, value: int) -> float:
         """Return the time of an elementwise operation with a result, undivided on this axis."""
-        made, rates = self.graph.values[value], self.machine.rates
-        elements = math.prod(made.shape) / self.divided(value)
-        return elements / rates.vector_ops + elements * made.itemsize / 3 / rates.hbm_bytes
+        result, rates = self.graph.values[value], self.machine.rates
+        elements = math.prod(result.shape) / self.divided(value)
+        return elements / rates.vector_ops + elements * result.itemsize / 3 / rates.hbm_bytes
 
 
 def in_lanes(size: float) -> float:

@@ -188,12 +188,12 @@ class AxisProgram:
             together: Labels of each value, at most one of which is sharded.
         """
         graph, sizes, devices = self._graph, self._graph.labels.sizes, self._model.machine.size
-        taken: set[int] = set()
+        used: set[int] = set()
         beside: set[int] = set()
         for index in sorted(graph.state, key=lambda k: -graph.values[k].nbytes):
             # A factored moment may have only the label that its parameter isn't sharded over.
             labels = graph.labels_of(index) & self._labels.keys() - beside
-            if not graph.is_state(index) or not labels or labels & taken:
+            if not graph.is_state(index) or not labels or labels & used:
                 continue
             batch = labels & self._restriction.batch
             major: set[int] = set()
@@ -202,7 +202,7 @@ class AxisProgram:
                 major = {k for k in labels if k != minor and sizes[k] % devices == 0}
             chosen = max(batch or major or labels, key=lambda label: (sizes[label], -label))
             if chosen not in self._fixed and not (labels & self._fixed.keys()):
-                taken.add(chosen)
+                used.add(chosen)
                 beside.update(*(labels - {chosen} for labels in together if chosen in labels))
                 self._row({self._labels[chosen]: 1.0}, 1, 1)
 
@@ -269,16 +269,16 @@ class AxisProgram:
 
     def _add_transfers(self) -> None:
         graph = self._graph
-        taken: dict[tuple[int, object], list[tuple[int, int]]] = defaultdict(list)
-        made: dict[tuple[int, object], list[tuple[int, int]]] = defaultdict(list)
+        operand_uses: dict[tuple[int, object], list[tuple[int, int]]] = defaultdict(list)
+        result_uses: dict[tuple[int, object], list[tuple[int, int]]] = defaultdict(list)
         for number, op in enumerate(graph.operations):
             for slot, value in op.slots:
-                group = taken if slot >= 0 else made
+                group = operand_uses if slot >= 0 else result_uses
                 group[graph.transfer_key(op, slot, value)].append((number, slot))
         # Equal layers have equal transfers.
         first = {number: numbers[0] for numbers in graph.alike for number in numbers}
         equal: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
-        for (value, _), uses in (*made.items(), *taken.items()):
+        for (value, _), uses in (*result_uses.items(), *operand_uses.items()):
             equal[tuple(sorted({(first[number], slot) for number, slot in uses}))].append(value)
         for uses, values in equal.items():
             self._transfer(values[0], uses, graph.operations[uses[0][0]].times * len(values))

@@ -136,7 +136,7 @@ def corrections(
         jaxpr: The closed jaxpr of the program.
     """
     lines = {line for each in unforeseen for line in _lines(each)}
-    there = {
+    removable = {
         site
         for site, _ in layout.constraints
         if site.path and source_line(site_value(jaxpr, site)[0]) in lines
@@ -144,7 +144,7 @@ def corrections(
     layouts = {layout.constraints: layout}
     for what, keeps in _KEPT.items():
         constraints = tuple(
-            each for each in layout.constraints if each[0] not in there or keeps(each[0])
+            each for each in layout.constraints if each[0] not in removable or keeps(each[0])
         )
         name = f"{layout.name}; corrected: {what}"
         layouts.setdefault(constraints, replace(layout, name=name, constraints=constraints))
@@ -156,14 +156,14 @@ def _unforeseen_seconds(proven: ProvenLayout, search: Search) -> dict[tuple[str,
 
     The operations on the lines of a collective share its time.
     """
-    there: dict[tuple[str, int] | None, list[int]] = defaultdict(list)
+    operations_by_line: dict[tuple[str, int] | None, list[int]] = defaultdict(list)
     for number, op in enumerate(search.graph.operations):
         if op.path and op.results:
             eqn, _ = site_value(search.problem.jaxpr, ConstraintSite(op.path, "result", 0))
-            there[source_line(eqn)].append(number)
+            operations_by_line[source_line(eqn)].append(number)
     seconds: dict[tuple[str, int], float] = defaultdict(float)
     for each in proven.unforeseen:
-        numbers = [number for line in _lines(each) for number in there.get(line, ())]
+        numbers = [number for line in _lines(each) for number in operations_by_line.get(line, ())]
         for axis, number in product(each.axes, numbers):
             seconds[axis, number] += each.seconds / len(numbers)
     return seconds

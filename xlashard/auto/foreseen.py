@@ -149,7 +149,7 @@ def unforeseen_collectives(
         names = set(mesh.axis_names) if parts is None else {part.name for part in parts}
         shapes = max(collective.operands, collective.results, key=_nbytes)
         unknown = tuple(
-            shape for shape in shapes if not _taken(collective, shape, names, left, pieces)
+            shape for shape in shapes if not _take_transfer(collective, shape, names, left, pieces)
         )
         share = _nbytes(unknown) / max(_nbytes(shapes), 1)
         if total * share >= _NEGLIGIBLE_SHARE * step_seconds:
@@ -172,7 +172,7 @@ def _nbytes(shapes: Iterable[Shape]) -> int:
     return sum(shape.nbytes for shape in shapes)
 
 
-def _taken(
+def _take_transfer(
     collective: Collective,
     shape: Shape,
     axes: set[str],

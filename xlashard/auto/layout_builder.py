@@ -119,17 +119,17 @@ class LayoutBuilder:
     def _needed(self, assignment: Assignment, number: int, slot: int) -> dict[str, int | None]:
         return {a: assignment.needed(self._graph, a, number, slot) for a in self._axes}
 
-    def _made(
+    def _constrained_state(
         self, stored: dict[str, int], needed: dict[str, int | None], sums_whole: bool
     ) -> dict[str, int]:
         """Return the states to constrain a result to before it is stored."""
-        made = dict(stored)
+        state_at = dict(stored)
         for axis, state in needed.items():
             if sums_whole and state == PARTIAL:
-                made[axis] = WHOLE
+                state_at[axis] = WHOLE
             elif state not in (None, WHOLE, PARTIAL):
-                made[axis] = state
-        return made
+                state_at[axis] = state
+        return state_at
 
     def _sums(self, assignment: Assignment) -> dict[int, dict[str, int]]:
         """Return the sums of results that are made alike, but not as stored, with their states.
@@ -146,10 +146,10 @@ class LayoutBuilder:
         sums = {}
         for value, every in requirements.items():
             stored = assignment.states(graph, self._axes, value)
-            made = self._made(stored, every[0], sums_whole=True)
-            alike = made != stored and all(needed == every[0] for needed in every)
-            if alike and self._divides(value, made):
-                sums[value] = made
+            required = self._constrained_state(stored, every[0], sums_whole=True)
+            alike = required != stored and all(needed == every[0] for needed in every)
+            if alike and self._divides(value, required):
+                sums[value] = required
         return sums
 
     def _of_total(
@@ -183,10 +183,10 @@ class LayoutBuilder:
                 if slot < 0:
                     # First as the operation makes it: its result decides how it is partitioned.
                     total = sums.get(graph.sums.get(value, value))
-                    made = total or self._made(stored, needed, sums_whole)
+                    required = total or self._constrained_state(stored, needed, sums_whole)
                     site = ConstraintSite(op.path, "result", -1 - slot)
-                    if made != stored and self._divides(value, made):
-                        yield site, self._spec(value, made)
+                    if required != stored and self._divides(value, required):
+                        yield site, self._spec(value, required)
                     if graph.is_state(value) and set(stored.values()) == {WHOLE}:
                         # A gradient that is added up needs no constraint, which costs a copy.
                         continue
@@ -196,11 +196,11 @@ class LayoutBuilder:
                     # The partitioner splits a scatter whose indices are open by its own costs.
                     states = {a: WHOLE if s is None else s for a, s in needed.items()}
                     yield ConstraintSite(op.path, "operand", slot), self._spec(value, states)
-        for value, made in sums.items():
+        for value, required in sums.items():
             stored = assignment.states(graph, self._axes, value)
             for site in graph.values[value].sites if graph.values[value].nbytes >= small else ():
                 if site.kind == "result":
-                    yield site, self._spec(value, made)
+                    yield site, self._spec(value, required)
                     yield site, self._spec(value, stored)
         arguments = set(graph.arguments)
         for index, value in enumerate(graph.values):

@@ -42,9 +42,9 @@ class MemoryModel:
         }
         results = [index for index in graph.results if index is not None]
         aliases = {
-            made: graph.arguments[argument]
+            alias: graph.arguments[argument]
             for argument, result in problem.tied
-            if (made := graph.results[result]) is not None
+            if (alias := graph.results[result]) is not None
         }
         copies = {*aliases, *graph.arguments}
         aliases |= {inner: outer for outer, inner in graph.inside.items() if outer in copies}
@@ -170,9 +170,9 @@ class _LiveRanges:
             # An argument, or what is made last: a constant has no sharding of its own.
             whole = [index for index in members if index not in self._first]
             stored.append(min(whole) if whole else max(members))
-            made = self._values[stored[-1]]
-            made.first = min(self._first.get(index, 0) for index in members)
-            made.last = max(self._last.get(index, made.first) for index in members)
+            live_range = self._values[stored[-1]]
+            live_range.first = min(self._first.get(index, 0) for index in members)
+            live_range.last = max(self._last.get(index, live_range.first) for index in members)
         return sorted(stored)
 
     def _nbytes(self, indices: Iterable[int]) -> float:
@@ -181,9 +181,9 @@ class _LiveRanges:
     def _define(self, step: GraphStep, position: int, is_begin: bool) -> None:
         """Note where results begin, and the stored values that they are made of."""
         if step.body is not None:
-            made = [*step.results, *step.copies] if is_begin else []
-            made += [c.parameter for c in step.carries if is_begin and c.parameter is not None]
-            for index in made:
+            defined = [*step.results, *step.copies] if is_begin else []
+            defined += [c.parameter for c in step.carries if is_begin and c.parameter is not None]
+            for index in defined:
                 self._first[index] = min(self._first.get(index, position), position)
             self._stored.update(step.results, step.copies)
             return
@@ -216,8 +216,8 @@ class _LiveRanges:
                     self._share(carry.initial, carry.result, position)
                     self._buffers.join(carry.parameter, carry.result)
                     if carry.updated is not None:
-                        made = self._first.get(carry.updated, position)
-                        self._share(carry.parameter, carry.updated, made)
+                        begin = self._first.get(carry.updated, position)
+                        self._share(carry.parameter, carry.updated, begin)
         else:
             self._read([o for o in step.operands if o not in initial], position, forced=True)
             self._read([c.updated for c in step.carries], position, forced=True)
@@ -249,12 +249,12 @@ class _LiveRanges:
             return position
         return last
 
-    def _share(self, taken: int | None, made: int, position: int) -> None:
+    def _share(self, operand: int | None, result: int, position: int) -> None:
         """Give a result the buffer of an operand that isn't read after a position."""
-        if taken is None or self._last.get(taken, position) > position:
+        if operand is None or self._last.get(operand, position) > position:
             return
-        if self._values[taken].nbytes == self._values[made].nbytes:
-            self._buffers.join(taken, made)
+        if self._values[operand].nbytes == self._values[result].nbytes:
+            self._buffers.join(operand, result)
 
 
 def _flattened(steps: Sequence[GraphStep]) -> Iterator[tuple[GraphStep, bool]]:

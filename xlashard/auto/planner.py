@@ -107,13 +107,13 @@ class _LayoutStore:
     def layout(self) -> ProgramLayout:
         """Return the layout, planned here, by a peer, or before."""
         digest = self._digest()
-        return _LAYOUTS.kept(digest, lambda: self._made(digest))
+        return _LAYOUTS.get_or_make(digest, lambda: self._shared_layout(digest))
 
-    def _made(self, digest: str) -> ProgramLayout:
+    def _shared_layout(self, digest: str) -> ProgramLayout:
         devices = tuple(self._program.mesh.devices.flat)
         group, me = processes_of(devices), coordination.process_index()
         if len(group) < 2 or is_compile_only(devices[0]) or coordination.client() is None:
-            return self._kept(digest)
+            return self._stored_layout(digest)
         return self._planned(digest) if me == group[0] else self._received(digest, group[0])
 
     def _digest(self) -> str:
@@ -135,7 +135,7 @@ class _LayoutStore:
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def _kept(self, digest: str) -> ProgramLayout:
+    def _stored_layout(self, digest: str) -> ProgramLayout:
         """Return the layout from its file; plan it and write the file if it doesn't exist."""
         folder = _cache_folder()
         if folder is None:
@@ -155,7 +155,7 @@ class _LayoutStore:
         """Return the layout, after it has been sent to the peers, or the error in its place."""
         key = f"layouts/{digest}"
         try:
-            layout = self._kept(digest)
+            layout = self._stored_layout(digest)
         except Exception as error:
             store.write(key, json.dumps({"error": str(error)}).encode(), overwrite=True)
             raise

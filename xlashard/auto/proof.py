@@ -335,9 +335,9 @@ def measure(
     programs = [Traced(function, call).lower().compile() for call in calls]
     times: list[list[float]] = [[] for _ in layouts]
     for _ in range(_ROUNDS + 1):
-        for call, compiled, taken in zip(calls, programs, times, strict=True):
-            taken.append(_run_once(compiled, call))
-    return [statistics.median(taken[1:]) for taken in times]
+        for call, compiled, seconds in zip(calls, programs, times, strict=True):
+            seconds.append(_run_once(compiled, call))
+    return [statistics.median(seconds[1:]) for seconds in times]
 
 
 def _run_once(compiled: Compiled, call: Call) -> float:

@@ -179,11 +179,11 @@ def _wait(session: Session, workers: Sequence[int], ends: _Ends, stop_others: bo
 
 def _take(ends: _Ends, count: int, seconds: float) -> list[ExitStatus]:
     """Return the ends of workers, up to a count, that come within some seconds."""
-    deadline, taken = time.monotonic() + seconds, []
+    deadline, received = time.monotonic() + seconds, []
     with contextlib.suppress(queue.Empty):
-        while len(taken) < count:
-            taken.append(ends.get(timeout=max(0.0, deadline - time.monotonic())))
-    return taken
+        while len(received) < count:
+            received.append(ends.get(timeout=max(0.0, deadline - time.monotonic())))
+    return received
 
 
 def _log(folder: Path, worker: int) -> Path:

@@ -210,8 +210,8 @@ def _write(arguments: argparse.Namespace, report: Any, changes: Any) -> None:
         write(arguments.markdown, changes.to_markdown())
     named = dict(script_report.named_programs(report))
     if arguments.html and named:
-        made = () if changes is None else tuple(c for c in changes.programs if not c.is_same)
-        write(arguments.html, html.program_page(tuple(named.values()), made, tuple(named)))
+        comparisons = () if changes is None else tuple(c for c in changes.programs if not c.is_same)
+        write(arguments.html, html.program_page(tuple(named.values()), comparisons, tuple(named)))
 
 
 def _stored(path: str) -> Mapping[str, Any]:

@@ -120,8 +120,8 @@ def _run(arguments: argparse.Namespace) -> int:
 def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
     """Return the reports to show: read from files, or made per topology and program."""
     if not arguments.targets:
-        taken = [word for word in (*arguments.option, *arguments.set) if "=" not in word]
-        advice = f"; write {taken[0]} before --option and --set" if taken else ""
+        swallowed = [word for word in (*arguments.option, *arguments.set) if "=" not in word]
+        advice = f"; write {swallowed[0]} before --option and --set" if swallowed else ""
         raise ArgumentError(
             "which program? Write a settings file, such as configs/tiny.toml, or "
             f"package.module:function{advice}"

@@ -201,7 +201,7 @@ def _reduction(
     return InstructionFlops(elementwise=runs * elementwise, transcendental=runs * transcendental)
 
 
-def _window_runs(instruction: Instruction, taken: Shape, result: Shape) -> int:
+def _window_runs(instruction: Instruction, operand: Shape, result: Shape) -> int:
     """Return the number of additions of a reduce-window.
 
     TPU's compiler writes a reduction followed by a broadcast, as in softmax, as a window over the
@@ -209,7 +209,7 @@ def _window_runs(instruction: Instruction, taken: Shape, result: Shape) -> int:
     """
     places = results = 1
     windows = instruction.attributes.window
-    for window, size, count in zip(windows, taken.dims, result.dims, strict=False):
+    for window, size, count in zip(windows, operand.dims, result.dims, strict=False):
         met = _places(window, size, count)
         whole = met == size * count
         places *= size if whole else met

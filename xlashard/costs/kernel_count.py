@@ -121,7 +121,9 @@ class _Counter:
 
     def _runs(self, mask: Array) -> float:
         """Return the number of steps and iterations of a mask."""
-        repeated = (n for n, here in zip(self._scalars.sizes, mask.shape, strict=True) if here == 1)
+        repeated = (
+            n for n, length in zip(self._scalars.sizes, mask.shape, strict=True) if length == 1
+        )
         return float(np.count_nonzero(mask)) * math.prod(repeated)
 
     def run(self, block: KernelBlock, mask: Array) -> list[Scalar]:
@@ -159,10 +161,10 @@ class _Counter:
         condition = self._scalars[op.operands[0]]
         yielded = []
         for block, branch in zip(op.blocks, (True, False), strict=False):
-            taken = self._scalars.computed(
+            index = self._scalars.computed(
                 lambda m, c, branch=branch: m & ((c != 0) == branch), mask, condition
             )
-            yielded.append(self.run(block, self._known(taken, mask, block)))
+            yielded.append(self.run(block, self._known(index, mask, block)))
         if len(yielded) < 2:
             return []
         return [
@@ -170,10 +172,10 @@ class _Counter:
             for pair in zip(*yielded, strict=False)
         ]
 
-    def _known(self, taken: Scalar, mask: Array, block: KernelBlock) -> Array:
+    def _known(self, value: Scalar, mask: Array, block: KernelBlock) -> Array:
         """Return the steps in which a block runs; all of its parent if that depends on data."""
-        if not isinstance(taken, Unknown):
-            return taken
+        if not isinstance(value, Unknown):
+            return value
         self.count.upper_bound |= self._has_work(block)
         return mask
 

@@ -304,12 +304,12 @@ def _load(pairs: SourceTargetPairs, topology: Topology, places: np.ndarray) -> _
     for source, target in pairs.pairs:
         if source == target or max(source, target) >= len(places):
             continue
-        here, there = places[source].tolist(), places[target].tolist()
-        if here[0] != there[0]:
+        start, end = places[source].tolist(), places[target].tolist()
+        if start[0] != end[0]:
             between += 1
             continue
         within += 1
-        hops = max(hops, _route(here, there, topology, links))
+        hops = max(hops, _route(start, end, topology, links))
     named = max(len({device for pair in pairs.pairs for device in pair}), 1)
     busiest: Counter[str] = Counter()
     for (number, _, step), count in links.items():
@@ -319,8 +319,8 @@ def _load(pairs: SourceTargetPairs, topology: Topology, places: np.ndarray) -> _
 
 
 def _route(
-    here: list[int],
-    there: list[int],
+    at: list[int],
+    end: list[int],
     topology: Topology,
     links: Counter[tuple[int, tuple[int, ...], int]],
 ) -> int:
@@ -328,15 +328,15 @@ def _route(
 
     Devices of a chip share its links.
     """
-    core = len(here) - 1
+    core = len(at) - 1
     hops = 0
     for number, dimension in enumerate(topology.dimensions):
-        distance = there[number] - here[number]
+        distance = end[number] - at[number]
         if dimension.wraps and 2 * abs(distance) > dimension.size:
             distance -= dimension.size if distance > 0 else -dimension.size
         step = 1 if distance > 0 else -1
         hops += abs(distance)
         for _ in range(abs(distance)):
-            links[number, tuple(here if number == core else here[:core]), step] += 1
-            here[number] = (here[number] + step) % dimension.size
+            links[number, tuple(at if number == core else at[:core]), step] += 1
+            at[number] = (at[number] + step) % dimension.size
     return hops

@@ -238,12 +238,12 @@ class _Run:
 
     def _slowed(self, time: OperationTime) -> float:
         """Return the seconds that an operation loses to collectives that run on the same cores."""
-        taken = self.walk.rates.collective_cores
-        if not taken or time.bound in ("hbm", "launch"):
+        share = self.walk.rates.collective_cores
+        if not share or time.bound in ("hbm", "launch"):
             return 0.0
         running = max((end for end, kind in self.pending.values() if kind in _NETWORKS), default=0)
-        beside = min(max(running - self.now, 0.0) * (1 - taken), time.seconds)
-        return beside * taken / (1 - taken)
+        beside = min(max(running - self.now, 0.0) * (1 - share), time.seconds)
+        return beside * share / (1 - share)
 
     def _run(
         self, instruction: Instruction, seconds: float, resource: str, known: bool = True

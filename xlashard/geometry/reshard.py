@@ -373,13 +373,13 @@ class TransferLoad:
 
 def transfer_load(shape: Sequence[int], source: Tiling, target: Tiling) -> TransferLoad:
     """Return the load of the busiest device of a reshard from one tiling to another."""
-    taken = sent = elements = 1
+    received = sent = elements = 1
     for size, before, after in zip(shape, source.counts, target.counts, strict=True):
-        taken *= max(1, -(-before // after))
+        received *= max(1, -(-before // after))
         sent *= max(1, -(-after // before))
         elements *= size // max(before, after)
     sent *= -(-target.num_replicas // source.num_replicas)
-    rounds = max(taken, sent)
+    rounds = max(received, sent)
     return TransferLoad(rounds, rounds * elements)
 
 

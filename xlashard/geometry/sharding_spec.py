@@ -179,11 +179,11 @@ class ShardingSpec(_Entry):
         object.__setattr__(self, "sharding", _entries(self, "sharding", DimSharding.__value__))
         object.__setattr__(self, "mesh_mapping", _entries(self, "mesh_mapping", MeshAxis.__value__))
         cuts = self.cuts
-        taken = [entry.axis for entry in self.mesh_mapping if isinstance(entry, ShardedAxis)]
-        if sorted(taken) != list(range(len(cuts))):
+        used = [entry.axis for entry in self.mesh_mapping if isinstance(entry, ShardedAxis)]
+        if sorted(used) != list(range(len(cuts))):
             raise TilingError(
                 f"{self.sharding} cuts an array {counted(len(cuts), 'time')} ({_listed(cuts)}), "
-                f"but mesh_mapping takes the cuts {_listed(taken)}: give each of "
+                f"but mesh_mapping takes the cuts {_listed(used)}: give each of "
                 f"{_listed([ShardedAxis(n) for n in range(len(cuts))])} exactly once"
             )
 

@@ -160,13 +160,13 @@ class TileAssignment:
             >>> TileAssignment.parse_text("{devices=[2,2]<=[2,2]T(1,0)}").dims
             (2, 2)
         """
-        return cls._made(read_sharding(text))
+        return cls._from_maker(read_sharding(text))
 
     @classmethod
-    def _made(cls, maker: Maker) -> "TileAssignment":
+    def _from_maker(cls, maker: Maker) -> "TileAssignment":
         name, arguments = maker
         if name == "tuple_of":
-            return cls.tuple_of(map(cls._made, arguments))
+            return cls.tuple_of(map(cls._from_maker, arguments))
         return getattr(cls, name)(*arguments)
 
     @property

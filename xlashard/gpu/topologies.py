@@ -113,14 +113,14 @@ def topology(name: str, nodes: int = 1) -> GpuTopology:
         50000000000.0
     """
     with short_tracebacks:
-        devices = _made(parse_gpu_name(name, nodes))
+        devices = _make_topology(parse_gpu_name(name, nodes))
         assume_cudnn(devices.chip.compute_capability)
         return devices
 
 
 # Cached, because meshes are equal only if their devices are the same objects.
 @lru_cache(maxsize=1024)
-def _made(group: GpuGroup) -> GpuTopology:
+def _make_topology(group: GpuGroup) -> GpuTopology:
     model, hosts = group.model, group.gpus // group.gpus_per_host
     devices = topologies.gpu_devices(
         group.text, target_config(model), f"{group.nodes}x{hosts}x{group.gpus_per_host}"

@@ -136,7 +136,7 @@ def bytes_in_use(allocation: Allocation, steps: np.ndarray) -> np.ndarray:
     peak = _peak(live_ranges)
     times[np.argmin(np.abs(times - peak))] = peak
     alive = ((start <= time) & (end >= time) for time in times)
-    return np.array([_taken(offset[a], size[a]) for a in alive], np.int64)
+    return np.array([_covered_bytes(offset[a], size[a]) for a in alive], np.int64)
 
 
 def live_ranges_of(values: Iterable[BufferValue]) -> Iterator[LiveRange]:
@@ -177,9 +177,9 @@ def _peak(live_ranges: Sequence[LiveRange]) -> int:
         if sums[i] <= best:
             break
         alive = (start <= times[i]) & (end >= times[i])
-        taken = _taken(offset[alive], size[alive])
-        if taken > best:
-            best, peak = taken, int(times[i])
+        nbytes = _covered_bytes(offset[alive], size[alive])
+        if nbytes > best:
+            best, peak = nbytes, int(times[i])
     return peak
 
 
@@ -189,7 +189,7 @@ def _columns(live_ranges: Sequence[LiveRange]) -> Iterator[np.ndarray]:
         yield np.array([get(live_range) for live_range in live_ranges], np.int64)
 
 
-def _taken(offset: np.ndarray, size: np.ndarray) -> int:
+def _covered_bytes(offset: np.ndarray, size: np.ndarray) -> int:
     """Return the bytes that ranges cover together, counting overlaps once."""
     order = np.argsort(offset)
     begin, end = offset[order], offset[order] + size[order]
@@ -199,11 +199,11 @@ def _taken(offset: np.ndarray, size: np.ndarray) -> int:
 
 def _without_overlaps(alive: Sequence[LiveRange], peak: int) -> Iterator[PeakBuffer]:
     """Yield buffers by size, each without the bytes that larger ones cover."""
-    taken: list[tuple[int, int]] = []
+    occupied: list[tuple[int, int]] = []
     for live_range in sorted(alive, key=lambda s: (-s.size, s.offset)):
-        free = _free(taken, live_range.offset, live_range.offset + live_range.size)
+        free = _free(occupied, live_range.offset, live_range.offset + live_range.size)
         for piece in free:
-            insort(taken, piece)
+            insort(occupied, piece)
         nbytes = sum(end - begin for begin, end in free)
         if nbytes:
             yield PeakBuffer(nbytes, tuple(v for v in live_range.values if _is_alive(v, peak)))
@@ -213,11 +213,11 @@ def _is_alive(value: BufferValue, time: int) -> bool:
     return value.live is not None and value.live[0] <= time <= value.live[1]
 
 
-def _free(taken: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+def _free(occupied: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
     """Return the pieces of a range that no other range covers, in order."""
     pieces = []
-    at = max(bisect_left(taken, (begin,)) - 1, 0)
-    for other_begin, other_end in taken[at:]:
+    at = max(bisect_left(occupied, (begin,)) - 1, 0)
+    for other_begin, other_end in occupied[at:]:
         if other_begin >= end:
             break
         if other_begin > begin:

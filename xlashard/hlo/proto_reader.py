@@ -110,8 +110,8 @@ class _ModuleReader:
         if order is not None:
             instructions = [self._by_id[number] for number in order]
         root = message.number(6)
-        made = (self._instruction(i, i.number(35) == root) for i in instructions)
-        return Computation(message.text(1), {i.name: i for i in made})
+        read = (self._instruction(i, i.number(35) == root) for i in instructions)
+        return Computation(message.text(1), {i.name: i for i in read})
 
     def _instruction(self, message: Message, is_root: bool) -> Instruction:
         # opcode = 2, shape = 3, operand_ids = 36, called_computation_ids = 38.

@@ -213,7 +213,7 @@ def find_cluster(request: InitializeRequest) -> ClusterInfo:
         info = ClusterInfo(EMULATED, emulated.processes, emulated.process_id, at, None)
         return _agreed(info, request)
     cluster = _cluster()
-    return _agreed(_detected(cluster, request), request) if cluster else _alone(request)
+    return _agreed(_detected(cluster, request), request) if cluster else _single_process(request)
 
 
 def _from_arguments(request: InitializeRequest) -> ClusterInfo:
@@ -278,7 +278,7 @@ def _agreed(info: ClusterInfo, request: InitializeRequest) -> ClusterInfo:
     return info if request.coordinator is None else replace(info, coordinator=request.coordinator)
 
 
-def _alone(request: InitializeRequest) -> ClusterInfo:
+def _single_process(request: InitializeRequest) -> ClusterInfo:
     tasks = unlaunched_tasks(os.environ)
     expected = request.processes or max(1, tasks)
     if expected == 1 and request.coordinator is None:

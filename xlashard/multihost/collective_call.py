@@ -238,8 +238,8 @@ class CollectiveCall:
             raise
 
     def _meet(self, message: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        came = self.exchange_text(json.dumps(message))
-        everyone = {process: json.loads(text) for process, text in came.items()}
+        texts = self.exchange_text(json.dumps(message))
+        everyone = {process: json.loads(text) for process, text in texts.items()}
         if "refused" not in message:
             self._check_calls(everyone)
         return everyone
@@ -297,9 +297,9 @@ class CollectiveCall:
             ProcessesError: The leaves differ.
         """
         digest = hashlib.sha256(json.dumps(types).encode()).hexdigest()[:32]
-        came = self.exchange(Contribution(digest, note, data))
-        if len({they.digest for they in came.values()}) < 2:
-            return came
+        contributions = self.exchange(Contribution(digest, note, data))
+        if len({they.digest for they in contributions.values()}) < 2:
+            return contributions
         blank = np.empty(0, np.uint8)
         unequal = self.differences([NamedValue(path, blank, text) for path, text in types])
         listed = "; ".join(f"{d.path}: {d.text}" for d in unequal)
@@ -375,13 +375,15 @@ def sync_global_devices(name: str, *, timeout: float = _TIMEOUT) -> None:
         jax.effects_barrier()
         all_processes = tuple(range(coordination.process_count()))
         call = CollectiveCall(f"sync_global_devices({name!r})", timeout, all_processes, "sync")
-        came = call.exchange_text(name)
-        if len(set(came.values())) > 1:
-            names = format_by_process({process: repr(name) for process, name in came.items()})
+        names_by_process = call.exchange_text(name)
+        if len(set(names_by_process.values())) > 1:
+            names = format_by_process(
+                {process: repr(name) for process, name in names_by_process.items()}
+            )
             raise ProcessesError(  # no-catalogue: needs several processes
                 f"sync_global_devices was called with different names at the same time: {names}; "
                 "call it with the same names in the same order in all processes",
-                processes=tuple(came),
+                processes=tuple(names_by_process),
             )
 
 

@@ -166,9 +166,9 @@ def compare_parts(
             for leaf, spec in pairs
             if host.is_shared(spec_of(spec))
         }
-    came = call.exchange_typed(types, json.dumps(held))
-    if len({they.note for they in came.values()}) > 1:
-        _check_values(call, {p: json.loads(they.note) for p, they in came.items()}, pairs)
+    contributions = call.exchange_typed(types, json.dumps(held))
+    if len({they.note for they in contributions.values()}) > 1:
+        _check_values(call, {p: json.loads(they.note) for p, they in contributions.items()}, pairs)
     _compared.add(key)
 
 
@@ -329,14 +329,14 @@ def _values(
         ValuePlan(
             shape=tuple(getattr(aval, "shape", ())),
             dtype=str(getattr(aval, "dtype", aval)),
-            sharding=_known(sharding, devices),
+            sharding=_sharding_on(sharding, devices),
             name=path,
         )
         for aval, sharding, path in zip(avals, shardings, paths, strict=True)
     )
 
 
-def _known(sharding: Any, devices: tuple[Any, ...]) -> XLACompatibleSharding | None:
+def _sharding_on(sharding: Any, devices: tuple[Any, ...]) -> XLACompatibleSharding | None:
     """Return a sharding over the devices of a program; None for one that the module alone has."""
     if sharding is None:
         return None

@@ -116,9 +116,13 @@ def _gathered(
     block = packed(own)
     if can_meet():
         is_small = block.nbytes * count <= STORED_BYTES
-        came = call.exchange_typed(leaf_types(leaves), data=block.tobytes() if is_small else b"")
+        contributions = call.exchange_typed(
+            leaf_types(leaves), data=block.tobytes() if is_small else b""
+        )
         if is_small:
-            rows = [np.frombuffer(came[process].data, np.uint8) for process in range(count)]
+            rows = [
+                np.frombuffer(contributions[process].data, np.uint8) for process in range(count)
+            ]
             return unpacked(np.stack(rows), own)
     return unpacked(gathered_by_devices(block), own)
 
@@ -187,10 +191,10 @@ def _broadcast(
     if can_meet():
         is_small = block.nbytes <= STORED_BYTES
         data = block.tobytes() if is_small and gives else b""
-        came = call.exchange_typed(leaf_types(leaves), _SOURCE if gives else "", data)
-        source = _check_one_source([p for p, they in came.items() if they.note == _SOURCE])
+        contributions = call.exchange_typed(leaf_types(leaves), _SOURCE if gives else "", data)
+        source = _check_one_source([p for p, they in contributions.items() if they.note == _SOURCE])
         if is_small:
-            return unpacked(np.frombuffer(came[source].data, np.uint8), own)
+            return unpacked(np.frombuffer(contributions[source].data, np.uint8), own)
     return unpacked(broadcast_by_devices(block, is_source=gives), own)
 
 
@@ -254,13 +258,13 @@ def _differences(
     leaves: Sequence[HostLeaf],
 ) -> Sequence[ValueDifference]:
     entries = json.dumps([named.entry() for named in values])
-    came = call.exchange(
+    contributions = call.exchange(
         Contribution(hashlib.sha256(entries.encode()).hexdigest(), json.dumps(copies))
     )
-    if len({they.digest for they in came.values()}) > 1:
+    if len({they.digest for they in contributions.values()}) > 1:
         return call.differences(values)
-    if any(they.note != "{}" for they in came.values()):
-        return unequal_tiles({p: json.loads(c.note) for p, c in came.items()}, leaves)
+    if any(they.note != "{}" for they in contributions.values()):
+        return unequal_tiles({p: json.loads(c.note) for p, c in contributions.items()}, leaves)
     return ()
 
 

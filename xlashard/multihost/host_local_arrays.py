@@ -240,15 +240,15 @@ def _bind_traced(primitive: Any, x: Any, host: HostMesh, spec: PartitionSpec) ->
     out = primitive.bind(x, global_mesh=host.whole, pspec=spec)
     if out.shape != x.shape or not tracing.is_staging():
         return out
-    there = host.global_sharding(spec)
+    target = host.global_sharding(spec)
     explicit = set(host.whole.explicit_axes)
     if explicit:
         # Explicit axes are part of the type, which a constraint cannot change.
         whole = spec_of(spec)
         dims = (axes and tuple(a for a in axes if a in explicit) for axes in whole.dims)
         typed = partition_spec(replace(whole, dims=tuple(dims)))
-        out = jax.sharding.reshard(out, there.with_spec(typed).jax_sharding())
-    return out if explicit.issuperset(host.whole.axis_names) else constrain(out, there)
+        out = jax.sharding.reshard(out, target.with_spec(typed).jax_sharding())
+    return out if explicit.issuperset(host.whole.axis_names) else constrain(out, target)
 
 
 def _with_batch(

@@ -231,10 +231,10 @@ def _boundary(
     """Return the required placement of a value, and the placement of its converted view."""
     local, whole = _named(host.local, spec), host.global_sharding(spec)
     if to_global:
-        there = host.global_shape(spec, shape)
-        return resolve_sharding(shape, local), resolve_sharding(there, whole)
-    here = host.local_shape(spec, shape)
-    return resolve_sharding(shape, whole), resolve_sharding(here, local)
+        global_shape = host.global_shape(spec, shape)
+        return resolve_sharding(shape, local), resolve_sharding(global_shape, whole)
+    local_shape = host.local_shape(spec, shape)
+    return resolve_sharding(shape, whole), resolve_sharding(local_shape, local)
 
 
 def _converted(x: Any, host: HostMesh, spec: PartitionSpec, to_global: bool) -> Any:
@@ -275,9 +275,9 @@ def _put(x: Any, target: ResolvedSharding) -> Handle:
         return put_value(value, target, weak_type=weak_type)
 
 
-def _viewed(handle: Handle, there: ResolvedSharding) -> Array:
+def _viewed(handle: Handle, target: ResolvedSharding) -> Array:
     """Return an array with the same shards under another shape and sharding."""
-    if handle.shape == there.shape and handle.sharding == there.jax_sharding and handle.committed:
-        return wrap(handle, there.sharding)
-    aval = there.aval(handle.dtype, handle.weak_type)
-    return wrap(assemble(aval, there.jax_sharding, split(handle)), there.sharding)
+    if handle.shape == target.shape and handle.sharding == target.jax_sharding and handle.committed:
+        return wrap(handle, target.sharding)
+    aval = target.aval(handle.dtype, handle.weak_type)
+    return wrap(assemble(aval, target.jax_sharding, split(handle)), target.sharding)

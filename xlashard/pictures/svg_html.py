@@ -53,16 +53,16 @@ def make_environment(*packages: str, autoescape: bool = True, **settings: Any) -
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    made = make_environment(__package__ or "")
-    made.globals["INK"] = INK
-    made.filters.update(
+    environment = make_environment(__package__ or "")
+    environment.globals["INK"] = INK
+    environment.filters.update(
         index_text=index_text,
         panel_text=panel_text,
         placed_text=placed_text,
         shape_text=shape_text,
         short="{:g}".format,
     )
-    return made
+    return environment
 
 
 def render(template: str, **values: Any) -> str:

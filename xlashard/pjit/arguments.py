@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.lowering import dtype_name
+from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.compiler import custom_layout, custom_struct_layout
 from xlashard._jax.runtime.global_state import Transfer, active_guards, check_transfer
 from xlashard._jax.runtime.transfer import (
@@ -61,7 +61,7 @@ class Argument:
 
     def describe(self) -> str:
         """Return path and type: `state['w'] (float32[8,16])`."""
-        return f"{self.path} ({dtype_name(self.aval)})"
+        return f"{self.path} ({aval_text(self.aval)})"
 
     def unbound(self) -> "Argument":
         """Return the argument without a placement, which the program may place anywhere."""
@@ -115,7 +115,7 @@ def check_alive(value: Any, path: str, aval: Any) -> None:
     handle = base_handle(bare(value))
     if handle is None or not lacks_buffer(handle):
         return
-    name = f"{path} ({dtype_name(aval)})"
+    name = f"{path} ({aval_text(aval)})"
     if handle.is_deleted():
         consumer = value._deleted_by if isinstance(value, Array) else None
         raise DeletedError(deleted_text(name, bare(value), consumer))
@@ -309,10 +309,10 @@ def check_unshared(
     if pair[0] == pair[1]:
         # no-catalogue: needs a shard that is deleted during the call
         raise DeletedError(_lost_shard_text(first))
-    taken = first if donated[pair[0]] else second
+    donated_path = first if donated[pair[0]] else second
     raise DonationError(
-        f"{name} got the same buffers as {first} and as {second}, and {taken} is donated: "
-        f"pass a copy as one of them (jnp.copy(x)), or take {taken} out of donate_argnums"
+        f"{name} got the same buffers as {first} and as {second}, and {donated_path} is donated: "
+        f"pass a copy as one of them (jnp.copy(x)), or take {donated_path} out of donate_argnums"
     )
 
 

@@ -86,8 +86,10 @@ def with_user_shardings(
     mesh, requested = placement.mesh, list(compress(placement.in_shardings, kept))
     consts = len(parts.in_shardings) - len(requested)
     in_avals, out_avals = list(map(shaped, parts.in_avals)), list(map(shaped, parts.out_avals))
-    taken = [*(None,) * consts, *requested]
-    ins = _named_after(_model(taken, in_avals), taken, parts.in_shardings, in_avals, mesh)
+    in_requests = [*(None,) * consts, *requested]
+    ins = _named_after(
+        _model(in_requests, in_avals), in_requests, parts.in_shardings, in_avals, mesh
+    )
     written = len(parts.out_shardings) - len(placement.out_shardings)
     returned = [*placement.out_shardings, *(None,) * written]
     model = _model(ins[consts:], in_avals[consts:])

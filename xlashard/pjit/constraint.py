@@ -133,7 +133,7 @@ def _fitting(requested: Sharding, aval: Any, path: str) -> XLACompatibleSharding
         sharding = as_tiles(requested, aval.shape)
         sharding.check_compatible_aval(aval.shape)
     except (GeometryError, ShardingError) as error:
-        kind = lowering.dtype_name(aval)
+        kind = lowering.aval_text(aval)
         raise misfit("the sharding", path, kind, requested, error) from None
     return sharding
 
@@ -157,7 +157,7 @@ def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompa
     if spec.unreduced != aval.sharding.spec.unreduced:
         raise ResourceError(
             f"the sharding of {path} is {sharding.spec}, but the type of {path}, "
-            f"{lowering.dtype_name(aval)}, is unreduced over "
+            f"{lowering.aval_text(aval)}, is unreduced over "
             f"{sorted(aval.sharding.spec.unreduced) or 'no axis'}: a constraint changes no type; "
             f"write jax.sharding.reshard({path}, {sharding.spec})",
             path=path,
@@ -172,7 +172,7 @@ def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompa
         else:
             raise ResourceError(
                 f"the sharding of {path} is {sharding.spec}, but the type of {path}, "
-                f"{lowering.dtype_name(aval)}, cuts dimension {dim} along {cut or 'no axis'}: "
+                f"{lowering.aval_text(aval)}, cuts dimension {dim} along {cut or 'no axis'}: "
                 "a constraint changes no type, and these axes are explicit; write "
                 f"jax.sharding.reshard({path}, {sharding.spec})",
                 path=path,
@@ -222,9 +222,9 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
         except GeometryError:
             pass  # uneven: only the partitioner pads it
         else:
-            here = not isinstance(x, jax.Array) or x.is_fully_addressable
+            is_local = not isinstance(x, jax.Array) or x.is_fully_addressable
             partial = sharding.is_unreduced or aval.sharding.spec.unreduced
-            if partial or not (here and sharding.is_fully_addressable):
+            if partial or not (is_local and sharding.is_fully_addressable):
                 return device_put(x, sharding)  # JAX moves nothing to devices of other processes
             return wrap_result(jax.device_put(x, sharding.jax_sharding(aval.shape)))
     if isinstance(x, jax.Array) and x.devices() != sharding.device_set:

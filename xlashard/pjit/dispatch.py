@@ -106,14 +106,14 @@ def run_repeatably(
     program = compiled.program
     paths = ("an argument",) * len(values) if donation is None else donation.paths
     name = program.name if donation is None else donation.name
-    taken = list(compress(values, compiled.kept))
-    handles = bare_values(taken)
+    kept_values = list(compress(values, compiled.kept))
+    handles = bare_values(kept_values)
     typed = _typed(handles, program.parts.in_avals[len(compiled.consts) :])
-    repeatable = typed is handles and _is_repeatable(compiled, taken, handles)
+    repeatable = typed is handles and _is_repeatable(compiled, kept_values, handles)
     program.admit(None if donation is None else donation.naming)
     jax_shardings = program.in_jax_shardings[len(compiled.consts) :]
     try:
-        with arguments_may_move(taken, compress(paths, compiled.kept), jax_shardings):
+        with arguments_may_move(kept_values, compress(paths, compiled.kept), jax_shardings):
             out = _run(compiled, values, typed, paths, name)
     except NonFiniteError as error:
         raise explained_nan(error, name, body, values, paths) from None
@@ -129,7 +129,7 @@ def run_repeatably(
 def _run(
     compiled: CompiledProgram,
     values: Sequence[Any],
-    taken: Sequence[Any],
+    kept_values: Sequence[Any],
     paths: Sequence[str],
     name: str,
 ) -> list[Any]:
@@ -138,13 +138,13 @@ def _run(
     Args:
         compiled: The program.
         values: All arguments of the call.
-        taken: The handles of those that the program takes.
+        kept_values: The handles of those that the program takes.
         paths: The paths of all arguments.
         name: The function.
     """
     program, first = compiled.program, len(compiled.consts)
     shardings = program.parts.in_shardings[first:]
-    handles = list(map(_resharded, taken, shardings))
+    handles = list(map(_resharded, kept_values, shardings))
     placed = program.place([*bare_values(compiled.consts), *handles])
     argument_paths, donated = compiled.argument_paths(paths, name), program.parts.plan.donated
     check_unshared(program.shared_pair(placed), argument_paths, donated, name)

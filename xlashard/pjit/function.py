@@ -354,7 +354,9 @@ class Function:
             # Nested calls are often alike, as the layers of a model are.
             requested = call.in_shardings, call.out_shardings, call.mesh, self._device()
             types = traced.in_avals, tuple(jaxpr.out_avals), inner_shardings(jaxpr)
-            ins, outs = BOUNDARIES.kept((requested, types), lambda: self._boundary_shardings(call))
+            ins, outs = BOUNDARIES.get_or_make(
+                (requested, types), lambda: self._boundary_shardings(call)
+            )
         return (*(None,) * len(traced.consts), *ins), outs
 
     def _boundary_shardings(self, call: Call) -> _Boundary:

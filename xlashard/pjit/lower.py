@@ -11,7 +11,7 @@ import numpy as np
 
 from xlashard._jax.lowering import (
     LoweringTarget,
-    dtype_name,
+    aval_text,
     lower_body,
     memory_kind_of,
 )
@@ -352,7 +352,7 @@ def _check_indices(jaxpr: Any, name: str) -> None:
     if indexed is not None:
         aval, integers = indexed
         raise ArgumentError(
-            f"{name} indexes an array {dtype_name(aval)} with {integers}, which ends at "
+            f"{name} indexes an array {aval_text(aval)} with {integers}, which ends at "
             f"{2**31 - 1:,}: call jax.config.update('jax_enable_x64', True) and index with int64, "
             "or reshape the array to shorter dimensions"
         )

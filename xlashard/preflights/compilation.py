@@ -168,11 +168,11 @@ class Estimate:
             DonationError: If a donated argument can't be reused, under `donation="strict"`.
         """
         with ExitStack() as stack:
-            made = stack.enter_context(cls(lowered, options, forgotten=forgotten))
-            with made._passes() as passes:
-                made.runner, made.request = passes.runner, passes.save(made._folder)
+            estimate = stack.enter_context(cls(lowered, options, forgotten=forgotten))
+            with estimate._passes() as passes:
+                estimate.runner, estimate.request = passes.runner, passes.save(estimate._folder)
             stack.pop_all()
-        return made
+        return estimate
 
     def job(self, key: str) -> WorkerJob:
         """Return the job of a worker process for the saved program, with a key."""

@@ -89,8 +89,8 @@ def _describe(held: PeakBuffer, operations: ValueOwners, sources: SourceLocator)
 
 def _name_preference(value: BufferValue, operations: ValueOwners) -> tuple[bool, bool]:
     """Return a sort key that prefers values with an op name."""
-    made = operations.instruction(value.name)
-    return operations.is_phi(value), made is None or not made.op_name
+    instruction = operations.instruction(value.name)
+    return operations.is_phi(value), instruction is None or not instruction.op_name
 
 
 def io_buffers(
@@ -137,12 +137,12 @@ def _parameter_numbers(program: ExplainedProgram) -> list[tuple[ValueReport, int
     reports = describe_inputs(program)
     arguments = len(reports) - facts.closed_over
     positions = count(facts.tokens + facts.closed_over)
-    taken: list[tuple[ValueReport, int | None]] = [
+    numbered: list[tuple[ValueReport, int | None]] = [
         (report, next(positions) if kept else None)
         for report, kept in zip(reports[:arguments], facts.kept, strict=True)
     ]
     closed = ((r, i) for i, r in enumerate(reports[arguments:], facts.tokens))
-    return [*taken, *closed]
+    return [*numbered, *closed]
 
 
 def _by_parameter(allocations: Sequence[Allocation]) -> dict[int, Allocation]:
@@ -195,13 +195,13 @@ def _find(
 def _held(
     report: ValueReport, allocation: Allocation | None, *, aliased: str, donated: bool = False
 ) -> BufferReport:
-    here = allocation is None or allocation.memory == HBM
+    in_hbm = allocation is None or allocation.memory == HBM
     padded = report.device_bytes if allocation is None else allocation.size
     return BufferReport(
         path=report.path,
         type=report.type,
         spec=report.spec,
-        device_bytes=padded if here else 0,
+        device_bytes=padded if in_hbm else 0,
         copies=report.copies,
         aliased=aliased,
         donated=donated,

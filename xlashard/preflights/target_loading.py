@@ -166,9 +166,9 @@ def load_function(target: str) -> Callable[..., Any]:
     """
     check_target(target)
     name, _, attribute = target.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     module = _module(name, target)
     value: Any = module
     for part in attribute.split("."):

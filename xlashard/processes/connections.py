@@ -177,13 +177,13 @@ def connect(address: tuple[str, int]) -> socket.socket:
     Raises:
         OSError: No process listens there.
     """
-    made = socket.create_connection(address, timeout=ATTEMPT)
-    if made.getsockname() == made.getpeername():
+    connection = socket.create_connection(address, timeout=ATTEMPT)
+    if connection.getsockname() == connection.getpeername():
         # On one machine the kernel may choose the destination as the source port.
-        made.close()
+        connection.close()
         # no-catalogue: needs a port collision
         raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
-    return made
+    return connection
 
 
 class LivenessMonitor:

@@ -22,7 +22,7 @@ _OWN: set[Path] = set()
 def temporary_dump_folder() -> Iterator[Path]:
     """Yield a temporary folder, after removing folders of ended processes."""
     remove_abandoned_folders()
-    folder, held = _made()
+    folder, held = _create_folder()
     _OWN.add(folder)
     try:
         yield folder
@@ -48,7 +48,7 @@ def remove_abandoned_folders() -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _made() -> tuple[Path, int]:
+def _create_folder() -> tuple[Path, int]:
     """Create a folder and return it with its locked file descriptor."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))

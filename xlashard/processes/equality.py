@@ -119,8 +119,8 @@ def differences(barrier: Barrier, values: Sequence[NamedValue]) -> tuple[ValueDi
     """
     entries_here = [named.entry() for named in values]
     everything = json.dumps(entries_here)
-    came = RENDEZVOUS.exchange(barrier, hashlib.sha256(everything.encode()).hexdigest())
-    if len(set(came.values())) < 2:
+    digests = RENDEZVOUS.exchange(barrier, hashlib.sha256(everything.encode()).hexdigest())
+    if len(set(digests.values())) < 2:
         return ()
     entries_of = RENDEZVOUS.exchange(barrier, everything)
     lists = {process: [tuple(e) for e in json.loads(text)] for process, text in entries_of.items()}
@@ -173,9 +173,11 @@ def _path_difference(paths: Mapping[int, tuple[str, ...]]) -> ValueDifference:
     """Describe the first leaf at which the trees differ."""
     columns = zip_longest(*paths.values(), fillvalue=_NOTHING)
     number, column = next((n, c) for n, c in enumerate(columns) if len(set(c)) > 1)
-    here = dict(zip(paths, column, strict=True))
-    path = next(what for what, _ in group_by_value(here) if what != _NOTHING)
-    return ValueDifference(path, minority(here), f"leaf {number} is {_group_text(here)}")
+    by_process = dict(zip(paths, column, strict=True))
+    path = next(what for what, _ in group_by_value(by_process) if what != _NOTHING)
+    return ValueDifference(
+        path, minority(by_process), f"leaf {number} is {_group_text(by_process)}"
+    )
 
 
 def _first_difference(barrier: Barrier, value: np.ndarray) -> str:
@@ -185,19 +187,19 @@ def _first_difference(barrier: Barrier, value: np.ndarray) -> str:
     while stop - start > _ELEMENTS:
         edges = [start + (stop - start) * n // _PARTS for n in range(_PARTS + 1)]
         parts = [flat[a:b] for a, b in pairwise(edges)]
-        came = RENDEZVOUS.exchange(barrier, json.dumps([digest(part).hex() for part in parts]))
-        unlike = _first_mismatch([json.loads(text) for text in came.values()])
+        answers = RENDEZVOUS.exchange(barrier, json.dumps([digest(part).hex() for part in parts]))
+        unlike = _first_mismatch([json.loads(text) for text in answers.values()])
         if unlike is None:
             return ""
         start, stop = edges[unlike], edges[unlike + 1]
     own = [[bytes(_bytes_of(x)).hex(), str(x)] for x in flat[start:stop]]
-    came = {p: json.loads(s) for p, s in RENDEZVOUS.exchange(barrier, json.dumps(own)).items()}
-    unlike = _first_mismatch(list(came.values()))
+    answers = {p: json.loads(s) for p, s in RENDEZVOUS.exchange(barrier, json.dumps(own)).items()}
+    unlike = _first_mismatch(list(answers.values()))
     if unlike is None:
         return ""
-    texts = {process: elements[unlike][1] for process, elements in came.items()}
+    texts = {process: elements[unlike][1] for process, elements in answers.items()}
     if len(set(texts.values())) < 2:  # Equal texts, different bits: -0.0 and 0.0, or two NaNs.
-        texts = {p: f"{e[unlike][1]} (bits {e[unlike][0]})" for p, e in came.items()}
+        texts = {p: f"{e[unlike][1]} (bits {e[unlike][0]})" for p, e in answers.items()}
     index = [int(n) for n in np.unravel_index(start + unlike, value.shape)]
     return f"{f'at {index} ' if index else ''}it is {_group_text(texts)}"
 

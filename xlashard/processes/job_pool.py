@@ -268,8 +268,8 @@ class _Worker:
         """Kill the process if it exceeds a limit, and return the failure."""
         if self.job is None:
             return None
-        taken = self._resident_bytes()
-        if limits.bytes and taken > limits.bytes:
+        nbytes = self._resident_bytes()
+        if limits.bytes and nbytes > limits.bytes:
             self._end()
             share = in_bytes(limits.bytes)
             return _failure(f"compiling it exceeded {share} of this machine's memory")

@@ -234,16 +234,16 @@ class _BarrierRound:
         return self._decide(self._collect(0))
 
     def _collect(self, end: float) -> _Outcome:
-        here = self._here()
-        missing = self._missing(here)
+        present = self._here()
+        missing = self._missing(present)
         for seconds in self._intervals(end):
             if not missing:
                 break
-            came = store.read(f"{self._folder}/here/{missing[0]}", seconds)
+            value = store.read(f"{self._folder}/here/{missing[0]}", seconds)
             # Other processes may have arrived in the meantime.
-            here = self._here()
-            missing = self._missing(here)
-            vain = None if came is not None else self._decided(0) or self._report(missing)
+            present = self._here()
+            missing = self._missing(present)
+            vain = None if value is not None else self._decided(0) or self._report(missing)
             if vain is not None:
                 return vain
         if missing:
@@ -251,7 +251,7 @@ class _BarrierRound:
         # All are present, so no process reads the previous barrier again.
         if self._number > 1:
             store.drop(f"{self._series}/{self._number - 1}")
-        return {process: here[str(process)].decode() for process in self._group}
+        return {process: present[str(process)].decode() for process in self._group}
 
     def _intervals(self, end: float) -> Iterator[float]:
         """Yield the timeout of each poll until the end."""
@@ -261,8 +261,8 @@ class _BarrierRound:
     def _here(self) -> dict[str, bytes]:
         return store.listed(f"{self._folder}/here")
 
-    def _missing(self, here: dict[str, bytes]) -> tuple[int, ...]:
-        return tuple(process for process in self._group if str(process) not in here)
+    def _missing(self, present: dict[str, bytes]) -> tuple[int, ...]:
+        return tuple(process for process in self._group if str(process) not in present)
 
     def _report(self, missing: tuple[int, ...]) -> _Incomplete | None:
         """Report the missing processes; return an outcome if they can no longer arrive."""

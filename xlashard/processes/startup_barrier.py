@@ -250,8 +250,8 @@ class _Coordinator:
                 f"process {one.process} ({one}) has TLS certificates (tls=), but process "
                 f"{other.process} ({other}) has none: pass tls= in all processes"
             )
-        there = self._came.get(caller.process)
-        other = there.caller if there else me if caller.process == me.process else None
+        arrival = self._came.get(caller.process)
+        other = arrival.caller if arrival else me if caller.process == me.process else None
         if other is not None:
             return (
                 f"two processes have process_id {caller.process}: {other} and {caller}; end the "

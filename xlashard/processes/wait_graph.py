@@ -243,8 +243,8 @@ def _find_cycle(
 
 def _is_open(wait: Wait, process: int) -> bool:
     """Return whether a barrier still waits for a process; a status may be slightly outdated."""
-    here = store.read(f"{wait.folder}/here/{process}") is not None
-    return not here and store.read(f"{wait.folder}/decided") is None
+    has_arrived = store.read(f"{wait.folder}/here/{process}") is not None
+    return not has_arrived and store.read(f"{wait.folder}/decided") is None
 
 
 logger = logging.getLogger("xlashard.processes")

@@ -122,7 +122,10 @@ class LoweredProgram:
         """
         plan, tokens = parts.plan, len(self.body.ordered_effects)
         layouts = ([v.layout for v in plan.args], [v.layout for v in plan.results])
-        refusals = [*self._refused(), *self._untaken(_settled(parts, layouts), aliases, tokens)]
+        refusals = [
+            *self._refused(),
+            *self._unused_donations(_with_chosen_shardings(parts, layouts), aliases, tokens),
+        ]
         return {refused.value.name: refused.reason for refused in refusals}
 
     def _refused(self) -> list[UnusedDonation]:
@@ -139,14 +142,14 @@ class LoweredProgram:
         offered = _known_bytes([plan.args[i] for i in self.donation.pairs])
         if compiler.alias_bytes(program.executable) in (None, offered):
             return []
-        return self._untaken(plan, executables.aliases(program.executable), tokens)
+        return self._unused_donations(plan, executables.aliases(program.executable), tokens)
 
-    def _untaken(
+    def _unused_donations(
         self, plan: ProgramPlan, aliases: Mapping[int, int], tokens: int
     ) -> list[UnusedDonation]:
-        taken = {result - tokens: argument - tokens for result, argument in aliases.items()}
-        left = self.donation.pairs.keys() - taken.values()
-        return [refusal(plan, i, dict(taken)) for i in sorted(left)]
+        aliased = {result - tokens: argument - tokens for result, argument in aliases.items()}
+        left = self.donation.pairs.keys() - aliased.values()
+        return [refusal(plan, i, dict(aliased)) for i in sorted(left)]
 
 
 def _known_bytes(values: Sequence[ValuePlan]) -> int:
@@ -159,13 +162,13 @@ def _settled_plan(program: Program) -> ProgramPlan:
     parts = program.parts
     ins = map(layout_text, program.in_layouts, [aval.dtype for aval in parts.in_avals])
     outs = map(layout_text, program.out_layouts, [aval.dtype for aval in parts.out_avals])
-    return _settled(parts, (list(ins), list(outs)))
+    return _with_chosen_shardings(parts, (list(ins), list(outs)))
 
 
-def _settled(
+def _with_chosen_shardings(
     parts: ProgramParts, layouts: tuple[Sequence[str | None], Sequence[str | None]]
 ) -> ProgramPlan:
-    def settled(values: Any, shardings: Any, layouts: Any) -> tuple[ValuePlan, ...]:
+    def with_choices(values: Any, shardings: Any, layouts: Any) -> tuple[ValuePlan, ...]:
         return tuple(
             replace(value, sharding=sharding, annotated=False, layout=layout)
             for value, sharding, layout in zip(values, shardings, layouts, strict=True)
@@ -173,8 +176,8 @@ def _settled(
 
     return replace(
         parts.plan,
-        args=settled(parts.plan.args, parts.in_shardings, layouts[0]),
-        results=settled(parts.plan.results, parts.out_shardings, layouts[1]),
+        args=with_choices(parts.plan.args, parts.in_shardings, layouts[0]),
+        results=with_choices(parts.plan.results, parts.out_shardings, layouts[1]),
     )
 
 

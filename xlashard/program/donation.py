@@ -53,10 +53,10 @@ def plan_donation(plan: ProgramPlan) -> Donation:
     partner: list[int | None] = [None] * len(plan.args)
     certain = set()
     for key in (_same_place, _perhaps_same_place, _same_bytes, _perhaps_same_bytes):
-        taken = {*plan.aliased, *partner}
+        used = {*plan.aliased, *partner}
         free: dict[object, deque[int]] = defaultdict(deque)
         for j, result in enumerate(plan.results):
-            if j not in taken:
+            if j not in used:
                 free[key(plan, result, True)].append(j)
         for i in _unpaired(plan, partner):
             candidates = free.get(key(plan, plan.args[i], False))
@@ -179,7 +179,7 @@ def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) 
         for j in candidates:
             result = plan.results[j]
             if j in takers and has_room(result, value):
-                return UnusedDonation(value, _taken(plan, result, takers[j]))
+                return UnusedDonation(value, _conflict(plan, result, takers[j]))
         for j in candidates:
             reason = _difference(value, plan.results[j])
             if reason is not None:
@@ -187,7 +187,7 @@ def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) 
     return UnusedDonation(value, _nothing_near(plan, value))
 
 
-def _taken(plan: ProgramPlan, result: ValuePlan, consumer: int | None) -> str:
+def _conflict(plan: ProgramPlan, result: ValuePlan, consumer: int | None) -> str:
     taker_name = "another argument" if consumer is None else _name(plan.args[consumer])
     return (
         f"{_described(result)} has room for it, but takes over the buffers of {taker_name} already"
@@ -202,10 +202,10 @@ def _difference(value: ValuePlan, result: ValuePlan) -> str | None:
     if value.dtype != result.dtype:
         return f"{name} has its shape, but is {result.dtype}: return it as .astype({value.dtype!r})"
     if value.memory_kind != result.memory_kind:
-        here, there = (_memory(v) for v in (value, result))
+        memory, result_memory = (_memory(v) for v in (value, result))
         return (
-            f"{name} has its type, but is in the memory {there}, and the argument in {here}: give "
-            f"out_shardings with memory_kind={here!r}"
+            f"{name} has its type, but is in the memory {result_memory}, and the argument in "
+            f"{memory}: give out_shardings with memory_kind={memory!r}"
         )
     if bytes_of(result) != bytes_of(value):
         return (

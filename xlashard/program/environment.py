@@ -207,9 +207,9 @@ class LoadTarget:
     allow_other_flags: bool = False
 
 
-def version_differences(saved: Environment, here: Mapping[str, str]) -> list[str]:
+def version_differences(saved: Environment, current: Mapping[str, str]) -> list[str]:
     """Return the differences of compiler versions, as texts."""
-    pairs = ((name, getattr(saved, name), here[name]) for name in ("jaxlib", "jax", "libtpu"))
+    pairs = ((name, getattr(saved, name), current[name]) for name in ("jaxlib", "jax", "libtpu"))
     return [
         f"it was made with {name} {old}, this is {name} {new}"
         for name, old, new in pairs
@@ -217,28 +217,31 @@ def version_differences(saved: Environment, here: Mapping[str, str]) -> list[str
     ]
 
 
-def differences(saved: Environment, here: Environment) -> list[str]:
+def differences(saved: Environment, current: Environment) -> list[str]:
     """Return the reasons why a saved program can't run in an environment, as texts."""
-    texts = version_differences(saved, vars(here))
-    if saved.platform != here.platform:
-        return [*texts, f"it was made for the platform {saved.platform}, this is {here.platform}"]
+    texts = version_differences(saved, vars(current))
+    if saved.platform != current.platform:
+        return [
+            *texts,
+            f"it was made for the platform {saved.platform}, this is {current.platform}",
+        ]
     texts += [
         f"it was made for {what} {old}, this is {new}"
         for what, old, new in (
-            ("the runtime", _build(saved.runtime), _build(here.runtime)),
-            ("the processor", saved.machine, here.machine),
+            ("the runtime", _build(saved.runtime), _build(current.runtime)),
+            ("the processor", saved.machine, current.machine),
         )
         if old != new
     ]
-    lacking = [f for f in saved.features if f not in set(here.features)]
-    if lacking and saved.machine == here.machine:
+    lacking = [f for f in saved.features if f not in set(current.features)]
+    if lacking and saved.machine == current.machine:
         shown = ", ".join(lacking[:6]) + (", ..." if len(lacking) > 6 else "")
         texts.append(f"it was made for a processor with {shown}, which this one lacks")
-    texts += _flag_differences(saved, here)
-    texts += torus_differences(saved.torus, here.torus)
-    if saved.processes != here.processes:
-        texts.append(f"it was made for {saved.processes} processes, these are {here.processes}")
-    return texts + device_differences(saved.devices, here.devices)
+    texts += _flag_differences(saved, current)
+    texts += torus_differences(saved.torus, current.torus)
+    if saved.processes != current.processes:
+        texts.append(f"it was made for {saved.processes} processes, these are {current.processes}")
+    return texts + device_differences(saved.devices, current.devices)
 
 
 def _build(runtime: str) -> str:
@@ -251,9 +254,9 @@ def _build(runtime: str) -> str:
     return " ".join(" ".join(lines).split()) or runtime
 
 
-def _flag_differences(saved: Environment, here: Environment) -> list[str]:
-    texts = flag_differences(saved.flags, here.flags, saved.platform)
-    old, new = dict(saved.settings), dict(here.settings)
+def _flag_differences(saved: Environment, current: Environment) -> list[str]:
+    texts = flag_differences(saved.flags, current.flags, saved.platform)
+    old, new = dict(saved.settings), dict(current.settings)
     texts += [
         f"it was compiled under {name}={old[name]}, which is {new[name]} here"
         for name in old
@@ -269,15 +272,15 @@ def flags_here() -> Flags:
     return tuple((name, os.environ[name]) for name in _FLAG_VARIABLES if os.environ.get(name))
 
 
-def flag_differences(saved: Flags, here: Flags, platform: str) -> list[str]:
+def flag_differences(saved: Flags, current: Flags, platform: str) -> list[str]:
     """Return the differences of flags that affect the compilation for a platform, as texts.
 
     Args:
         saved: Flags of a program's compilation.
-        here: Flags of another process.
+        current: Flags of another process.
         platform: `cpu`, `tpu`, `cuda`, ...
     """
-    old, new = (_compiled_in(flags, platform) for flags in (saved, here))
+    old, new = (_compiled_in(flags, platform) for flags in (saved, current))
     texts = []
     for variable, name in dict.fromkeys([*old, *new]):
         was, now = old.get((variable, name)), new.get((variable, name))
@@ -317,17 +320,21 @@ def _flag_words(text: str) -> list[str]:
         return []
 
 
-def torus_differences(saved: TorusFacts | None, here: TorusFacts | None) -> list[str]:
+def torus_differences(saved: TorusFacts | None, current: TorusFacts | None) -> list[str]:
     """Return the differences of two topologies, as texts."""
-    if saved is None or here is None:
+    if saved is None or current is None:
         return []
     texts = []
-    if (saved.shape, saved.slices, saved.devices) != (here.shape, here.slices, here.devices):
-        texts.append(f"it was made for a topology of {saved}, this is one of {here}")
-    elif saved.wraps and here.wraps and saved.wraps != here.wraps:
+    if (saved.shape, saved.slices, saved.devices) != (
+        current.shape,
+        current.slices,
+        current.devices,
+    ):
+        texts.append(f"it was made for a topology of {saved}, this is one of {current}")
+    elif saved.wraps and current.wraps and saved.wraps != current.wraps:
         texts.append(
             f"it was made for a topology that wraps {_dimensions(saved.wraps)}, this one wraps "
-            f"{_dimensions(here.wraps)}"
+            f"{_dimensions(current.wraps)}"
         )
     return texts
 
@@ -337,16 +344,16 @@ def _dimensions(wraps: Sequence[bool]) -> str:
     return f"along {' and '.join(names)}" if names else "nowhere"
 
 
-def device_differences(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]) -> list[str]:
+def device_differences(saved: Sequence[DeviceFacts], current: Sequence[DeviceFacts]) -> list[str]:
     """Return the differences of two device lists, as texts; the first example of each kind.
 
     A program may move within the torus, if its devices keep their relative positions.
     """
-    pairs = list(enumerate(zip(saved, here, strict=True)))
+    pairs = list(enumerate(zip(saved, current, strict=True)))
     for i, (old, new) in pairs:
         if old.kind != new.kind:
             return [f"its device {i} was made for a {old.kind}, this is a {new.kind}"]
-    texts = _order_difference(saved, here) or _place_difference(saved, here)
+    texts = _order_difference(saved, current) or _place_difference(saved, current)
     for i, (old, new) in pairs:
         if old.process != new.process and not texts:
             texts.append(
@@ -356,27 +363,27 @@ def device_differences(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]
     return texts
 
 
-def _order_difference(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]) -> list[str]:
+def _order_difference(saved: Sequence[DeviceFacts], current: Sequence[DeviceFacts]) -> list[str]:
     """Return the first position at which equal devices are in another order."""
     if not saved[0].coords:
         return []
-    old, new = [f.position for f in saved], [f.position for f in here]
+    old, new = [f.position for f in saved], [f.position for f in current]
     if old == new or sorted(old) != sorted(new):
         return []
     i = next(i for i, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
     return [
         f"its devices are here in another order: device {i} was the one at {saved[i]}, and is the "
-        f"one at {here[i]}, which was device {old.index(new[i])}: pass devices=mesh, the mesh "
+        f"one at {current[i]}, which was device {old.index(new[i])}: pass devices=mesh, the mesh "
         "of its compilation"
     ]
 
 
-def _place_difference(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]) -> list[str]:
-    for i, (old, new) in enumerate(zip(saved, here, strict=True)):
-        if _offset(old, saved[0]) != _offset(new, here[0]):
+def _place_difference(saved: Sequence[DeviceFacts], current: Sequence[DeviceFacts]) -> list[str]:
+    for i, (old, new) in enumerate(zip(saved, current, strict=True)):
+        if _offset(old, saved[0]) != _offset(new, current[0]):
             return [
                 f"its device {i} was at {old} in the torus, its first one at {saved[0]}; here "
-                f"they are at {new} and {here[0]}"
+                f"they are at {new} and {current[0]}"
             ]
     return []
 

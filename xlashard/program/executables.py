@@ -181,18 +181,18 @@ def resolve_shardings(
     Raises:
         CompileError: The compiler reports no shardings, or one that no array can have.
     """
-    args, results = _known(plan.args), _known(plan.results)
+    args, results = _fully_requested(plan.args), _fully_requested(plan.results)
     if args is None:
         texts = _reported(chosen, "parameters", plan, tokens)
-        args = _settled(plan, plan.args, texts, [v.memory_kind for v in plan.args])
+        args = _chosen_shardings(plan, plan.args, texts, [v.memory_kind for v in plan.args])
     if results is None:
         kinds = chosen.memory_kinds(len(plan.results) + tokens)[tokens:]
         texts = _reported(chosen, "outputs", plan, tokens)
-        results = _settled(plan, plan.results, texts, kinds)
+        results = _chosen_shardings(plan, plan.results, texts, kinds)
     return args, results
 
 
-def _known(values: Sequence[ValuePlan]) -> Shardings | None:
+def _fully_requested(values: Sequence[ValuePlan]) -> Shardings | None:
     """Return the requested shardings, if the partitioner chose none of them."""
     known = [v.sharding for v in values if v.sharding is not None and not v.is_free]
     return tuple(known) if len(known) == len(values) else None
@@ -214,7 +214,7 @@ def _reported(
     return texts[tokens:]
 
 
-def _settled(
+def _chosen_shardings(
     plan: ProgramPlan,
     values: Sequence[ValuePlan],
     texts: Sequence[str],
@@ -223,12 +223,12 @@ def _settled(
     return tuple(
         value.sharding
         if value.is_settled and value.sharding is not None
-        else _chosen(text, plan, value, kind)
+        else _parsed_sharding(text, plan, value, kind)
         for value, text, kind in zip(values, texts, kinds, strict=True)
     )
 
 
-def _chosen(
+def _parsed_sharding(
     text: str, plan: ProgramPlan, value: ValuePlan, kind: str | None
 ) -> XLACompatibleSharding:
     if len(plan.devices) == 1:

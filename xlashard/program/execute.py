@@ -146,8 +146,10 @@ class Program:
     @cached_property
     def out_layouts(self) -> tuple[Any, ...]:
         """Return the layout of each result in memory; None where it is the default one."""
-        made = self.full_layouts[1]
-        return tuple(compiler.dispatch_layouts(made, self.out_jax_shardings, self.parts.out_avals))
+        layouts = self.full_layouts[1]
+        return tuple(
+            compiler.dispatch_layouts(layouts, self.out_jax_shardings, self.parts.out_avals)
+        )
 
     @cached_property
     def handlers(self) -> list[Any]:
@@ -192,14 +194,14 @@ class Program:
             return []
         parts = self.parts
         self._check(values, parts.in_shardings[at], parts.plan.args[at])
-        layouts = _settled(values, self.in_layouts[at], self.full_layouts[0][at])
+        layouts = _required_layouts(values, self.in_layouts[at], self.full_layouts[0][at])
         return list(dispatch.place(values, self.in_jax_shardings[at], layouts))
 
     def place_as_results(self, values: Sequence[Any]) -> list[Handle]:
         """Return handles of values in the form of the program's leading results."""
         parts, shardings = self.parts, self.out_jax_shardings[: len(values)]
         self._check(values, parts.out_shardings, parts.plan.results)
-        layouts = _settled(values, self.out_layouts, self.full_layouts[1])
+        layouts = _required_layouts(values, self.out_layouts, self.full_layouts[1])
         return list(dispatch.place(values, shardings, layouts))
 
     def _check(
@@ -326,7 +328,9 @@ def _jax_shardings(
     return tuple([sharding.jax_sharding(getattr(aval, "shape", ())) for sharding, aval in pairs])
 
 
-def _settled(values: Sequence[Any], layouts: Sequence[Any], full: Sequence[Any]) -> list[Any]:
+def _required_layouts(
+    values: Sequence[Any], layouts: Sequence[Any], full: Sequence[Any]
+) -> list[Any]:
     """Return the layout required of each value; None for a default layout that it has already."""
     return [
         whole if layout is None and compiler.custom_layout(value) is not None else layout

@@ -124,8 +124,8 @@ class ProgramPlan:
     @property
     def local_devices(self) -> list[Device]:
         """Return its devices that belong to this process."""
-        here = coordination.process_index()
-        return [device for device in self.devices if device.process_index == here]
+        process = coordination.process_index()
+        return [device for device in self.devices if device.process_index == process]
 
     @property
     def is_of_one_process(self) -> bool:
@@ -152,11 +152,11 @@ class ProgramPlan:
 def _check_devices(value: ValuePlan, devices: tuple[Device, ...]) -> None:
     if value.sharding is None:
         return
-    its = value.sharding.devices
-    if its is devices or its == devices:
+    own = value.sharding.devices
+    if own is devices or own == devices:
         return
     raise PlanError(  # no-catalogue: pjit and compile_stablehlo never make such a plan
-        f"{value.name or 'a value'} is sharded over {format_devices(its)}, and the program runs on "
+        f"{value.name or 'a value'} is sharded over {format_devices(own)}, and the program runs on "
         f"{format_devices(devices)}"
     )
 

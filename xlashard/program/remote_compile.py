@@ -218,16 +218,18 @@ class _Sharing:
         """Return the source of the executable once it is loaded."""
         source: Source | None = None
         if coordination.process_index() == self.fingerprint.group[0]:
-            status, source = self._made()
+            status, source = self._compile_and_send()
         else:
             status = _Status(_machine(self.fingerprint))
         statuses = self._meet("compiling", status)
-        made = statuses[self.fingerprint.group[0]]
-        if made.error:
-            raise RuntimeError(made.error)  # no-catalogue: needs several processes
-        refusal = made.refusal
+        status_of_source = statuses[self.fingerprint.group[0]]
+        if status_of_source.error:
+            raise RuntimeError(status_of_source.error)  # no-catalogue: needs several processes
+        refusal = status_of_source.refusal
         if not refusal:
-            status = _Status(refusal=self._taken(made.machine) if source is None else "")
+            status = _Status(
+                refusal=self._receive(status_of_source.machine) if source is None else ""
+            )
             statuses = self._meet("loading", status)
             refused = {p: w.refusal for p, w in statuses.items() if w.refusal}
             if refused:
@@ -239,7 +241,7 @@ class _Sharing:
             return source
         return self.compile_here() if refusal else "another process"
 
-    def _made(self) -> tuple[_Status, Source | None]:
+    def _compile_and_send(self) -> tuple[_Status, Source | None]:
         """Compile, and write the bytes of the executable into the store."""
         try:
             source = self.compile_here()
@@ -251,7 +253,7 @@ class _Sharing:
             return _Status(refusal=f"its bytes are not available: {error}"), source
         return _Status(_machine(self.fingerprint)), source
 
-    def _taken(self, machine: str) -> str:
+    def _receive(self, machine: str) -> str:
         """Load the executable of another process; return the reason if this fails."""
         if machine != _machine(self.fingerprint):
             return "another kind of machine"
@@ -276,7 +278,7 @@ class _Sharing:
             what=f"{what} {name}, which share_binary lets one process compile for all,",
         )
         try:
-            came = RENDEZVOUS.exchange(barrier, json.dumps(status))
+            texts = RENDEZVOUS.exchange(barrier, json.dumps(status))
         except BarrierTimeoutError as error:
             raise ProcessesError(  # no-catalogue: needs several processes
                 f"{what} {name} waited {timeout:g} s for {error.missing('to compile it')}: "
@@ -284,14 +286,19 @@ class _Sharing:
                 "the same order",
                 processes=error.processes,
             ) from None
-        return {process: _Status(*json.loads(text)) for process, text in came.items()}
+        return {process: _Status(*json.loads(text)) for process, text in texts.items()}
 
 
 def _machine(fingerprint: ProgramFingerprint) -> str:
     """Return a digest of the machine that the code must fit."""
     local_devices = fingerprint.plan.local_devices
-    here = Environment.of(local_devices[:1])
-    facts: list[Any] = [here.platform, here.runtime, here.machine, sorted(here.features)]
+    environment = Environment.of(local_devices[:1])
+    facts: list[Any] = [
+        environment.platform,
+        environment.runtime,
+        environment.machine,
+        sorted(environment.features),
+    ]
     facts.append(sorted({device.device_kind for device in local_devices}))
     return sha256(json.dumps(facts).encode()).hexdigest()
 

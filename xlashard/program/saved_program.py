@@ -179,8 +179,8 @@ def load_program(
         ]
         parts = ProgramParts(
             plan=plan,
-            in_shardings=_settled(plan.args),
-            out_shardings=_settled(plan.results),
+            in_shardings=_stored_shardings(plan.args),
+            out_shardings=_stored_shardings(plan.results),
             in_avals=tuple(aval for _, aval in ins),
             out_avals=tuple(aval for _, aval in outs),
             committed=bool(header["committed"]),
@@ -216,7 +216,7 @@ def _check_widths(parts: ProgramParts) -> None:
         )
 
 
-def _settled(values: Sequence[ValuePlan]) -> tuple[XLACompatibleSharding, ...]:
+def _stored_shardings(values: Sequence[ValuePlan]) -> tuple[XLACompatibleSharding, ...]:
     return tuple(value.sharding for value in values if value.sharding is not None)
 
 
@@ -282,10 +282,10 @@ def find_devices(saved: Environment, target: LoadTarget) -> tuple[Device, ...]:
         # A program of other versions fails on any devices.
         _refuse(version_differences(saved, versions(saved.platform)))
         raise
-    here = Environment.of(devices)
+    current = Environment.of(devices)
     if target.allow_other_flags:
-        here = replace(here, flags=saved.flags, settings=saved.settings)
-    _refuse(differences(saved, here))
+        current = replace(current, flags=saved.flags, settings=saved.settings)
+    _refuse(differences(saved, current))
     return devices
 
 
@@ -334,7 +334,7 @@ def _same_devices(saved: Environment) -> tuple[Device, ...]:
 
 
 def _other_platform(saved: Environment) -> str:
-    here = ", ".join(sorted({d.platform for d in jax.devices()}))
+    platforms = ", ".join(sorted({d.platform for d in jax.devices()}))
     advice = "compile and serialize() it again here"
     if saved.torus is not None:
         advice = (
@@ -342,6 +342,6 @@ def _other_platform(saved: Environment) -> str:
             "inspect it pass those of a topology, devices=xlashard.tpu.topology(...).devices"
         )
     return (
-        f"the saved program was made for {saved.platform}, and this process has {here} only: "
+        f"the saved program was made for {saved.platform}, and this process has {platforms} only: "
         f"{advice}"
     )

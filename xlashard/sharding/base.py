@@ -253,7 +253,7 @@ class XLACompatibleSharding(Sharding):
         """Return the slices that each device holds; a fresh dict over cached indices."""
         global_shape = self._checked_shape(global_shape, "devices_indices_map")
         index_map = super().devices_indices_map
-        return dict(self._index_maps.kept(global_shape, lambda: index_map(global_shape)))
+        return dict(self._index_maps.get_or_make(global_shape, lambda: index_map(global_shape)))
 
     def is_equivalent_to(self, other: "JaxSharding | Sharding", ndim: int) -> bool:
         """Return True if both put the same tile on the same device, in the same memory."""

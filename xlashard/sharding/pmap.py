@@ -115,9 +115,9 @@ class PmapSharding(MeshSharding):
                 ordered = ordered[: _enough(shape, sharded_dim, len(ordered))]
             dim = None if sharded_dim is None else sharded_dim % len(shape)
             spec = spec_over_one_dim(len(shape), dim, len(ordered), unstacked=unstacked)
-            made = cls(ordered, spec)
+            sharding = cls(ordered, spec)
             spec.check_shape(shape)
-            return made
+            return sharding
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_unpickle_pmap, (names_of(self.devices), self.sharding_spec, self.memory_kind))

@@ -109,19 +109,19 @@ class ProcessPipes:
     @classmethod
     def make(cls, one_stream: bool, channel: bool) -> Self:
         """Create the pipes, and a socket pair if a channel is requested."""
-        made = cls()
+        pipes = cls()
         try:
-            made.near["stdout"], made.far["stdout"] = os.pipe()
+            pipes.near["stdout"], pipes.far["stdout"] = os.pipe()
             if not one_stream:
-                made.near["stderr"], made.far["stderr"] = os.pipe()
+                pipes.near["stderr"], pipes.far["stderr"] = os.pipe()
             if channel:
                 near, far = socket.socketpair()
-                made.near["channel"], made.far["channel"] = near.detach(), far.detach()
+                pipes.near["channel"], pipes.far["channel"] = near.detach(), far.detach()
         except OSError:
-            _close(made.far)
-            _close(made.near)
+            _close(pipes.far)
+            _close(pipes.near)
             raise
-        return made
+        return pipes
 
     def request(self, command: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
         """Return the launch request for the guard; `CHANNEL` becomes the channel's descriptor."""

@@ -126,7 +126,7 @@ class Topology(BaseTopology):
         for count in chip_counts(self.generation):
             shape = default_shape(self.generation, count)
             if count > self.chips and count % self.chips == 0 and shape is not None:
-                yield cast(Self, _made(SliceName(self.generation, shape), 1))
+                yield cast(Self, _make_topology(SliceName(self.generation, shape), 1))
 
 
 def torus_parts(parts: Iterable[AxisSegment]) -> list[AxisSegment]:
@@ -176,7 +176,7 @@ def topology(name: str, slices: int = 1) -> Topology:
     with short_tracebacks:
         slice_name = parse_topology_name(name)
         _check_slices(name, slice_name, slices)
-        return _made(slice_name, slices)
+        return _make_topology(slice_name, slices)
 
 
 def _check_slices(name: str, slice_name: SliceName, slices: int) -> None:
@@ -193,7 +193,7 @@ def _check_slices(name: str, slice_name: SliceName, slices: int) -> None:
 
 # Cached, because meshes are equal only if their devices are the same objects.
 @lru_cache(maxsize=1024)
-def _made(name: SliceName, slices: int) -> Topology:
+def _make_topology(name: SliceName, slices: int) -> Topology:
     devices = topologies.compile_only_devices(
         name.text, _options(name.generation, name.shape, slices)
     )

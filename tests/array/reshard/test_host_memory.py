@@ -113,7 +113,7 @@ def test_pieces_in_flight_occupy_at_most_one_shard(
     largest = max(shard.data.nbytes for shard in x.addressable_shards)
     under_way: Counter[Any] = Counter()
     most: Counter[Any] = Counter()
-    taken, waited = p2p._taken, jax.block_until_ready
+    taken, waited = p2p._moved_piece, jax.block_until_ready
 
     def counted(buffer: Any, piece: Any, whole: Any, device: Any) -> Any:
         block = taken(buffer, piece, whole, device)
@@ -126,7 +126,7 @@ def test_pieces_in_flight_occupy_at_most_one_shard(
             most[place] = max(most[place], under_way[place])
         return block
 
-    monkeypatch.setattr(p2p, "_taken", counted)
+    monkeypatch.setattr(p2p, "_moved_piece", counted)
     monkeypatch.setattr(
         p2p.jax, "block_until_ready", lambda tree: (waited(tree), under_way.clear())[0]
     )

@@ -125,13 +125,13 @@ def test_donated_buffers_are_freed_one_by_one_between_devices(
     x = device_put(V, on(DEVICES[:4], "d"))
     buffers = [shard.data for shard in x.addressable_shards]
     alive: list[int] = []
-    taken = p2p._taken
+    taken = p2p._moved_piece
 
     def counted(*args: Any) -> Any:
         alive.append(sum(not b.is_deleted() for b in buffers))
         return taken(*args)
 
-    monkeypatch.setattr(p2p, "_taken", counted)
+    monkeypatch.setattr(p2p, "_moved_piece", counted)
     y = device_put(x, SingleDeviceSharding(DEVICES[6]), donate=True)
     assert alive == [4, 3, 2, 1]
     assert same(y, V)

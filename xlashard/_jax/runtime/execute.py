@@ -302,28 +302,28 @@ class JitProgram:
     @classmethod
     def of(cls, computation: pxla.MeshComputation, devices: Sequence[Device]) -> "JitProgram":
         """Return the program of a lowered computation."""
-        made = computation.compile_args
-        kept = sorted(made["kept_var_idx"])
-        everything = made["all_args_info"]
+        facts = computation.compile_args
+        kept = sorted(facts["kept_var_idx"])
+        everything = facts["all_args_info"]
         names = everything.debug_info.safe_arg_names(len(everything.in_avals))
         donated = tuple(computation._donated_invars)
         specified = [
-            tuple([None if isinstance(s, UnspecifiedValue) else s for s in made[side]])
+            tuple([None if isinstance(s, UnspecifiedValue) else s for s in facts[side]])
             for side in ("in_shardings", "out_shardings")
         ]
         return cls(
             name=computation._name.removeprefix("jit(").removesuffix(")"),
             module=computation._hlo,
             devices=tuple(devices),
-            arguments=tuple(made["global_in_avals"]),
-            results=tuple(made["global_out_avals"]),
+            arguments=tuple(facts["global_in_avals"]),
+            results=tuple(facts["global_out_avals"]),
             in_shardings=specified[0],
             out_shardings=specified[1],
             paths=tuple([names[i] or "" for i in kept]),
             donated=tuple([i < len(donated) and bool(donated[i]) for i in kept]),
             closed_over=tuple(computation.const_args),
             options=tuple(computation._compiler_options_kvs),
-            ordered_effects=len(made["ordered_effects"]),
+            ordered_effects=len(facts["ordered_effects"]),
         )
 
 

@@ -187,7 +187,7 @@ class BoundedCache:
                 values.pop(old, None)
         values[key] = value
 
-    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def get_or_make(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the value of a key, made where the cache has none."""
         value = self._values.get(key)
         if value is None:

@@ -25,13 +25,13 @@ def shorten(error: BaseException) -> None:
 
     Call it in an `except` block and raise again by a bare `raise`, which adds no frame.
     """
-    mode, there = traceback_util._filtering_mode(), error.__traceback__
-    if there is None or mode == "off":
+    mode, traceback = traceback_util._filtering_mode(), error.__traceback__
+    if traceback is None or mode == "off":
         return
     if mode == "tracebackhide":
-        traceback_util._add_tracebackhide_to_hidden_frames(there)
+        traceback_util._add_tracebackhide_to_hidden_frames(traceback)
         return
-    error.with_traceback(traceback_util.filter_traceback(there))
+    error.with_traceback(traceback_util.filter_traceback(traceback))
 
 
 class _Short:

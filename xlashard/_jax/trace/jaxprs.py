@@ -67,16 +67,16 @@ def _indexed_dims(eqn: Any) -> Sequence[int]:
     params = eqn.params
     match eqn.primitive.name:
         case "dynamic_slice":
-            taken = params["slice_sizes"]
+            window = params["slice_sizes"]
         case "dynamic_update_slice":
-            taken = eqn.invars[1].aval.shape
+            window = eqn.invars[1].aval.shape
         case "gather":
             return params["dimension_numbers"].start_index_map
         case name if name in SCATTERS:
             return params["dimension_numbers"].scatter_dims_to_operand_dims
         case _:
             return ()
-    return [d for d, size in enumerate(eqn.invars[0].aval.shape) if taken[d] < size]
+    return [d for d, size in enumerate(eqn.invars[0].aval.shape) if window[d] < size]
 
 
 def product_flops(eqn: Any) -> float:
@@ -252,16 +252,19 @@ def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[int, ...]]:
     Returns:
         The new jaxpr, and the positions of the arguments whose new values follow its results.
     """
-    taken = [i for i, aval in enumerate(jaxpr.in_avals) if is_reference(aval)]
+    reference_positions = [i for i, aval in enumerate(jaxpr.in_avals) if is_reference(aval)]
     makes_own = any(isinstance(e, core.InternalMutableArrayEffect) for e in jaxpr.effects)
-    if not taken and not makes_own:
+    if not reference_positions and not makes_own:
         return jaxpr, ()
     pure = discharge_state(jaxpr)
     results = len(jaxpr.outvars)
     # References that are only read need no result.
-    written = [pure.outvars[k] is not pure.invars[i] for k, i in enumerate(taken, start=results)]
+    written = [
+        pure.outvars[k] is not pure.invars[i]
+        for k, i in enumerate(reference_positions, start=results)
+    ]
     pure = pe.prune_jaxpr_outputs(pure, [*(True,) * results, *written])
-    positions = tuple(i for i, w in zip(taken, written, strict=True) if w)
+    positions = tuple(i for i, w in zip(reference_positions, written, strict=True) if w)
     debug = jaxpr.debug_info
     names = debug.safe_arg_names(len(pure.invars))
     paths = debug.safe_result_paths(results)

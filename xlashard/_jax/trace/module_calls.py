@@ -97,9 +97,9 @@ def read_lowered(lowered: Any) -> jitted.JaxProgram:
         meshes, fixes_axes = tuple(dict.fromkeys(s.mesh for s in inner)), True
 
     def call(*args: Any) -> Sequence[Any]:
-        taken = [*lowering.const_args, *compress(args, kept)]
+        operands = [*lowering.const_args, *compress(args, kept)]
         return module_call_p.bind(
-            *taken, module=called, out_avals=out_avals, meshes=meshes, fixes_axes=fixes_axes
+            *operands, module=called, out_avals=out_avals, meshes=meshes, fixes_axes=fixes_axes
         )
 
     jaxpr = from_function(call, [struct_of(aval, None) for aval in avals], name)
@@ -134,9 +134,9 @@ def _plain(aval: Any) -> Any:
     return core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _of_all(kept: Sequence[bool], taken: Any, of_unused: Any) -> tuple[Any, ...]:
+def _of_all(kept: Sequence[bool], of_kept: Any, of_unused: Any) -> tuple[Any, ...]:
     """Return values of the arguments that a module takes as values of all arguments."""
-    rest = iter(taken)
+    rest = iter(of_kept)
     return tuple(next(rest) if is_kept else of_unused for is_kept in kept)
 
 

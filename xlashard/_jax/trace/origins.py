@@ -40,7 +40,7 @@ class Scope:
         scope = cls(jaxpr, makers, dict(outer or {}))
         for i, eqn in enumerate(jaxpr.eqns):
             for body in core.jaxprs_in_params(eqn.params):
-                scope.inner.setdefault(i, []).append(cls.of(body, _taken(scope, eqn, body)))
+                scope.inner.setdefault(i, []).append(cls.of(body, _body_origins(scope, eqn, body)))
         return scope
 
     def all(self) -> "Iterator[Scope]":
@@ -51,18 +51,18 @@ class Scope:
                 yield from scope.all()
 
 
-def _taken(scope: Scope, eqn: Any, body: Any) -> dict[Any, tuple[Scope, Any, int]]:
+def _body_origins(scope: Scope, eqn: Any, body: Any) -> dict[Any, tuple[Scope, Any, int]]:
     """Return the origins of the arguments of an equation's body."""
     # Inside shard_map a value is a shard, which the mesh shards no further.
     if len(body.invars) != len(eqn.invars) or eqn.primitive.name == "shard_map":
         return {}
-    taken = {}
+    sources = {}
     for inside, outside in zip(body.invars, eqn.invars, strict=True):
         # The arguments of a scan's body are slices.
         sliced = int(eqn.primitive.name == "scan" and outside.aval.ndim > inside.aval.ndim)
         if outside.aval.shape[sliced:] == inside.aval.shape:
-            taken[inside] = scope, outside, sliced
-    return taken
+            sources[inside] = scope, outside, sliced
+    return sources
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +101,9 @@ def origins(scope: Scope, variable: Any, dim: int, stops: Collection[str]) -> It
         if isinstance(at.variable, core.Literal) or key in seen:
             continue
         seen.add(key)
-        made = at.scope.makers.get(at.variable)
-        if made is not None:
-            place, eqn = made
+        maker = at.scope.makers.get(at.variable)
+        if maker is not None:
+            place, eqn = maker
             lines = at.lines | _lines(eqn)
             if eqn.primitive.name in stops:
                 yield Origin(at.scope, at.variable, at.dim, eqn, lines)

@@ -248,11 +248,11 @@ class LinearRules:
     lower: Callable[..., Any]
 
 
-def transposed_pair(there: LinearRules, back: LinearRules) -> tuple[Primitive, Primitive]:
+def transposed_pair(forward: LinearRules, backward: LinearRules) -> tuple[Primitive, Primitive]:
     """Return two linear primitives of one value, each the transpose of the other."""
-    first, second = Primitive(there.name), Primitive(back.name)
-    _give_rules(first, there, second)
-    _give_rules(second, back, first)
+    first, second = Primitive(forward.name), Primitive(backward.name)
+    _give_rules(first, forward, second)
+    _give_rules(second, backward, first)
     return first, second
 
 

@@ -88,12 +88,14 @@ def _linearize(
     residuals = [next(rest) if i is None else arguments[i] for i in parts.handed_on]
 
     def tangent(residuals: Sequence[Any], structured: Any, *tangents: Any) -> list[Any]:
-        taken = [ad.instantiate_zeros(t) for t, nz in zip(tangents, nonzero, strict=True) if nz]
+        nonzero_tangents = [
+            ad.instantiate_zeros(t) for t, nz in zip(tangents, nonzero, strict=True) if nz
+        ]
         # Since JAX 0.12 the backward part of a `vjp` is marked as such.
         marked = is_vjp and hasattr(ad, "vjp_node")
         backward = ad.vjp_node(primitive) if marked else primitive
         out = backward.bind(
-            *residuals, *taken, *tree_leaves(structured), jaxpr=parts.backward, **params
+            *residuals, *nonzero_tangents, *tree_leaves(structured), jaxpr=parts.backward, **params
         )
         return list(_with_zeros(out, parts.nonzero, jaxpr.out_avals))
 
@@ -145,9 +147,9 @@ def _parts(
     position = {i: k for k, i in enumerate(own)}
     settled = tuple(s if s.is_argument else _ResidualSource(position[s.position]) for s in sources)
     # The backward part takes residuals, then tangents, then structured residuals.
-    taken = [i for i, at in enumerate(handed_on) if at is None]
+    own_residuals = [i for i, at in enumerate(handed_on) if at is None]
     last = len(backward.invars) - count[2]
-    binders = [*taken, *range(last, last + count[2])]
+    binders = [*own_residuals, *range(last, last + count[2])]
     placings = {
         at: s.placing
         for at, s in zip(binders, settled[count[0] :], strict=True)

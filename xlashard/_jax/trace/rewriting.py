@@ -148,13 +148,13 @@ class _Insertion:
             reader = next((e for e in jaxpr.eqns if parameter in e.invars), None)
             renamed[parameter] = self._applied(site, current(parameter), reader, eqns)
         for i, eqn in enumerate(jaxpr.eqns):
-            here = at.get(i, ())
-            ends = [site for site in here if len(site.path) == 1]
+            sites_here = at.get(i, ())
+            ends = [site for site in sites_here if len(site.path) == 1]
             invars = list(map(current, eqn.invars))
             for site in ends:
                 if site.kind == "operand":
                     invars[site.index] = self._applied(site, invars[site.index], eqn, eqns)
-            new = self._with_bodies(eqn, [site for site in here if len(site.path) > 1])
+            new = self._with_bodies(eqn, [site for site in sites_here if len(site.path) > 1])
             eqns.append(new if _all_same(invars, eqn.invars) else new.replace(invars=invars))
             for site in ends:
                 if site.kind == "result":

@@ -64,7 +64,7 @@ class DonationTracker:
             Name of the callable with the path of the argument.
         """
         kind = _kind(handle)
-        self.paths.kept(kind, lambda: path)
+        self.paths.get_or_make(kind, lambda: path)
         return self.takes(path)
 
     def takes(self, path: str) -> str:
@@ -348,15 +348,15 @@ def reshape_buffer(handle: Handle, shape: tuple[int, ...], weak_type: bool | Non
         shape: A shape with as many elements.
         weak_type: Whether the dtype of the result is weak; by default that of the handle.
     """
-    there = handle.sharding
-    (device,) = there.device_set
+    sharding = handle.sharding
+    (device,) = sharding.device_set
     aval = make_aval(
-        shape, handle.dtype, there, handle.weak_type if weak_type is None else weak_type
+        shape, handle.dtype, sharding, handle.weak_type if weak_type is None else weak_type
     )
     if device.platform == "cpu":
         window = host_view(handle)[0].reshape(shape)
-        return put(aval, there, [window], [device], committed=False)
-    return assemble(aval, there, [reshape_by_program(handle, shape)], committed=False)
+        return put(aval, sharding, [window], [device], committed=False)
+    return assemble(aval, sharding, [reshape_by_program(handle, shape)], committed=False)
 
 
 def reshape_by_program(handle: Handle, shape: tuple[int, ...]) -> Handle:

@@ -103,13 +103,13 @@ def rows_as_shards(handle: Handle) -> Callable[[int], Handle] | None:
 
 def _copy(shard: Handle, dropped: tuple[int, ...], weak_type: bool) -> Handle:
     """Copy a buffer on its device, uncommitted, without some dimensions of size 1."""
-    there = shard.sharding
+    sharding = shard.sharding
     with allow_transfers():
         if dropped:
             return reshape_buffer(shard, without_dims(shard.shape, dropped), weak_type)
-        copied = copy_to(shard, there, fresh=True)
-    aval = make_aval(copied.shape, shard.dtype, there, weak_type)
-    return assemble(aval, there, [copied], committed=False)
+        copied = copy_to(shard, sharding, fresh=True)
+    aval = make_aval(copied.shape, shard.dtype, sharding, weak_type)
+    return assemble(aval, sharding, [copied], committed=False)
 
 
 @lru_cache(maxsize=4096)

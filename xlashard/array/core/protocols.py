@@ -301,9 +301,9 @@ def _array_repr(array: ArrayBase) -> str:
         return f"{prefix}shape={handle.shape}, {suffix}, sharding={where})"
     if not holds_value(handle):
         tiling, distinct = distinct_here(handle)
-        here = f"{len(distinct.buffers)} of {tiling.num_tiles} pieces here"
+        local = f"{len(distinct.buffers)} of {tiling.num_tiles} pieces here"
         where = sharding_text(from_jax(handle.sharding))
-        return f"{prefix}shape={handle.shape}, {suffix}, sharding={where}, {here})"
+        return f"{prefix}shape={handle.shape}, {suffix}, sharding={where}, {local})"
     if not _is_printable(array):
         return f"{prefix}shape={handle.shape}, {suffix})"
     if array.size == 0:

@@ -102,8 +102,8 @@ class _ShardIndices:
 
     def place(self, device: Device) -> tuple[Index, int]:
         """Return index and replica number of a device."""
-        here = self._here.get(device)
-        return here or self._places([self.sharding.devices.index(device)])[0]
+        known = self._here.get(device)
+        return known or self._places([self.sharding.devices.index(device)])[0]
 
 
 def index_text(index: Any) -> str:

@@ -347,7 +347,7 @@ def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
     group = processes.processes_of(sharding.devices)
     subject = f"{type_text(handle)} under {sharding}"
     try:
-        came = processes.RENDEZVOUS.exchange(
+        values = processes.RENDEZVOUS.exchange(
             processes.Barrier(group, "to_host", timeout, what="to_host('gather')"), subject
         )
     except processes.BarrierTimeoutError as error:
@@ -357,10 +357,10 @@ def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
             "must, in the same order; x.to_host('local') needs no other process",
             processes=error.processes,
         ) from None
-    if len(set(came.values())) > 1:
+    if len(set(values.values())) > 1:
         raise ProcessesError(  # no-catalogue: needs several processes
             f"x.to_host('gather') was called with different arrays at the same time: "
-            f"{format_by_process(came)}; "
+            f"{format_by_process(values)}; "
             "let all processes gather the same arrays in the same order",
-            processes=tuple(came),
+            processes=tuple(values),
         )

@@ -186,11 +186,11 @@ class ResolvedSharding:
 
 def is_in_place(source: ResolvedSharding, target: ResolvedSharding) -> bool:
     """Return True if no byte moves from one sharding to the other."""
-    here, there = source.sharding, target.sharding
+    old, new = source.sharding, target.sharding
     if source.tiling.is_partial or target.tiling.is_partial:
-        return here.is_equivalent_to(there, len(source.shape))
+        return old.is_equivalent_to(new, len(source.shape))
     return source.memory_kind == target.memory_kind and (
-        here.devices_indices_map(source.shape) == there.devices_indices_map(source.shape)
+        old.devices_indices_map(source.shape) == new.devices_indices_map(source.shape)
     )
 
 
@@ -199,8 +199,8 @@ def reorders_devices(source: ResolvedSharding, target: ResolvedSharding) -> bool
 
     JAX reshards by a program of all these devices, which transfer guards let pass.
     """
-    here, there = source.sharding.devices, target.sharding.devices
-    return source.memory_kind == target.memory_kind and here != there and set(here) == set(there)
+    old, new = source.sharding.devices, target.sharding.devices
+    return source.memory_kind == target.memory_kind and old != new and set(old) == set(new)
 
 
 def check_reduced_sharding(sharding: Sharding, name: str) -> None:

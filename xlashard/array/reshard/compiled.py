@@ -191,8 +191,8 @@ def _partitioner(*tilings: Tiling) -> Partitioner:
 @lru_cache(maxsize=_PROGRAMS_KEPT)
 def _replicated(number: int, devices: tuple[Device, ...]) -> Handle:
     """Return a number that is replicated over all devices."""
-    there = resolve_sharding((), GSPMDSharding.get_replicated(devices))
-    return put_value(np.array(number, np.int32), there)
+    target = resolve_sharding((), GSPMDSharding.get_replicated(devices))
+    return put_value(np.array(number, np.int32), target)
 
 
 def unusual_layout(handle: Handle) -> str | None:

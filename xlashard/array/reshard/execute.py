@@ -49,14 +49,14 @@ def with_device_order(handle: Handle, devices: Sequence[Device]) -> Handle:
     if sharding.devices == tuple(devices) or set(sharding.devices) != set(devices):
         return handle
     tiling = _reordered_tiling(sharding.tiling(handle.shape), sharding.devices, tuple(devices))
-    there = GSPMDSharding(devices, tiling.to_tile_assignment(), memory_kind=sharding.memory_kind)
-    jax_sharding = there.jax_sharding(handle.shape)
-    here = [sharding.devices[i] for i in sharding.addressable_positions]
-    buffers = dict(zip(here, split(handle), strict=True))
+    target = GSPMDSharding(devices, tiling.to_tile_assignment(), memory_kind=sharding.memory_kind)
+    jax_sharding = target.jax_sharding(handle.shape)
+    own_devices = [sharding.devices[i] for i in sharding.addressable_positions]
+    buffers = dict(zip(own_devices, split(handle), strict=True))
     return assemble(
         make_aval(handle.shape, handle.dtype, jax_sharding, handle.weak_type),
         jax_sharding,
-        [buffers[there.devices[i]] for i in there.addressable_positions],
+        [buffers[target.devices[i]] for i in target.addressable_positions],
         committed=handle.committed,
     )
 
@@ -81,8 +81,8 @@ def with_gspmd_sharding(handle: Handle) -> Handle:
     """Return the handle under the `GSPMDSharding` with its tiles; nothing moves."""
     sharding = from_jax(handle.sharding)
     tiles = sharding.tiling(handle.shape).to_tile_assignment()
-    there = GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
-    return with_sharding(handle, there.jax_sharding(handle.shape))
+    target = GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
+    return with_sharding(handle, target.jax_sharding(handle.shape))
 
 
 def with_mesh_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:
@@ -97,8 +97,8 @@ def with_mesh_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:
     counts = from_jax(handle.sharding).tiling(handle.shape).counts
     dims = ",".join(map(str, (*counts, len(devices) // math.prod(counts))))
     text = f"{{devices=[{dims}]<=[{len(devices)}] last_tile_dim_replicate}}"
-    there = GSPMDSharding(devices, text, memory_kind=sharding.memory_kind)
-    return reshard(handle, resolve_sharding(handle.shape, there))
+    target = GSPMDSharding(devices, text, memory_kind=sharding.memory_kind)
+    return reshard(handle, resolve_sharding(handle.shape, target))
 
 
 def reshard(
@@ -228,11 +228,11 @@ def put_beside(handle: Handle, operand: Handle) -> Handle:
     if operand.shape != handle.shape:
         kind = sharding.memory_kind
         sharding = GSPMDSharding.get_replicated(sharding.devices, memory_kind=kind)
-    there = resolve_sharding(handle.shape, sharding)
+    target = resolve_sharding(handle.shape, sharding)
     with allow_transfers():
         if sharding.is_fully_addressable:
-            return reshard(handle, there)
-        return put_value(np.asarray(handle), there, weak_type=handle.weak_type)
+            return reshard(handle, target)
+        return put_value(np.asarray(handle), target, weak_type=handle.weak_type)
 
 
 def relayout(handle: Handle, layout: Layout | None, where: ResolvedSharding) -> Handle:

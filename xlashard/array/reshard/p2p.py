@@ -109,7 +109,7 @@ def reshard_by_pieces(task: ReshardTask) -> Handle:
             jax.block_until_ready(shards)
             traffic = TransferWindow(task.room)
             traffic.admits(piece, whole)
-        block = _taken(buffer, piece, whole, device)
+        block = _moved_piece(buffer, piece, whole, device)
         if not whole.target:
             block = pasted(shards[number], block, piece, target.shard_shape)
         elif block is buffer and (donate or fresh):
@@ -183,7 +183,7 @@ def _starts(index: Index) -> np.ndarray:
     return np.array([s.start for s in index], np.int32)
 
 
-def _taken(buffer: Handle, piece: Piece, whole: _WholeShards, device: Device) -> Handle:
+def _moved_piece(buffer: Handle, piece: Piece, whole: _WholeShards, device: Device) -> Handle:
     """Return a piece on its target device."""
     block = buffer if whole.source else cut(buffer, piece.source_index)
     if piece.source == piece.destination:
@@ -199,7 +199,7 @@ def cut(buffer: Handle, index: Index) -> Handle:
 def pasted(shard: Handle | None, block: Handle, piece: Piece, shape: _Shape) -> Handle:
     """Return a shard with one more of its pieces."""
     starts = _starts(piece.destination_index)
-    return _begun(block, starts, shape) if shard is None else _continued(shard, block, starts)
+    return _begun(block, starts, shape) if shard is None else _updated_block(shard, block, starts)
 
 
 # The position is an argument, so that a device has one program for all pieces of a shape.
@@ -216,7 +216,7 @@ def _begun(block: Any, starts: Any, shape: _Shape) -> Any:
 
 
 @partial(jax.jit, donate_argnums=0)
-def _continued(shard: Any, block: Any, starts: Any) -> Any:
+def _updated_block(shard: Any, block: Any, starts: Any) -> Any:
     return jax.lax.dynamic_update_slice(shard, block, list(starts))
 
 

@@ -95,8 +95,8 @@ class PermuteReshard:
         self._task = task
         self._schedule = schedule(handle.shape, handle.itemsize, *task.ends)
         self._within = self._schedule.within.get(jax.process_index(), ())
-        here = [self._schedule.senders[position] for position in source.positions]
-        self._buffers = dict(zip(here, split(handle), strict=True))
+        own_devices = [self._schedule.senders[position] for position in source.positions]
+        self._buffers = dict(zip(own_devices, split(handle), strict=True))
         self._receivers = [self._schedule.receivers[position] for position in target.positions]
         self._shards: dict[int, Handle | None] = dict.fromkeys(self._receivers)
         sent = [piece for one in self._schedule.rounds for piece in one.by_sender.values()]
@@ -114,7 +114,7 @@ class PermuteReshard:
             return assemble(task.aval, target.jax_sharding, shards)
         for piece in self._within:
             self._wait_for_room(piece.nbytes)
-            block = self._taken(piece)
+            block = self._piece_on_source(piece)
             if piece.source != piece.destination:
                 device = self._schedule.devices[piece.destination]
                 block = put_on(device, block, weak_type=block.weak_type)
@@ -129,19 +129,23 @@ class PermuteReshard:
         """Run a round, if this process has any of its devices."""
         devices = [self._schedule.devices[number] for number in one.devices]
         me = jax.process_index()
-        here = [n for n, d in zip(one.devices, devices, strict=True) if d.process_index == me]
-        if not here:
+        own_numbers = [
+            n for n, d in zip(one.devices, devices, strict=True) if d.process_index == me
+        ]
+        if not own_numbers:
             return
         shape = one.shape or (1,)
         itemsize = self._task.handle.itemsize
         self._wait_for_room(2 * math.prod(shape) * itemsize)
         blocks = []
-        for number in here:
+        for number in own_numbers:
             piece = one.by_sender.get(number)
-            block = self._blank(number, shape) if piece is None else self._taken(piece)
+            block = self._blank(number, shape) if piece is None else self._piece_on_source(piece)
             blocks.append(block if block.shape == shape else in_shape(block, shape))
-        received = dict(zip(here, split(_permuted(blocks, devices, one, shape)), strict=True))
-        for number in here:
+        received = dict(
+            zip(own_numbers, split(_permuted(blocks, devices, one, shape)), strict=True)
+        )
+        for number in own_numbers:
             if number in one.by_receiver:
                 block = received[number]
                 if not one.shape:
@@ -150,7 +154,7 @@ class PermuteReshard:
             if number in one.by_sender:
                 self._count_sent(one.by_sender[number])
 
-    def _taken(self, piece: Piece) -> Handle:
+    def _piece_on_source(self, piece: Piece) -> Handle:
         """Return a piece on its source device."""
         buffer = self._buffers[piece.source]
         index = piece.source_index

@@ -106,8 +106,8 @@ def _steps(
     if source.tiling.is_partial:
         return _reduced(source, target, one_memory)
     if target.tiling.is_partial:
-        there = resolve_sharding(target.shape, target.sharding.reduced_sharding)
-        first = _steps(source, there, one_memory)
+        intermediate = resolve_sharding(target.shape, target.sharding.reduced_sharding)
+        first = _steps(source, intermediate, one_memory)
         # A step that keeps the buffers would share them with the source.
         return *(step for step in first if step.strategy is not Strategy.KEEP), Step(
             Strategy.SPLIT, target
@@ -125,8 +125,8 @@ def _steps(
         if not set(source.sharding.devices) & set(target.sharding.devices):
             # On devices of its own the copied source leaves room for the buffers of the program.
             devices = target.sharding.devices
-            there = _with_tiles(devices, source.shape, source.tiling, source.memory_kind)
-            return Step(Strategy.CARRY, there), *_by_program(there, target)
+            intermediate = _with_tiles(devices, source.shape, source.tiling, source.memory_kind)
+            return Step(Strategy.CARRY, intermediate), *_by_program(intermediate, target)
     return *_to_default_memory(source), Step(Strategy.P2P, target)
 
 
@@ -138,14 +138,14 @@ def _reduced(
     XLA aborts on a program that does both at once, on two meshes or from one set of unreduced axes
     to another.
     """
-    there = resolve_sharding(source.shape, source.sharding.reduced_sharding)
-    rest = _steps(there, target, one_memory)
+    intermediate = resolve_sharding(source.shape, source.sharding.reduced_sharding)
+    rest = _steps(intermediate, target, one_memory)
     if (
         rest == (Step(Strategy.KEEP, target),)
         and target.sharding.devices == source.sharding.devices
     ):
         return _by_program(source, target)
-    return *_by_program(source, there), *rest
+    return *_by_program(source, intermediate), *rest
 
 
 def same_shards(source: ResolvedSharding, target: ResolvedSharding) -> bool:
@@ -177,8 +177,8 @@ def _in_one_process(*both: ResolvedSharding) -> bool:
 def _by_program(source: ResolvedSharding, target: ResolvedSharding) -> tuple[Step, ...]:
     """Plan other tiles on the same devices; programs run in default memory."""
     first = _to_default_memory(source)
-    there = _in_default_memory(target)
-    return *first, Step(Strategy.COMPILED, there), *_from_default_memory(there, target)
+    result = _in_default_memory(target)
+    return *first, Step(Strategy.COMPILED, result), *_from_default_memory(result, target)
 
 
 def _between_processes(source: ResolvedSharding, target: ResolvedSharding) -> tuple[Step, ...]:
@@ -195,15 +195,15 @@ def _between_processes(source: ResolvedSharding, target: ResolvedSharding) -> tu
     fine = refine(fewer.tiling, source.shape, len(more.sharding.devices))
     if fine is None:
         return direct
-    there = _with_tiles(more.sharding.devices, source.shape, fine, more.memory_kind)
+    intermediate = _with_tiles(more.sharding.devices, source.shape, fine, more.memory_kind)
     straight = transfer_load(source.shape, start.tiling, end.tiling)
     if more is end:
         around = transfer_load(source.shape, start.tiling, fine)
-        detour = *first, Step(Strategy.PERMUTE, there), *_to_tiles(there, target)
+        detour = *first, Step(Strategy.PERMUTE, intermediate), *_to_tiles(intermediate, target)
     else:
         around = transfer_load(source.shape, fine, end.tiling)
         last = Step(Strategy.PERMUTE, end), *_from_default_memory(end, target)
-        detour = *first, *_to_tiles(start, there), *last
+        detour = *first, *_to_tiles(start, intermediate), *last
     if around.rounds * 2 <= straight.rounds:
         return detour
     less = around.elements * 2 <= straight.elements and around.rounds <= straight.rounds
@@ -232,8 +232,8 @@ def _to_default_memory(source: ResolvedSharding) -> tuple[Step, ...]:
     normal = default_memory_kind(source.sharding.devices[0])
     if source.memory_kind == normal or normal is None:
         return ()
-    there = resolve_sharding(source.shape, source.sharding.with_memory_kind(normal))
-    return (Step(Strategy.COPY, there),)
+    target = resolve_sharding(source.shape, source.sharding.with_memory_kind(normal))
+    return (Step(Strategy.COPY, target),)
 
 
 def _with_tiles(

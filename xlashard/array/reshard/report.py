@@ -215,11 +215,9 @@ def reshard_plan(x: Any, target: Any, *, source: Any = None) -> ReshardReport:
         shape, dtype, origin = _described(x, source)
         if isinstance(origin, jax.Device):
             origin = SingleDeviceSharding(origin)
-        here = resolve_sharding(shape, parse_sharding(origin, "source")[0])
-        there = parse_placement(target, "target").sharding
-        return _report(
-            shape, dtype, here, here if there is None else resolve_sharding(shape, there)
-        )
+        old = resolve_sharding(shape, parse_sharding(origin, "source")[0])
+        new = parse_placement(target, "target").sharding
+        return _report(shape, dtype, old, old if new is None else resolve_sharding(shape, new))
 
 
 def _described(x: Any, source: Any) -> tuple[tuple[int, ...], Any, Any]:
@@ -239,36 +237,36 @@ def _described(x: Any, source: Any) -> tuple[tuple[int, ...], Any, Any]:
 
 
 def _report(
-    shape: tuple[int, ...], dtype: Any, here: ResolvedSharding, there: ResolvedSharding
+    shape: tuple[int, ...], dtype: Any, source: ResolvedSharding, target: ResolvedSharding
 ) -> ReshardReport:
     if not jnp.issubdtype(dtype, jax.dtypes.extended):
         dtype = jnp.dtype(dtype)
-    route = plan_steps(here, there, dtype)
-    plan, devices = _transfers(shape, dtype.itemsize, here, there)
-    shards = [math.prod(p.shard_shape) * dtype.itemsize for p in (here, there)]
+    route = plan_steps(source, target, dtype)
+    plan, devices = _transfers(shape, dtype.itemsize, source, target)
+    shards = [math.prod(p.shard_shape) * dtype.itemsize for p in (source, target)]
     return ReshardReport(
         type=typed(dtype.name, shape),
         nbytes=math.prod(shape) * dtype.itemsize,
-        source=sharding_text(here.sharding),
-        target=sharding_text(there.sharding),
+        source=sharding_text(source.sharding),
+        target=sharding_text(target.sharding),
         route=tuple(step.strategy for step in route),
         source_shard_bytes=shards[0],
         target_shard_bytes=shards[1],
-        peak_bytes=_peak(route, here, there, shards),
+        peak_bytes=_peak(route, source, target, shards),
         _plan=plan,
         _ids=tuple(device.id for device in devices),
     )
 
 
 def _transfers(
-    shape: tuple[int, ...], itemsize: int, here: ResolvedSharding, there: ResolvedSharding
+    shape: tuple[int, ...], itemsize: int, old: ResolvedSharding, new: ResolvedSharding
 ) -> tuple[ReshardPlan, tuple[Device, ...]]:
     """Return the plan of a reshard, and the devices by their numbers in it.
 
     Partial results are planned as slices of one array, stacked along a last dimension. A device
     whose new partial result is zeros receives nothing.
     """
-    source, target, devices = here.tiling, there.tiling, there.sharding.devices
+    source, target, devices = old.tiling, new.tiling, new.sharding.devices
     if source != target and target.is_partial:
         first = target.addend_ids() == 0
         devices = tuple(compress(devices, first))
@@ -277,7 +275,7 @@ def _transfers(
     if source.is_partial:
         shape = (*shape, source.addends)
         source, target = _stacked(source), _stacked(target)
-    return numbered(shape, itemsize, (source, here.sharding.devices), (target, devices))
+    return numbered(shape, itemsize, (source, old.sharding.devices), (target, devices))
 
 
 def _stacked(tiling: Tiling) -> Tiling:
@@ -287,13 +285,13 @@ def _stacked(tiling: Tiling) -> Tiling:
 
 
 def _peak(
-    route: tuple[Step, ...], here: ResolvedSharding, there: ResolvedSharding, shards: list[int]
+    route: tuple[Step, ...], source: ResolvedSharding, target: ResolvedSharding, shards: list[int]
 ) -> int:
-    if route == (Step(Strategy.KEEP, there),):
+    if route == (Step(Strategy.KEEP, target),):
         return shards[0]
     if route[0].strategy is Strategy.TO_BYTES:
-        return max(shards) + _peak(route[1:-1], here, there, shards)
-    shared = not set(here.sharding.devices).isdisjoint(there.sharding.devices)
+        return max(shards) + _peak(route[1:-1], source, target, shards)
+    shared = not set(source.sharding.devices).isdisjoint(target.sharding.devices)
     # A source that was copied to the destination's devices lies there like any other.
     shared |= len(route) > 1
     ends = sum(shards) if shared else max(shards)

@@ -212,14 +212,14 @@ def boundary_specs(
 
 def is_transparent(operation: GraphOperation, values: Sequence[Value]) -> bool:
     """Return True if each dimension of each array is that of one factor of them all."""
-    taken = [k for k, index in enumerate(operation.operands) if index is not None]
-    made = [k for k, index in enumerate(operation.results) if index is not None]
-    if operation.rule.known and not taken:
+    operands = [k for k, index in enumerate(operation.operands) if index is not None]
+    results = [k for k, index in enumerate(operation.results) if index is not None]
+    if operation.rule.known and not operands:
         return True
     factors = operation.rule.factors
     return is_pointwise(operation, values) and all(
-        [f.operands[k] is not None for f in factors for k in taken]
-        + [f.results[k] is not None for f in factors for k in made]
+        [f.operands[k] is not None for f in factors for k in operands]
+        + [f.results[k] is not None for f in factors for k in results]
     )
 
 

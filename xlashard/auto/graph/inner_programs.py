@@ -254,22 +254,22 @@ class InnerPrograms(LabelledValues, ABC):
             self._value(v.aval, ConstraintSite(inner, "parameter", len(consts) + i), runs)
             for i, v in enumerate(body.invars[len(consts) :])
         ]
-        for outer, made in zip(carry, fresh, strict=False):
-            self.values[made].is_stored = True
+        for outer, parameter in zip(carry, fresh, strict=False):
+            self.values[parameter].is_stored = True
             if outer is not None:
-                self._same(outer, made)
-        for outer, made in zip(xs, fresh[len(carry) :], strict=True):
+                self._same(outer, parameter)
+        for outer, parameter in zip(xs, fresh[len(carry) :], strict=True):
             if outer is not None:
-                self._slice_of(outer, made)
-                self.steps.append(GraphStep([outer], [made], fused=True))
+                self._slice_of(outer, parameter)
+                self.steps.append(GraphStep([outer], [parameter], fused=True))
         results = self._enter(body, [*known, *fresh], inner, runs)
         self._use(results)
         outs = self._results(eqn, path, times)
         carries = map(Carry, carry, fresh, results, outs[: len(carry)])
         copies = [
             copy
-            for outer, made in zip(xs, fresh[len(carry) :], strict=True)
-            if outer is not None and (copy := self._converted(outer, made)) is not None
+            for outer, parameter in zip(xs, fresh[len(carry) :], strict=True)
+            if outer is not None and (copy := self._converted(outer, parameter)) is not None
         ]
         for number, (out, result) in enumerate(zip(outs, results, strict=True)):
             if result is None:
@@ -282,8 +282,10 @@ class InnerPrograms(LabelledValues, ABC):
                 self._slice_of(out, result)
                 self.steps.append(GraphStep([result], []))
         self._close(before, operands, outs, carries, copies)
-        for number, (made, result) in enumerate(zip(fresh[: len(carry)], results, strict=False)):
-            added = [] if result is None else self._addends(made, result)
+        for number, (parameter, result) in enumerate(
+            zip(fresh[: len(carry)], results, strict=False)
+        ):
+            added = [] if result is None else self._addends(parameter, result)
             if added:
                 aval, length = eqn.outvars[number].aval, eqn.params["length"]
                 outs[number] = self._total(outs[number], aval, added, length)
@@ -331,20 +333,20 @@ class InnerPrograms(LabelledValues, ABC):
         fresh = []
         inner = (*path, 1)
         for i, (outer, var) in enumerate(zip(carry, body.invars[last:], strict=True)):
-            made = self._value(var.aval, ConstraintSite(inner, "parameter", last + i), runs)
-            self.values[made].is_stored = True
+            parameter = self._value(var.aval, ConstraintSite(inner, "parameter", last + i), runs)
+            self.values[parameter].is_stored = True
             if outer is not None:
-                self._same(outer, made)
-            fresh.append(made)
+                self._same(outer, parameter)
+            fresh.append(parameter)
         for jaxpr, consts, number in ((condition, cond_consts, 0), (body, body_consts, 1)):
             inputs = [*self._known(jaxpr.invars, consts), *fresh]
             results = self._enter(jaxpr, inputs, (*path, number), runs)
             self._use(results)
         outs = self._results(eqn, path, times)
-        for made, result, out in zip(fresh, results, outs, strict=True):
+        for parameter, result, out in zip(fresh, results, outs, strict=True):
             if result is not None:
-                self._same(made, result)
-            self._same(made, out)
+                self._same(parameter, result)
+            self._same(parameter, out)
         self._close(before, operands, outs, map(Carry, carry, fresh, results, outs))
         return list(outs)
 
@@ -352,19 +354,19 @@ class InnerPrograms(LabelledValues, ABC):
         self, eqn: Any, operands: list[int | None], path: tuple[int, ...], times: float
     ) -> list[int | None]:
         outs: list[int] = []
-        made: list[list[int | None]] = []
+        results_of: list[list[int | None]] = []
         before, self.steps = self.steps, []
         for number, branch in enumerate(tracing.bodies(eqn)):
             known = self._known(branch.invars, operands[1:])
-            made.append(self._enter(branch, known, (*path, number), times))
-            self._use(made[-1])
+            results_of.append(self._enter(branch, known, (*path, number), times))
+            self._use(results_of[-1])
         outs = self._results(eqn, path, times)
-        for results in made:
+        for results in results_of:
             for out, result in zip(outs, results, strict=True):
                 if result is not None:
                     self._same(out, result)
         carries = [
-            Carry(None, None, r, out) for rs in made for r, out in zip(rs, outs, strict=True)
+            Carry(None, None, r, out) for rs in results_of for r, out in zip(rs, outs, strict=True)
         ]
         self._close(before, operands, outs, carries)
         return list(outs)

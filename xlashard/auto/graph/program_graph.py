@@ -103,10 +103,10 @@ class ProgramGraph(InnerPrograms):
             if index is not None:
                 self.values[index].is_stored = True
         for argument, result in tied:
-            taken, made = self.arguments[argument], self.results[result]
-            self.state |= {taken, self.inside.get(taken, taken)}
-            if made is not None:
-                self._same(taken, made)
+            old, new = self.arguments[argument], self.results[result]
+            self.state |= {old, self.inside.get(old, old)}
+            if new is not None:
+                self._same(old, new)
         self._merge_small()
         self._find_sums(self.operations)
         join_equal_labels(self.values, self.labels, self.operations, self.state, self.loops)
@@ -225,9 +225,9 @@ class ProgramGraph(InnerPrograms):
         in_place = operation.name in IN_PLACE
         self.steps.append(GraphStep(operands, outs, fused=fused, in_place=in_place))
         if is_free and rule.pairwise:
-            for taken, result in zip(operands, outs, strict=False):
-                if taken is not None:
-                    self._same(taken, result)
+            for operand, result in zip(operands, outs, strict=False):
+                if operand is not None:
+                    self._same(operand, result)
         elif transparent:
             self._unify(operation)
         elif pointwise or (is_free and operation.name in _FOLLOWING):
@@ -260,8 +260,8 @@ class ProgramGraph(InnerPrograms):
             self._join(arrays[0], other)
         # A value without operands, such as a constant, is made where it is used.
         if any(o is not None for o in operation.operands):
-            made = [o for o in operation.results if o is not None]
-            self.elementwise.extend((o, operation.times) for o in made)
+            results = [o for o in operation.results if o is not None]
+            self.elementwise.extend((o, operation.times) for o in results)
 
     def _merge_small(self) -> None:
         """Merge small reductions and broadcasts into the clusters of their large sides.
@@ -286,10 +286,10 @@ class ProgramGraph(InnerPrograms):
                     continue
                 for o, d in zip(operation.operands, f.operands, strict=True):
                     if o is not None and d is not None:
-                        for made in operation.results:
-                            if made is not None:
+                        for result in operation.results:
+                            if result is not None:
                                 label = self.values[o].labels[d]
-                                self.reductions.append((made, label, operation.times))
+                                self.reductions.append((result, label, operation.times))
         self.state_clusters = self.clusters_led_by(self.state)
 
 

@@ -386,12 +386,14 @@ def _rewrapped(wrapper: Any, program: PlannedProgram) -> Any:
             "holds no function of jax.jit that could get the layout: use plan.rules() for its "
             "arguments, or a pure function of pytrees"
         )
-    made, compiled = copy.copy(wrapper), getattr(wrapper, inside[0])
+    rewrapped, compiled = copy.copy(wrapper), getattr(wrapper, inside[0])
     body = copy.copy(compiled._fun)
     for name, value in vars(body).items():
         if value is wrapper:
             # Both share the identities of modules during a call.
-            object.__setattr__(body, name, made)
+            object.__setattr__(body, name, rewrapped)
     inner = pjit(body, **jitted.options_of(compiled))
-    object.__setattr__(made, inside[0], planned(inner, replace(program, by_users_paths=False), {}))
-    return made
+    object.__setattr__(
+        rewrapped, inside[0], planned(inner, replace(program, by_users_paths=False), {})
+    )
+    return rewrapped

@@ -210,9 +210,9 @@ def _unforeseen(plan: PlanFields, page: Page) -> RenderableType | None:
 
 @lru_cache(maxsize=1)
 def _code_template() -> Template:
-    made = make_environment(__package__ or "", autoescape=False, keep_trailing_newline=True)
-    made.filters["repr"] = repr
-    return made.get_template("plan_code.jinja")
+    environment = make_environment(__package__ or "", autoescape=False, keep_trailing_newline=True)
+    environment.filters["repr"] = repr
+    return environment.get_template("plan_code.jinja")
 
 
 def plan_code(plan: PlanFields) -> str:

@@ -55,9 +55,9 @@ def beside(key: str) -> Callable[[Operation], Factors]:
 
     def rule(op: Operation) -> Factors:
         dims = op.params[key]
-        taken = (dims,) if isinstance(dims, SupportsIndex) else dims
+        listed = (dims,) if isinstance(dims, SupportsIndex) else dims
         operands, results = range(len(op.operands)), range(len(op.results))
-        for d in remaining(len(op.operands[0]), taken):
+        for d in remaining(len(op.operands[0]), listed):
             yield from op.factor(dict.fromkeys(operands, d), dict.fromkeys(results, d))
 
     return rule
@@ -65,25 +65,25 @@ def beside(key: str) -> Callable[[Operation], Factors]:
 
 def reduction(op: Operation) -> Factors:
     """Yield the dimensions that stay, and those that are reduced."""
-    yield from _kept(op, op.params["axes"])
+    yield from _without_axes(op, op.params["axes"])
     if op.name == "reduce_xor":  # XLA has no all-reduce of it.
         return
     for d in op.params["axes"]:
         yield from op.factor({0: d}, {}, reduced=True, most_padded=op.operands[0][d])
 
 
-def _kept(op: Operation, axes: Any) -> Factors:
+def _without_axes(op: Operation, axes: Any) -> Factors:
     # A reduction by any function has initial values, scalars, behind its operands.
     operands = [i for i, shape in enumerate(op.operands) if shape]
     for result, d in enumerate(remaining(len(op.operands[0]), axes)):
-        made = dict.fromkeys(range(len(op.results)), result)
+        results = dict.fromkeys(range(len(op.results)), result)
         most = op.operands[0][d]
-        yield from op.factor(dict.fromkeys(operands, d), made, most_padded=most)
+        yield from op.factor(dict.fromkeys(operands, d), results, most_padded=most)
 
 
 def reduce(op: Operation) -> Factors:
     """Yield the dimensions that stay in a reduction by any function."""
-    yield from _kept(op, op.params["dimensions"])
+    yield from _without_axes(op, op.params["dimensions"])
 
 
 def windows(op: Operation) -> Factors:
@@ -262,8 +262,8 @@ def scatter(op: Operation) -> Factors:
 
 def dynamic_slice(op: Operation) -> Factors:
     """Yield the dimensions that a dynamic slice takes whole."""
-    for d, taken in enumerate(op.params["slice_sizes"]):
-        if taken == op.operands[0][d]:
+    for d, size in enumerate(op.params["slice_sizes"]):
+        if size == op.operands[0][d]:
             yield from op.factor({0: d}, {0: d})
 
 

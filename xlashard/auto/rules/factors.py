@@ -146,9 +146,9 @@ def operation_of(eqn: Any) -> Operation:
     return Operation(eqn.primitive.name, operands, results, eqn.params, eqn)
 
 
-def remaining(rank: int, *taken: Any) -> list[int]:
+def remaining(rank: int, *groups: Any) -> list[int]:
     """Return the dimensions of a rank that none of some collections contains."""
-    removed = {d for dims in taken for d in dims}
+    removed = {d for dims in groups for d in dims}
     return [d for d in range(rank) if d not in removed]
 
 

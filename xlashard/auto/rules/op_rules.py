@@ -88,8 +88,8 @@ def _product(op: Operation, numbers: Any, groups: Sequence[int], result: int) ->
         yield from op.factor({0: left, 1: right}, {0: result}, most_padded=most)
         result += 1
     others = ((*left_contracted, *left_batch), (*right_contracted, *right_batch, *groups))
-    for i, taken in enumerate(others):
-        for d in remaining(len(op.operands[i]), taken):
+    for i, used in enumerate(others):
+        for d in remaining(len(op.operands[i]), used):
             yield from op.factor({i: d}, {0: result}, most_padded=op.operands[i][d])
             result += 1
     for left, right in zip(left_contracted, right_contracted, strict=True):
@@ -144,19 +144,19 @@ def _spatial(op: Operation, i: int) -> Factors:
     """
     params, numbers = op.params, op.params["dimension_numbers"]
     left, right, out = (spec[i] for spec in numbers)
-    wide, window, made = op.operands[0][left], op.operands[1][right], op.results[0][out]
+    wide, window, narrow = op.operands[0][left], op.operands[1][right], op.results[0][out]
     stride, spread, dilation = (
         params[key][i - 2] for key in ("window_strides", "rhs_dilation", "lhs_dilation")
     )
     if not wide:
         return
-    if wide * dilation == made * stride:
+    if wide * dilation == narrow * stride:
         halo = max(0, -(((window - 1) * spread + 1 - stride) // -dilation))
-        size = wide_pieces(math.gcd(wide, made), wide, halo)
-        most = min(wide, made) // max(halo, 1)
+        size = wide_pieces(math.gcd(wide, narrow), wide, halo)
+        most = min(wide, narrow) // max(halo, 1)
         yield from op.factor({0: left}, {0: out}, size=size, halo=halo / wide, most_padded=most)
     elif dilation == params["batch_group_count"] == 1 and wide == window * spread:
-        halo = max(0, (made - 1) * stride + 1 - spread)
+        halo = max(0, (narrow - 1) * stride + 1 - spread)
         size = wide_pieces(window, wide, halo)
         most, sides = min(wide, window) // max(halo, 1), {0: left, 1: right}
         yield from op.factor(sides, {}, size=size, reduced=True, halo=halo / wide, most_padded=most)

@@ -120,7 +120,7 @@ def attention_call(computation: Computation, call: Instruction) -> AttentionCall
         return None
     arrays = computation.operand_arrays(call)
     config = call.attributes.backend_config
-    scores = [int(n) for n in re.findall(r"\d+", _found(_SCORES, config))]
+    scores = [int(n) for n in re.findall(r"\d+", _first_group(_SCORES, config))]
     if len(arrays) < 3 or len(scores) != 4:
         return None
     batch, heads, queries, keys = scores
@@ -132,8 +132,8 @@ def attention_call(computation: Computation, call: Instruction) -> AttentionCall
         key_size=query.dims[-1],
         value_size=value.dims[-1],
         dtype=query.dtype,
-        causal="CAUSAL" in _found(_MASK, config),
-        window=int(_found(_WINDOW, config) or 0),
+        causal="CAUSAL" in _first_group(_MASK, config),
+        window=int(_first_group(_WINDOW, config) or 0),
         backward="Backward" in call.attributes.call_target,
         hbm_bytes=sum(array.bytes_in(HBM) for array in [*arrays, *results]),
     )
@@ -144,6 +144,6 @@ _MASK = re.compile(r'"mask_type":\s*"(\w+)"')
 _WINDOW = re.compile(r'"sliding_window_length":\s*"?(\d+)')
 
 
-def _found(pattern: re.Pattern[str], text: str) -> str:
+def _first_group(pattern: re.Pattern[str], text: str) -> str:
     match = pattern.search(text)
     return match[1] if match else ""

@@ -236,8 +236,8 @@ def make_sharded_device_array(
         GeometryError: The spec does not fit the shape.
         ArgumentError: A buffer is not an array on one device, or the aval is invalid.
     """
-    made = xlashard.make_sharded_device_array(aval, sharding_spec, device_buffers, indices)
-    return _in_current_mode(made, ShardedDeviceArray)
+    array = xlashard.make_sharded_device_array(aval, sharding_spec, device_buffers, indices)
+    return _in_current_mode(array, ShardedDeviceArray)
 
 
 def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> Any:
@@ -252,12 +252,12 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
         PlacementError: The buffer is on another device, or has another shape or dtype.
         ArgumentError: The buffer is not an array on one device.
     """
-    made = xlashard.make_device_array(aval, device, device_buffer)
-    return as_jax_arrays(_in_current_mode(made, DeviceArray))
+    array = xlashard.make_device_array(aval, device, device_buffer)
+    return as_jax_arrays(_in_current_mode(array, DeviceArray))
 
 
-def _in_current_mode(made: Any, kind: type[Array]) -> Any:
+def _in_current_mode(array: Any, kind: type[Array]) -> Any:
     # Keys are arrays of JAX.
-    if current_array_mode().jax_array or type(made) is not Array:
-        return made
-    return as_class(made, kind)
+    if current_array_mode().jax_array or type(array) is not Array:
+        return array
+    return as_class(array, kind)

@@ -81,8 +81,8 @@ class GlobalDeviceArray(Array):
                     "GlobalDeviceArray requires a mesh and buffers: write GlobalDeviceArray("
                     "global_shape, global_mesh, mesh_axes, device_buffers)"
                 )
-            made = making.from_buffers((global_shape, global_mesh, mesh_axes), device_buffers)
-        self._handle, self._own_sharding = made._handle, made._own_sharding
+            array = making.from_buffers((global_shape, global_mesh, mesh_axes), device_buffers)
+        self._handle, self._own_sharding = array._handle, array._own_sharding
 
     @classmethod
     @shortened
@@ -107,8 +107,8 @@ class GlobalDeviceArray(Array):
             PlacementError: A shard has the wrong shape or dtype; names its index.
             GeometryError: The axes do not fit the mesh, or do not divide the shape.
         """
-        made = making.from_callback_pieces((global_shape, global_mesh, mesh_axes), data_callback)
-        return as_class(made, cls)
+        array = making.from_callback_pieces((global_shape, global_mesh, mesh_axes), data_callback)
+        return as_class(array, cls)
 
     @classmethod
     @shortened
@@ -133,8 +133,8 @@ class GlobalDeviceArray(Array):
             GeometryError: The axes do not fit the mesh, or do not divide the shape.
         """
         target = (global_shape, global_mesh, mesh_axes)
-        made = making.from_batched_callback_pieces(target, data_callback)
-        out = as_class(made, cls)
+        array = making.from_batched_callback_pieces(target, data_callback)
+        out = as_class(array, cls)
         out._pieces = out._shards_here(committed=False)
         return out
 
@@ -161,8 +161,8 @@ class GlobalDeviceArray(Array):
             GeometryError: The axes do not fit the mesh, or do not divide the shape.
         """
         target = (global_shape, global_mesh, mesh_axes)
-        made = making.from_device_pieces(target, data_callback)
-        return as_class(made, cls)
+        array = making.from_device_pieces(target, data_callback)
+        return as_class(array, cls)
 
     @classmethod
     def from_array(
@@ -258,13 +258,13 @@ class GlobalDeviceArray(Array):
     @property
     def global_shards(self) -> Any:
         """The shards on all devices of the mesh; `data` is None on other processes' devices."""
-        here = self.local_shards
+        local = self.local_shards
         sharding, shape = self.sharding, self.shape
-        if len(here) == sharding.num_devices:
-            return here
+        if len(local) == sharding.num_devices:
+            return local
         tiling = sharding.tiling(shape)
         copies = tiling.replica_ids().tolist()
-        by_device = {shard.device: shard for shard in here}
+        by_device = {shard.device: shard for shard in local}
         places = zip(sharding.devices, tiling.indices(shape), copies, strict=True)
         return [by_device.get(d) or Shard(d, index, copy) for d, index, copy in places]
 

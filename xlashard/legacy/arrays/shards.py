@@ -374,9 +374,9 @@ def _each_device(target: ResolvedSharding) -> list[list[int]]:
     return [[number] for number in range(len(target.devices))]
 
 
-def _array(made: Any) -> Array:
-    if isinstance(made, Array):
-        return made
+def _array(value: Any) -> Array:
+    if isinstance(value, Array):
+        return value
     raise ArgumentError(
         "a GlobalDeviceArray cannot contain PRNG keys of jax.random.key: pass "
         "jax.random.key_data(keys), and call jax.random.wrap_key_data where the keys are used"

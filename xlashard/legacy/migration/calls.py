@@ -60,10 +60,10 @@ class CallRewriter(NameRewriter):
         if known == PJIT:
             return self._jit(updated_node, 0, PJIT_ARGUMENTS)
         if known in (GDA, f"{GDA}.from_callback"):
-            made = array_call(updated_node, known[len(GDA) + 1 :], self.needs)
-            if made is None:
+            call = array_call(updated_node, known[len(GDA) + 1 :], self.needs)
+            if call is None:
                 self._mark(f"{known} is gone. Write: jax.make_array_from_callback(...)")
-            return made or updated_node
+            return call or updated_node
         if known == "jax.eval_shape" and first is not None:
             self._mark_traced_mesh(first)
         if known.endswith(".async_deserialize") and first is not None and self._is_mesh(first):
@@ -164,8 +164,8 @@ class CallRewriter(NameRewriter):
 
     def _mark_traced_mesh(self, function: cst.BaseExpression) -> None:
         """Mark `eval_shape` of a function that may enter a mesh, which JAX rejects in a trace."""
-        made = self._resolver.value(function)
-        is_wrapped = isinstance(made, cst.Call) and self._canonical(made.func) != PJIT
+        value = self._resolver.value(function)
+        is_wrapped = isinstance(value, cst.Call) and self._canonical(value.func) != PJIT
         if self._facts.enters_meshes and is_wrapped:
             self._mark(
                 "jax.set_mesh can't be entered inside jax.eval_shape. Write: jax.eval_shape of the "
@@ -244,11 +244,11 @@ def array_call(call: cst.Call, method: str, needs: Needs) -> cst.Call | None:
     if by_name is None or not by_name.keys() >= {*_GDA_ARGUMENTS, last}:
         return None
     needs.modules.add("jax")
-    made = "jax.make_array_from_callback" if method else "jax.make_array_from_single_device_arrays"
+    name = "jax.make_array_from_callback" if method else "jax.make_array_from_single_device_arrays"
     shape, mesh, end = (without_keyword(by_name[n]) for n in ("global_shape", "global_mesh", last))
     placed = mesh.with_changes(value=sharding(by_name["global_mesh"], by_name["mesh_axes"]))
     args = laid_out([shape, placed, end], call.args)
-    return call.with_changes(func=expression(made), args=args)
+    return call.with_changes(func=expression(name), args=args)
 
 
 def sharding(mesh: cst.Arg, axes: cst.Arg) -> cst.BaseExpression:

@@ -193,14 +193,14 @@ class Rewriter(CallRewriter):
         if isinstance(self._resolver.parent(original_node), cst.If):
             return updated_node
         self._folded.add(self._resolver.parent(original_node))
-        taken = updated_node if test.value == "True" else updated_node.orelse
-        if isinstance(taken, cst.If) and test.value == "False":
-            return taken
+        branch = updated_node if test.value == "True" else updated_node.orelse
+        if isinstance(branch, cst.If) and test.value == "False":
+            return branch
         if test.value not in ("True", "False"):
             return updated_node
-        if taken is None:
+        if branch is None:
             return cst.RemoveFromParent()
-        lines = taken.body.body if isinstance(taken.body, cst.IndentedBlock) else None
+        lines = branch.body.body if isinstance(branch.body, cst.IndentedBlock) else None
         if lines is None:
             return updated_node
         if all(m.matches(line, m.SimpleStatementLine([m.Pass()])) for line in lines):

@@ -125,14 +125,14 @@ class HostLocal:
     ) -> tuple[Any, ...]:
         """Return the arguments with every leaf converted by its spec."""
         values, specs = self._with_specs(dynamic)
-        made = []
+        converted = []
         for value, spec in zip(values, specs, strict=True):
             try:
-                made.append(convert(value, spec))
+                converted.append(convert(value, spec))
             except XlashardError as error:
                 # no-catalogue: needs several processes
-                raise self._with_path(error, dynamic, len(made), spec) from None
-        return jax.tree_util.tree_structure(dynamic).unflatten(made)
+                raise self._with_path(error, dynamic, len(converted), spec) from None
+        return jax.tree_util.tree_structure(dynamic).unflatten(converted)
 
     def _with_path(
         self, error: XlashardError, dynamic: tuple[Any, ...], index: int, spec: Any
@@ -172,10 +172,10 @@ class HostLocal:
             return keys_over(self._everywhere(key_handle(value))._handle, value)
         sharding, devices = NamedSharding(self._mesh, _REPLICATED), self._mesh.local_devices
         if value.is_fully_replicated and value.devices() == set(devices):
-            here = [shard.data for shard in value.addressable_shards]
+            shards = [shard.data for shard in value.addressable_shards]
         else:
-            here = [device_put(value, device) for device in devices]
-        return make_array_from_single_device_arrays(here[0].shape, sharding, here)
+            shards = [device_put(value, device) for device in devices]
+        return make_array_from_single_device_arrays(shards[0].shape, sharding, shards)
 
     def _lifted_type(self, value: Any, spec: Any) -> Any:
         if not isinstance(spec, PartitionSpec) or spec == _REPLICATED or is_global(value):
@@ -318,10 +318,10 @@ class ModeLowered(stages.Lowered):
         self, compiler_options: Mapping[str, Any] | None = None, **options: Any
     ) -> "ModeCompiled":
         """Compile the module, as `xlashard.pjit` does."""
-        made = super().compile(compiler_options, **options)
+        compiled = super().compile(compiler_options, **options)
         function: Any = self._traced._function
         kind = ModeCompiled if function.mode.jax_array else HostLocalCompiled
-        out = kind(made._info, made._compiled, made._body)
+        out = kind(compiled._info, compiled._compiled, compiled._body)
         out._host_local = self._host_local
         return out
 

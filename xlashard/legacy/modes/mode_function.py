@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.lowering import dtype_name
+from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.executables import fingerprint
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard._jax.runtime.tracebacks import shortened
@@ -256,7 +256,7 @@ def _log(call: Call, compiled: CompiledProgram) -> None:
         call.traced.name,
         [*map(described, program.parts.in_shardings[first:])],
         [*map(described, program.parts.out_shardings)],
-        [*map(dtype_name, call.traced.in_avals)],
+        [*map(aval_text, call.traced.in_avals)],
         fingerprint(program.executable),
     )
 

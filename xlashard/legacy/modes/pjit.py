@@ -156,14 +156,14 @@ class LegacyFunction:
         """Return the function for the call flags of this thread."""
         call_flags = current_call_flags()
         function = self._by_flags.get(call_flags)
-        return self._made(call_flags) if function is None else function
+        return self._mode_function(call_flags) if function is None else function
 
-    def _made(self, call_flags: CallFlags) -> ModeFunction:
+    def _mode_function(self, call_flags: CallFlags) -> ModeFunction:
         with self._lock:
             if call_flags not in self._by_flags:
-                made = ModeFunction(self.fun, self._options, self._static, call_flags)
-                made.compile_log = self.today.compile_log
-                self._by_flags[call_flags] = made
+                function = ModeFunction(self.fun, self._options, self._static, call_flags)
+                function.compile_log = self.today.compile_log
+                self._by_flags[call_flags] = function
             return self._by_flags[call_flags]
 
     @shortened

@@ -50,20 +50,20 @@ def to_op_sharding_sharding(s: JaxSharding | Sharding, ndim: int) -> GSPMDShardi
     """
     own = from_jax(s)
     if isinstance(own, GSPMDSharding):
-        made: Any = own
+        sharding: Any = own
     elif not isinstance(own, XLACompatibleSharding):
         raise ShardingError(
             f"the tiles of a {type(own).__name__} depend on the shape: pass its tiling(shape) to "
             "GSPMDSharding"
         )
     elif isinstance(own, NamedSharding) and not isinstance(own.devices[0], jax.Device):
-        made = _OnFakeDevices(own.devices, own.rank_tiling(ndim).to_tile_assignment())
+        sharding = _OnFakeDevices(own.devices, own.rank_tiling(ndim).to_tile_assignment())
     else:
         tiles = own.rank_tiling(ndim).to_tile_assignment()
-        made = GSPMDSharding(own.devices, tiles, memory_kind=own.memory_kind)
-    if made is not s:
-        made._original_sharding = s
-    return made
+        sharding = GSPMDSharding(own.devices, tiles, memory_kind=own.memory_kind)
+    if sharding is not s:
+        sharding._original_sharding = s
+    return sharding
 
 
 def create_sharding_for_array(mesh: Mesh, x: Any) -> Any:

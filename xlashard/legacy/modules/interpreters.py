@@ -88,12 +88,12 @@ def shard_arg(x: Any, devices: Sequence[Any], arg_indices: Sequence[Any], mode: 
     """
     if not isinstance(x, jax.Array):
         x = np.asarray(x)
-        here = {}
+        shards = {}
     else:
-        here = {s.device: (_bounds(s.index, x.shape), s.data) for s in x.addressable_shards}
+        shards = {s.device: (_bounds(s.index, x.shape), s.data) for s in x.addressable_shards}
     out = []
     for device, index in zip(devices, arg_indices, strict=True):
-        held = here.get(device)
+        held = shards.get(device)
         if held is not None and held[0] == _bounds(index, x.shape):
             out.append(held[1])
         else:

@@ -192,9 +192,9 @@ class ResourceEnv(NamedTuple):
         Raises:
             MeshError: A loop has the name of an axis of the mesh.
         """
-        taken = sorted(self.loop_resource_axes.intersection(mesh.axis_names))
-        if taken:
-            raise MeshError(f"{taken[0]!r} is the name of a loop: rename the axis of the mesh")
+        shared = sorted(self.loop_resource_axes.intersection(mesh.axis_names))
+        if shared:
+            raise MeshError(f"{shared[0]!r} is the name of a loop: rename the axis of the mesh")
         return self._replace(physical_mesh=mesh)
 
     def __repr__(self) -> str:

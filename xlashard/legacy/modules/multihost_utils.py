@@ -43,14 +43,14 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
 
 def _gathered(in_tree: Any, tiled: bool) -> Any:
     leaves, treedef = jax.tree.flatten(in_tree)
-    spanning, here, other = [], [], []
+    spanning, local, other = [], [], []
     for number, x in enumerate(leaves):
         spans = isinstance(x, jax.Array) and not x.is_fully_addressable
-        kind = spanning if spans else here if isinstance(x, GlobalDeviceArray) else other
+        kind = spanning if spans else local if isinstance(x, GlobalDeviceArray) else other
         kind.append(number)
     if len(other) == len(leaves):
         return multihost.process_allgather(in_tree, tiled)
-    out = dict(zip(here, (np.asarray(leaves[number]) for number in here), strict=True))
+    out = dict(zip(local, (np.asarray(leaves[number]) for number in local), strict=True))
     # One call per kind that occurs, which is equal in all processes.
     for numbers, as_tiled in ((spanning, True), (other, tiled)):
         if numbers:
@@ -107,8 +107,10 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     """
     with short_tracebacks:
         out = multihost.global_array_to_host_local_array(global_inputs, global_mesh, pspecs)
-        made = _in_mode(out, current_array_mode(), None)
-        return jax.tree.map(lambda x, value: value if _is_local(value) else x, made, global_inputs)
+        outputs = _in_mode(out, current_array_mode(), None)
+        return jax.tree.map(
+            lambda x, value: value if _is_local(value) else x, outputs, global_inputs
+        )
 
 
 def _is_local(x: Any) -> bool:
@@ -121,7 +123,7 @@ def _is_local(x: Any) -> bool:
 def _in_mode(tree: Any, mode: ArrayMode, kind: type[Array] | None) -> Any:
     """Return a tree whose Arrays have the class of the mode; None for the host-local class."""
 
-    def made(x: Any) -> Any:
+    def convert(x: Any) -> Any:
         if not isinstance(x, Array):
             return x
         if mode.jax_array:
@@ -129,7 +131,7 @@ def _in_mode(tree: Any, mode: ArrayMode, kind: type[Array] | None) -> Any:
         array_class = kind or device_array_class(x._handle)
         return x if type(x) is array_class else as_class(x, array_class)
 
-    return jax.tree.map(made, tree)
+    return jax.tree.map(convert, tree)
 
 
 # The first release that does not take GlobalDeviceArrays.

@@ -197,7 +197,7 @@ class PositionalSharding(GSPMDSharding):
         super().__init__(devices, assignment, memory_kind=memory_kind)
         self._ids = ids
 
-    def _remade(self, ids: np.ndarray) -> Self:
+    def _with_ids(self, ids: np.ndarray) -> Self:
         return _remake(type(self), self.devices, ids, self.memory_kind)
 
     @property
@@ -226,7 +226,7 @@ class PositionalSharding(GSPMDSharding):
         """
         sizes = tuple(shape[0]) if shape and isinstance(shape[0], Sequence) else shape
         try:
-            return self._remade(self._ids.reshape(*sizes, self._ids.shape[-1]))
+            return self._with_ids(self._ids.reshape(*sizes, self._ids.shape[-1]))
         except ValueError:
             raise ShardingError(
                 f"PositionalSharding.reshape: shape {sizes} is invalid for a grid of shape "
@@ -241,7 +241,7 @@ class PositionalSharding(GSPMDSharding):
         """
         order = tuple(axes[0]) if axes and isinstance(axes[0], Sequence) else axes
         order = normalize_axis_tuple(order or range(self.ndim)[::-1], self.ndim)
-        return self._remade(self._ids.transpose(*order, self.ndim))
+        return self._with_ids(self._ids.transpose(*order, self.ndim))
 
     def replicate(self, axis: int | Sequence[int] | None = None, keepdims: bool = True) -> Self:
         """Replicate each tile over the devices along some dimensions of the grid.
@@ -257,7 +257,7 @@ class PositionalSharding(GSPMDSharding):
         kept = [d for d in range(self.ndim) if d not in dims]
         moved = self._ids.transpose(*kept, *sorted(dims), self.ndim)
         shape = [1 if d in dims else n for d, n in enumerate(self.shape) if keepdims or d in kept]
-        return self._remade(np.sort(moved.reshape(*shape, -1), axis=-1))
+        return self._with_ids(np.sort(moved.reshape(*shape, -1), axis=-1))
 
     def __getitem__(self, index: Any) -> Self:
         """Return the part of the grid at an index, over the devices of that part alone."""
@@ -302,9 +302,9 @@ class PositionalSharding(GSPMDSharding):
 def _remake[S: PositionalSharding](
     cls: type[S], devices: Sequence[Device], ids: np.ndarray, memory_kind: str | None
 ) -> S:
-    made = cls.__new__(cls)
-    made._place(devices, ids, memory_kind)
-    return made
+    sharding = cls.__new__(cls)
+    sharding._place(devices, ids, memory_kind)
+    return sharding
 
 
 def _unpickle(

@@ -8,7 +8,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from xlashard._jax.lowering import dtype_name
+from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import calling_line
@@ -212,7 +212,7 @@ class DerivedPrograms:
         """
         if not miss.stages:
             return
-        arguments, results = (tuple(map(dtype_name, side)) for side in avals)
+        arguments, results = (tuple(map(aval_text, side)) for side in avals)
         derived = DerivedProgram(
             *calling_line(),
             lower_seconds=miss.seconds.get("lower"),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from xlashard._jax.lowering import dtype_name, memory_kind_of
+from xlashard._jax.lowering import aval_text, memory_kind_of
 from xlashard._jax.runtime.global_state import changed_settings
 from xlashard._jax.runtime.shardings import Device
 from xlashard.lazily import dataclass
@@ -92,9 +92,9 @@ def _structure(before: CallKey, after: CallKey) -> Iterator[CallDifference]:
     lost = [path for path in olds if path not in news]
     gained = [path for path in news if path not in olds]
     for path in lost:
-        yield CallDifference("structure", path, dtype_name(olds[path].aval), "absent")
+        yield CallDifference("structure", path, aval_text(olds[path].aval), "absent")
     for path in gained:
-        yield CallDifference("structure", path, "absent", dtype_name(news[path].aval))
+        yield CallDifference("structure", path, "absent", aval_text(news[path].aval))
     if lost or gained:
         return
     olds, news = (set(key.in_tree.children()[1].node_data()[1]) for key in (before, after))
@@ -141,9 +141,9 @@ def _types(old: Argument, new: Argument) -> Iterator[CallDifference]:
     if old.aval == new.aval:
         return
     if _shape(old) != _shape(new):
-        yield _difference("shape", new.path, avals, dtype_name)
+        yield _difference("shape", new.path, avals, aval_text)
     elif old.aval.dtype != new.aval.dtype:
-        yield _difference("dtype", new.path, avals, dtype_name)
+        yield _difference("dtype", new.path, avals, aval_text)
     elif _is_weak(old.aval) != _is_weak(new.aval):
         yield _difference("weak type", new.path, avals, _weak_text)
     else:
@@ -151,7 +151,7 @@ def _types(old: Argument, new: Argument) -> Iterator[CallDifference]:
 
 
 def _weak_text(aval: Any) -> str:
-    return f"{dtype_name(aval)} {'weakly' if _is_weak(aval) else 'not weakly'} typed"
+    return f"{aval_text(aval)} {'weakly' if _is_weak(aval) else 'not weakly'} typed"
 
 
 def _is_weak(aval: Any) -> bool:
@@ -166,7 +166,7 @@ def _type_text(aval: Any) -> str:
     mesh = sharding.mesh
     sizes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
     axes = ", ".join([f"{name}={size} {kind.name.lower()}" for name, size, kind in sizes])
-    text = f"{dtype_name(aval)} as {sharding.spec} on {axes or 'no mesh'}"
+    text = f"{aval_text(aval)} as {sharding.spec} on {axes or 'no mesh'}"
     manual = ", ".join(sorted(map(str, getattr(aval, "vma", ()) or ())))
     if manual:
         text += f", varying over {manual}"

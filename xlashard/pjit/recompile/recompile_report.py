@@ -312,7 +312,7 @@ class RecompileReport:
     @property
     def seconds(self) -> float:
         """Return the total duration."""
-        return sum(made.seconds for made in (*self.explanations, *self.derived_programs))
+        return sum(each.seconds for each in (*self.explanations, *self.derived_programs))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""

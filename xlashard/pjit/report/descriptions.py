@@ -137,9 +137,9 @@ def describe_donations(program: ExplainedProgram) -> tuple[DonationReport, ...]:
     """Describe the arguments that were donated, and those that a result could reuse."""
     facts = program.facts
     results = {argument: result - facts.tokens for result, argument in facts.aliases.items()}
-    taken = set(results.values())
+    aliased = set(results.values())
     own = program.results[: len(program.results) - len(facts.written)]
-    free = [r for i, r in enumerate(own) if i not in taken]
+    free = [r for i, r in enumerate(own) if i not in aliased]
     positions = count(facts.tokens + facts.closed_over)
     reports = []
     for value, donated in zip(program.arguments, program.info.donated, strict=True):

@@ -329,9 +329,9 @@ def _requested(sharding: Any) -> Any:
 
 def _refusals(plan: ProgramPlan, aliases: Mapping[int, int], tokens: int) -> dict[str, str]:
     """Return the reasons why donated arguments keep their buffers, by path."""
-    taken = {result - tokens: argument - tokens for result, argument in aliases.items()}
+    aliased = {result - tokens: argument - tokens for result, argument in aliases.items()}
     return {
-        value.name: refusal(plan, i, dict(taken)).reason
+        value.name: refusal(plan, i, dict(aliased)).reason
         for i, (value, donated) in enumerate(zip(plan.args, plan.donated, strict=True))
-        if donated and i not in taken.values()
+        if donated and i not in aliased.values()
     }

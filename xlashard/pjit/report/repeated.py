@@ -176,8 +176,8 @@ def _instructions(module: HloProgram) -> Iterator[tuple[Computation, Instruction
 def _shapes(computation: Computation, instruction: Instruction) -> list[tuple[int, ...]]:
     """Return the shapes of the first two operands and of the result; empty if unknown."""
     makers = [computation.instructions.get(name) for name in instruction.operands[:2]]
-    made = [*(maker.shape for maker in makers if maker is not None), instruction.shape]
-    shapes = [shape.arrays[0].dims for shape in made if shape.arrays]
+    candidates = [*(maker.shape for maker in makers if maker is not None), instruction.shape]
+    shapes = [shape.arrays[0].dims for shape in candidates if shape.arrays]
     return shapes if len(shapes) == 3 else []
 
 

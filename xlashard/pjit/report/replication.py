@@ -119,9 +119,9 @@ def _requested(program: ExplainedProgram) -> list[Sharding | None]:
 
 def result_constraints(jaxpr: Any, mesh: Mesh | None) -> Iterator[tuple[int, NamedSharding]]:
     """Yield the results of a closed jaxpr that a constraint makes, with its sharding on a mesh."""
-    made = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name in CONSTRAINTS}
+    makers = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name in CONSTRAINTS}
     for i, variable in enumerate(jaxpr.outvars):
-        eqn = made.get(variable) if isinstance(variable, Hashable) else None
+        eqn = makers.get(variable) if isinstance(variable, Hashable) else None
         sharding = None if eqn is None else constraint_of(eqn, mesh)
         if sharding is not None:
             yield i, sharding

@@ -187,8 +187,8 @@ class Page:
 
     def paths(self, paths: Sequence[str], columns: Sequence[Sequence[str]]) -> list[Text] | None:
         """Format paths beside other columns; return None if shortened paths would be ambiguous."""
-        taken = sum(max(map(len, column)) + 2 for column in columns)
-        room = max(20, self.width - taken - 4)
+        used = sum(max(map(len, column)) + 2 for column in columns)
+        room = max(20, self.width - used - 4)
         short = paths if self.is_full else [short_path(path, room) for path in paths]
         if len(set(short)) < len(set(paths)):
             return None

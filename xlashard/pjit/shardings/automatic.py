@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import AxisType
 
-from xlashard._jax.lowering import dtype_name
+from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.global_state import trace_context
 from xlashard._jax.trace.jaxprs import is_reference
 from xlashard._jax.trace.tracing import is_token
@@ -229,7 +229,7 @@ def report_replicated(call: Call, compiled: CompiledProgram, options: PjitOption
         if nbytes < least or not sharding.rank_tiling(aval.ndim).is_replicated:
             continue
         text = (
-            f"{path} of {call.traced.name} ({dtype_name(aval)}) has no sharding, and the "
+            f"{path} of {call.traced.name} ({aval_text(aval)}) has no sharding, and the "
             f"partitioner leaves it whole: {in_bytes(nbytes)} on each of {len(plan.devices)} "
             f"devices. Give it {_advice(plan.mesh, aval.shape)}, by device_put or "
             "in_shardings; P() keeps it whole, and AUTO chooses"

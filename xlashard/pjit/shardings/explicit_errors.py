@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from xlashard._jax.lowering import dtype_name
+from xlashard._jax.lowering import aval_text
 from xlashard._jax.trace.primitive_names import ALIKE_OPERANDS, LINEAR_ALGEBRA
 from xlashard._jax.trace.tracing import entry_axes, typed_axes
 from xlashard._jax.trace.type_errors import (
@@ -82,7 +82,7 @@ def _invalid_spec(problem: InvalidSpec, failure: TypeFailure) -> str:
 
 
 def _difference(problem: TypeDifference, failure: TypeFailure) -> str:
-    before, after = dtype_name(problem.before), dtype_name(problem.after)
+    before, after = aval_text(problem.before), aval_text(problem.after)
     fix = f"jax.sharding.reshard(value, {_spec(typed_axes(problem.before))})"
     if problem.branches:
         first, other = problem.branches
@@ -104,7 +104,7 @@ def _subject(failure: TypeFailure) -> str:
 
 
 def _described(operand: Operand) -> str:
-    kind, path = dtype_name(operand.aval), " and ".join(operand.origins)
+    kind, path = aval_text(operand.aval), " and ".join(operand.origins)
     if operand.is_argument:
         same = operand.name in ("", path)
         return f"{path} ({kind})" if same else f"{operand.name} ({kind}, which is {path})"
@@ -182,8 +182,8 @@ def _product(failure: TypeFailure) -> str:
             )
     results = [one[i] for i in batch[0]]
     for side, axes, operand in ((0, one, first), (1, two, other)):
-        taken = {*contracted[side], *batch[side]}
-        results += [axes[d] for d in range(operand.aval.ndim) if d not in taken]
+        removed = {*contracted[side], *batch[side]}
+        results += [axes[d] for d in range(operand.aval.ndim) if d not in removed]
     spec = _spec(_distinct(results))
     if failure.duplicate is not None:
         axis = next(a for a in _flat(results) if _flat(results).count(a) > 1)
@@ -351,7 +351,7 @@ def _like(first: Operand, operand: Operand) -> str | None:
 
 
 def _label(operand: Operand) -> str:
-    return operand.name or f"the {dtype_name(operand.aval)}"
+    return operand.name or f"the {aval_text(operand.aval)}"
 
 
 def _resharded(operand: Operand, spec: object) -> str:
@@ -359,7 +359,7 @@ def _resharded(operand: Operand, spec: object) -> str:
     if operand.is_internal:
         names = " and ".join(operand.origins) or "x"
         return f"jax.sharding.reshard({names}, P()) before the call of JAX's function around it"
-    suffix = "" if operand.name else f" for the {dtype_name(operand.aval)}"
+    suffix = "" if operand.name else f" for the {aval_text(operand.aval)}"
     return f"jax.sharding.reshard({operand.name or 'value'}, {spec}){suffix}"
 
 

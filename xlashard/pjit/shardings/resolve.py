@@ -5,7 +5,7 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Any
 
-from xlashard._jax.lowering import dtype_name
+from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import UnassignedDevice
 from xlashard._jax.runtime.transfer import default_device
@@ -267,7 +267,7 @@ type _Value = tuple[str, str, Any]
 
 def _describe(value: _Value) -> str:
     keyword, path, aval = value
-    return f"{keyword} of {path} ({dtype_name(aval)})"
+    return f"{keyword} of {path} ({aval_text(aval)})"
 
 
 def _fitting(
@@ -301,7 +301,7 @@ def _fitting(
         if isinstance(error, DivisibilityError):
             pad = f"Pad dimension {error.dim} to a multiple of {error.tiles}"
             hint = f". {or_whole(pad, requested, [error.dim])}"
-        kind = dtype_name(aval)
+        kind = aval_text(aval)
         raise misfit(keyword, path, kind, requested, f"{error}{hint}") from None
     return requested
 
@@ -350,10 +350,10 @@ def _check_unreduced(sharding: XLACompatibleSharding, value: _Value, *, is_resul
     typed = getattr(aval, "sharding", None)
     if is_result:
         problem = typed and reshard_problem(typed.spec, sharding.spec, aval.dtype)
-        problem = problem and f"its type is {dtype_name(aval)}: {problem}"
+        problem = problem and f"its type is {aval_text(aval)}: {problem}"
     elif typed is None or typed.spec.unreduced != sharding.spec.unreduced:
         problem = (
-            f"its type {dtype_name(aval)} is not unreduced so: pass an unreduced array, by "
+            f"its type {aval_text(aval)} is not unreduced so: pass an unreduced array, by "
             f"device_put({path}, {as_code(sharding)})"
         )
     else:

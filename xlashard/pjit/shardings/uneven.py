@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from xlashard._jax.lowering import dtype_name
+from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.primitive_names import CONSTRAINT
@@ -165,7 +165,7 @@ class UnevenConstraint:
                 f"and takes up to {in_bytes(self.whole_bytes)} on each device"
             )
         return (
-            f"{subject} ({dtype_name(self.aval)}) is {described(self.sharding)}: {uneven}, "
+            f"{subject} ({aval_text(self.aval)}) is {described(self.sharding)}: {uneven}, "
             f"{effect}; {or_whole('pad it with xlashard.pad_to_mesh', self.sharding, whole)}"
         )
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec, UnreducedKind
 
-from xlashard._jax.lowering import dtype_name, uses_shardy
+from xlashard._jax.lowering import aval_text, uses_shardy
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.primitive_names import CALLBACKS
 from xlashard.errors import UnreducedError
@@ -33,19 +33,19 @@ def check_reductions(jaxpr: Any, name: str) -> None:
         check_axes(aval, name)
         if not uses_shardy():
             raise UnreducedError(  # no-catalogue: needs the GSPMD partitioner
-                f"{name} has an unreduced value, {dtype_name(aval)}, which the GSPMD "
+                f"{name} has an unreduced value, {aval_text(aval)}, which the GSPMD "
                 "partitioner can't reduce: use Shardy, by XLASHARD_PARTITIONER=shardy or "
                 "jax.config.update('jax_use_shardy_partitioner', True)"
             )
         if before and kind in CALLBACKS:
             raise UnreducedError(
-                f"{name} passes an unreduced value, {dtype_name(aval)}, to a {kind}, which "
+                f"{name} passes an unreduced value, {aval_text(aval)}, to a {kind}, which "
                 "would get partial results: reduce it first, by jax.sharding.reshard(x, P(...)) "
                 "without unreduced axes"
             )
         if not before and _copies_constant(eqn):
             raise UnreducedError(
-                f"{name} makes partial results, {dtype_name(aval)}, of a constant by {kind}, "
+                f"{name} makes partial results, {aval_text(aval)}, of a constant by {kind}, "
                 "and XLA would add up as many copies of it: place the constant first, by "
                 "jax.sharding.reshard(jax.sharding.reshard(x, P()), P(..., unreduced={...}))"
             )
@@ -54,7 +54,7 @@ def check_reductions(jaxpr: Any, name: str) -> None:
             problem = reshard_problem(x.aval.sharding.spec, out.aval.sharding.spec, x.aval.dtype)
             if problem:
                 raise UnreducedError(
-                    f"{name} reshards {dtype_name(x.aval)} to {dtype_name(out.aval)}: {problem}"
+                    f"{name} reshards {aval_text(x.aval)} to {aval_text(out.aval)}: {problem}"
                 )
 
 
@@ -67,7 +67,7 @@ def check_axes(aval: Any, name: str) -> None:
     auto = _auto_axes(aval) if unreduced_axes(aval) else []
     if auto:
         raise UnreducedError(
-            f"{name} has an unreduced value, {dtype_name(aval)}, on a mesh with the Auto axes "
+            f"{name} has an unreduced value, {aval_text(aval)}, on a mesh with the Auto axes "
             f"{auto}, where XLA would reduce it twice: use a mesh of Explicit axes, by "
             "Mesh(devices, axis_names, axis_types=(jax.sharding.AxisType.Explicit, ...))"
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.lowering import dtype_name
+from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.transfer import base_handle, shared_pair
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import ArgumentError
@@ -181,8 +181,8 @@ def _tree_besides_state(out_tree: Any, state_tree: Any, name: str) -> Any:
 
 def _program_positions(compiled: CompiledProgram) -> dict[int, int]:
     """Return the position of each argument of a call among those that the program takes."""
-    taken = compress(count(), compiled.kept)
-    return {i: at for at, i in enumerate(taken, len(compiled.consts))}
+    kept = compress(count(), compiled.kept)
+    return {i: at for at, i in enumerate(kept, len(compiled.consts))}
 
 
 def _check_same_place(compiled: CompiledProgram, info: StageInfo, state: range) -> None:
@@ -195,8 +195,8 @@ def _check_same_place(compiled: CompiledProgram, info: StageInfo, state: range) 
             if aval.shape == new.shape:
                 how = f"by .astype({aval.dtype.name!r})"
             raise ArgumentError(
-                f"{name} can't be bound: {path} goes in as {dtype_name(aval)} and comes out as "
-                f"{dtype_name(new)}: return it {how}"
+                f"{name} can't be bound: {path} goes in as {aval_text(aval)} and comes out as "
+                f"{aval_text(new)}: return it {how}"
             )
         if i not in positions:
             continue

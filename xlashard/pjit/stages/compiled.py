@@ -76,8 +76,8 @@ class Executable:
 
     def _spread(self, of_taken: Sequence[Any], of_unused: Any) -> Any:
         """Return values of the arguments that the program takes, on the tree of all."""
-        taken = iter(of_taken[len(self._compiled.consts) :])
-        flat = [next(taken) if kept else of_unused for kept in self._compiled.kept]
+        values = iter(of_taken[len(self._compiled.consts) :])
+        flat = [next(values) if kept else of_unused for kept in self._compiled.kept]
         return self._info.in_tree.unflatten(flat)
 
     @shortened

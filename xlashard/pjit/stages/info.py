@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.lowering import dtype_name
+from xlashard._jax.lowering import aval_text
 from xlashard._jax.trace.tracing import Tracer, abstractify, is_token, struct_of
 from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError, ResourceError
@@ -252,8 +252,8 @@ def check_type(value: Any, path: str, aval: Any, text: str, otherwise: str) -> N
         return
     else:
         hint = _type_hint(actual, aval, otherwise)
-    expected = f"{path} as {dtype_name(aval)}"
-    raise ArgumentError(f"{text.format(expected, dtype_name(actual))}: {hint}")
+    expected = f"{path} as {aval_text(aval)}"
+    raise ArgumentError(f"{text.format(expected, aval_text(actual))}: {hint}")
 
 
 def _type_hint(actual: Any, expected: Any, otherwise: str) -> str:

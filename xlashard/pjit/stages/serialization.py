@@ -318,12 +318,16 @@ def _loaded(
         paths = tuple(map(str, header["paths"]))
         donated = tuple(map(bool, header["donated"]))
         saved_avals = tuple(map(type_from_json, header["in"]))
-        taken, returned = sum(kept) + int(program["consts"]), len(program["out"])
+        num_operands, returned = sum(kept) + int(program["consts"]), len(program["out"])
         lengths = {len(kept), len(paths), len(donated), len(saved_avals), trees[0].num_leaves}
-        if len(lengths) > 1 or taken != len(program["in"]) or returned != trees[1].num_leaves:
+        if (
+            len(lengths) > 1
+            or num_operands != len(program["in"])
+            or returned != trees[1].num_leaves
+        ):
             # no-catalogue: needs an invalid header with a valid checksum
             raise ValueError("arguments and results that do not match in number")
-    program_donates = (*(False,) * (taken - sum(kept)), *compress(donated, kept))
+    program_donates = (*(False,) * (num_operands - sum(kept)), *compress(donated, kept))
     restored, consts = load_program(program, contents, target, program_donates)
     # The types of the program's own arguments contain the mesh if it is explicit.
     taken_avals = iter(restored.parts.in_avals[len(consts) :])

@@ -7,7 +7,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from xlashard._jax.lowering import dtype_name
+from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.global_state import unsupported
 from xlashard._jax.runtime.shardings import Device, Format, layout_text
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
@@ -198,7 +198,7 @@ class StableHLOProgram(Executable):
 
     def __repr__(self) -> str:
         takes, gives = (
-            ", ".join(map(dtype_name, avals))
+            ", ".join(map(aval_text, avals))
             for avals in (self._info.in_avals, self._info.out_avals)
         )
         return f"StableHLOProgram({self.name}: ({takes}) -> ({gives}))"
@@ -259,7 +259,7 @@ def _check_widths(parsed: ParsedModule) -> None:
     for value in (*parsed.args, *parsed.results):
         for aval in unsupported([value.aval]):
             raise ModuleError(
-                f"{value.path} of the module is {dtype_name(aval)}, and JAX has 64-bit numbers "
+                f"{value.path} of the module is {aval_text(aval)}, and JAX has 64-bit numbers "
                 "only under jax_enable_x64: jax.config.update('jax_enable_x64', True)"
             )
 

@@ -194,8 +194,8 @@ class SuggestionFinder:
 
     def _is_made_there(self, scope: Scope, value: Any) -> bool:
         """Return whether a value is produced at the line of the collective's operand."""
-        made = scope.makers.get(value) if is_variable(value) else None
-        line = None if made is None else source_line(made[1])
+        maker = scope.makers.get(value) if is_variable(value) else None
+        line = None if maker is None else source_line(maker[1])
         return line is not None and line in lines_of(self.context.producer_frames)
 
     def _required_axes(

@@ -202,8 +202,8 @@ class HloDataflow:
         origin = self._origin_before_permutes(computation, step.operands[0])
         if origin is None:
             return ""
-        made = origin[1]
-        by_itself = (made.op_name, made.frames) == step_origin
+        producer = origin[1]
+        by_itself = (producer.op_name, producer.frames) == step_origin
         return "scatter" if by_itself else "gather"
 
     def sites(self, computation: Computation) -> Iterator[Computation]:
@@ -247,10 +247,10 @@ class ValueOwners:
     def is_phi(self, value: BufferValue) -> bool:
         """Return whether a value is a phi: the state of a loop, or the result of branches."""
         home = self._homes.get(value.name)
-        made = None if home is None else home.instructions[value.name]
-        if home is None or made is None or made.opcode in ("while", "conditional"):
-            return made is not None
-        return made.opcode == "parameter" and home.name != self.module.entry
+        instruction = None if home is None else home.instructions[value.name]
+        if home is None or instruction is None or instruction.opcode in ("while", "conditional"):
+            return instruction is not None
+        return instruction.opcode == "parameter" and home.name != self.module.entry
 
     def owner(self, name: str, index: ShapeIndex = ()) -> Instruction | None:
         """Return the nearest instruction with an op name: itself, a producer, or a consumer.

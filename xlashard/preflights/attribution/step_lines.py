@@ -109,8 +109,8 @@ class StepLines:
             kept = tuple(s for s in spans if s.block >= 0 or runs * s.seconds >= least)
             left_out += len(spans) - len(kept)
             blocks.append(TimelineBlock(name, self.schedule.lengths[name], kept))
-        made = Timeline(tuple(blocks), left_out=left_out)
-        return Timeline(made.blocks, self._memory(made, other_bytes), left_out)
+        timeline = Timeline(tuple(blocks), left_out=left_out)
+        return Timeline(timeline.blocks, self._memory(timeline, other_bytes), left_out)
 
     @cached_property
     def _groups(self) -> dict[_Key, _Group]:
@@ -206,10 +206,10 @@ class StepLines:
 
     @cached_property
     def _by_channel(self) -> dict[int, Collective]:
-        made = ((self._owners.instruction(c.name), c) for c in self.collectives)
+        pairs = ((self._owners.instruction(c.name), c) for c in self.collectives)
         return {
             i.attributes.channel: c
-            for i, c in made
+            for i, c in pairs
             if i is not None and i.attributes.channel is not None
         }
 
@@ -284,9 +284,9 @@ class StepLines:
         steps = np.array([step for step, _ in known])
         times = np.maximum.accumulate([time for _, time in known])
         last = max(v.live[1] for v in values if v.live)
-        taken = np.unique(np.linspace(0, last, _POINTS).round().astype(np.int64))
-        used = np.sum([bytes_in_use(heap, taken) for heap in heaps], axis=0)
-        places = np.interp(taken, [*steps, last], [*times, folded.seconds])
+        samples = np.unique(np.linspace(0, last, _POINTS).round().astype(np.int64))
+        used = np.sum([bytes_in_use(heap, samples) for heap in heaps], axis=0)
+        places = np.interp(samples, [*steps, last], [*times, folded.seconds])
         return tuple(
             (float(time), int(nbytes) + other) for time, nbytes in zip(places, used, strict=True)
         )
@@ -308,7 +308,7 @@ def add_lines(
         mesh: Mesh of the program.
         other_bytes: HBM that is in use all the time, such as that of the arguments.
     """
-    made = StepLines(
+    step_lines = StepLines(
         compilation.module,
         schedule,
         compilation.collectives(mesh),
@@ -317,7 +317,7 @@ def add_lines(
     )
     return replace(
         time,
-        lines=made.lines,
-        other_lines_seconds=made.other_seconds,
-        timeline=made.timeline(other_bytes),
+        lines=step_lines.lines,
+        other_lines_seconds=step_lines.other_seconds,
+        timeline=step_lines.timeline(other_bytes),
     )

@@ -78,7 +78,7 @@ class ValueShardings:
         return Scope.of(self.jaxpr)
 
     @cached_property
-    def _taken(self) -> Mapping[Any, tuple[str, Sharding | None]]:
+    def _argument_shardings(self) -> Mapping[Any, tuple[str, Sharding | None]]:
         return dict(zip(self.jaxpr.invars, self.arguments, strict=False))
 
     @cached_property
@@ -138,7 +138,7 @@ class ValueShardings:
 
     def _sources(self, scope: Scope, value: Any, dim: int) -> Iterator[DimensionSource]:
         for origin in origins(scope, value, dim, CONSTRAINTS):
-            path, sharding = self._taken.get(origin.variable, ("", None))
+            path, sharding = self._argument_shardings.get(origin.variable, ("", None))
             line = None
             if origin.eqn is not None:
                 path, sharding, line = (

@@ -66,7 +66,7 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
     yield _lines(report, page)
     yield _spills(report.spills, page)
     yield _collectives(report, page)
-    yield _unasked(report.traffic, page)
+    yield _not_required(report.traffic, page)
     for findings, rows in findings_of(report):
         yield findings.section(rows, page)
     yield _replicated(report, page)
@@ -280,7 +280,7 @@ def _origin(t: TrafficReport, page: Page) -> Text:
     return Text(text, "" if t.requested else "yellow")
 
 
-def _unasked(traffic: Sequence[TrafficReport], page: Page) -> RenderableType | None:
+def _not_required(traffic: Sequence[TrafficReport], page: Page) -> RenderableType | None:
     alike: dict[tuple[str, str, str], float] = {}
     for t in traffic:
         if not t.requested and t.suggestion:

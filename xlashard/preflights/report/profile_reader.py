@@ -185,9 +185,11 @@ def _sums(threads: Sequence[Sequence[_Event]], executions: int) -> dict[str, Mea
                 inside = min(event.end, around[-1].end) - event.start
                 operations[around[-1].name].seconds -= inside / executions
             around.append(event)
-            made = operations.setdefault(event.name, MeasuredOperation(event.name, event.op_name))
-            made.seconds += seconds
-            made.runs += 1 / executions
-            made.first.append(event.start)
-            made.last.append(event.end)
+            operation = operations.setdefault(
+                event.name, MeasuredOperation(event.name, event.op_name)
+            )
+            operation.seconds += seconds
+            operation.runs += 1 / executions
+            operation.first.append(event.start)
+            operation.last.append(event.end)
     return operations

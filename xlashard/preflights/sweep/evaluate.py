@@ -178,12 +178,12 @@ def _too_much(program: TargetProgram, place: BaseTopology, mesh: Mesh) -> str:
     leaves = jax.tree.leaves(
         jax.tree.map(argument_placer(mesh), (program.args, dict(program.kwargs)))
     )
-    taken = sum(map(_device_bytes, leaves))
+    nbytes = sum(map(_device_bytes, leaves))
     available = available_bytes(place.chip)
-    if taken <= available:
+    if nbytes <= available:
         return ""
     return (
-        f"not compiled: its arguments alone take {in_bytes(taken)} of the {in_bytes(available)} "
+        f"not compiled: its arguments alone take {in_bytes(nbytes)} of the {in_bytes(available)} "
         f"of each device"
     )
 

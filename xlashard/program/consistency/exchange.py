@@ -126,20 +126,20 @@ class ConsistencyGroup:
         while True:
             with self._changed:
                 proposal, first = self._proposal()
-            came = self._exchange(proposal, first, timeout)
-            if self._refused_environment(came):
+            proposals = self._exchange(proposal, first, timeout)
+            if self._refused_environment(proposals):
                 return
-            common = frozenset.intersection(*(proposal.digests for proposal in came.values()))
+            common = frozenset.intersection(*(proposal.digests for proposal in proposals.values()))
             if common:
                 self._agree(common)
                 return
-            if not left or not any(proposal.is_threaded for proposal in came.values()):
+            if not left or not any(proposal.is_threaded for proposal in proposals.values()):
                 break
             with self._changed:
                 known = len(self._waiting)
                 self._changed.wait_for(lambda known=known: len(self._waiting) > known, _ROUND)
             left -= 1
-        self._differ(came, first)
+        self._differ(proposals, first)
 
     def _proposal(self) -> tuple[Proposal, _Waiting]:
         waiting = list(self._waiting.values())
@@ -160,7 +160,7 @@ class ConsistencyGroup:
         waiting, what = partial(_check_compared, name), f"the first run of {name}"
         barrier = Barrier(self._processes, "programs", timeout, waiting, what)
         try:
-            came = RENDEZVOUS.exchange(barrier, proposal.to_json())
+            texts = RENDEZVOUS.exchange(barrier, proposal.to_json())
         except BarrierTimeoutError as error:
             absent = error.missing("to run it, too", len(self._processes))
             raise ProcessesError(  # no-catalogue: needs several processes
@@ -169,7 +169,7 @@ class ConsistencyGroup:
                 f"{PROGRAMS_TIMEOUT}, in seconds",
                 processes=error.processes,
             ) from None
-        return {process: Proposal.from_json(text) for process, text in came.items()}
+        return {process: Proposal.from_json(text) for process, text in texts.items()}
 
     def _agree(self, digests: frozenset[str]) -> None:
         with self._changed:
@@ -178,8 +178,8 @@ class ConsistencyGroup:
             agreed = [self._waiting.pop(digest, None) for digest in sorted(digests)]
             self._names.extend(w.fingerprint.name for w in agreed if w is not None)
 
-    def _refused_environment(self, came: Mapping[int, Proposal]) -> bool:
-        environments = {p: c.environment for p, c in came.items() if c.environment}
+    def _refused_environment(self, proposals: Mapping[int, Proposal]) -> bool:
+        environments = {p: c.environment for p, c in proposals.items() if c.environment}
         texts = {
             process: tuple(environment.items()) for process, environment in environments.items()
         }
@@ -189,12 +189,12 @@ class ConsistencyGroup:
         difference = environment_difference(environments[pair[0]], environments[pair[1]])
         if difference is None:
             return False
-        self._fail(came, minority(texts), pair, difference)
+        self._fail(proposals, minority(texts), pair, difference)
         return True
 
-    def _differ(self, came: Mapping[int, Proposal], first: _Waiting) -> None:
+    def _differ(self, proposals: Mapping[int, Proposal], first: _Waiting) -> None:
         """Find the difference of the programs; all processes compare the same two."""
-        digests = {process: proposal.first[0] for process, proposal in came.items()}
+        digests = {process: proposal.first[0] for process, proposal in proposals.items()}
         pair = _pair(digests)
         self._differences += 1
         folder = f"{self._folder}/{self._differences}"
@@ -211,26 +211,26 @@ class ConsistencyGroup:
             difference = Difference(
                 "unknown",
                 f"Process {silent} did not describe its program:",
-                *(came[process].first[1] for process in pair),
+                *(proposals[process].first[1] for process in pair),
                 fix="look at its own output",
             )
-            self._fail(came, minority(digests), pair, difference)
+            self._fail(proposals, minority(digests), pair, difference)
             return
         one, other = map(ProgramDescription.from_json, (descriptions[0], descriptions[1]))
         difference = find_difference(one, other)
-        self._fail(came, minority(digests), pair, difference, before=one.before)
+        self._fail(proposals, minority(digests), pair, difference, before=one.before)
 
     def _fail(
         self,
-        came: Mapping[int, Proposal],
+        proposals: Mapping[int, Proposal],
         odd: tuple[int, ...],
         pair: tuple[int, int],
         difference: Difference,
         before: tuple[str, ...] = (),
     ) -> None:
         """Set the error of all waiting threads."""
-        text = _error_text(came, pair, difference, before)
-        programs = {process: proposal.first[1] for process, proposal in came.items()}
+        text = _error_text(proposals, pair, difference, before)
+        programs = {process: proposal.first[1] for process, proposal in proposals.items()}
 
         def failure() -> XlashardError:
             return ProgramsDifferError(

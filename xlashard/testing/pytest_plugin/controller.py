@@ -331,7 +331,7 @@ def _together(parts: list[ProcessOutcome]) -> tuple[Outcome, str]:
     skipped = [part for part in parts if part.outcome == "skipped"]
     return (
         "failed",
-        f"{_who(skipped)} skipped the test ({reason}), but the other "
+        f"{_process_numbers(skipped)} skipped the test ({reason}), but the other "
         "processes did not; skip it in all processes",
     )
 
@@ -359,14 +359,14 @@ def _failure_repr(report: pytest.TestReport, merged: MergedReport) -> ExceptionC
     message = merged.reason
     if groups:
         parts = next(iter(groups.values()))
-        message = f"{_who(parts)}: {crash.message if crash else _gist(parts[0])}"
+        message = f"{_process_numbers(parts)}: {crash.message if crash else _gist(parts[0])}"
     # pytest's summary uses the last link.
     trace, _, description = chain[-1]
     last = (trace, ReprFileLocation(*place, message), description)
     return ExceptionChainRepr([*chain[:-1], last])
 
 
-def _who(parts: list[ProcessOutcome]) -> str:
+def _process_numbers(parts: list[ProcessOutcome]) -> str:
     return format_processes(sorted(part.process for part in parts))
 
 
@@ -383,7 +383,7 @@ type _Link = tuple[ReprTraceback, ReprFileLocation | None, str | None]
 def _links(parts: list[ProcessOutcome], size: int) -> Iterator[_Link]:
     first = parts[0]
     where = f", in {first.phase}" if first.phase != "call" else ""
-    head = ReprEntryNative([f"----- {_who(parts)} of {size}{where} -----\n"])
+    head = ReprEntryNative([f"----- {_process_numbers(parts)} of {size}{where} -----\n"])
     if isinstance(first.detail, ExceptionChainRepr):
         links: list[_Link] = list(first.detail.chain)
     elif isinstance(first.detail, ReprExceptionInfo):

@@ -355,8 +355,8 @@ def _closeness(one: Path, other: Path) -> float:
 
 def _missing(path: Path) -> str:
     others = sorted(path.parent.glob("*.toml"), key=lambda x: (-_closeness(x, path), x))[:8]
-    there = f"; {path.parent} has: {', '.join(map(str, others))}" if others else ""
-    return f"the settings file {path} does not exist{there}. Write the path of an existing file."
+    listed = f"; {path.parent} has: {', '.join(map(str, others))}" if others else ""
+    return f"the settings file {path} does not exist{listed}. Write the path of an existing file."
 
 
 type Changes = dict[str, tuple[str | None, str | None]]

@@ -280,8 +280,8 @@ def _introduce(run: Run) -> None:
     mesh, show = run.layout.mesh, run.screen.show
     axes = " × ".join(f"{name}={size}" for name, size in mesh.shape.items())
     device = mesh.devices.flat[0]
-    made = "emulated " if run.settings.devices.emulate else ""
-    show(f"Mesh        {axes}: {mesh.devices.size} {made}devices ({device.device_kind})")
+    prefix = "emulated " if run.settings.devices.emulate else ""
+    show(f"Mesh        {axes}: {mesh.devices.size} {prefix}devices ({device.device_kind})")
     if run.stop.group.count > 1:
         show(f"Processes   {run.stop.group.count}, {_part(run)}")
     text = run.corpus

@@ -293,6 +293,6 @@ def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
 def _explain_missing(folder: Path) -> str:
     if not folder.is_dir():
         near = [str(path) for path in run_folders(folder.parent)]
-        there = f" The runs in {folder.parent}: {', '.join(near)}." if near else ""
-        return f"it does not exist.{there}"
+        listed = f" The runs in {folder.parent}: {', '.join(near)}." if near else ""
+        return f"it does not exist.{listed}"
     return f"it has no {SETTINGS}."

@@ -257,10 +257,10 @@ def _collisions(
     named: tuple[str, ...], rules: Rules, reported: set[frozenset[str]]
 ) -> Iterator[str]:
     """Report dimensions of one array that share a mesh axis, each pair once."""
-    taken: dict[str, str] = {}
+    used: dict[str, str] = {}
     for name in named:
         for axis in getattr(rules, name):
-            other = taken.setdefault(axis, name)
+            other = used.setdefault(axis, name)
             pair = frozenset((name, other))
             if other == name or pair in reported:
                 continue

@@ -79,12 +79,12 @@ class Layout:
         axis of the experts leaves the axis to the experts in arrays that have both.
         """
         requested = [() if axis is None else getattr(self.rules, axis) for axis in axes]
-        taken = [
+        later_axes = [
             {name for later in requested[i + 1 :] for name in later} for i in range(len(requested))
         ]
         names = [
             tuple(name for name in own if name not in later)
-            for own, later in zip(requested, taken, strict=True)
+            for own, later in zip(requested, later_axes, strict=True)
         ]
         return xlashard.PartitionSpec(*(x[0] if len(x) == 1 else (x or None) for x in names))
 

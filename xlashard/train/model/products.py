@@ -109,8 +109,8 @@ def _scaled_product(
         preferred_element_type=jnp.int32 if is_int else jnp.float32,
     )
     free = [x for term in letters for x in term if x not in contracted and x not in batch]
-    made = [*batch, *free]
-    result = result.transpose([made.index(x) for x in out]).astype(jnp.float32)
+    names = [*batch, *free]
+    result = result.transpose([names.index(x) for x in out]).astype(jnp.float32)
     for term, scale in zip(letters, scales, strict=True):
         if scale is not None:
             result *= _spread(scale, term, out)

@@ -162,14 +162,14 @@ def report_environment(*packages: str) -> Environment:
     Args:
         *packages: Packages whose templates come first.
     """
-    made = make_environment(
+    environment = make_environment(
         *dict.fromkeys((*packages, __package__ or "")),
         finalize=lambda value: (
             printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
         ),
     )
-    made.globals.update(MOST_ROWS=MOST_ROWS, MOVES=MOVES, findings_of=findings_of)
-    made.filters.update(
+    environment.globals.update(MOST_ROWS=MOST_ROWS, MOVES=MOVES, findings_of=findings_of)
+    environment.filters.update(
         amount=_amount,
         axes=axes_of,
         bytes=in_bytes,
@@ -187,7 +187,7 @@ def report_environment(*packages: str) -> Environment:
         text=user_text,
         types=types_text,
     )
-    return made
+    return environment
 
 
 def user_text(text: str, name: str = "bdi", *, whole: bool = False, title: str = "") -> Markup:

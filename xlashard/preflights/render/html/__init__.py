@@ -120,8 +120,8 @@ def environment(*packages: str) -> Environment:
     Args:
         *packages: Packages whose templates come first.
     """
-    made = report_environment(*packages, __package__ or "")
-    made.globals.update(
+    templates = report_environment(*packages, __package__ or "")
+    templates.globals.update(
         ESTIMATE=ESTIMATE,
         ORIGINS=ORIGINS,
         memory_curve=memory_curve,
@@ -135,7 +135,7 @@ def environment(*packages: str) -> Environment:
         torus_drawing=device_positions,
         uncounted=uncounted_work,
     )
-    made.filters.update(
+    templates.filters.update(
         error=error_text,
         filter_choices=_filter_choices,
         gradient=gradient,
@@ -156,7 +156,7 @@ def environment(*packages: str) -> Environment:
         traffic_along=_traffic_along,
         words=words_of,
     )
-    return made
+    return templates
 
 
 def _filter_choices(report: PreflightFields) -> dict[str, list[str]]:
