@@ -39,7 +39,7 @@ lhs_contracting_dims={{2}}, rhs_contracting_dims={{1}}
     return SpillFinder(module, topology("v5e-1").generation, SourceLocator("", "")).find()
 
 
-def test_scores_that_exceed_vmem_are_found() -> None:
+def test_attention_scores_that_exceed_vmem_are_detected() -> None:
     (found,) = spills(4096, 128, "exponential")
     assert found.type == "f32[16,4096,4096]"
     assert found.device_bytes == 2**30 and found.vmem_bytes == 2**27
