@@ -48,7 +48,7 @@ def test_topologies_with_equivalent_names_are_equal() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", GPU_MODELS, ids=lambda model: model.name)
-def test_the_compiler_reads_the_figures_of_every_model(model) -> None:
+def test_compiler_receives_the_figures_of_every_model(model) -> None:
     found = topology(f"{model.name}-2")
     assert {device.device_kind for device in found.devices} == {model.device_kind}
     x = jax.ShapeDtypeStruct(
@@ -77,7 +77,7 @@ class TestMeshes:
             ("2xgb200-nvl72", {"data": 16, "model": 9}),
         ],
     )
-    def test_devices_keep_their_order(self, name: str, axes: dict[str, int]) -> None:
+    def test_mesh_devices_are_in_id_order(self, name: str, axes: dict[str, int]) -> None:
         # XLA logs an error about any other order, and the hosts of a rack have neighbours.
         mesh = topology(name).mesh(axes)
         assert [device.id for device in mesh.devices.flat] == list(range(mesh.devices.size))
@@ -129,7 +129,7 @@ def links(found, mesh: Mesh, axis: str) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-def test_arrays_are_refused() -> None:
+def test_arrays_on_a_topology_are_refused() -> None:
     sharding = NamedSharding(topology("h100-16").mesh({"x": 16}), P("x"))
     with pytest.raises(CompileOnlyError, match=naming("h100:2x8", "ShapeDtypeStruct")):
         device_put(np.ones(16), sharding)
@@ -157,7 +157,7 @@ def test_explain_names_collectives_by_axes() -> None:
 @pytest.mark.parametrize(
     ("missing", "fact"), [("plugin", "JAX's CUDA plugin"), ("ptxas", "ptxas and libdevice")]
 )
-def test_missing_packages_are_named(missing, fact, monkeypatch) -> None:
+def test_missing_packages_are_reported(missing, fact, monkeypatch) -> None:
     if missing == "plugin":
         monkeypatch.setattr(topologies, "_version", lambda package: None)
     else:
