@@ -108,7 +108,9 @@ def test_no_table_without_collectives(x: Array) -> None:
         (lambda x: assert_peak_bytes_at_most(total, (x,), "1 GiB"), r"most is '1 GiB'.*2\*\*30"),
     ],
 )
-def test_invalid_arguments(x: Array, call: Callable[[Array], None], text_of_problem: str) -> None:
+def test_invalid_arguments_are_refused(
+    x: Array, call: Callable[[Array], None], text_of_problem: str
+) -> None:
     with pytest.raises(ArgumentError, match=text_of_problem):
         call(x)
 
