@@ -295,7 +295,7 @@ def test_the_mesh_is_chosen_with_the_layout():
 
 
 @pytest.mark.slow
-def test_arrays_on_explicit_meshes_and_arguments_by_keyword():
+def test_auto_shard_accepts_explicit_meshes_and_keyword_arguments():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
     x = jax.device_put(np.ones((64, 32), np.float32), jax.NamedSharding(mesh, P("data")))
     fixed = {"": P("data")}

@@ -128,7 +128,7 @@ def test_layouts_that_may_become_the_fastest_are_corrected():
     assert corrected_names(*several, seconds=0.8) == {"b"}
 
 
-def test_operations_on_the_lines_of_unforeseen_collectives_get_their_time():
+def test_operations_are_charged_for_unforeseen_collectives_of_the_line():
     search = Nearby()
     second = moved(0.5, line=FIRST + 1)
     corrected([proven("auto", 1.0, moved(0.25), moved(0.5), second)], Compiler(), search)

@@ -162,7 +162,7 @@ def test_constraint_in_a_scan_body_is_lowered_once(traced, mesh):
     assert len(path) == 5
 
 
-def test_effects_debug_info_donation_and_lines_stay(mesh):
+def test_effects_debug_info_donation_and_lines_are_preserved(mesh):
     def f(state, batch):
         jax.debug.print("{}", batch.sum())
         return inner_step(state, batch)

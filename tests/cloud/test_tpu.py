@@ -52,7 +52,7 @@ def test_tpu_creation_timeout_suggests_a_longer_timeout(cloud: Cloud) -> None:
         create(cloud.session(wait__ready_within=0.01))
 
 
-def test_the_number_of_workers_must_fit_the_type(cloud: Cloud) -> None:
+def test_number_of_workers_must_match_the_type(cloud: Cloud) -> None:
     cloud.hosts = 3
     with pytest.raises(CloudError, match=r"has 3 workers, expected .*v4-16.*2 workers.*--accel"):
         create(cloud.session())

@@ -118,7 +118,7 @@ def test_fitting_batch_with_the_most_tokens_per_second_is_chosen() -> None:
     assert first == pytest.approx(1024 / tried[0].seconds)
 
 
-def test_batches_and_policies_of_settings() -> None:
+def test_training_choices_list_batches_and_remat_policies() -> None:
     assert training_choices(CONFIG, (), "", "") == ([16], ["custom"])
     assert training_choices(CONFIG, (), "auto", "none,full") == ([16, 8, 32, 64], ["none", "full"])
     odd = training_choices(CONFIG, ["training.batch=12", "training.accumulate=4"], "auto", "auto")

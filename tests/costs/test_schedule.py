@@ -131,7 +131,7 @@ def test_more_vmem_makes_larger_tiles() -> None:
     assert times(xla_tpu_scoped_vmem_limit_kib="65536") < times()
 
 
-def test_products_are_padded_to_matrix_units() -> None:
+def test_matmuls_are_padded_to_the_matrix_unit_size() -> None:
     body = (
         "q = bf16[4096,64]{1,0:T(8,128)(2,1)} parameter(1)\n"
         "k = bf16[64,192]{1,0:T(8,128)(2,1)} parameter(2)\n"

@@ -77,7 +77,7 @@ def test_lines_are_wrapped_between_words() -> None:
     assert lines[-1].startswith("  indented")
 
 
-def test_long_messages_of_jax_are_cut() -> None:
+def test_long_jax_messages_are_truncated() -> None:
     assert pages.shortened("short") == "short"
     assert pages.shortened("text\n=== Source Location Trace: ===\nxla/util.h:304") == "text"
     frames = 'text\nTraceback (most recent call last):\n  File "a", line 1\n    f()\nError: why'

@@ -27,7 +27,7 @@ pytestmark = needs_plugin
         ("128xa3-megagpu-8g", "GpuTopology('128xa3-megagpu-8g': 1,024 GPUs on 128 hosts)"),
     ],
 )
-def test_topologies(name: str, text: str) -> None:
+def test_repr_and_device_order_of_gpu_topologies(name: str, text: str) -> None:
     found = topology(name)
     assert repr(found) == text
     assert found.num_devices == found.nodes * found.gpus_per_node == found.chips
@@ -90,7 +90,7 @@ class TestMeshes:
         both = axis_links(slow, slow.mesh({"data": 4, "model": 8}), ["data", "model"])
         assert both.bytes_per_second == pytest.approx(8 * 12.5e9)
 
-    def test_a_rack_is_one_node(self) -> None:
+    def test_nvlink_rack_is_one_node(self) -> None:
         found = topology("gb200-nvl72")
         mesh = found.mesh({"data": 9, "model": 8})
         assert links(found, mesh, "data") == ("nvlink", 900, (("gpu", 9),))

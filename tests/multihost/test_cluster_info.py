@@ -189,7 +189,7 @@ def _unknown_host(name: str) -> str:
 
 
 @pytest.mark.slow
-def test_unresolvable_coordinator_name(setting: Any) -> None:
+def test_unresolvable_coordinator_name_is_reported(setting: Any) -> None:
     hosts = "no-such-host.invalid,127.0.0.3"
     setting({"TPU_WORKER_HOSTNAMES": hosts, "TPU_WORKER_ID": "1"}, tpu_vm=True)
     with pytest.MonkeyPatch.context() as patch:

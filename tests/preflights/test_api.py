@@ -77,7 +77,7 @@ def test_report_has_memory_and_donations(report: PreflightReport) -> None:
     assert (donation.path, donation.result) == ("x", "result")
 
 
-def test_replicated_arguments_warn_and_unused_donations_are_in_the_report_alone(
+def test_replicated_arguments_warn_and_unused_donations_are_only_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(uneven, "FLAGS", replace(uneven.FLAGS, warn_replicated=1))
@@ -346,7 +346,7 @@ def test_a_jitted_function_maps_to_the_topology(topology: str) -> None:
 
 
 @pytest.mark.slow
-def test_mesh_of_a_jitted_function_is_found_from_unplaced_arguments() -> None:
+def test_mesh_of_a_jitted_function_with_unplaced_arguments_is_detected() -> None:
     meshes = []
     by_shardings = jax.jit(gather_rows_of_local_mesh, in_shardings=(local("data"), None))
     by_constraints = jax.jit(gather_rows_of_local_mesh)
@@ -460,7 +460,7 @@ def test_explicit_axes_stay_explicit() -> None:
 
 
 @pytest.mark.slow
-def test_flax_and_equinox_functions() -> None:
+def test_flax_and_equinox_functions_are_accepted() -> None:
     model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
 
     @nnx.jit

@@ -267,7 +267,9 @@ def _connected(call: StartupBarrier) -> socket.socket:
         (b"", MissingProcessesError, "it closed the connection"),
     ],
 )
-def test_foreign_server_at_the_address(answer: bytes, kind: type[Exception], text: str) -> None:
+def test_foreign_server_at_the_address_is_reported(
+    answer: bytes, kind: type[Exception], text: str
+) -> None:
     guest = calls(2)[1]
     with listen(guest.coordinator) as listener, ThreadPoolExecutor(1) as pool:
         guesting = pool.submit(wait_for_all, guest)

@@ -32,7 +32,7 @@ from xlashard.tpu.topologies import wraps_of
         ("v5p-12288", 1, "Topology('v5p:16x16x24': 6,144 chips on 1,536 hosts)"),
     ],
 )
-def test_topologies(name: str, slices: int, text: str) -> None:
+def test_repr_and_device_count_of_topologies(name: str, slices: int, text: str) -> None:
     found = topology(name, slices)
     assert repr(found) == text
     assert found.num_devices == found.chips * found.generation.devices_per_chip

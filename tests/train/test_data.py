@@ -122,7 +122,7 @@ def test_windows_are_slices_of_the_text() -> None:
         assert (np.diff(windows.astype(int), axis=1) == 1).all()
 
 
-def test_windows_depend_on_step_and_seed_alone() -> None:
+def test_windows_depend_only_on_step_and_seed() -> None:
     def one(step: int, seed: int) -> bytes:
         return training_windows(TEXT, step, 8, 4, seed).tobytes()
 

@@ -307,6 +307,6 @@ def test_gda_is_not_an_instance_of_other_array_classes(gda):
         GlobalDeviceArray().shape  # noqa: B018
 
 
-def test_a_missing_attribute_is_named_in_the_error(gda):
+def test_error_of_a_missing_attribute_names_the_attribute(gda):
     with pytest.raises(AttributeError, match=naming("GlobalDeviceArray", "'localdata'")):
         _ = gda.localdata

@@ -36,7 +36,7 @@ def in_a_process(code: str, *arguments: str, **environment: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_spmd_mode_is_kept_and_checked() -> None:
+def test_spmd_mode_is_stored_and_validated() -> None:
     with legacy.installed():
         assert jax.config.jax_spmd_mode == "allow_jit"
         with jax.spmd_mode("allow_all"):

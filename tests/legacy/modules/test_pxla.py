@@ -217,7 +217,7 @@ def test_removed_names_raise_with_a_suggestion(use):
         use()
 
 
-def test_xmap_advises_shard_map():
+def test_error_of_xmap_suggests_shard_map():
     with pytest.raises(RefusedError, match=r"jax\.shard_map\(f, mesh=mesh, in_specs=P\('x'\)"):
         maps.xmap(len)
 

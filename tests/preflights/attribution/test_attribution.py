@@ -74,7 +74,7 @@ def test_fsdp_gathers_parameters_and_scatters_gradients():
     assert {r.collective.argument for r in found} == {"", "params['up']", "params['down']"}
 
 
-def test_windowed_products_keep_their_collectives():
+def test_windowed_matmuls_keep_their_collectives():
     mesh = PLACE.mesh({"data": 4, "model": 2})
     params = {"up": struct((1024, 4096), "data", "model", mesh=mesh)}
     x = struct((8192, 1024), "data", None, mesh=mesh)
@@ -185,7 +185,7 @@ def test_suggestion_shards_both_matmul_operands_over_the_contraction():
     assert unasked(None, "data") == []
 
 
-def test_conflicting_constraints_are_named_by_line():
+def test_conflicting_constraints_are_reported_by_line():
     one = NamedSharding(MESH, P("data", "model"))
     other = NamedSharding(MESH, P("model", "data"))
 

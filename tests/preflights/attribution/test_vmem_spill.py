@@ -57,5 +57,5 @@ def test_attention_scores_that_exceed_vmem_are_detected() -> None:
         (4096, 128, "exponential", "S(1)"),
     ],
 )
-def test_products_other_than_large_scores_are_ignored(case: tuple[int, int, str]) -> None:
+def test_matmuls_other_than_large_scores_are_ignored(case: tuple[int, int, str]) -> None:
     assert spills(*case) == ()

@@ -71,7 +71,7 @@ def test_existing_run_folders_are_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "/etc", "a\0b", "\x1b[31m", "a\nb", "\ud800"])
-def test_run_name_that_is_no_plain_folder_name_is_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_folder_name_as_run_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingsError, match=naming("run.name ", "--name ")):
         opened(tmp_path, settings(f"run.name={name}"))
 

@@ -120,7 +120,7 @@ SPECS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "error"), [("int8", 0.015), ("fp8", 0.08)])
 @pytest.mark.parametrize("spec", SPECS)
-def test_8_bit_products_approximate_exact_products(spec: str, kind, error: float) -> None:
+def test_8_bit_matmuls_approximate_exact_matmuls(spec: str, kind, error: float) -> None:
     keys = jax.random.split(jax.random.key(3), 2)
     factors = [jax.random.normal(key, s) for key, s in zip(keys, SPECS[spec], strict=True)]
 
@@ -160,7 +160,7 @@ def test_attention_is_causal(parameters: dict) -> None:
 
 
 @pytest.mark.slow
-def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
+def test_rotary_embedding_keeps_norms_and_depends_only_on_distance() -> None:
     q, k = np.random.default_rng(1).normal(size=(2, 1, 1, 1, MODEL.head_size)).astype(np.float32)
 
     def turned(x: np.ndarray, position: int) -> np.ndarray:
@@ -208,7 +208,7 @@ def test_full_cache_drops_the_oldest_byte() -> None:
 
 
 @pytest.mark.slow
-def test_rematerialisation_changes_no_gradient(parameters: dict) -> None:
+def test_rematerialization_does_not_change_gradients(parameters: dict) -> None:
     tokens = jnp.asarray(TOKENS)
     plain, saved = (
         jax.jit(jax.grad(eager_loss), static_argnums=2)(parameters, tokens, model)
@@ -230,7 +230,7 @@ def test_bfloat16_keeps_parameters_gradients_and_loss_in_float32(parameters: dic
 
 
 @pytest.mark.slow
-def test_added_parameter_keeps_the_initial_values_of_the_others() -> None:
+def test_added_parameter_does_not_change_other_initial_values() -> None:
     declared = declare(MODEL)
     more = declared | {"another": declared["head"]}
     first, second = (initial_parameters(x, jax.random.key(3)) for x in (declared, more))
