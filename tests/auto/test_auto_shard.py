@@ -112,7 +112,7 @@ def test_planned_function_returns_the_values_of_plain_jit():
 
 
 @pytest.mark.slow
-def test_constraints_inside_are_compiled_in():
+def test_planned_constraints_are_in_the_lowered_module():
     plan = mlp_plan()
     text = plan.apply(jax.jit(step)).lower(*shapes()).as_text()
     assert text.count("sharding_constraint") + text.count("@Sharding") >= len(plan.constraints)
@@ -123,7 +123,7 @@ def test_constraints_inside_are_compiled_in():
 
 
 @pytest.mark.slow
-def test_a_plan_survives_json_and_applies_to_a_mesh():
+def test_plan_round_trips_through_json_and_applies_to_a_mesh():
     plan = mlp_plan()
     again = AutoPlan.from_json(plan.to_json())
     assert again == plan
@@ -135,7 +135,7 @@ def test_a_plan_survives_json_and_applies_to_a_mesh():
 
 
 @pytest.mark.slow
-def test_rules_give_the_specs_of_all_arguments():
+def test_rules_match_the_specs_of_all_arguments():
     plan = mlp_plan()
     for value in plan.inputs:
         found = next(rule.spec for rule in plan.rules() if re.search(rule.pattern, value.path))
@@ -143,7 +143,7 @@ def test_rules_give_the_specs_of_all_arguments():
 
 
 @pytest.mark.slow
-def test_the_code_shards_as_the_plan_does():
+def test_generated_code_has_the_shardings_of_the_plan():
     plan = mlp_plan()
     state, batch = shapes()
     names = {"step": step, "state": state, "batch": batch}
@@ -161,7 +161,7 @@ def test_the_code_shards_as_the_plan_does():
 
 
 @pytest.mark.slow
-def test_the_code_compiles_with_the_constraints_of_a_stored_plan(tmp_path):
+def test_generated_code_compiles_with_constraints_of_a_stored_plan(tmp_path):
     plan, (state, batch) = mlp_plan(), shapes()
     assert "from_plan" not in plan.code() or plan.constraints
     jaxpr = jax.make_jaxpr(step)(state, batch)
@@ -180,7 +180,7 @@ def test_the_code_compiles_with_the_constraints_of_a_stored_plan(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_report_shows_layouts_rules_and_lines():
+def test_plan_report_shows_layouts_rules_and_lines():
     plan = mlp_plan()
     text = str(plan)
     names = " ".join(layout.name for layout in plan.layouts)
@@ -195,7 +195,7 @@ def test_the_report_shows_layouts_rules_and_lines():
 
 
 @pytest.mark.slow
-def test_fixed_specs_and_measured_programs():
+def test_auto_shard_keeps_fixed_specs_and_measures_programs():
     fixed = {"^x": P(None, "data")}
     plan = auto_shard(double, DOUBLED, DOUBLED, mesh={"data": 8}, fixed=fixed, measure=2)
     x = plan.inputs[1]
@@ -206,7 +206,7 @@ def test_fixed_specs_and_measured_programs():
 
 
 @pytest.mark.slow
-def test_a_program_that_fits_in_no_layout():
+def test_program_that_fits_in_no_layout_is_reported():
     # 130 MB of state and gradients on a chip of 16 GB, of which a 200th may be used.
     plan = auto_shard(
         pjit(step, donate_argnums=0), *shapes(1024, 2048, 2), mesh={"data": 1},
@@ -295,7 +295,7 @@ def test_the_mesh_is_chosen_with_the_layout():
 
 
 @pytest.mark.slow
-def test_arrays_on_explicit_meshes_and_arguments_by_keyword():
+def test_auto_shard_accepts_explicit_meshes_and_keyword_arguments():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
     x = jax.device_put(np.ones((64, 32), np.float32), jax.NamedSharding(mesh, P("data")))
     fixed = {"": P("data")}
@@ -308,7 +308,7 @@ def test_arrays_on_explicit_meshes_and_arguments_by_keyword():
 
 
 @pytest.mark.slow
-def test_unknown_primitives_are_named():
+def test_unknown_primitives_are_reported():
     def fun(x):
         return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((8,), "float32"), x) * 2
 
@@ -318,7 +318,7 @@ def test_unknown_primitives_are_named():
 
 
 @pytest.mark.slow
-def test_high_level_primitives_are_looked_into():
+def test_high_level_primitives_are_expanded():
     edges, x = jnp.arange(64.0), jnp.arange(512.0) / 8
 
     def fun(edges, x):
@@ -396,7 +396,7 @@ def test_partials_and_methods_keep_their_bound_arguments():
 
 @needs_plugin
 @pytest.mark.slow
-def test_gpus_are_targets_too():
+def test_auto_shard_supports_gpu_topologies():
     state, batch = shapes()
     plan = auto_shard(step, state, batch, mesh={"data": 2, "model": 8}, topology="h100:2x8")
     assert plan.fits

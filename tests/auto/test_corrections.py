@@ -71,7 +71,7 @@ class Compiler:
         return [proven(p.name, 1.0, *self.unforeseen, layout=p) for p in layouts]
 
 
-def test_constraints_go_on_the_lines_of_unforeseen_collectives():
+def test_constraints_are_added_at_lines_of_unforeseen_collectives():
     found = {c.name: c.constraints for c in corrections(LAYOUT, [moved(1.0)], JAXPR)}
     parameter, operand, result, *other = INSIDE
     assert found == {
@@ -128,14 +128,14 @@ def test_layouts_that_may_become_the_fastest_are_corrected():
     assert corrected_names(*several, seconds=0.8) == {"b"}
 
 
-def test_operations_on_the_lines_of_unforeseen_collectives_get_their_time():
+def test_operations_are_charged_for_unforeseen_collectives_of_the_line():
     search = Nearby()
     second = moved(0.5, line=FIRST + 1)
     corrected([proven("auto", 1.0, moved(0.25), moved(0.5), second)], Compiler(), search)
     assert search.raised == {"auto": {("x", 1): 0.75, ("x", 2): 0.5}}
 
 
-def test_corrections_end():
+def test_number_of_corrections_is_limited():
     compiler = Compiler(moved(0.5))
     corrected([proven("auto", 2.0, moved(1.5))], compiler, Nearby())
     rounds = [name.count("corrected") for name in compiler.names]
@@ -167,7 +167,7 @@ def test_fast_layouts_slightly_over_the_memory_are_lightened():
     assert lightened_bytes(fits, *several).keys() == {"b", "c"}
 
 
-def test_lightened_layouts_that_are_still_over_are_lightened_once_more():
+def test_too_large_lightened_layout_is_lightened_again():
     assert lightened_bytes(over("near", 1.5, 1020), saves=False) == {
         "near": pytest.approx(22.0),
         "near, lighter": pytest.approx(3.0),

@@ -1,4 +1,4 @@
-"""Collectives that a layout foresaw, and those that the compiler added."""
+"""Collectives predicted by a layout, and collectives added by the compiler."""
 
 import math
 from dataclasses import replace
@@ -43,7 +43,7 @@ GATHER = ForeseenTransfer("data", "all-gather", 64 * 128, 8.0)
 
 def test_foreseen_collective_matches_kind_axis_size_and_count():
     assert not unforeseen([GATHER], collective("all-gather", "data", (64, 128), times=8))
-    # The other axis holds a half of it.
+    # The second axis has half of it.
     assert not unforeseen([GATHER], collective("all-gather", "data", (64, 64), times=8))
     # Before the loop, for all of its runs.
     assert not unforeseen([GATHER], collective("all-gather", "data", (8, 64, 128)))
@@ -58,7 +58,7 @@ def test_foreseen_collective_matches_kind_axis_size_and_count():
         assert found.seconds == pytest.approx(other.times * 1e-4)
 
 
-def test_a_reduction_may_be_cheaper_but_no_more_expensive():
+def test_cheaper_reduction_than_foreseen_is_accepted():
     reduced = ForeseenTransfer("data", "all-reduce", 4096, 1.0)
     scattered = replace(reduced, kind="reduce-scatter")
     assert not unforeseen([reduced], collective("reduce-scatter", "data", (64, 64)))
@@ -66,7 +66,7 @@ def test_a_reduction_may_be_cheaper_but_no_more_expensive():
     assert unforeseen([scattered], collective("all-reduce", "data", (64, 64)))
 
 
-def test_a_transfer_is_foreseen_once():
+def test_foreseen_transfer_matches_only_one_collective():
     twice = [collective("all-gather", "data", (64, 128), times=8, name=n) for n in "ab"]
     (found,) = unforeseen([GATHER], *twice)
     assert found.collective.name == "b"

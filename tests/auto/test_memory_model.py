@@ -54,7 +54,7 @@ def test_result_is_materialized_if_its_operands_are_larger():
     assert peak(narrow, SQUARE, SQUARE) == 4 + 4 + 3 * 2
 
 
-def test_wide_operands_of_later_elementwise_operations_stay():
+def test_wide_operands_of_later_elementwise_operations_stay_in_memory():
     def softmax(x, w):
         scores = x @ w
         shares = jnp.exp(scores - jnp.max(scores, axis=1, keepdims=True))

@@ -170,7 +170,7 @@ def test_one_process_plans_and_the_others_receive_the_layout(mesh, solved, monke
 
 
 @pytest.mark.slow
-def test_candidates_leave_no_trace(mesh, recwarn):
+def test_candidate_programs_are_not_recorded(mesh, recwarn):
     def train(w, unused, x):
         return jnp.tanh(x @ w).sum(0)
 

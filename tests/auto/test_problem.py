@@ -88,7 +88,7 @@ def constraints(jaxpr):
 
 
 @pytest.mark.slow
-def test_a_constraint_in_every_body_changes_no_value(traced, mesh):
+def test_constraints_in_every_jaxpr_body_change_no_value(traced, mesh):
     names = "dot_general", "sin", "while", "cond", "sub", "cos", "custom_vjp_call", "scan"
     sites = {}
     for path in (path for name in names for path in find(traced, name)):
@@ -118,7 +118,7 @@ def run(jaxpr, mesh):
         return jax.jit(as_function(jaxpr))(X, WS)
 
 
-def test_operand_result_and_parameter(mesh):
+def test_constraint_on_operand_result_and_parameter(mesh):
     def f(x, y):
         z = x + y
         return z * z, z - y, x
@@ -162,7 +162,7 @@ def test_constraint_in_a_scan_body_is_lowered_once(traced, mesh):
     assert len(path) == 5
 
 
-def test_effects_debug_info_donation_and_lines_stay(mesh):
+def test_effects_debug_info_donation_and_lines_are_preserved(mesh):
     def f(state, batch):
         jax.debug.print("{}", batch.sum())
         return inner_step(state, batch)
@@ -189,7 +189,7 @@ def test_effects_debug_info_donation_and_lines_stay(mesh):
     assert inspect.getsourcefile(f) in str(product.source_info.traceback)
 
 
-def test_calls_with_equal_sites_still_share_a_jaxpr(mesh):
+def test_calls_with_equal_sites_share_a_jaxpr(mesh):
     jaxpr = jax.make_jaxpr(lambda x: plain(plain(plain(x))))(X)
     assert len({id(eqn.params["jaxpr"]) for eqn in jaxpr.eqns}) == 1
     sites = [(ConstraintSite((i, 0, 0), "result", 0), P("x")) for i in (0, 2)]
@@ -198,7 +198,7 @@ def test_calls_with_equal_sites_still_share_a_jaxpr(mesh):
     assert len(constraints(first)) == 1
 
 
-def test_literals_and_shard_map_are_left_alone(mesh):
+def test_literals_and_shard_map_bodies_get_no_constraints(mesh):
     def f(x):
         return jax.shard_map(jnp.sin, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(x * 2.0)
 
@@ -217,7 +217,7 @@ def test_literals_and_shard_map_are_left_alone(mesh):
         ConstraintSite((0, 0, 9), "result", 0),
     ],
 )
-def test_a_site_that_does_not_exist_is_an_error(mesh, site):
+def test_nonexistent_site_raises_index_error(mesh, site):
     jaxpr = jax.make_jaxpr(lambda x: plain(x))(X)
     with pytest.raises(IndexError):
         insert_constraints(jaxpr, mesh, [(site, P("x"))])

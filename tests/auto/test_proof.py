@@ -76,7 +76,7 @@ def test_equal_programs_are_compiled_once(proven):
 
 
 @pytest.mark.slow
-def test_a_refused_layout_keeps_the_reason(proven):
+def test_rejected_layout_stores_the_reason(proven):
     assert proven["refused"].compilation is None
     assert "nowhere" in proven["refused"].reason
     assert max(proven.values(), key=lambda p: p.rank) is proven["refused"]
@@ -97,7 +97,7 @@ def test_count_limits_the_number_of_compiled_programs(program, proven):
 
 
 @pytest.mark.slow
-def test_programs_run_on_the_devices(program, proven):
+def test_measure_runs_each_program_on_the_devices(program, proven):
     layouts = [proven["data"].layout, proven["fsdp"].layout]
     seconds = measure(program.function, program.call, layouts, program.mesh)
     assert len(seconds) == 2
@@ -128,7 +128,7 @@ def test_a_collective_is_costed_on_the_links_of_its_axes(program):
     assert cost("all-reduce", ReplicaGroups.of_list([[n] for n in range(8)])).sent_bytes == 0
 
 
-def test_feedback_is_found_by_structure_and_types():
+def test_feedback_is_detected_by_structure_and_types():
     tied = dict(read().problem().tied)
     names, results = read().call.traced.arg_names, read().call.traced.result_paths
     assert {names[a]: results[r] for a, r in tied.items()} == {
@@ -136,7 +136,7 @@ def test_feedback_is_found_by_structure_and_types():
     }
 
 
-def test_feedback_of_single_arrays_needs_donation():
+def test_feedback_of_single_arrays_requires_donation():
     x = jax.ShapeDtypeStruct((8, 8), "float32")
 
     def tied(fun, *args):
@@ -154,7 +154,7 @@ def test_feedback_of_single_arrays_needs_donation():
     )
 
 
-def test_the_functions_own_shardings_are_fixed():
+def test_shardings_of_the_function_are_fixed():
     fun = pjit(step, in_shardings=(UNSPECIFIED, P("data")), out_shardings=(UNSPECIFIED, None))
     problem = read(fun).problem()
     assert problem.in_specs[-2:] == (P("data"), P("data"))
@@ -162,7 +162,7 @@ def test_the_functions_own_shardings_are_fixed():
     assert problem.out_specs[-1] == P()
 
 
-def test_fixed_specs_hold_by_paths(program):
+def test_fixed_specs_match_paths_by_pattern(program):
     found = program.problem(fixed={r"\['up'\]$": P(None, "model"), "^batch": P("data")})
     specs = dict(zip(program.call.traced.arg_names, found.in_specs, strict=True))
     assert specs["batch['x']"] == P("data")

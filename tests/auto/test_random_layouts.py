@@ -26,7 +26,7 @@ def few_layouts(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.own_partitioner
 @pytest.mark.parametrize("seed", [3, 871])
-def test_random_programs(seed):
+def test_random_programs_have_equal_values_under_all_layouts(seed):
     failure = find_layout_failure(program_text(draw_program(seed)))
     assert failure is None or failure.kind == XLA, failure
 
@@ -57,7 +57,7 @@ def f(state, w, keys, scale):
 
 
 @pytest.mark.slow
-def test_references_effects_keys_empty_arrays_and_closed_over_constants():
+def test_random_layouts_preserve_effects_keys_and_empty_arrays():
     assert find_layout_failure(PROGRAM) is None
 
 
@@ -148,7 +148,7 @@ def test_layouts_with_padded_shards_preserve_values(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("factor", "kind"), [(1.01, "values"), (1.0, None)])
-def test_wrong_values_are_found(monkeypatch, factor, kind):
+def test_wrong_values_are_detected(monkeypatch, factor, kind):
     def pjit(fun, **options):
         right = xlashard.jit(fun, **options)
         return lambda *args: [x * factor if k == 0 else x for k, x in enumerate(right(*args))]
@@ -169,7 +169,7 @@ def test_wrong_values_are_found(monkeypatch, factor, kind):
         ("tied", {"in_specs": (P("x"), P("x"), P(), P())}),
     ],
 )
-def test_wrong_specs_are_found(monkeypatch, kind, changed):
+def test_wrong_specs_are_detected(monkeypatch, kind, changed):
     run = Search.run
     monkeypatch.setattr(Search, "run", lambda self: [replace(run(self)[0], **changed)])
     monkeypatch.setattr(random_layouts, "_ties", lambda *_: ((0, 0),))

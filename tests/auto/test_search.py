@@ -95,7 +95,7 @@ def test_weights_that_a_tiny_batch_reads_are_sharded():
     assert read < layout.seconds < 1.5 * read
 
 
-def test_a_memory_limit_that_sharded_weights_alone_meet_is_met():
+def test_weights_are_sharded_to_meet_a_memory_limit():
     shapes = (64, 512, 512), (1 << 15, 512)
     weights, batch = 64 * 512**2 * 4, (1 << 15) * 512 * 4 / 8
     whole = best(layers, *shapes)
@@ -144,7 +144,7 @@ def test_dimensions_not_divisible_by_the_axis_stay_unsharded():
 
 
 @pytest.mark.parametrize(("columns", "sharded"), [(4095, True), (4096, True), (9, False)])
-def test_values_inside_are_sharded_with_little_padding(columns, sharded):
+def test_intermediates_are_sharded_if_padding_is_small(columns, sharded):
     found = problem(lambda w, x: jnp.sum(jnp.tanh(x @ w), axis=1), (1 << 14, columns), (3, 1 << 14))
     found = replace(found, in_specs=(P(), P()), out_specs=(P(),))
     for layout in (layouts := find_layouts(found)):
@@ -209,12 +209,12 @@ def test_partial_sums_of_a_loop_are_reduced_once_after_the_loop(last):
 
 
 @pytest.mark.parametrize("last", [jnp.sin, lambda x: x + jnp.sum(x)])
-def test_other_partial_sums_are_reduced_in_each_run(last):
+def test_partial_sums_used_in_the_loop_are_reduced_each_iteration(last):
     layout = best(of_sequences(last), *SEQUENCES, **SUMMED)
     assert {t.times for t in layout.transfers if "reduce" in t.kind} == {64.0}
 
 
-def test_a_layout_is_searched_again_with_more_expensive_choices():
+def test_search_finds_another_layout_after_a_cost_correction():
     search = Search(problem(mlp, *MLP), 60.0)
     layout = min(search.run(), key=lambda layout: layout.seconds)
     assert layout.in_specs == (P(), P(), P("x"))
@@ -267,7 +267,7 @@ def test_layers_of_a_scan_are_solved_once_and_stay_stacked():
 
 
 def equal_layers(count, *, last=512):
-    """Return the problem of a step of several layers, the last of which has another width."""
+    """Return the problem of a step of several layers, the last with a different width."""
     widths = [512] * (count - 1) + [last]
 
     def loss(weights, x):
@@ -314,7 +314,7 @@ def test_solving_equal_layers_jointly_gives_equal_predictions(monkeypatch):
     assert names[True].keys() & {"data", "fsdp", "tensor"}
 
 
-def test_layers_of_different_width_have_labels_of_their_own():
+def test_layers_of_different_width_have_separate_labels():
     graph = Search(equal_layers(4, last=1024), 10.0).graph
     labels = [graph.labels_of(index) for index in graph.arguments[:-1]]
     # The first layer has no gradient of its inputs.
@@ -342,7 +342,7 @@ def test_both_axes_shard_one_dimension():
     assert layout.in_specs == (P(), P(), P(("x", "y"))) and layout.out_specs == (P(("x", "y")),)
 
 
-def test_a_contraction_over_a_sharded_dimension_is_an_all_reduce():
+def test_contraction_over_a_sharded_dimension_is_all_reduced():
     rows, depth, columns = 256, 1 << 16, 512
     slow, fast = (
         best(
@@ -360,7 +360,7 @@ def test_a_contraction_over_a_sharded_dimension_is_an_all_reduce():
 
 
 @pytest.mark.slow
-def test_axes_reduce_a_value_together():
+def test_value_is_reduced_jointly_over_several_axes():
     rows, depth, columns = 256, 1 << 16, 512
     whole = ((rows, depth), (depth, columns))
     fixed = {"ins": (P(None, ("x", "y")), P(("x", "y"))), "outs": (P(),)}
@@ -384,7 +384,7 @@ def test_one_variant_replicates_reduced_partial_sums():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"x": 8}, {"x": 4, "y": 2}])
-def test_no_layout_is_predicted_to_beat_the_work_alone(sizes):
+def test_predicted_time_is_at_least_the_compute_time(sizes):
     search = Search(problem(mlp, *MLP, on=machine(1e30, 0.0, **sizes)), 60.0)
     (width, hidden), rows = MLP[0], MLP[2][0]
     products = 4 * rows * width * hidden / 8 / FLOPS
@@ -404,7 +404,7 @@ def test_single_device_scalar_and_empty_arrays_are_replicated():
 
 
 @pytest.mark.slow
-def test_every_site_is_in_the_jaxpr():
+def test_every_constraint_site_exists_in_the_jaxpr():
     def f(key, ws, x):
         total = jax.new_ref(jnp.zeros_like(x))
         x = jax.lax.cond(x[0, 0] > 0, lambda x: layers(ws, x)[0], jnp.sin, x)

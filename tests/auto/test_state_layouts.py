@@ -59,7 +59,7 @@ def test_small_gradients_share_the_latency_of_one_reduction():
 
 
 @pytest.mark.slow
-def test_lighter_layouts_shard_more_of_the_state_and_then_other_values():
+def test_lighter_layouts_shard_state_first_and_then_other_values():
     search = Search(training(machine(x=4, y=2), (1024, 2048), (2048, 512), 4096), 60.0)
     data = next(layout for layout in search.run() if layout.name == "data")
     both = P(("x", "y"))

@@ -14,7 +14,7 @@ from benchmarks.auto import Comparison, Outcome
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_layouts_use_names_of_the_program(name: str) -> None:
+def test_layouts_refer_to_values_of_the_program(name: str) -> None:
     program = PROGRAMS[name]
     ranks: dict[str, set[int]] = {}
 
@@ -70,7 +70,7 @@ def test_summary_counts_ratios() -> None:
 
 
 @pytest.mark.slow
-def test_results_are_kept_for_equal_options(tmp_path: Any) -> None:
+def test_result_file_is_unique_per_options(tmp_path: Any) -> None:
     first, second = (auto.Options(memory, hand_only=True, cache=tmp_path) for memory in (0.9, 1.0))
     kept = auto.result_file(first, "vit", "v5e-16", "data")
     assert kept == auto.result_file(first, "vit", "v5e-16", "data")

@@ -44,7 +44,7 @@ def quiet_report(name: str = "bench") -> Report:
     return Report(name, console=Console(file=io.StringIO(), width=120))
 
 
-def test_seconds_per_call_and_ratio_come_out_exactly() -> None:
+def test_seconds_per_call_and_ratio_are_exact() -> None:
     clock = FakeTime()
     tasks = {"slow": clock.task("slow", 0.004), "fast": clock.task("fast", 0.001)}
     measured = interleave(tasks, rounds=5, inner=3, clock=clock)
@@ -64,7 +64,7 @@ def test_short_calls_are_repeated_until_a_sample_is_long_enough() -> None:
     assert measured["long"].inner == 1
 
 
-def test_a_clock_that_never_moves_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constant_clock_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_measure, "MAX_INNER", 64)
     measured = interleave({"idle": lambda: None}, rounds=1, clock=lambda: 0.0)
     assert measured["idle"].inner == 64
@@ -133,7 +133,7 @@ def test_a_row_reports_the_ratio_to_the_lower_bound() -> None:
         report.add("other", measured, baseline="theirs", floor="nothing")
 
 
-def test_goals_of_each_kind() -> None:
+def test_goals_compare_ratios_times_and_differences() -> None:
     slow, base = Measurement("slow", 1, (3.0, 3.0)), Measurement("base", 1, (2.0, 2.0))
     assert RatioGoal(1.5).met(slow, base)
     assert not RatioGoal(1.4).met(slow, base)
@@ -200,11 +200,11 @@ def test_report_refuses_unknown_baselines_and_repeated_titles() -> None:
     ("seconds", "text"),
     [(1.5, "1.500 s"), (0.0123, "12.3 ms"), (4.56e-6, "4.56 µs"), (7e-9, "7 ns"), (0, "0 ns")],
 )
-def test_times_are_shown_in_the_unit_that_suits(seconds: float, text: str) -> None:
+def test_times_are_formatted_in_a_suitable_unit(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
 
-def test_options(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_are_parsed(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--rounds", "5", "--json", str(tmp_path / "x.json"), "--strict"]
     assert read_options("demo", argv=argv) == Options(5, tmp_path / "x.json", True)
     assert read_options("demo", rounds=9, argv=[]) == Options(9, None, False)

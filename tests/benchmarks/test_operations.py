@@ -15,7 +15,7 @@ def test_every_published_operation_has_a_program_and_a_source() -> None:
 
 
 @pytest.mark.slow
-def test_large_products_and_copies_take_their_published_time() -> None:
+def test_predicted_times_of_large_matmuls_and_copies_match_published() -> None:
     # The largest of each, whose time isn't that of a launch.
     largest: dict[str, operations.PublishedOperation] = {}
     for row in operations.published_operations():
@@ -33,7 +33,7 @@ def test_published_operation_matches_its_program_by_memory() -> None:
     assert row.megabytes == 1410 and row.is_program_of(operations.predict(row))
 
 
-def test_groups_count_by_their_median() -> None:
+def test_summary_uses_the_median_of_each_group() -> None:
     text = operations.summary({"v6e copy": [0.1, -0.3, 0.2], "v6e product": [-0.05]})
     assert "v6e copy" in text and "median error  20.0%, from  -30.0% to  +20.0%" in text
     assert text.endswith("2 groups: median of the groups' median errors 12.5%, goal 10%: not met")

@@ -40,7 +40,7 @@ def test_tables_show_medians_ratios_and_goals() -> None:
     ]
 
 
-def test_words_hold_single_figures() -> None:
+def test_template_markers_are_replaced_by_single_figures() -> None:
     results = {"demo": made_up()}
     text = "a {{demo: move, 1 MB: ours: floor_ratio}} b {{demo: turn: ours: ratio}}."
     assert _page.render(text, results) == "a 2.00 × b 0.38 ×."
@@ -51,7 +51,7 @@ def test_words_hold_single_figures() -> None:
     )
 
 
-def test_the_page_names_the_machine() -> None:
+def test_page_describes_the_machine() -> None:
     text = _page.render("on {{environment}}", {"demo": made_up(), "other": made_up()})
     assert text.startswith("on jax ") and text.count("Python") == 1
     assert _page.render("{{environment}}", {}) == "not measured"
@@ -68,7 +68,7 @@ def test_results_are_read_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ratio", "text"), [(0.0123, "0.012"), (0.5, "0.50"), (1234.5, "1,234")])
-def test_ratios_have_as_many_digits_as_mean_something(ratio: float, text: str) -> None:
+def test_ratios_are_rounded_to_significant_digits(ratio: float, text: str) -> None:
     assert _page.factor(ratio) == text
 
 
@@ -85,7 +85,7 @@ def test_every_figure_of_the_page_was_measured() -> None:
     assert _page.NOT_MEASURED not in page
 
 
-def test_figures_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_round_trip_through_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_page, "FIGURES", tmp_path / "figures.json")
     results = {"demo": made_up()}
     _page.write_figures(_page.figures(results))

@@ -9,7 +9,7 @@ from xlashard.train.config.settings import load_settings
 
 @pytest.mark.slow
 @pytest.mark.parametrize("side", [OURS, JAX], ids=["pjit", "jax.jit"])
-def test_the_step_of_the_main_job_is_lowered(side: Side) -> None:
+def test_training_step_of_both_sides_can_be_lowered(side: Side) -> None:
     settings = load_settings(str(ROOT / "configs" / "tiny.toml"))
     job = Job(side, settings, jax.devices())
     assert "sharding" in job.lowered().as_text()

@@ -71,7 +71,7 @@ def observed(look: dict[str, Any], chips: int | None = 4) -> dict[str, Finding]:
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_well(tmp_path: Path) -> None:
+def test_healthy_machine_passes_all_checks(tmp_path: Path) -> None:
     findings = observed(probe(machine(tmp_path, kind="vfio")))
     assert findings["TPU"].ok and findings["TPU"].observed == "4 chips (/dev/vfio/0 ...)"
     assert findings["held by"].observed == "no process"
@@ -81,7 +81,7 @@ def test_a_machine_that_is_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_where_much_is_wrong(tmp_path: Path) -> None:
+def test_each_problem_of_a_machine_is_reported(tmp_path: Path) -> None:
     root = machine(tmp_path, chips=3)
     hold(root, 4242, "/dev/accel0")
     (root / "tmp" / "libtpu_lockfile").touch()
@@ -102,7 +102,7 @@ def test_a_machine_where_much_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_without_a_tpu(tmp_path: Path) -> None:
+def test_machine_without_a_tpu_fails(tmp_path: Path) -> None:
     findings = observed(probe(machine(tmp_path, chips=0)), None)
     assert findings["TPU"].ok is False and "no /dev/accel*" in findings["TPU"].observed
 
@@ -131,7 +131,7 @@ def with_versions(**findings: str | None) -> dict[str, Any]:
     return {**BASE, "versions": {**versions, "found": {**versions["found"], **findings}}}
 
 
-def test_versions_that_do_not_fit() -> None:
+def test_mismatched_libtpu_version_fails_with_the_pip_command() -> None:
     assert observed(BASE)["versions"].ok
     wrong = observed(with_versions(libtpu="0.0.17"))["versions"]
     assert wrong.ok is False
@@ -141,7 +141,7 @@ def test_versions_that_do_not_fit() -> None:
     assert missing.observed.endswith("; no libtpu") and missing.advice == "install the code: run.py"
 
 
-def test_versions_that_differ() -> None:
+def test_different_versions_on_workers_fail() -> None:
     looks = {"0": BASE, "1": with_versions(jax="0.11.2"), "2": BASE}
     assert compare_versions({"0": BASE, "1": BASE}).ok
     finding = compare_versions(looks)
@@ -154,7 +154,7 @@ def test_versions_that_differ() -> None:
     ("own", "advice"),
     [(True, ""), (False, "it belongs to another user: sudo rm /tmp/libtpu_lockfile")],
 )
-def test_a_lock_that_was_left(own: bool, advice: str) -> None:
+def test_stale_libtpu_lock_is_reported_with_its_owner(own: bool, advice: str) -> None:
     lock = observed({**BASE, "lock": {"owner": 1, "own": own, "opened": []}})["libtpu's lock"]
     assert (lock.ok, lock.advice) == (own, advice)
 
@@ -163,7 +163,7 @@ def count(processes: int, devices: int, summed: float) -> dict[str, Any]:
     return {"processes": processes, "devices": devices, "summed": summed}
 
 
-def test_chips_that_all_see_or_not() -> None:
+def test_every_worker_must_see_all_devices() -> None:
     good = {"0": count(2, 8, 8), "1": count(2, 8, 8)}
     assert judge_chips(good, 2, 8).ok and judge_chips(good, 2, None).ok
     alone = judge_chips({"0": count(1, 4, 4), "1": count(1, 4, 4)}, 2, 8)
@@ -174,7 +174,7 @@ def test_chips_that_all_see_or_not() -> None:
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_is_out_of_reach() -> None:
+def test_unreachable_coordinator_fails() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]  # No process listens.
@@ -191,7 +191,7 @@ def test_a_coordinator_that_is_out_of_reach() -> None:
     assert finding.ok is False and "refused" in finding.observed and "firewall" in finding.advice
 
 
-def test_the_table_names_the_remedies() -> None:
+def test_table_shows_the_remedies() -> None:
     out = io.StringIO()
     alike = [Finding(label, "held by", True, "no process") for label in ("0", "1")]
     code = report(
@@ -206,7 +206,9 @@ def test_the_table_names_the_remedies() -> None:
 
 
 @pytest.mark.slow
-def test_this_machine_alone(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_of_a_single_machine_returns_1_on_a_problem(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert check_machine(cloud.session(), str(machine(cloud.folder / "other", chips=0))) == 1
     out = capsys.readouterr().out
     assert "no /dev/accel*" in out and "problem" in out.splitlines()[-1]
@@ -214,7 +216,9 @@ def test_this_machine_alone(cloud: Cloud, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_python")
-def test_all_workers_of_a_pod(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_of_a_pod_reports_all_workers(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine(cloud.folder / "machine", chips=4)
     create(cloud.session())
     session = cloud.session(doctor__port=free_port())

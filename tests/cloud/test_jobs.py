@@ -46,7 +46,9 @@ def press_ctrl_c(cloud: Cloud) -> threading.Thread:
     return in_background(press)
 
 
-def test_output_of_all_workers(tpu: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_all_workers_is_logged_and_shown(
+    tpu: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(tpu.session(run__command="sh job.sh; printf 'no newline'")) == 0
     assert [tpu.log(n) for n in range(2)] == [f"hello from {n}\nno newline" for n in range(2)]
     shown = sorted(capsys.readouterr().out.splitlines())
@@ -55,7 +57,7 @@ def test_output_of_all_workers(tpu: Cloud, capsys: pytest.CaptureFixture[str]) -
     wait_for(lambda: not tpu.running(), "the end of the processes")
 
 
-def test_a_broken_connection_loses_no_byte(tpu: Cloud) -> None:
+def test_log_is_complete_after_a_broken_connection(tpu: Cloud) -> None:
     tpu.breaks = {0: [40, 100, 1500], 1: [4]}
     assert run(tpu.session(run__command="for i in $(seq 300); do echo line $i; done")) == 0
     lines = "".join(f"line {number}\n" for number in range(1, 301))
@@ -74,7 +76,7 @@ def test_the_first_failure_stops_the_other_workers(tpu: Cloud) -> None:
     wait_for(lambda: not tpu.running(), "the end of the processes")
 
 
-def test_a_job_is_followed_again(tpu: Cloud) -> None:
+def test_logs_can_be_followed_again_also_after_the_end(tpu: Cloud) -> None:
     with pytest.raises(CloudError, match=naming("one", "run.py --name=one")):
         set_up(tpu.session(), range(2))
         logs(tpu.session())
@@ -114,14 +116,14 @@ def test_ctrl_c_of_logs_leaves_the_job_running(tpu: Cloud) -> None:
     assert tpu.running()
 
 
-def test_a_job_that_was_killed_ends_with_75(tpu: Cloud) -> None:
+def test_killed_job_exits_with_75(tpu: Cloud) -> None:
     start_only(tpu, "sleep 60")
     for worker in range(2):
         tpu.kill("HOME", str(tpu.home(worker)))
     assert logs(tpu.session()) == 75
 
 
-def test_a_worker_that_stays_unreachable(tpu: Cloud) -> None:
+def test_permanently_unreachable_worker_is_reported(tpu: Cloud) -> None:
     set_up(tpu.session(), range(2))
     start_only(tpu, "sleep 60")
     tpu.unreachable = {1: 99}
@@ -129,7 +131,7 @@ def test_a_worker_that_stays_unreachable(tpu: Cloud) -> None:
     assert "worker 1 is unreachable (Connection closed by remote host)" in tpu.reports[-1]
 
 
-def test_a_preempted_tpu_is_noticed(tpu: Cloud) -> None:
+def test_preempted_tpu_is_detected(tpu: Cloud) -> None:
     def preempt() -> None:
         wait_for(lambda: "ready" in tpu.log(0), "the job")
         tpu.preempt()

@@ -49,7 +49,7 @@ def test_the_manifest_requests_whole_slices(cloud: Cloud) -> None:
     assert names == ["PYTHONUNBUFFERED", "LAUNCHER_ATTEMPT"]
 
 
-def test_on_demand_nodes_are_not_selected_by_their_price(cloud: Cloud) -> None:
+def test_on_demand_jobset_has_no_spot_selector(cloud: Cloud) -> None:
     text = json.dumps(jobset(cloud))
     assert "spot" not in text
 
@@ -64,7 +64,7 @@ HOSTS = {
 
 
 @pytest.mark.parametrize(("name", "expected"), HOSTS.items())
-def test_nodes_of_each_generation(cloud: Cloud, name: str, expected: tuple) -> None:
+def test_nodes_are_selected_by_generation(cloud: Cloud, name: str, expected: tuple) -> None:
     made = jobset(cloud, tpu__accelerator=name)
     job = made["spec"]["replicatedJobs"][0]["template"]["spec"]
     pod = job["template"]["spec"]
@@ -94,7 +94,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize(("settings", "text"), INVALID.values(), ids=INVALID.keys())
-def test_invalid_settings(cloud: Cloud, settings: dict, text: str) -> None:
+def test_invalid_settings_are_refused(cloud: Cloud, settings: dict, text: str) -> None:
     with pytest.raises(CloudError) as caught:
         jobset(cloud, **settings)
     assert re.search(text, str(caught.value)) and caught.value.code == 2

@@ -27,7 +27,7 @@ def call(step, *words: str, groups: tuple[str, ...] = ("tpu", "run")) -> int:
     return run(["script.py", *words], step, groups, "Does something.\n\n  script.py --name=x\n")
 
 
-def test_flags_win_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_config_file(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text('[tpu]\nname = "a"\nzone = "z"\n[run]\ngrace = 4.0\ncommand = "true"\n')
     sessions: list[Session] = []
@@ -59,7 +59,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize(("words", "text"), INVALID.values(), ids=INVALID.keys())
-def test_invalid_flags(
+def test_invalid_flags_are_refused(
     words: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(lambda session: 0, *words) == 2
@@ -67,14 +67,14 @@ def test_invalid_flags(
     assert "error: " in err and text in err and "Traceback" not in err
 
 
-def test_an_unknown_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_setting_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "job.toml"
     path.write_text("[tpu]\nzome = 'z'\n")
     assert call(lambda session: 0, f"--config={path}") == 2
     assert "tpu.zome is not a setting. Did you mean tpu.zone?" in capsys.readouterr().err
 
 
-def test_how_steps_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exceptions_of_a_step_determine_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     def fails(error: BaseException):
         def step(session: Session) -> int:
             raise error
@@ -93,7 +93,7 @@ def test_every_setting_has_a_unique_flag() -> None:
     assert len(names) == len(set(names))
 
 
-def test_help_is_for_newcomers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_usage_choices_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(lambda session: 1, "--help") == 0
     out = capsys.readouterr().out
     assert "Does something.\n\n  script.py --name=x\n" in out
@@ -104,7 +104,7 @@ def test_help_is_for_newcomers(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_scripts_are_thin() -> None:
+def test_scripts_have_fewer_than_30_lines() -> None:
     assert {path.stem for path in SCRIPTS} == {
         *("create", "run", "logs", "watch", "delete", "doctor", "jobset", *REMOVED)
     }

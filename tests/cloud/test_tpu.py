@@ -1,4 +1,4 @@
-"""Creating, querying and deleting a TPU, and the flags that gcloud gets."""
+"""Creating, querying and deleting a TPU, and the flags passed to gcloud."""
 
 import subprocess
 from pathlib import Path
@@ -40,19 +40,19 @@ def test_error_of_a_preempted_tpu_suggests_the_next_command(cloud: Cloud) -> Non
         ready_status(cloud.session())
 
 
-def test_a_tpu_that_fails_to_come(cloud: Cloud) -> None:
+def test_failed_tpu_creation_is_reported(cloud: Cloud) -> None:
     cloud.final = "FAILED"
     with pytest.raises(CloudError, match="not available: one is FAILED"):
         create(cloud.session())
 
 
-def test_a_tpu_that_comes_too_late(cloud: Cloud) -> None:
+def test_tpu_creation_timeout_suggests_a_longer_timeout(cloud: Cloud) -> None:
     cloud.final = "CREATING"
     with pytest.raises(CloudError, match=r"(?s)not ready .*one is CREATING.*--ready_within=0.02"):
         create(cloud.session(wait__ready_within=0.01))
 
 
-def test_the_number_of_workers_must_fit_the_type(cloud: Cloud) -> None:
+def test_number_of_workers_must_match_the_type(cloud: Cloud) -> None:
     cloud.hosts = 3
     with pytest.raises(CloudError, match=r"has 3 workers, expected .*v4-16.*2 workers.*--accel"):
         create(cloud.session())
@@ -73,7 +73,7 @@ FLAGS = {
 
 
 @pytest.mark.parametrize(("settings", "flags"), FLAGS.values(), ids=FLAGS.keys())
-def test_flags_of_gcloud(cloud: Cloud, settings: dict, flags: list[str]) -> None:
+def test_settings_become_gcloud_flags(cloud: Cloud, settings: dict, flags: list[str]) -> None:
     session = cloud.session(**settings)
     cloud.hosts = session.accelerator.hosts
     create(session)  # The stand-in refuses flags that gcloud does not have.
@@ -81,7 +81,7 @@ def test_flags_of_gcloud(cloud: Cloud, settings: dict, flags: list[str]) -> None
     assert set(flags) <= set(words)
 
 
-def test_a_query_that_fails_is_repeated(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_query_is_retried(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     codes = [1, 1, 0]
     command = Command(("gcloud",), "query the TPU")
     done = [Finished(command, code, "[]", "warning\nquota") for code in codes]
@@ -93,13 +93,13 @@ def test_a_query_that_fails_is_repeated(cloud: Cloud, monkeypatch: pytest.Monkey
     ]
 
 
-def test_invalid_output_of_gcloud(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_gcloud_output_is_reported(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cloud, "_list", lambda self, values: "echo WARNING: no JSON")
     with pytest.raises(CloudError, match=naming("JSON", "'WARNING: no JSON")):
         query(cloud.session())
 
 
-def test_a_missing_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_missing_gcloud_suggests_a_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(CloudError, match=naming("'gcloud'", "PATH", "--dry_run")):
         Runner().run(Command(("gcloud", "version"), "look"))
@@ -121,6 +121,6 @@ def test_an_interrupt_ends_a_command_with_its_children(
     assert all_gone([int(child.read_text())])
 
 
-def test_pauses_grow_to_a_limit() -> None:
+def test_retry_delays_grow_to_a_limit() -> None:
     pauses = backoff(10, limit=60)
     assert [next(pauses) for _ in range(5)] == [10, 20, 40, 60, 60]

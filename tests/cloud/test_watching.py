@@ -64,26 +64,28 @@ LOOPS = {
 
 
 @pytest.mark.parametrize(("makes", "runs", "code", "steps"), LOOPS.values(), ids=LOOPS.keys())
-def test_the_loop(cloud: Cloud, makes: list, runs: list, code: int, steps: str) -> None:
+def test_watch_loop_repeats_steps_until_an_exit_code(
+    cloud: Cloud, makes: list, runs: list, code: int, steps: str
+) -> None:
     script = Script(list(makes), list(runs))
     assert script.play(cloud) == code
     assert ", ".join(script.steps) == steps
 
 
-def test_the_loop_gives_up(cloud: Cloud) -> None:
+def test_watch_loop_stops_after_the_maximum_number_of_tries(cloud: Cloud) -> None:
     script = Script([], [LOST] * 3)
     assert script.play(cloud, watch__tries=3) == 1
     assert script.steps.count("make") == 3 and script.steps[-1] == "remove"
     assert cloud.reports[-1] == "gave up after 3 attempts"
 
 
-def test_the_tpu_may_be_kept(cloud: Cloud) -> None:
+def test_watch_with_keep_does_not_delete_the_tpu(cloud: Cloud) -> None:
     script = Script([], [DONE])
     assert script.play(cloud, watch__keep=True) == 0
     assert script.steps == ["make", "run 1"]
 
 
-def test_an_invalid_request_is_not_repeated(cloud: Cloud) -> None:
+def test_invalid_request_is_not_retried(cloud: Cloud) -> None:
     script = Script([CloudError("no such type", code=2)], [])
     with pytest.raises(CloudError, match="no such type"):
         script.play(cloud)

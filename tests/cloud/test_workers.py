@@ -20,7 +20,7 @@ def fill(folder: Path, *names: str) -> None:
         (folder / name).write_text(name)
 
 
-def test_files_that_git_tracks_or_would_add(tmp_path: Path) -> None:
+def test_archive_has_tracked_and_untracked_unignored_files(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     fill(tmp_path, "train.py", "new.py", "large.bin", "gone.py", "b/c.py")
     (tmp_path / ".gitignore").write_text("*.bin\n")
@@ -38,7 +38,7 @@ def test_files_that_git_tracks_or_would_add(tmp_path: Path) -> None:
         assert archive.getnames() == [".gitignore", "b/c.py", "new.py", "train.py"]
 
 
-def test_folders_that_can_not_be_copied(tmp_path: Path) -> None:
+def test_folders_that_cannot_be_copied_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CloudError, match=naming(str(tmp_path / "none"))):
         list_files(tmp_path / "none")
     with pytest.raises(CloudError, match=naming(str(tmp_path), f"git init {tmp_path}")):
@@ -79,7 +79,7 @@ def test_a_failed_installation_is_reported_once(cloud: Cloud) -> None:
 
 
 @pytest.mark.slow
-def test_failed_connections_are_made_again(cloud: Cloud) -> None:
+def test_failed_connections_are_retried(cloud: Cloud) -> None:
     create(cloud.session())
     cloud.unreachable = {0: 2}
     set_up(cloud.session(), [0])
@@ -98,7 +98,7 @@ mkdir -p "$folder/bin" && touch "$folder/bin/python" && chmod +x "$folder/bin/py
 """
 
 
-def test_uv_brings_a_newer_python(tmp_path: Path) -> None:
+def test_setup_uses_uv_for_a_newer_python(tmp_path: Path) -> None:
     fill(tmp_path, "one.py")
     (tmp_path / ".local" / "bin").mkdir(parents=True)
     (tmp_path / ".local" / "bin" / "uv").write_text(UV)
@@ -118,7 +118,7 @@ def test_uv_brings_a_newer_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_shell_script_is_clean() -> None:
+def test_shell_script_passes_shellcheck() -> None:
     shellcheck = shutil.which("shellcheck") or shutil.which(
         "shellcheck", path=Path(sys.executable).parent
     )

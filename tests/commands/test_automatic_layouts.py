@@ -54,7 +54,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_words_are_refused(run: Run, name: str) -> None:
+def test_invalid_arguments_are_refused(run: Run, name: str) -> None:
     words, message = WRONG[name]
     code, _, err = run(*words)
     assert code == 2 and message in err
@@ -62,7 +62,7 @@ def test_wrong_words_are_refused(run: Run, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_function_gets_a_layout(run: Run, tmp_path: Path) -> None:
+def test_preflight_with_auto_shardings_chooses_a_layout(run: Run, tmp_path: Path) -> None:
     kept, shown = tmp_path / "layout.json", tmp_path / "layout.html"
     words = "--mesh", "data=4", "--estimate", "--json", str(kept), "--html", str(shown)
     code, out, err = run(*AT, PRODUCT, *words)
@@ -97,7 +97,7 @@ def matmul(rows: int, mesh: dict[str, int]) -> LayoutChoice:
 
 
 @pytest.mark.slow
-def test_the_most_tokens_per_second_that_fit_are_chosen() -> None:
+def test_fitting_batch_with_the_most_tokens_per_second_is_chosen() -> None:
     four = {"data": 4}
     # A device has 3 MiB: 1 MiB of weights, and 8192 rows take 8 MiB of argument and result each.
     share = 3 * 2**20 / 14.2 / 2**30
@@ -118,7 +118,7 @@ def test_the_most_tokens_per_second_that_fit_are_chosen() -> None:
     assert first == pytest.approx(1024 / tried[0].seconds)
 
 
-def test_batches_and_policies_of_settings() -> None:
+def test_training_choices_list_batches_and_remat_policies() -> None:
     assert training_choices(CONFIG, (), "", "") == ([16], ["custom"])
     assert training_choices(CONFIG, (), "auto", "none,full") == ([16, 8, 32, 64], ["none", "full"])
     odd = training_choices(CONFIG, ["training.batch=12", "training.accumulate=4"], "auto", "auto")

@@ -20,7 +20,7 @@ def completed(capsys: pytest.CaptureFixture[str]):
     return complete
 
 
-def test_commands_and_options(completed) -> None:
+def test_commands_and_options_are_completed(completed) -> None:
     assert set(completed("")) >= COMMANDS
     assert completed("pref") == ["preflight"]
     assert completed("--v") == ["--version"]
@@ -30,7 +30,7 @@ def test_commands_and_options(completed) -> None:
     assert completed("preflght", "") == []
 
 
-def test_topologies(completed) -> None:
+def test_topologies_are_completed(completed) -> None:
     names = completed("preflight", "--topology", "")
     assert "v5p-128" in names and "v5litepod-16" in names
     gpus = [name for name in names if is_gpu_name(name)]
@@ -51,7 +51,7 @@ def test_the_shell_completes_files(completed) -> None:
     assert completed("pod", "--", "python", "--") == []
 
 
-def test_notes_of_candidates(completed) -> None:
+def test_fish_and_zsh_candidates_have_descriptions(completed) -> None:
     (fish,) = completed("preflight", "-t", "v4-16", shell="fish")
     assert fish == "v4-16\t8 chips of TPU v4"
     (zsh,) = completed("preflight", "-t", "v4-16", shell="zsh")
@@ -61,7 +61,7 @@ def test_notes_of_candidates(completed) -> None:
     assert not any("%%" in line for line in completed("preflight", "--", shell="fish"))
 
 
-def test_the_script_of_bash_runs(completed) -> None:
+def test_bash_script_completes_words(completed) -> None:
     check = """
 xlashard() { printf '<%s>' "$@"; printf '\\ntwo words\\n'; }
 COMP_WORDS=(xlashard preflight "a b" --to rest)

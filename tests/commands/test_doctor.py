@@ -43,7 +43,7 @@ def packages(**versions: str | None) -> dict[str, Check]:
     return {check.subject: check for check in checks}
 
 
-def test_versions_that_fit() -> None:
+def test_matching_versions_pass() -> None:
     assert {check.status for check in packages().values()} == {"ok"}
     assert set(packages(libtpu=None)) == set(INSTALLED) - {"libtpu"}
 
@@ -62,7 +62,7 @@ def test_versions_that_fit() -> None:
         ),
     ],
 )
-def test_versions_that_do_not_fit(
+def test_mismatched_version_fails_with_the_pip_command(
     versions: dict[str, str | None], subject: str, command: str
 ) -> None:
     failed = [check for check in packages(**versions).values() if check.status == "fail"]
@@ -88,7 +88,7 @@ def test_version_specifiers(version: str, wanted: str, expected: bool) -> None:
     assert meets(version, wanted) is expected
 
 
-def test_extras() -> None:
+def test_missing_extra_is_noted_with_the_pip_command() -> None:
     found = {each.subject: each for each in check_extras(INSTALLED, REQUIREMENTS["xlashard"])}
     assert found["extra tpu"].status == "ok"
     assert found["extra legacy"].status == "note"
@@ -96,7 +96,7 @@ def test_extras() -> None:
     assert "pip install 'xlashard[legacy]'" in found["extra legacy"].advice
 
 
-def test_variables() -> None:
+def test_unknown_environment_variable_fails_with_a_suggestion() -> None:
     (only,) = check_environment({"HOME": "/root"})
     assert only.status == "ok"
     found = list(check_environment({"XLASHARD_PARTITIONR": "gspmd", "JAX_PLATFORMS": "cpu"}))
@@ -114,7 +114,7 @@ def test_variables() -> None:
         (1, "Traceback\nImportError: no jax\nDocumentation: y\n", ["ImportError: no jax"]),
     ],
 )
-def test_the_step_that_fails_is_named(code: int | None, errors: str, parts: list[str]) -> None:
+def test_failed_probe_step_is_reported(code: int | None, errors: str, parts: list[str]) -> None:
     output = json.dumps(Check(STEPS[0], "ok", "well"))
     first, second = check_probe(code, f"noise\n{output}\n", errors, has_libtpu=True)
     assert first == Check(STEPS[0], "ok", "well")
@@ -126,7 +126,7 @@ def test_the_step_that_fails_is_named(code: int | None, errors: str, parts: list
 
 
 @pytest.mark.slow
-def test_the_probe_and_the_report(
+def test_report_includes_the_checks_of_the_probe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installation_probe.main()
@@ -145,7 +145,7 @@ def test_the_probe_and_the_report(
     assert "FAIL  environment" in out and err == "error: to be repaired: environment\n"
 
 
-def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     before = jax.config.jax_compilation_cache_dir
     try:
         jax.config.update("jax_compilation_cache_dir", "/proc/nowhere")

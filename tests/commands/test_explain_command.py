@@ -111,7 +111,7 @@ def test_heading_of_a_recompilation_names_its_cause(folder: Path, capsys, monkey
 
 
 @pytest.mark.slow
-def test_a_script_is_stopped_after_calls(folder: Path, capsys) -> None:
+def test_stop_after_ends_a_script_after_that_many_calls(folder: Path, capsys) -> None:
     code, report = explained(
         "--stop-after", "2", "--programs", "train_*", "--", "train.py", "1000000"
     )
@@ -123,7 +123,7 @@ def test_a_script_is_stopped_after_calls(folder: Path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_a_budget_and_a_page(folder: Path, capsys) -> None:
+def test_explain_checks_a_budget_and_writes_a_page(folder: Path, capsys) -> None:
     words = ("--budget", "collectives=0", "all_gather_bytes=0", "--html", "pages/all.html")
     code, report = explained(*words, "--", "train.py", "1")
     error = capsys.readouterr().err
@@ -199,7 +199,9 @@ def test_the_programs_of_a_script_that_fails_are_reported(
         (["tests.commands.programs:doubled"], ["doubled", "'x'", "returns it and its arguments"]),
     ],
 )
-def test_wrong_words_are_named(folder: Path, capsys, words: list[str], facts: list[str]) -> None:
+def test_invalid_arguments_are_named_before_a_script_runs(
+    folder: Path, capsys, words: list[str], facts: list[str]
+) -> None:
     assert main(["explain", *words]) == 2
     printed = capsys.readouterr()
     assert all(fact in printed.err for fact in facts), printed.err
@@ -230,7 +232,9 @@ def test_an_error_of_the_script_is_printed_once(
 
 
 @pytest.mark.slow
-def test_programs_that_a_script_does_not_compile(folder: Path, capsys) -> None:
+def test_script_without_matching_programs_is_refused_with_a_suggestion(
+    folder: Path, capsys
+) -> None:
     assert main(["explain", "--programs", "trian_step", "--", "train.py", "1"]) == 2
     error = capsys.readouterr().err
     assert all(fact in error for fact in ("trian_step", "init", "did you mean train_step?"))
@@ -268,13 +272,13 @@ def test_comparison_fails_on_a_regression(folder: Path, capsys) -> None:
     words = ("--programs", "train_step", "--compare", "old.json", "--", "train.py", "1")
     main(["explain", *words])
     assert "Only before" not in capsys.readouterr().out
-    # A stored report in place of a run, the other way round.
+    # Compare in the opposite direction, with a stored report in place of a run.
     assert main(["explain", "--compare", "report.json", "--markdown", "-", "old.json"]) == 0
     assert capsys.readouterr().out.startswith("## Programs of train.py 1\n")
 
 
 @pytest.mark.slow
-def test_programs_meet_a_budget(folder: Path, capsys) -> None:
+def test_budget_applies_to_a_stored_report(folder: Path, capsys) -> None:
     explained("--", "train.py", "1")
     assert main(["explain", "report.json", "--budget", "memory=1MB", "all_reduce_bytes=9kB"]) == 0
     capsys.readouterr()
@@ -283,7 +287,7 @@ def test_programs_meet_a_budget(folder: Path, capsys) -> None:
     assert line.startswith("train_step: all_reduce_bytes=9B is not met")
 
 
-def test_a_limit_is_calls_or_seconds(folder: Path, capsys) -> None:
+def test_error_of_an_invalid_stop_after_suggests_calls_or_seconds(folder: Path, capsys) -> None:
     for word in ("x", "xs", "0", "-1s"):
         with pytest.raises(SystemExit):
             main(["explain", f"--stop-after={word}", "--", "train.py", "1"])
@@ -305,7 +309,7 @@ def test_a_script_without_programs_fails(folder: Path, capsys) -> None:
         ("lowered --mesh data=4,model=2", "<lambda>", "P()"),
     ],
 )
-def test_a_target_is_explained(capsys, target: str, name: str, spec: str) -> None:
+def test_explain_of_a_target_reports_its_program(capsys, target: str, name: str, spec: str) -> None:
     function, *mesh = target.split()
     assert main(["explain", f"tests.commands.programs:{function}", *mesh, "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -325,7 +329,7 @@ def test_names_match_globs_and_regular_expressions() -> None:
 
 
 @pytest.mark.slow
-def test_variables_that_a_script_sets_count(tmp_path: Path) -> None:
+def test_environment_variables_set_by_a_script_take_effect(tmp_path: Path) -> None:
     """JAX reads JAX_ENABLE_X64 when it is imported, and XLA_FLAGS with its first device."""
     (tmp_path / "early.py").write_text(
         "import os\n"

@@ -43,13 +43,13 @@ def test_migrate_with_write_shows_the_diff_and_writes_the_file(program: Path, ca
     assert (shown.out, shown.err) == ("", "no file has a name of 2022 or 2023 to change\n")
 
 
-def test_lines_for_a_human_are_counted(program: Path, capsys) -> None:
+def test_lines_for_manual_migration_are_counted(program: Path, capsys) -> None:
     program.write_text("import jax\nf = jax.soft_pmap(abs)\n")
     assert main(["legacy", "--migrate", str(program)]) == 0
     assert "1 line for a human marked by `# xlashard:`" in capsys.readouterr().err
 
 
-def test_an_encoding_and_line_ends_stay(program: Path) -> None:
+def test_migrate_keeps_encoding_and_line_ends(program: Path) -> None:
     old = "# -*- coding: latin-1 -*-\r\nimport jax\r\nx = jax.tree_map, 'é'\r\n"
     program.write_bytes(old.encode("latin-1"))
     assert main(["legacy", "--migrate", str(program), "--write"]) == 0
@@ -80,7 +80,7 @@ def test_migrate_reports_an_invalid_program_and_writes_the_others(
     assert program.read_text() == NEW
 
 
-def test_files_that_cannot_be_read_or_written(program: Path, capsys) -> None:
+def test_unreadable_and_unwritable_files_are_reported(program: Path, capsys) -> None:
     folder = program.parent
     assert main(["legacy", "--migrate", str(folder / "no.py"), str(folder)]) == 1
     err = capsys.readouterr().err
@@ -102,7 +102,7 @@ def test_files_that_cannot_be_read_or_written(program: Path, capsys) -> None:
         (["--jax_enable_x64=1", "--jxa_array=0"], "unknown option --jxa_array=0"),
     ],
 )
-def test_words_that_are_no_arguments(words: list[str], advice: str, capsys) -> None:
+def test_unknown_options_are_refused_with_the_usage(words: list[str], advice: str, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["legacy", *words])
     assert ended.value.code == 2

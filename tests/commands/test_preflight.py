@@ -46,7 +46,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-def test_a_function(run: Run, tmp_path: Path) -> None:
+def test_preflight_of_a_function_prints_and_stores_the_report(run: Run, tmp_path: Path) -> None:
     kept, shown = tmp_path / "deep" / "a.json", tmp_path / "a.html"
     code, out, err = run(
         *("--topology", "v5e-8", "--mesh", "data=-1", PRODUCT, "--price", "3.6 USD"),
@@ -82,7 +82,7 @@ def test_error_of_an_exceeded_budget_names_the_source_lines(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_an_estimate(run: Run) -> None:
+def test_estimate_checks_the_budget_and_has_no_code_bytes(run: Run) -> None:
     words = ("-t", "v5e-8", "--mesh", "data=8", PRODUCT, "--estimate")
     code, out, err = run(*words, "--budget", "all_gather_bytes=100kB")
     assert code == 1 and "estimate  compiled without code" in out
@@ -108,7 +108,7 @@ def test_rates_are_written_beside_json(
     assert "hbm = 2.000" in rates.read_text()
 
 
-def test_a_program_that_does_not_fit(run: Run) -> None:
+def test_program_that_does_not_fit_exits_with_1(run: Run) -> None:
     program = "tests.commands.programs:too_large"
     code, out, err = run("-t", "v5e-4", "--mesh", "data=4", program)
     assert (code, err) == (1, "it does not fit\n")
@@ -116,7 +116,7 @@ def test_a_program_that_does_not_fit(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["by_name", "lowered"])
-def test_return_values_of_a_target(run: Run, name: str) -> None:
+def test_every_return_form_of_a_target_is_accepted(run: Run, name: str) -> None:
     mesh = ("--mesh", "data=4") if name == "lowered" else ()
     code, out, err = run("-t", "v5e-4", *mesh, f"tests.commands.programs:{name}", "--json", "-")
     assert (code, err) == (0, "")
@@ -125,7 +125,7 @@ def test_return_values_of_a_target(run: Run, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_step(run: Run) -> None:
+def test_preflight_of_a_settings_file_reports_the_training_step(run: Run) -> None:
     code, out, err = run(*AT, "configs/tiny_dp.toml", *TINY, "--estimate", "--json", "-")
     assert (code, err) == (0, "")
     report = PreflightReport.from_json(out)
@@ -137,7 +137,7 @@ def test_a_training_step(run: Run) -> None:
     assert all(d.is_reused for d in report.donations if d.donated)
 
 
-def test_settings_name_their_chips() -> None:
+def test_topologies_default_to_those_of_the_settings() -> None:
     config = "configs/70b_v5p_512.toml"
     assert topologies_for(config, "", None, ()) == [topology("v5p-512")]
     assert topologies_for(config, "", 2, ()) == [topology("v5p-512", 2)]
@@ -151,7 +151,7 @@ def test_settings_name_their_chips() -> None:
 
 @needs_plugin
 @pytest.mark.slow
-def test_settings_have_the_kernels_of_each_chip(run: Run, tmp_path: Path) -> None:
+def test_preflight_of_settings_uses_the_kernels_of_each_chip(run: Run, tmp_path: Path) -> None:
     # The command of docs/gpu/preflight.md, for a model of two small layers.
     sizes = "layers=2 width=512 heads=4 kv_heads=2 mlp=512 vocab=512 vocab_parts=1 length=1024"
     code, out, err = run(
@@ -175,7 +175,7 @@ def test_settings_have_the_kernels_of_each_chip(run: Run, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_function_on_two_topologies(run: Run, tmp_path: Path) -> None:
+def test_function_on_two_topologies_has_two_reports(run: Run, tmp_path: Path) -> None:
     words = (PRODUCT, "--mesh", "data=-1", "--json", str(tmp_path))
     code, out, err = run("-t", "v5e-4,v5e-8", *words)
     assert (code, err) == (0, "")
@@ -200,7 +200,7 @@ def test_a_function_on_two_topologies(run: Run, tmp_path: Path) -> None:
     assert {fact["name"] for fact in changed["facts"]} >= {"topology", "mesh"}
 
 
-def test_two_kept_reports_are_compared(run: Run, tmp_path: Path) -> None:
+def test_two_stored_reports_are_compared(run: Run, tmp_path: Path) -> None:
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     for path, report in zip(paths, (FITTING, OUT_OF_MEMORY), strict=True):
         path.write_text(report.to_json(), encoding="utf-8")
@@ -216,9 +216,7 @@ def test_two_kept_reports_are_compared(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rows_that_are_left_out_are_shown_by_a_word_of_the_command(
-    run: Run, tmp_path: Path
-) -> None:
+def test_omitted_rows_are_shown_by_the_option_all(run: Run, tmp_path: Path) -> None:
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     for path, report in zip(paths, (HUGE, SMALL), strict=True):
         path.write_text(report.to_json(), encoding="utf-8")
@@ -229,7 +227,7 @@ def test_rows_that_are_left_out_are_shown_by_a_word_of_the_command(
         assert "print(all" not in some and "--all" not in every
 
 
-def test_the_schema(run: Run) -> None:
+def test_schema_option_prints_the_published_schema(run: Run) -> None:
     code, out, _ = run("--schema")
     published = ROOT / "tests" / "preflights" / "report" / "preflight.schema.json"
     assert code == 0
@@ -355,7 +353,7 @@ def test_invalid_input_is_reported_as_one_error(run: Run, name: str) -> None:
         (("-t", "v5e-4,v5e-8", "--json", "README.md"), "README.md is one file, and here are 2"),
     ],
 )
-def test_wrong_words_are_refused_before_a_compilation(
+def test_invalid_arguments_are_refused_before_compilation(
     run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.setattr(commands, "preflight_target", lambda *_: pytest.fail("compiled"))
@@ -364,7 +362,7 @@ def test_wrong_words_are_refused_before_a_compilation(
     assert not Path("x.json").exists() and not Path("a.json").exists()
 
 
-def test_files_that_can_be_written(tmp_path: Path) -> None:
+def test_check_writable_accepts_writable_paths_unchanged(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     kept.write_text("{}")
     for path in (kept, tmp_path / "deep" / "er" / "a.json", "-", None):
@@ -373,7 +371,7 @@ def test_files_that_can_be_written(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [kept]
 
 
-def test_an_unknown_setting(run: Run) -> None:
+def test_unknown_setting_is_refused(run: Run) -> None:
     code, _, err = run(*AT, "configs/tiny.toml", "--set", "model.layer=1")
     assert code == 2 and "model.layer is not a setting. Did you mean model.layers?" in err
 
@@ -384,14 +382,14 @@ def test_one_json_file_for_several_reports_is_refused(run: Run) -> None:
     assert code == 2 and "--json a.json is one file, and here are 2 reports" in err
 
 
-def test_a_report_that_is_no_text(run: Run, tmp_path: Path) -> None:
+def test_binary_report_file_is_refused(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"\xff\xfe\x00")
     code, _, err = run(str(path))
     assert (code, err) == (2, f"error: {path} can't be read: it is no text\n")
 
 
-def test_a_module_that_can_not_be_imported(run: Run, tmp_path: Path) -> None:
+def test_module_with_an_import_error_is_reported(run: Run, tmp_path: Path) -> None:
     (tmp_path / "broken_one.py").write_text("import json\nx = undefined\n", encoding="utf-8")
     (tmp_path / "broken_two.py").write_text("def f(:\n", encoding="utf-8")
     (tmp_path / "broken_three.py").write_text("import not_installed_here\n", encoding="utf-8")
@@ -407,7 +405,7 @@ def test_a_module_that_can_not_be_imported(run: Run, tmp_path: Path) -> None:
             assert code == 2 and sentence in err
 
 
-def test_libtpu_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libtpu_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topologies.cloud_tpu_init, "get_tpu_library_path", lambda: None)
     code, _, err = run(*NEVER_MADE, PRODUCT)
     assert code == 2
@@ -422,7 +420,7 @@ def test_other_libtpu_version_is_refused(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_the_real_command_is_quiet_on_a_machine_without_chips(tmp_path: Path) -> None:
+def test_command_prints_no_warnings_on_a_machine_without_chips(tmp_path: Path) -> None:
     source = (ROOT / "tests" / "commands" / "programs.py").read_text(encoding="utf-8")
     (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     words = [*("-t", "v5e-8", "--mesh", "data=8"), "mine:product", "--json", "-"]

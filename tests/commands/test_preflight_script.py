@@ -112,7 +112,7 @@ def test_programs_are_compiled_for_the_topology_and_not_run(folder: Path, capsys
 
 @needs_plugin
 @pytest.mark.slow
-def test_a_script_for_gpus_finds_gpus(folder: Path, capsys) -> None:
+def test_script_for_gpus_sees_gpu_devices(folder: Path, capsys) -> None:
     script = TRAIN.replace('"tpu"', '"gpu"').replace(
         "jax.device_count()", 'jax.device_count("cuda")'
     )
@@ -136,7 +136,7 @@ def test_a_program_that_does_not_fit_fails(folder: Path, capsys) -> None:
     report = json.loads(printed.out)
     assert report["title"].startswith("train_step")
     assert report["outcome"] == "out of memory"
-    # The script goes on with zeros all the same, until it is stopped.
+    # The script continues with zeros until it is stopped.
     assert "step 0 0.0" in printed.err
     assert "stopped: train_step was called 1 times" in printed.err
 
@@ -156,7 +156,7 @@ def test_a_program_that_does_not_fit_fails(folder: Path, capsys) -> None:
         (["--option", "xla_no=1"], ["--option xla_no=1", "'xla_no'"]),
     ],
 )
-def test_wrong_words_with_a_script_are_named(
+def test_invalid_arguments_before_a_script_are_named(
     folder: Path, capsys, words: list[str], facts: list[str]
 ) -> None:
     assert preflight(*words, "--", "train.py") == 2

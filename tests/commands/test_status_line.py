@@ -1,4 +1,4 @@
-"""Long work of the commands: their status lines, and how signals end it."""
+"""Status lines of long-running commands, and their end by signals."""
 
 import os
 import re
@@ -20,7 +20,9 @@ from xlashard.processes.dump_folder import remove_own_folders, temporary_dump_fo
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_log_gets_lines(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+def test_status_in_a_log_is_printed_as_lines(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
     monkeypatch.setattr(common, "_LINE_INTERVAL", 0.01)
     shown = ""
 
@@ -36,7 +38,7 @@ def test_a_log_gets_lines(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     assert not [t for t in background._STOPS if t.name == "progress"]
 
 
-def test_a_terminal_gets_the_elapsed_time(
+def test_status_in_a_terminal_shows_the_elapsed_time(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(common, "_SPINNER_INTERVAL", 0.01)
@@ -66,7 +68,7 @@ def test_status_line_without_spinner_prints_nothing_in_a_terminal(
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_an_exception_where_python_runs(
+def test_signal_raises_an_exception_in_the_main_thread(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
@@ -91,7 +93,7 @@ def test_a_signal_is_an_exception_where_python_runs(
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
-def test_the_exception_passes_handlers_of_errors() -> None:
+def test_except_exception_does_not_catch_the_stop_signal() -> None:
     with pytest.raises(StopSignal) as raised, status_line("f"):
         try:
             signal.raise_signal(signal.SIGTERM)
@@ -100,7 +102,7 @@ def test_the_exception_passes_handlers_of_errors() -> None:
     assert raised.value.exit_code == 143
 
 
-def test_folders_in_use_can_be_removed_at_once() -> None:
+def test_remove_own_folders_removes_folders_in_use() -> None:
     with temporary_dump_folder() as folder:
         (folder / "module.txt").touch()
         remove_own_folders()

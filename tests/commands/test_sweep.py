@@ -39,7 +39,7 @@ def run(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_meshes_are_tried_and_kept(run, tmp_path):
+def test_sweep_of_meshes_stores_its_reports(run, tmp_path):
     words = ("preflight", *AT, "--mesh", "data=auto,model=..2", PRODUCT, "--price", "v5e=1.2 USD")
     code, out, _ = run(*words, "--html", "best.html", "--compare", "--budget", "hbm=90%")
     assert code == 0
@@ -78,13 +78,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_invalid_sweeps(run, name):
+def test_invalid_sweeps_are_refused(run, name):
     words, message = WRONG[name]
     code, _, err = run("preflight", *words)
     assert code == 2 and err.startswith("error: ") and message in err and err.count("\n") == 1
 
 
-def test_meshes_that_are_left_out_are_shown_by_a_word_of_the_command(run, monkeypatch):
+def test_omitted_meshes_are_shown_by_the_option_all(run, monkeypatch):
     never = SweepResult("a", "v5e:2x2", 1, (("data", 4),), "impossible", "why")
     report = SweepReport(PRODUCT, "sweeps", (never,) * 40)
     monkeypatch.setattr(sweep, "run_sweep", lambda *_, **__: report)
@@ -96,7 +96,7 @@ def test_meshes_that_are_left_out_are_shown_by_a_word_of_the_command(run, monkey
     assert out.count("data=4") == 40 and "--all" not in out
 
 
-def test_measured_rates_of_each_chip(run, monkeypatch, tmp_path):
+def test_rates_option_reads_a_file_for_each_chip(run, monkeypatch, tmp_path):
     for chip in ("v5e", "v5p", "v6e"):
         (tmp_path / f"{chip}.toml").write_text(f"chip = '{chip}'\n[slowdown]\nhbm = 1.5\n")
     tried = []
@@ -123,13 +123,13 @@ def test_measured_rates_of_each_chip(run, monkeypatch, tmp_path):
     assert code == 2 and "a.json has its prediction" in err
 
 
-def test_no_slices_to_compile_for(run):
+def test_error_of_zero_slices_suggests_a_valid_count(run):
     code, _, err = run("compile", *AT, "--slices", "0", "--mesh", "data=4", PRODUCT)
     assert code == 2 and err.endswith("expected 1 or more: write --topology v5e-4 --slices 2\n")
 
 
 @pytest.mark.slow
-def test_a_program_in_a_file(run, tmp_path):
+def test_compile_writes_the_program_to_a_file(run, tmp_path):
     code, out, err = run("compile", *AT, "--mesh", "data=-1", PRODUCT)
     assert (code, err) == (0, "")
     assert out.startswith("product.xlashard: ") and "for v5e:2x2 as data=4" in out
@@ -151,7 +151,7 @@ def test_a_program_in_a_file(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_functions_of_jax_in_files_and_sweeps(run, tmp_path):
+def test_jax_and_xlashard_functions_have_equal_files_and_sweeps(run, tmp_path):
     mesh, texts, facts = topology("v5e-4").mesh({"data": 4}), [], []
     for program in (PRODUCT, JITTED):
         code, out, err = run("compile", *AT, "--mesh", "data=4", program, "-o", "saved")

@@ -64,7 +64,7 @@ def products(mesh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.name)
-def test_products_match_their_formula(products, product):
+def test_matmul_flops_match_the_formula(products, product):
     assert products[product.name] == pytest.approx(2 * product.multiplications(), rel=0.001)
 
 
@@ -104,7 +104,7 @@ def loops(x, w):
 
 
 @pytest.mark.slow
-def test_loops_count_by_their_trips(mesh):
+def test_loop_body_counts_trip_count_times(mesh):
     lowered = pjit(loops).lower(*structs(mesh, (512, 1024), (1024, 1024)))
     compilation = compile_for_report(lowered)
     work = analyze_cost(compilation.module)
@@ -233,7 +233,7 @@ def test_slices_and_updates_count_only_accessed_bytes(mesh):
     arguments = structs(mesh, (64, 1024, 1024), (1024, 1024))
     work = analyze_cost(scheduled(touch, *arguments, donate_argnums=0).module)
     row = 1024 * 1024 * 2
-    # One row is read and written to another place, one is read for its sum.
+    # One row is read and written elsewhere, one is read for its sum.
     assert 3 * row <= work.hbm_bytes <= 5 * row
 
 

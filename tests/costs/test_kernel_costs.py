@@ -15,7 +15,7 @@ from xlashard.costs.kernel_costs import (
 from xlashard.errors import ArgumentError
 
 
-def test_costs_are_seconds_or_figures():
+def test_kernel_cost_is_seconds_or_flops_and_bytes():
     cost = KernelCost(flops=7)
     costs = read_kernel_costs({"a": 1, "b": cost, "c": {"hbm_bytes": 5, "dtype": "int8"}})
     assert costs == {"a": KernelCost(1.0), "b": cost, "c": KernelCost(hbm_bytes=5, dtype="int8")}
@@ -24,7 +24,7 @@ def test_costs_are_seconds_or_figures():
 
 
 @pytest.mark.parametrize("value", [True, -1, float("nan"), float("inf"), None, [1]])
-def test_other_values_are_refused(value):
+def test_invalid_kernel_costs_are_refused(value):
     with pytest.raises(ArgumentError, match=naming("kernel_costs['a']")):
         read_kernel_costs({"a": value})
     with pytest.raises(ArgumentError, match=naming("flops=")):
@@ -42,12 +42,12 @@ def test_other_values_are_refused(value):
         ("dq_block_q=128_block_k=128=4ms", "dq_block_q=128_block_k=128", 4e-3),
     ],
 )
-def test_times_on_the_command_line_have_units(word, name, seconds):
+def test_command_line_kernel_costs_require_time_units(word, name, seconds):
     ((found, cost),) = read_kernel_cost_words([word]).items()
     assert (found, cost.seconds) == (name, pytest.approx(seconds))
 
 
-def test_a_file_has_times_and_tables_by_name(tmp_path):
+def test_kernel_cost_file_has_times_and_tables_by_name(tmp_path):
     path = tmp_path / "costs.toml"
     path.write_text("fwd = 1.2e-3\n['a.b']\nflops = 4.6e9\nhbm_bytes = 38e6\n", encoding="utf-8")
     costs = read_kernel_cost_words([str(path), "bwd=3ms"])

@@ -222,7 +222,7 @@ def conditional(limit, trips, x):
     )(limit, trips, x)
 
 
-def test_control_flow_on_data_is_named_and_on_constants_is_followed():
+def test_data_dependent_control_flow_makes_an_upper_bound():
     (x,) = arrays((16, 128), dtype=jnp.float32)
     (scalar,) = arrays((1,), dtype=jnp.int32)
     (work,) = works_of(conditional, scalar, scalar, x)
@@ -239,7 +239,7 @@ def test_control_flow_on_data_is_named_and_on_constants_is_followed():
     assert (work.transcendentals, work.vector_ops) == (0, 5 * 16 * 128)
 
 
-def test_copies_that_a_kernel_starts_itself_count():
+def test_explicit_dma_copies_of_a_kernel_count():
     def kernel(x, out, buffer, semaphore):
         def body(n, _):
             copy = pltpu.make_async_copy(x.at[pl.ds(n * 8, 8)], buffer, semaphore)
@@ -272,7 +272,7 @@ def test_copies_that_a_kernel_starts_itself_count():
         (jnp.float8_e4m3fn, None, "float8_e4m3fn"),
     ],
 )
-def test_the_dtype_is_that_in_which_the_matrix_unit_multiplies(dtype, precision, multiplied):
+def test_flops_are_counted_by_the_dtype_of_the_matrix_unit(dtype, precision, multiplied):
     total = jnp.int32 if dtype == jnp.int8 else jnp.float32
 
     def kernel(x, w, out):
@@ -285,7 +285,7 @@ def test_the_dtype_is_that_in_which_the_matrix_unit_multiplies(dtype, precision,
     assert work.matmul_flops == {multiplied: 2 * 256 * 128 * 256}
 
 
-def test_a_callers_cost_comes_first_and_is_found_by_every_name():
+def test_given_cost_has_precedence_and_matches_every_kernel_name():
     shapes = arrays((512, 1024), (1024, 768))
     cost = KernelCost(seconds=1e-3, flops=7.0, dtype="int8", hbm_bytes=5.0)
     module = module_of(accumulate, *shapes)
@@ -315,7 +315,7 @@ ENTRY %main (x: bf16[8,128]) -> bf16[8,128] {
         ("backend_config={}", None),
     ],
 )
-def test_a_module_that_is_not_readable_leaves_the_estimate(config, flops):
+def test_unreadable_kernel_module_falls_back_to_the_estimate(config, flops):
     module = read(CALL.replace("CONFIG", config))
     ((computation, call),) = kernels_in(module)
     work = kernel_work(module, computation, call)
@@ -425,7 +425,7 @@ def test_chip_without_published_kernels_widens_the_error_bar():
     )
 
 
-def test_ragged_products_widen_the_bar():
+def test_ragged_matmuls_widen_the_error_bar():
     sizes = arrays((8,), dtype=jnp.int32)
     ((_, call),) = kernels_in(module_of(gmm, *arrays((1024, 512), (8, 512, 256)), *sizes))
     # The compiler names the call after the function that it inlines.

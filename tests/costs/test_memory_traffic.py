@@ -78,13 +78,13 @@ def one_line(text):
     return re.sub(r"\n    ", " ", text)
 
 
-def test_a_gather_on_sparse_cores_reads_a_granule_for_each_element():
+def test_sparse_core_gather_reads_a_granule_per_element():
     work = analyze_cost(read(one_line(OFFLOADED)))
     # Elements, their numbers, and the result: not the 8.4 GB of the table.
     assert work.hbm_bytes == 16384 * 32 + 16384 * 4 + 16384 * 4
 
 
-def test_a_format_call_on_sparse_cores_reads_and_writes_its_array_once():
+def test_sparse_core_format_call_reads_and_writes_the_array_once():
     assert analyze_cost(read(one_line(FORMATTED))).hbm_bytes == 2 * 64 * 128 * 256 * 2
 
 
@@ -105,7 +105,7 @@ def test_a_format_call_on_sparse_cores_reads_and_writes_its_array_once():
         ("s8[1000,256]{1,0:T(32,128)(4,1)}", (1, 256), 2 * 512),
         ("s4[64,256]{1,0:T(64,128)(8,1)E(4)}", (1, 256), 2 * 512),
         ("bf16[4,8,128]{2,1,0:T(8,128)(2,1)}", (2, 8, 128), 2 * 4 * 512),
-        # Without tiles, rows follow each other.
+        # Without tiles, rows are contiguous.
         ("f32[10,20]{1,0}", (3, 20), 256),
         ("f32[10,20]{1,0}", (3, 4), 3 * 32),
         ("f32[5000]{0:T(1024)}", (3,), 32),

@@ -52,7 +52,7 @@ def test_ring_sends_in_both_directions_and_line_in_one():
     assert seconds(line, mesh, "all-gather", ["model"]) == pytest.approx(8 * MB * 3 / 4 / link)
 
 
-def test_an_all_reduce_takes_a_scatter_and_a_gather():
+def test_all_reduce_time_is_scatter_plus_gather():
     pod = topology("v5p:4x4x4")
     mesh = pod.mesh({"data": 16, "model": 4})
     parts = [seconds(pod, mesh, kind, ["data"]) for kind in ("reduce-scatter", "all-gather")]
@@ -83,7 +83,7 @@ def test_all_to_all_time_is_bound_by_the_bisection(name, directions):
     assert took == pytest.approx(size / 2 * (8 * MB / 2) / (directions * link))
 
 
-def test_groups_that_lie_between_each_other_share_the_links():
+def test_interleaved_groups_share_links():
     pod = topology("v5e:2x8")
     devices = np.array(pod.devices, dtype=object)
     order = sorted(range(16), key=lambda i: (pod.devices[i].coords[0], pod.devices[i].coords[1]))
@@ -181,7 +181,7 @@ def test_busiest_link_bounds_the_time_of_a_permutation():
 
 @settings(max_examples=30, deadline=None)
 @given(st.permutations(range(16)))
-def test_no_permutation_takes_less_than_its_hops_allow(order):
+def test_permutation_time_is_at_least_that_of_its_hops(order):
     pod = topology("v5e:4x4")
     mesh = Mesh(np.array(pod.devices, dtype=object), ("all",))
     pairs = SourceTargetPairs(tuple(enumerate(order)))
@@ -215,7 +215,7 @@ def test_opposite_shifts_of_a_ring_use_opposite_link_directions():
     assert set(ring.links) == {*forth.links, *back.links}
 
 
-def test_reductions_over_two_dimensions_reach_less_of_the_links_than_gathers():
+def test_two_dimensional_reductions_use_links_less_than_gathers():
     pod = topology("v6e-256")
     mesh = pod.mesh({"fsdp": 256})
     rates = rates_of(pod.generation)

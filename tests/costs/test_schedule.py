@@ -64,7 +64,7 @@ def schedule(body: str, computations: str = "") -> StepSchedule:
     return walk_schedule(module, [], OperationModel(module, RATES), RATES)
 
 
-def test_a_sequence_adds_up() -> None:
+def test_sequential_operations_add_up() -> None:
     found = schedule(f"a = {ARRAY} negate(p)\nROOT b = {ARRAY} exponential(a)")
     negate = overlapped(STREAM, 2**20 / 1e12) + 1e-6
     exponential = overlapped(STREAM, 2**20 / 0.25e12) + 1e-6
@@ -72,7 +72,7 @@ def test_a_sequence_adds_up() -> None:
     assert [operation.resource for operation, _ in found] == ["hbm", "hbm"]
 
 
-def test_a_change_of_layout_is_slower_than_a_copy() -> None:
+def test_layout_change_is_slower_than_a_copy() -> None:
     turned = "f32[1024,1024]{0,1:T(8,128)}"
     assert schedule(f"ROOT a = {ARRAY} copy(p)").seconds == pytest.approx(STREAM + 1e-6)
     assert schedule(f"ROOT a = {turned} copy(p)").seconds == pytest.approx(2 * STREAM + 1e-6)
@@ -131,7 +131,7 @@ def test_more_vmem_makes_larger_tiles() -> None:
     assert times(xla_tpu_scoped_vmem_limit_kib="65536") < times()
 
 
-def test_products_are_padded_to_matrix_units() -> None:
+def test_matmuls_are_padded_to_the_matrix_unit_size() -> None:
     body = (
         "q = bf16[4096,64]{1,0:T(8,128)(2,1)} parameter(1)\n"
         "k = bf16[64,192]{1,0:T(8,128)(2,1)} parameter(2)\n"
@@ -144,9 +144,7 @@ def test_products_are_padded_to_matrix_units() -> None:
 
 
 @pytest.mark.parametrize(("turned", "ratio"), [(True, 1.0), (False, 4.0)])
-def test_kernels_keep_their_second_operand_in_the_matrix_units(
-    *, turned: bool, ratio: float
-) -> None:
+def test_kernel_padding_depends_on_the_stationary_operand(*, turned: bool, ratio: float) -> None:
     # Values [512, 64] of a head of 64 features: XLA keeps the 1024 rows of scores in the units.
     assert padding(1024, 512, 64, 256, turned=turned) == ratio
 
@@ -202,7 +200,7 @@ def test_asynchronous_call_counts_only_as_the_wait_for_its_result(work: str) -> 
     assert sum(found.by_resource().values()) == pytest.approx(found.seconds)
 
 
-def test_copies_between_memories_hide_behind_arithmetic() -> None:
+def test_copies_between_memories_overlap_with_arithmetic() -> None:
     fast = "f32[1024,1024]{1,0:T(8,128)S(1)}"
     copy = f"c = ({fast}, {ARRAY}, u32[]) copy-start(p)"
     hidden = (
@@ -259,7 +257,7 @@ def test_host_transfers_occupy_the_host_link() -> None:
 
 
 @pytest.mark.parametrize(("second", "together"), [("x-", True), ("x+", False)])
-def test_transfers_wait_for_links_of_their_own_direction(second: str, *, together: bool) -> None:
+def test_transfers_wait_only_for_links_of_equal_direction(second: str, *, together: bool) -> None:
     pairs = "source_target_pairs={{0,1},{1,0}}"
     module = read(
         "HloModule m, is_scheduled=true, num_partitions=2\nENTRY main {\n"
@@ -297,7 +295,7 @@ def test_error_bar_widens_with_uncertain_shares() -> None:
 
 
 @pytest.mark.slow
-def test_many_tiny_collectives_take_their_latency() -> None:
+def test_tiny_collectives_are_bound_by_latency() -> None:
     """100 all-reduces of 8 KiB on 256 chips: their bytes would take 8 microseconds."""
     tiny = "f32[2048]{0:T(1024)}"
     loop = LOOP.replace(ARRAY, tiny).replace("constant(7)", "constant(100)")

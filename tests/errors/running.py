@@ -52,7 +52,7 @@ def theirs(mistake: Mistake) -> Outcome:
 
 
 def run(setup: str, source: str) -> Outcome:
-    """Run a call after its setup, in a namespace of its own.
+    """Run a call after its setup, in a separate namespace.
 
     Warnings count if nothing is raised, except for deprecations in other packages and for warnings
     about unclosed files and sockets, which may belong to any test and be collected just now.

@@ -32,7 +32,7 @@ def shown(error: BaseException) -> list[str]:
     return "".join(traceback.format_exception_only(error)).splitlines()
 
 
-def test_a_traceback_ends_with_the_address_of_the_page(address: str) -> None:
+def test_traceback_ends_with_the_documentation_url(address: str) -> None:
     error = ResourceError("the message", path="state['w']")
     assert str(error) == "the message"
     assert shown(error) == [
@@ -41,7 +41,7 @@ def test_a_traceback_ends_with_the_address_of_the_page(address: str) -> None:
     ]
 
 
-def test_other_notes_stand_below(address: str) -> None:
+def test_further_notes_follow_the_documentation_note(address: str) -> None:
     error = MeshError("the message")
     error.add_note("It was passed as x.")
     assert error.__notes__ == [f"Documentation: {address}/MeshError/", "It was passed as x."]
@@ -49,7 +49,7 @@ def test_other_notes_stand_below(address: str) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
-def test_a_copy_names_the_page_once(address: str, copied) -> None:
+def test_copied_error_has_one_documentation_note(address: str, copied) -> None:
     error = ResourceError("the message", path="state['w']")
     assert copied(copied(error)).__notes__ == [f"Documentation: {address}/ResourceError/"]
     assert copied(error).path == "state['w']"
@@ -71,7 +71,7 @@ def test_empty_docs_url_omits_the_documentation_line(monkeypatch: pytest.MonkeyP
     assert str(DonationWarning("the message")) == "the message"
 
 
-def test_classes_of_other_modules_name_the_page_of_their_base(address: str) -> None:
+def test_subclass_outside_xlashard_links_the_page_of_its_base(address: str) -> None:
     class OwnError(MeshError):
         pass
 
@@ -79,7 +79,7 @@ def test_classes_of_other_modules_name_the_page_of_their_base(address: str) -> N
     assert SettingsError("the message").__notes__ == []
 
 
-def test_every_address_is_that_of_a_page(address: str) -> None:
+def test_every_documentation_url_has_a_page(address: str) -> None:
     mistakes = [mistake for topic in read_topics() for mistake in topic.mistakes]
     written = pages.documented(mistakes)
     kinds = [

@@ -87,7 +87,7 @@ def test_every_entry_has_a_path_a_fix_and_a_known_error() -> None:
             assert known, mistake.error
 
 
-def test_mistakes_write_below_the_temporary_folder_of_pytest(
+def test_sweep_mistakes_write_below_the_temporary_folder_of_pytest(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     (sweep,) = [topic for topic in TOPICS if topic.name == "sweep"]
@@ -95,7 +95,7 @@ def test_mistakes_write_below_the_temporary_folder_of_pytest(
     assert folder.is_relative_to(tmp_path_factory.getbasetemp())
 
 
-def test_titles_are_anchors() -> None:
+def test_slugs_of_titles_are_unique() -> None:
     slugs = [mistake.slug for topic in TOPICS for mistake in topic.mistakes]
     assert sorted(set(slugs)) == sorted(slugs)
     assert len(slugs) > 200

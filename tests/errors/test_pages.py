@@ -26,7 +26,7 @@ def with_entries(page: str) -> str:
     return ENTRY.sub(replaced, page)
 
 
-def test_the_first_errors_have_their_calls_and_messages(update_goldens) -> None:
+def test_page_of_common_errors_is_up_to_date(update_goldens) -> None:
     page = PAGE.read_text(encoding="utf-8")
     if update_goldens:
         PAGE.write_text(with_entries(page), encoding="utf-8")
@@ -34,7 +34,7 @@ def test_the_first_errors_have_their_calls_and_messages(update_goldens) -> None:
     assert with_entries(page) == page, "make goldens"
 
 
-def test_the_first_errors_are_entries_of_the_catalogue() -> None:
+def test_common_errors_are_entries_of_the_catalogue() -> None:
     page = PAGE.read_text(encoding="utf-8")
     slugs = [found[1] for found in ENTRY.finditer(page)]
     assert len(set(slugs)) == len(slugs) == page.count("\n## ") - 1 == 15
@@ -77,7 +77,7 @@ def test_lines_are_wrapped_between_words() -> None:
     assert lines[-1].startswith("  indented")
 
 
-def test_long_messages_of_jax_are_cut() -> None:
+def test_long_jax_messages_are_truncated() -> None:
     assert pages.shortened("short") == "short"
     assert pages.shortened("text\n=== Source Location Trace: ===\nxla/util.h:304") == "text"
     frames = 'text\nTraceback (most recent call last):\n  File "a", line 1\n    f()\nError: why'

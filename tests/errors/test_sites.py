@@ -60,7 +60,7 @@ def test_exempt_statements_have_no_entry(unhit: list[Site]) -> None:
     assert not [str(site) for site in exempt - set(unhit)], f"an entry raises these; drop {MARKER}"
 
 
-def test_statements_are_found() -> None:
+def test_raise_statements_of_all_packages_are_found() -> None:
     sites = raise_sites(*ROOMS)
     assert len(sites) > 600
     assert {site.file.partition("/")[0] for site in sites} >= {"pjit", "sharding", "array"}
@@ -84,7 +84,7 @@ def g(x):
 """
 
 
-def test_a_comment_exempts_the_raise_beside_or_below() -> None:
+def test_comment_exempts_the_raise_on_its_line_or_below() -> None:
     first, second, third = read_sites(SOURCE, "a.py")
     assert (first.first, first.last, first.exempt) == (3, 5, "needs x")
     assert (second.source, second.exempt) == ("raise KeyError(x)", "caught")
@@ -106,7 +106,7 @@ def _attributes(kind: type) -> set[str]:
     return annotated - {"docs_url", "problem"}
 
 
-def test_errors_get_the_attributes_of_their_class() -> None:
+def test_errors_are_raised_with_all_attributes_of_their_class() -> None:
     kinds = {
         name: (attributes, {a for a in attributes if not hasattr(kind, a)})
         for name, kind in vars(errors).items()

@@ -87,7 +87,7 @@ def test_tracebacks_omit_internal_frames(topic: Topic) -> None:
         assert len(found) <= allowed, (title, found)
 
 
-def test_the_calls_of_all_days_are_in_the_catalogue() -> None:
+def test_titles_with_special_frame_counts_are_in_the_catalogue() -> None:
     titles = {mistake.title for topic in TOPICS for mistake in topic.mistakes}
     assert {*NONE, *MORE_THAN_ONE} <= titles
 
@@ -98,7 +98,7 @@ def test_internal_frames_are_shown_with_filtering_off() -> None:
     assert len(frames_of_ours(caught.value)) > 2
 
 
-def test_frames_of_the_person_stay() -> None:
+def test_user_frames_stay_in_tracebacks() -> None:
     def fails(index):
         raise ZeroDivisionError("mine")
 
@@ -106,7 +106,7 @@ def test_frames_of_the_person_stay() -> None:
     with filtering("quiet_remove_frames"), pytest.raises(ZeroDivisionError) as caught:
         make_array_from_callback((4,), sharding, fails)
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert names == ["test_frames_of_the_person_stay", "fails"]
+    assert names == ["test_user_frames_stay_in_tracebacks", "fails"]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_notebooks_hide_internal_frames() -> None:
     assert "test_notebooks_hide_internal_frames" not in hidden
 
 
-def test_an_error_that_was_never_raised() -> None:
+def test_error_without_a_traceback_stays_unchanged() -> None:
     error = ValueError("no traceback")
     with filtering("quiet_remove_frames"):
         tracebacks.shorten(error)
@@ -163,7 +163,7 @@ def test_an_error_that_was_never_raised() -> None:
         lambda x: xnp.zeros(3, device="cpu"),
     ],
 )
-def test_operations_leave_no_frame_between_the_line_and_the_message(operation) -> None:
+def test_errors_of_operations_show_no_internal_frame(operation) -> None:
     with filtering("quiet_remove_frames"), pytest.raises((TypeError, ValueError)) as caught:
         operation(device_put(np.ones((8, 2), np.float32)))
     assert frames_of_ours(caught.value) == []

@@ -31,7 +31,7 @@ def start(code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
 
 
-def test_words_environment_streams_and_folder(tmp_path: Path) -> None:
+def test_forked_process_has_arguments_environment_streams_and_folder(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import atexit, os, sys\n"
@@ -48,7 +48,7 @@ def test_words_environment_streams_and_folder(tmp_path: Path) -> None:
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_the_end_is_that_of_the_program() -> None:
+def test_exit_status_equals_that_of_the_program() -> None:
     with Together() as together:
         for code, status, error in (
             ("import sys; sys.exit(3)", 3, ""),

@@ -1,4 +1,4 @@
-"""The table of GPUs: figures agree with each other and with published ones."""
+"""The table of GPUs: figures are consistent and match published figures."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ by_name = pytest.mark.parametrize("model", GPU_MODELS, ids=lambda model: model.n
 
 
 @by_name
-def test_every_figure_has_its_source(model: GpuModel) -> None:
+def test_every_figure_has_a_source(model: GpuModel) -> None:
     sources = dict(model.sources)
     fields = {field.name for field in dataclasses.fields(model)}
     assert set(sources) == fields - {"name", "title", "sources"}
@@ -26,7 +26,7 @@ def test_every_figure_has_its_source(model: GpuModel) -> None:
 
 
 @by_name
-def test_figures_agree_with_each_other(model: GpuModel) -> None:
+def test_figures_are_consistent(model: GpuModel) -> None:
     peaks = dict(model.peak_flops)
     assert model.available_bytes == int(0.75 * model.hbm_bytes)
     # A multiply-add of each lane in each cycle, but for the data sheet's lower boost clock.
@@ -102,7 +102,7 @@ def test_figures_equal_descriptions_of_the_cuda_plugin(model: GpuModel) -> None:
         assert peaks[dtype] == pytest.approx(rate, rel=0.05 if model.name == "gb200" else 0.015)
 
 
-def test_figures_of_links() -> None:
+def test_node_bandwidths_match_data_sheets() -> None:
     speeds = {name: model.node_bandwidth / 1e9 for name, model in BY_NAME.items()}
     assert speeds == {
         **dict.fromkeys(("a100-40gb", "a100-80gb"), 300),

@@ -36,21 +36,21 @@ from xlashard.tpu.topology_names import _ALIASES
         ("18xa4x-highgpu-4g", "18xa4x-highgpu-4g", 72),
     ],
 )
-def test_names(name: str, text: str, gpus: int) -> None:
+def test_gpu_names_are_parsed(name: str, text: str, gpus: int) -> None:
     found = parse_gpu_name(name)
     assert (found.text, found.nodes * found.gpus) == (text, gpus)
     assert parse_gpu_name(found.text) == found
     assert parse_gpu_name(name, 2).nodes * parse_gpu_name(name, 2).gpus == 2 * gpus
 
 
-def test_nvlink_joins_the_machines_of_a_rack() -> None:
+def test_machines_of_an_nvlink_rack_form_one_node() -> None:
     one, two = parse_gpu_name("18xp6e-gb200.36xlarge"), parse_gpu_name("36xp6e-gb200.36xlarge")
     assert (one.nodes, one.gpus, one.gpus_per_host) == (1, 72, 4)
     assert (two.nodes, two.gpus) == (2, 72)
     assert parse_gpu_name("36xp5.48xlarge").nodes == 36
 
 
-def test_every_machine_type_is_a_name() -> None:
+def test_every_machine_type_is_a_valid_name() -> None:
     for machine in MACHINE_TYPES:
         found = parse_gpu_name(machine.name)
         assert (found.model, found.gpus, found.nodes) == (machine.model, machine.gpus, 1)
@@ -58,7 +58,7 @@ def test_every_machine_type_is_a_name() -> None:
         assert len(machine.source) > 10
 
 
-def test_every_model_is_a_name() -> None:
+def test_every_model_is_a_valid_name() -> None:
     for model in GPU_MODELS:
         assert parse_gpu_name(f"{model.name}-{model.max_node}").text == (
             f"{model.name}:1x{model.max_node}"
@@ -80,13 +80,13 @@ def test_every_model_is_a_name() -> None:
         (8, ["name=8", "topology('h100-32')"]),
     ],
 )
-def test_other_names_are_refused_with_the_nearest(name: str, facts: list[str]) -> None:
+def test_error_of_an_invalid_name_suggests_the_nearest(name: str, facts: list[str]) -> None:
     with pytest.raises(TopologyError, match=naming(*facts)):
         parse_gpu_name(name)
 
 
 @pytest.mark.parametrize("nodes", [0, -1, True, 2.0])
-def test_the_number_of_nodes_is_a_number(nodes: object) -> None:
+def test_invalid_node_count_is_refused(nodes: object) -> None:
     with pytest.raises(TopologyError, match=naming(f"nodes={nodes!r}", "nodes=2")):
         parse_gpu_name("h100-8", nodes)
 

@@ -57,7 +57,7 @@ def test_hlo_proto_and_text_parse_to_equal_modules(step: Compiled, program: HloP
     assert program.aliases == {0: 0}
 
 
-def test_trip_counts_and_replica_groups_are_read(program: HloProgram) -> None:
+def test_trip_counts_and_replica_groups_are_parsed(program: HloProgram) -> None:
     assert {site.times for site in program.call_sites.values()} >= {1, LAYERS}
     assert program.unknown_loops == ()
     mesh = topology("h100-32").mesh({"data": 4, "fsdp": 8})
@@ -72,7 +72,7 @@ def test_trip_counts_and_replica_groups_are_read(program: HloProgram) -> None:
     assert (started.name, started.results[0].dims) == ("all-gather-start", (WIDTH, WIDTH))
 
 
-def test_products_are_fusions_with_source_lines(program: HloProgram) -> None:
+def test_matmuls_are_fusions_with_source_lines(program: HloProgram) -> None:
     instructions = [i for c in program.computations.values() for i in c.instructions.values()]
     triton = [i for i in instructions if "triton" in i.attributes.backend_config]
     assert triton
@@ -80,7 +80,7 @@ def test_products_are_fusions_with_source_lines(program: HloProgram) -> None:
     assert any(f.file == __file__ for i in triton for f in i.frames)
 
 
-def test_a_dump_has_the_buffer_assignment(tmp_path: Path) -> None:
+def test_dump_includes_the_buffer_assignment(tmp_path: Path) -> None:
     x = jax.ShapeDtypeStruct(
         (256, 256), "float32", sharding=NamedSharding(topology("h100-8").mesh({"x": 8}), P("x"))
     )
@@ -97,14 +97,14 @@ def test_a_dump_has_the_buffer_assignment(tmp_path: Path) -> None:
     assert sum(parameters) == sizes.argument_size_in_bytes == 256 * 32 * 4
 
 
-def test_assertions_take_programs_for_gpus(step: Compiled) -> None:
+def test_assertions_accept_programs_for_gpus(step: Compiled) -> None:
     assert_collectives(step, (), along="data", all_reduce=1, others=0)
     with pytest.raises(ExpectationError, match="all-gather"):
         assert_collectives(step, (), along="fsdp", all_gather=0)
     assert_peak_bytes_at_most(step, (), 10**9)
 
 
-def test_a_file_holds_the_program(step: Compiled) -> None:
+def test_serialized_gpu_program_round_trips(step: Compiled) -> None:
     devices = topology("h100-32").devices
     loaded = Compiled.deserialize(step.serialize(), devices=devices)
     assert loaded.memory_analysis().temp_size_in_bytes == (
@@ -115,7 +115,7 @@ def test_a_file_holds_the_program(step: Compiled) -> None:
 
 @pytest.mark.skipif(not hasattr(jax.sharding, "AbstractDevice"), reason="JAX asks a real GPU")
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
-def test_kernels_of_pallas_make_a_lower_bound() -> None:
+def test_pallas_kernels_make_the_time_a_lower_bound() -> None:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
@@ -145,7 +145,7 @@ def test_kernels_of_pallas_make_a_lower_bound() -> None:
     assert known.seconds > 1e-3
 
 
-def test_steps_of_equinox_and_nnx() -> None:
+def test_equinox_and_nnx_steps_compile_for_gpus() -> None:
     mesh = topology("8xh100").mesh({"data": 8})
     x = jax.ShapeDtypeStruct((64, 16), "float32", sharding=NamedSharding(mesh, P("data")))
     replicated = NamedSharding(mesh, P())
@@ -183,7 +183,7 @@ def project(x: Any) -> Any:
     return (x @ x.T) @ x
 
 
-def test_a_crash_of_the_compiler_is_an_error() -> None:
+def test_compiler_crash_raises_an_error() -> None:
     step = pjit(project, in_shardings=P("d"), out_shardings=P("d"), compiler_options=CRASHING)
 
     def report(**options: Any) -> Any:
@@ -211,7 +211,7 @@ def test_compilation_timeout_is_reported_with_its_option() -> None:
         auto_shard(project, ROWS, mesh={"d": 8}, topology="h100-8", compile_timeout=0.001)
 
 
-def test_a_program_that_prints_is_reported() -> None:
+def test_program_with_debug_print_is_reported() -> None:
     def shown(x: Any) -> Any:
         jax.debug.print("rows {}", x.sum())
         return jax.lax.sort(x)

@@ -27,7 +27,7 @@ pytestmark = needs_plugin
         ("128xa3-megagpu-8g", "GpuTopology('128xa3-megagpu-8g': 1,024 GPUs on 128 hosts)"),
     ],
 )
-def test_topologies(name: str, text: str) -> None:
+def test_repr_and_device_order_of_gpu_topologies(name: str, text: str) -> None:
     found = topology(name)
     assert repr(found) == text
     assert found.num_devices == found.nodes * found.gpus_per_node == found.chips
@@ -48,7 +48,7 @@ def test_topologies_with_equivalent_names_are_equal() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", GPU_MODELS, ids=lambda model: model.name)
-def test_the_compiler_reads_the_figures_of_every_model(model) -> None:
+def test_compiler_receives_the_figures_of_every_model(model) -> None:
     found = topology(f"{model.name}-2")
     assert {device.device_kind for device in found.devices} == {model.device_kind}
     x = jax.ShapeDtypeStruct(
@@ -77,7 +77,7 @@ class TestMeshes:
             ("2xgb200-nvl72", {"data": 16, "model": 9}),
         ],
     )
-    def test_devices_keep_their_order(self, name: str, axes: dict[str, int]) -> None:
+    def test_mesh_devices_are_in_id_order(self, name: str, axes: dict[str, int]) -> None:
         # XLA logs an error about any other order, and the hosts of a rack have neighbours.
         mesh = topology(name).mesh(axes)
         assert [device.id for device in mesh.devices.flat] == list(range(mesh.devices.size))
@@ -90,7 +90,7 @@ class TestMeshes:
         both = axis_links(slow, slow.mesh({"data": 4, "model": 8}), ["data", "model"])
         assert both.bytes_per_second == pytest.approx(8 * 12.5e9)
 
-    def test_a_rack_is_one_node(self) -> None:
+    def test_nvlink_rack_is_one_node(self) -> None:
         found = topology("gb200-nvl72")
         mesh = found.mesh({"data": 9, "model": 8})
         assert links(found, mesh, "data") == ("nvlink", 900, (("gpu", 9),))
@@ -129,7 +129,7 @@ def links(found, mesh: Mesh, axis: str) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-def test_arrays_are_refused() -> None:
+def test_arrays_on_a_topology_are_refused() -> None:
     sharding = NamedSharding(topology("h100-16").mesh({"x": 16}), P("x"))
     with pytest.raises(CompileOnlyError, match=naming("h100:2x8", "ShapeDtypeStruct")):
         device_put(np.ones(16), sharding)
@@ -157,7 +157,7 @@ def test_explain_names_collectives_by_axes() -> None:
 @pytest.mark.parametrize(
     ("missing", "fact"), [("plugin", "JAX's CUDA plugin"), ("ptxas", "ptxas and libdevice")]
 )
-def test_missing_packages_are_named(missing, fact, monkeypatch) -> None:
+def test_missing_packages_are_reported(missing, fact, monkeypatch) -> None:
     if missing == "plugin":
         monkeypatch.setattr(topologies, "_version", lambda package: None)
     else:

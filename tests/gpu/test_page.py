@@ -42,7 +42,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def test_the_tables_of_the_page(update_goldens: bool) -> None:
+def test_documented_gpu_tables_are_up_to_date(update_goldens: bool) -> None:
     text = PAGE.read_text(encoding="utf-8")
     made = between(text, "models", table(MODEL_HEAD, [model_row(m) for m in GPU_MODELS]))
     machines = [machine_row(m) for m in MACHINE_TYPES]
@@ -51,7 +51,7 @@ def test_the_tables_of_the_page(update_goldens: bool) -> None:
     )
 
 
-def test_the_page_installs_the_extra() -> None:
+def test_page_documents_the_extra() -> None:
     project = (PAGE.parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     named = set(re.findall(r"xlashard\[([\w-]+)\]", PAGE.read_text(encoding="utf-8")))
     assert named == {"gpu-target"}

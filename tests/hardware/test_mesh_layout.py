@@ -48,7 +48,7 @@ def test_axis_parts_cover_each_dimension_exactly_once(sizes, wraps, data) -> Non
     ("sizes", "axes"),
     [((4, 4, 8), (16, 8)), ((16, 16), (4, 64)), ((4, 4, 4), (8, 8)), ((8, 4, 2), (4, 16))],
 )
-def test_no_other_layout_is_better(sizes: tuple[int, ...], axes: tuple[int, ...]) -> None:
+def test_chosen_layout_has_the_lowest_cost(sizes: tuple[int, ...], axes: tuple[int, ...]) -> None:
     dimensions = torus(*sizes)
 
     def measured(first: tuple[int, ...]) -> tuple[int, float]:
@@ -68,7 +68,7 @@ def test_no_other_layout_is_better(sizes: tuple[int, ...], axes: tuple[int, ...]
     assert measured(taken) == min(map(measured, every))
 
 
-def test_axes_are_laid_along_complete_rings() -> None:
+def test_axes_are_assigned_to_complete_rings() -> None:
     model, data = lay_out_axes(torus(4, 4, 8), (16, 8))
     assert placed(model) == [("x", 4), ("y", 4)]
     assert placed(data) == [("z", 8)]
@@ -87,7 +87,7 @@ def test_axis_smaller_than_a_dimension_gets_adjacent_devices() -> None:
     assert [p.stride for p in data] == [1, 4]
 
 
-def test_links() -> None:
+def test_number_of_links_of_axis_parts() -> None:
     ring, line = Dimension("x", 8, True), Dimension("x", 8)
     assert part(ring, 8, 1).links == 2
     assert part(line, 8, 1).links == 1

@@ -65,7 +65,7 @@ assert serialization.from_bytes(params, serialization.to_bytes(params))
 layer = equinox.nn.Linear(4, 2, key=jax.random.key(0))
 assert equinox.filter_jit(layer)(jnp.ones(4)).shape == (2,)
 
-# orbax: saved, and restored to another sharding.
+# orbax: saved, and restored under a different sharding.
 with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "saved"
     with ocp.StandardCheckpointer() as checkpointer:

@@ -42,13 +42,13 @@ def test_import_neither_adds_nor_removes_names_of_jax(names_of_jax, imported: st
 
 
 @pytest.mark.slow
-def test_installing_does(names_of_jax) -> None:
+def test_installation_adds_the_legacy_names(names_of_jax) -> None:
     assert "the table of modules: jax.linear_util" in names_of_jax["installed"]
     assert "config: jax_array" in names_of_jax["installed"]
     assert all(names_of_jax["asked"])
 
 
-def test_twice_is_once(names_of_jax) -> None:
+def test_repeated_installation_changes_nothing(names_of_jax) -> None:
     assert names_of_jax["twice"] == []
 
 
@@ -64,7 +64,7 @@ def test_modules_imported_while_installed_are_restored_afterwards(names_of_jax) 
     assert names_of_jax["late modules"] == [True] * 8
 
 
-def test_a_with_statement() -> None:
+def test_installed_context_manager_nests_and_restores() -> None:
     with legacy.installed():
         assert jax.tree_map(abs, [-1]) == [1]
         with legacy.installed():
@@ -82,7 +82,7 @@ def test_attributes_set_by_a_program_are_kept() -> None:
         del jax.tree_map
 
 
-def test_all_names_of_a_module() -> None:
+def test_star_import_and_dir_list_legacy_names() -> None:
     with legacy.installed():
         results: dict[str, object] = {}
         exec("from jax.linear_util import *", results)
@@ -91,7 +91,7 @@ def test_all_names_of_a_module() -> None:
         assert "wrap_init" in dir(importlib.import_module("jax.linear_util"))
 
 
-def test_many_threads() -> None:
+def test_concurrent_installation_is_thread_safe() -> None:
     start = threading.Barrier(8)
     results = []
 
@@ -112,7 +112,7 @@ def test_many_threads() -> None:
 
 
 @pytest.mark.slow
-def test_blocks_that_overlap_in_many_threads() -> None:
+def test_overlapping_installed_blocks_are_thread_safe() -> None:
     start = threading.Barrier(8)
     failed: list[BaseException] = []
 
@@ -140,7 +140,7 @@ def test_blocks_that_overlap_in_many_threads() -> None:
     assert not hasattr(jax, "tree_map")
 
 
-def test_the_first_of_two_blocks_to_end_leaves_the_names_to_the_other() -> None:
+def test_names_stay_until_the_last_block_ends() -> None:
     first, second = legacy.installed(), legacy.installed()
     first.__enter__()
     second.__enter__()
@@ -189,7 +189,7 @@ def test_late_modules_of_xlashard_and_jax_import_current_names(module: str, is_t
 
 
 @pytest.mark.parametrize("module", ["jax.lib.xla_bridge", "jax._src.lib.xla_bridge"])
-def test_a_mock_of_the_process_index_reaches_jax(module: str) -> None:
+def test_mocked_process_index_applies_to_jax(module: str) -> None:
     with legacy.installed():
         mesh = jax.sharding.Mesh(
             np.array([mock.Mock(id=n, process_index=n // 4) for n in range(8)]), ("x",)
@@ -238,7 +238,7 @@ def test_shim_replaces_a_current_module() -> None:
     assert not hasattr(jax.experimental, "there")
 
 
-def test_members_of_classes() -> None:
+def test_installation_adds_and_removes_class_members() -> None:
     table = {"jax.Device.self": entry("jax.Device.self", "operator:pos")}
     installation = installing.Installation(table)
     installation.start()
@@ -252,7 +252,7 @@ def test_members_of_classes() -> None:
 @pytest.mark.parametrize(
     ("module", "name"), [("jax", "tree_mapp"), ("jax.experimental.maps", "Me")]
 )
-def test_a_misspelled_name_raises_without_our_frames(module: str, name: str) -> None:
+def test_error_of_a_misspelled_name_has_no_internal_frames(module: str, name: str) -> None:
     with (
         legacy.installed(),
         pytest.raises(AttributeError, match=f"no attribute '{name}'") as caught,

@@ -21,7 +21,7 @@ PACKAGES = [
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
-def test_the_docstring_lists_every_module(package):
+def test_docstring_lists_every_module(package):
     rows = re.findall(r"^\| (`.*?) \|", package.__doc__, flags=re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     folder = Path(package.__file__).parent

@@ -140,7 +140,7 @@ def test_traceback_of_a_script_begins_with_its_own_frames(scripted) -> None:
     assert "runpy" not in done.stderr
 
 
-def test_the_report_lists_names_and_lines_also_after_an_exception(scripted) -> None:
+def test_report_lists_names_and_lines_also_after_an_exception(scripted) -> None:
     folder, _ = scripted
     report = json.loads((folder / "uses.json").read_text())
     lines = {
@@ -189,7 +189,7 @@ def test_folder_and_archive_run_as_under_python(tmp_path: Path, form: str) -> No
 
 
 @pytest.mark.slow
-def test_a_pipe_runs_as_a_script(tmp_path: Path) -> None:
+def test_script_can_be_read_from_a_pipe(tmp_path: Path) -> None:
     done = run(tmp_path, "/dev/stdin", "one", stdin="import sys; print(sys.argv[1:], __name__)\n")
     assert (done.stdout, done.stderr) == ("['one'] __main__\n", "")
 
@@ -214,7 +214,7 @@ def test_package_init_imports_legacy_names_and_shows_its_own_errors(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_module_and_a_report_for_people(tmp_path: Path) -> None:
+def test_option_m_runs_a_module_and_prints_a_report(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "old.py").write_text(MODULE)
@@ -257,7 +257,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("words", "why"), WRONG.values(), ids=WRONG)
-def test_an_invalid_command_line_exits_with_advice(words, why, capsys) -> None:
+def test_invalid_command_line_exits_with_a_suggestion(words, why, capsys) -> None:
     with pytest.raises(UsageError):
         read_command(words)
     assert main(words) == 2
@@ -266,7 +266,7 @@ def test_an_invalid_command_line_exits_with_advice(words, why, capsys) -> None:
     assert "usage: python -m xlashard.legacy" in printed
 
 
-def test_wrong_flags_and_programs(capsys, tmp_path, monkeypatch) -> None:
+def test_invalid_flags_and_missing_programs_are_refused(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     original = spawn.get_preparation_data
@@ -294,7 +294,7 @@ def test_help(capsys) -> None:
 
 
 @pytest.mark.slow
-def test_a_flag_without_effect_is_noted(tmp_path: Path) -> None:
+def test_ineffective_flag_is_reported(tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text(
         "import jax\njax.config.update('jax_parallel_functions_output_gda', True)\n"
         "import sys\nif len(sys.argv) > 1: jax.config.update('jax_array', False)\n"
@@ -306,7 +306,7 @@ def test_a_flag_without_effect_is_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_libraries_of_today_run_beside_the_names_of_then() -> None:
+def test_current_libraries_run_while_legacy_names_are_installed() -> None:
     done = subprocess.run(
         [*python_command(), "-m", "tests.legacy.libraries_of_today"],
         cwd=ROOT,

@@ -50,7 +50,7 @@ def run(tmp_path: Path):
     return run
 
 
-def test_imports_calls_and_attributes(recorder: Recorder, run) -> None:
+def test_imports_calls_and_attributes_are_counted(recorder: Recorder, run) -> None:
     run(
         "import jax\n"
         "from jax import tree_map as over\n"
@@ -71,12 +71,12 @@ def test_imports_calls_and_attributes(recorder: Recorder, run) -> None:
     }
 
 
-def test_modules_whose_names_have_no_entry(recorder: Recorder, run) -> None:
+def test_uses_of_names_without_an_entry_are_counted(recorder: Recorder, run) -> None:
     run("from jax.linear_util import hashable_partial")
     assert counted(recorder)["jax.linear_util.hashable_partial", 1] == 1
 
 
-def test_flags(recorder: Recorder, run) -> None:
+def test_flag_reads_are_counted(recorder: Recorder, run) -> None:
     try:
         run("import jax\njax.config.update('jax_array', False)\njax.config.jax_array")
     finally:
@@ -84,7 +84,7 @@ def test_flags(recorder: Recorder, run) -> None:
     assert counted(recorder)["jax.config.jax_array", 2] == 1
 
 
-def test_packages_are_no_programs(recorder: Recorder) -> None:
+def test_uses_within_packages_are_not_counted(recorder: Recorder) -> None:
     exec(compile("import jax\njax.tree_map", jax.__file__, "exec"), {"__name__": "program"})
     assert counted(recorder) == {}
 
@@ -121,7 +121,7 @@ beside.also(abs, P(), P())
 """
 
 
-def test_uses_through_other_names(recorder: Recorder, tmp_path: Path, monkeypatch) -> None:
+def test_uses_through_aliases_are_counted(recorder: Recorder, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "beside.py").write_text("from jax.experimental.pjit import pjit as also\n")
     (tmp_path / "main.py").write_text(OTHER_NAMES)
     monkeypatch.syspath_prepend(tmp_path)
@@ -143,7 +143,7 @@ def test_uses_through_other_names(recorder: Recorder, tmp_path: Path, monkeypatc
     assert by_name["jax.pxla._is_unspecified"] == row.today
 
 
-def test_behaviours_without_a_name(recorder: Recorder, run) -> None:
+def test_changed_behaviours_without_a_removed_name_are_counted(recorder: Recorder, run) -> None:
     run(
         "import contextlib, jax\n"
         "import numpy as np\n"
@@ -179,7 +179,7 @@ def test_names_of_current_jax_are_not_reported() -> None:
     assert not entries()[f"{module}._get_metadata"].stays
 
 
-def test_text() -> None:
+def test_text_of_a_report() -> None:
     assert text_of(Report.of([TREE_MAP, VAR, INSTALLED])).splitlines() == [
         "2 removed names used, at 2 lines",
         "jax.core.Var (until JAX 0.6.0); today: jax.extend.core.Var",
@@ -199,12 +199,12 @@ def test_text() -> None:
     assert "\nwith mesh:; today: with jax.set_mesh(mesh):\n" in text_of(Report.of([behaviour]))
 
 
-def test_uses_of_an_installed_program_count_as_its_own() -> None:
+def test_uses_in_the_program_folder_count_as_its_own() -> None:
     folder = str(Path(INSTALLED.file).parent)
     assert Report.of([INSTALLED], folder) == Report([INSTALLED], [])
 
 
-def test_json() -> None:
+def test_json_of_a_report() -> None:
     parsed = json.loads(json_of(Report.of([TREE_MAP, INSTALLED])))
     assert [use["name"] for use in parsed["uses"]] == ["jax.tree_map"]
     assert parsed["uses"][0]["count"] == 2
@@ -217,7 +217,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_colours_and_a_file_gets_text(monkeypatch) -> None:
+def test_report_is_coloured_only_in_a_terminal(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("NO_COLOR", "1")
     terminal, file = Terminal(), io.StringIO()

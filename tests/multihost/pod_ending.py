@@ -1,4 +1,4 @@
-"""Run in each process of a pod: one process ends, in any way, and the others notice."""
+"""Run in each process of a pod: one process ends, in any way, and its peers detect it."""
 
 import logging
 import os

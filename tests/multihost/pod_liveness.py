@@ -59,7 +59,7 @@ def check_barriers() -> None:
         multihost.barrier("of two / with a slash", processes=(0, 1))
     names = [f"thread {number}" for number in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        # Each process reaches the barriers in another order, and each thread one of them.
+        # Each process reaches the barriers in a different order, and each thread one of them.
         ordered = names[ME:] + names[:ME]
         list(pool.map(multihost.barrier, ordered))
     multihost.sync_global_devices("all agree")
@@ -146,7 +146,7 @@ def check_meetings() -> None:
         store.drop("large")
     multihost.barrier("counted")
     assert store.listed("folder") == {} and store.read("large") is None
-    # A late process finds that the others went on without it, and joins them then.
+    # A late process detects that its peers have continued, and joins them.
     if ME == 2:
         store.read("gave-up/0", 30)
         store.read("gave-up/1", 30)

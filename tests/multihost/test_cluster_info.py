@@ -84,31 +84,31 @@ def test_default_is_one_process() -> None:
 
 
 @pytest.mark.parametrize("name", ["timeout", "heartbeat"])
-def test_errors_of_times_suggest_the_same_argument(name: str) -> None:
+def test_error_of_an_invalid_timeout_suggests_a_valid_value(name: str) -> None:
     with pytest.raises(ArgumentError, match=naming(f"initialize: {name}", "'long'", f"{name}=600")):
         check_types(asked(**{name: "long"}))
 
 
-def test_slurm(setting: Any) -> None:
+def test_slurm_step_is_detected(setting: Any) -> None:
     setting(SLURM)
     assert detected() == ("Slurm", 4, 3, "node007:61441", (1,))
 
 
-def test_open_mpi(setting: Any) -> None:
+def test_open_mpi_job_is_detected(setting: Any) -> None:
     setting(OPEN_MPI)
     title, processes, process_id, coordinator, local = detected()
     assert (title, processes, process_id, local) == ("Open MPI", 2, 1, (0,))
     assert coordinator.startswith("10.96.0.1:")
 
 
-def test_tpu_slice_in_gke(setting: Any) -> None:
+def test_gke_tpu_slice_is_detected(setting: Any) -> None:
     setting(GKE, tpu_vm=True)
     assert detected() == ("a TPU slice in GKE", 3, 2, "127.0.0.2:8482", None)
     setting({**GKE, "JAX_COORDINATOR_PORT": "9000"}, tpu_vm=True)
     assert detected()[3] == "127.0.0.2:9000"
 
 
-def test_cloud_tpu_slice(setting: Any) -> None:
+def test_cloud_tpu_slice_is_detected(setting: Any) -> None:
     setting({}, tpu_vm=True)
     assert detected() == ("a Cloud TPU slice", 2, 1, "127.0.0.2:8482", None)
 
@@ -161,13 +161,13 @@ def test_mismatched_process_count_shows_the_launch_command(
     assert command in str(caught.value)
 
 
-def test_mismatched_process_id(setting: Any) -> None:
+def test_mismatched_process_id_is_refused(setting: Any) -> None:
     setting(SLURM)
     with pytest.raises(ProcessesError, match=r"process_id=1\): Slurm .*process_id=3"):
         find_cluster(asked(process_id=1))
 
 
-def test_slurm_batch_script(setting: Any) -> None:
+def test_slurm_batch_script_is_refused(setting: Any) -> None:
     batch = {name: SLURM[name] for name in ("SLURM_JOB_ID", "SLURM_NTASKS")}
     setting({**batch, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
     with pytest.raises(ProcessesError, match="srun --ntasks=4 python train.py") as caught:
@@ -178,7 +178,7 @@ def test_slurm_batch_script(setting: Any) -> None:
     assert detected()[1] == 1
 
 
-def test_incomplete_cluster_environment(setting: Any) -> None:
+def test_incomplete_cluster_environment_is_refused(setting: Any) -> None:
     setting({"TPU_WORKER_HOSTNAMES": "a,b"}, tpu_vm=True)
     with pytest.raises(ProcessesError, match=r"initialize\(processes=1\)"):
         find_cluster(asked())
@@ -189,7 +189,7 @@ def _unknown_host(name: str) -> str:
 
 
 @pytest.mark.slow
-def test_unresolvable_coordinator_name(setting: Any) -> None:
+def test_unresolvable_coordinator_name_is_reported(setting: Any) -> None:
     hosts = "no-such-host.invalid,127.0.0.3"
     setting({"TPU_WORKER_HOSTNAMES": hosts, "TPU_WORKER_ID": "1"}, tpu_vm=True)
     with pytest.MonkeyPatch.context() as patch:

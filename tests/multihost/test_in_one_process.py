@@ -45,7 +45,7 @@ def test_public_names_include_those_of_multihost_utils() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ndim", [0, 1, 2])
-def test_arrays_equal_those_of_jax(mesh: Mesh, ndim: int) -> None:
+def test_global_arrays_equal_those_of_multihost_utils(mesh: Mesh, ndim: int) -> None:
     value = V.flatten()[: 8**ndim].reshape((8,) * ndim)
     for spec in all_specs(AXES, ndim):
         ours = host_local_array_to_global_array(value, mesh, spec)
@@ -74,7 +74,7 @@ def pointers(x: Array) -> list[int]:
     return [shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards]
 
 
-def test_types_of_explicit_axes(mesh: Mesh) -> None:
+def test_explicit_axes_are_in_the_types(mesh: Mesh) -> None:
     kinds = (AxisType.Explicit, AxisType.Explicit, AxisType.Auto)
     explicit = Mesh(mesh.devices, AXES, axis_types=kinds)
 
@@ -90,7 +90,7 @@ def test_types_of_explicit_axes(mesh: Mesh) -> None:
 
 
 @pytest.mark.slow
-def test_transformations_and_programs(mesh: Mesh) -> None:
+def test_conversions_support_transformations_and_jit(mesh: Mesh) -> None:
     def f(x: Any) -> Any:
         there = host_local_array_to_global_array(x, mesh, P("x"))
         return global_array_to_host_local_array(jnp.sin(there), mesh, P("y"))
@@ -109,7 +109,7 @@ def test_transformations_and_programs(mesh: Mesh) -> None:
     assert text.count("global_array_to_host_local_array[") == 1
 
 
-def test_transfer_guards(mesh: Mesh) -> None:
+def test_transfer_guards_apply(mesh: Mesh) -> None:
     x = device_put(V, jax.devices()[3])
     with jax.transfer_guard("disallow"):
         for value in (V, x):
@@ -122,7 +122,7 @@ def test_transfer_guards(mesh: Mesh) -> None:
                 host_local_array_to_global_array({"v": value}, mesh, P("x"))
 
 
-def test_invalid_values(mesh: Mesh) -> None:
+def test_invalid_values_are_refused(mesh: Mesh) -> None:
     for value in ("text", np.ma.array([1], mask=[True]), np.array([None])):
         for use in (host_local_array_to_global_array, global_array_to_host_local_array):
             with pytest.raises(ArgumentError, match=r"_inputs\[1\]: it is"):
@@ -132,7 +132,7 @@ def test_invalid_values(mesh: Mesh) -> None:
                 gather([1, value])
 
 
-def test_single_process_matches_several(mesh: Mesh) -> None:
+def test_results_of_one_process_have_the_form_of_several(mesh: Mesh) -> None:
     """Shapes and dtypes equal those in two processes, with one in place of two."""
     x = device_put(V, NamedSharding(mesh, P("x")))
     tree = {"x": x, "n": np.int64(2**40), "none": None, "key": jax.random.key(3)}
@@ -182,6 +182,6 @@ multihost.leave(3, "no more data")
 
 
 @pytest.mark.slow
-def test_a_process_leaves_with_its_code_though_its_output_is_closed() -> None:
+def test_exit_code_is_kept_with_closed_output() -> None:
     done = subprocess.run([*python_command(), "-c", _LEAVING], timeout=60, check=False)
     assert done.returncode == 3

@@ -1,4 +1,4 @@
-"""Errors of a program that was started in too few places, or twice."""
+"""Errors of a program that was started on too few hosts, or twice."""
 
 import logging
 import re
@@ -85,7 +85,7 @@ def test_missing_processes_are_logged_while_waiting(
     assert re.match(expected, line)
 
 
-def test_messages_become_rarer(caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_messages_are_logged_at_growing_intervals(caplog: pytest.LogCaptureFixture) -> None:
     log = join._WaitLog(ClusterInfo(SLURM, 3, 0, "10.0.0.1:8476", None))
     with caplog.at_level(logging.WARNING, "xlashard.multihost"):
         for second in range(60):
@@ -97,7 +97,7 @@ def test_messages_become_rarer(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.slow
-def test_duplicate_process_id() -> None:
+def test_duplicate_process_id_is_refused() -> None:
     port = free_port()
     with ThreadPoolExecutor(3) as pool:
         texts = [pool.submit(come, process, port, timeout=30) for process in (0, 1, 1)]
@@ -106,7 +106,7 @@ def test_duplicate_process_id() -> None:
         assert "found by Slurm" in text.result()
 
 
-def test_port_in_use_and_foreign_bind_address() -> None:
+def test_port_in_use_and_foreign_bind_address_are_refused() -> None:
     port = free_port()
     with listen((LOOPBACK, port)):
         text = come(0, port, timeout=1)

@@ -1,4 +1,4 @@
-"""Pods of real processes that wait for each other, monitor each other and end together."""
+"""Pods of real processes that wait for, monitor and end with their peers."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def reports(output: str, *facts: str) -> int:
 
 
 @pytest.mark.integration
-def test_one_host_alone_fails_with_the_launch_command() -> None:
+def test_join_timeout_of_a_single_host_shows_the_launch_command() -> None:
     variables = {
         "SLURM_JOB_ID": "1",
         "SLURM_STEP_NODELIST": "localhost",

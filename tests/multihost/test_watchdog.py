@@ -123,7 +123,9 @@ BUSY = answer(42, ("save.py", "user"), paused="a checkpoint")
         ({0: LOADING, 1: LOADING, 2: LOADING}, (), "processes 1, 2 wait in data.py:7 in f"),
     ],
 )
-def test_culprits(answers: dict[int, ProcessDump], culprits: tuple[int, ...], words: str) -> None:
+def test_hang_report_identifies_the_culprits(
+    answers: dict[int, ProcessDump], culprits: tuple[int, ...], words: str
+) -> None:
     report = HangReport(3, answers, {0: "barrier 'epoch' (train.py:7)"})
     assert report.culprits == culprits
     assert words in str(report)
@@ -134,7 +136,7 @@ def test_culprits(answers: dict[int, ProcessDump], culprits: tuple[int, ...], wo
     assert all(stacks.startswith(f"process {process}, thread") for process in shown)
 
 
-def test_a_recent_step_is_not_stuck() -> None:
+def test_recent_step_is_not_reported_as_stuck() -> None:
     assert HangReport(2, {0: WAITING, 1: LOADING}, {}, recent=2.0).moving == ()
     report = HangReport(2, {0: WAITING, 1: LOADING}, {}, recent=4.0)
     assert report.moving == (0, 1) and "processes 0, 1 made a step just now" in str(report)
@@ -153,7 +155,7 @@ def test_process_dumps_round_trip() -> None:
     assert answer(None).main is not None and answer(None).main.user_frame is None
 
 
-def test_inner_frames_are_abbreviated() -> None:
+def test_runtime_frames_are_abbreviated() -> None:
     inside = tuple(StackFrame(f"/a/inner{n}.py", n, "g", "", "runtime") for n in range(5))
     user = StackFrame("/a/train.py", 7, "main", "float(loss)", "user")
     text = ThreadStack("MainThread", True, False, (*inside, user)).text()

@@ -59,13 +59,13 @@ def report() -> PreflightReport:
 
 
 @pytest.mark.slow
-def test_the_request(report: PreflightReport) -> None:
+def test_report_has_name_outcome_topology_and_mesh(report: PreflightReport) -> None:
     assert (report.name, report.title, report.outcome) == ("layers", "layers", "fits")
     assert (report.topology.name, report.topology.chips) == ("v5e:4x4", 16)
     assert [(axis.name, axis.size) for axis in report.mesh] == list(AXES.items())
 
 
-def test_memory_and_time(report: PreflightReport) -> None:
+def test_report_has_memory_and_donations(report: PreflightReport) -> None:
     memory = report.memory
     assert [(h.path, h.device_bytes) for h in memory.arguments] == [
         ("weights['w']", 1024 * 512 * 2),
@@ -77,7 +77,7 @@ def test_memory_and_time(report: PreflightReport) -> None:
     assert (donation.path, donation.result) == ("x", "result")
 
 
-def test_replicated_arguments_warn_and_unused_donations_are_in_the_report_alone(
+def test_replicated_arguments_warn_and_unused_donations_are_only_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(uneven, "FLAGS", replace(uneven.FLAGS, warn_replicated=1))
@@ -92,7 +92,7 @@ def test_replicated_arguments_warn_and_unused_donations_are_in_the_report_alone(
     assert donation.donated and not donation.is_reused
 
 
-def test_the_function_and_outcome(report: PreflightReport) -> None:
+def test_report_has_flops_collectives_and_time(report: PreflightReport) -> None:
     # Three products of [256, 1024] by the gathered weights, [1024, 1024], on each device.
     assert report.time.flops == pytest.approx(3 * 2 * 256 * 1024 * 1024, rel=0.01)
     gathers = [t for t in report.traffic if t.collective.kind == "all-gather"]
@@ -104,7 +104,7 @@ def test_the_function_and_outcome(report: PreflightReport) -> None:
     assert report.time.seconds >= report.time.roofline_seconds > 0
 
 
-def test_the_price(report: PreflightReport) -> None:
+def test_report_has_price_and_throughput(report: PreflightReport) -> None:
     seconds = report.time.seconds
     assert report.price is not None and report.throughput is not None
     assert (report.price.currency, report.price.hour) == ("USD", pytest.approx(3.6 * 16))
@@ -113,7 +113,7 @@ def test_the_price(report: PreflightReport) -> None:
     assert report.throughput.utilisation == pytest.approx(1e12 / (seconds * 16 * 197e12))
 
 
-def test_versions_and_flags(report: PreflightReport) -> None:
+def test_report_has_versions_and_compile_time(report: PreflightReport) -> None:
     assert report.versions.jax == jax.__version__
     assert report.versions.libtpu
     assert report.versions.runtime
@@ -143,7 +143,7 @@ def test_local_arrays_map_to_topology_axes_of_equal_names(
 
 
 @pytest.mark.slow
-def test_shapes_on_the_mesh_of_the_topology_need_no_mesh_besides() -> None:
+def test_shapes_on_a_topology_mesh_require_no_mesh_argument() -> None:
     topology = tpu.topology("v5e-4")
     mesh = topology.mesh({"x": 2, "y": 2})
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("x", "y")))
@@ -153,7 +153,7 @@ def test_shapes_on_the_mesh_of_the_topology_need_no_mesh_besides() -> None:
 
 
 @pytest.mark.slow
-def test_stages_and_static_arguments() -> None:
+def test_traced_and_lowered_stages_with_static_arguments() -> None:
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     power = xlashard.pjit(lambda x, n: x**n, static_argnums=1, in_shardings=P("data"))
     called = preflight(power, x, 3, topology="v5e-4", mesh={"data": -1})
@@ -198,7 +198,7 @@ def test_estimate_equals_the_preflight_except_for_code(report: PreflightReport) 
 
 
 @pytest.mark.slow
-def test_estimates_of_other_chips_of_several_slices_and_of_kernels() -> None:
+def test_estimates_of_other_chips_slices_and_kernels() -> None:
     def attend(q: Any) -> Any:
         return flash_attention(q, q, q, causal=True).sum()
 
@@ -260,7 +260,7 @@ def test_compiler_options_are_used_and_reported() -> None:
 
 
 @pytest.mark.slow
-def test_the_module_is_parsed_and_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preflight_parses_the_module_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed, searched = [], []
     read, find = hlo_program.read_proto, hlo_program.find_collectives
     monkeypatch.setattr(
@@ -346,7 +346,7 @@ def test_a_jitted_function_maps_to_the_topology(topology: str) -> None:
 
 
 @pytest.mark.slow
-def test_mesh_of_a_jitted_function_is_found_from_unplaced_arguments() -> None:
+def test_mesh_of_a_jitted_function_with_unplaced_arguments_is_detected() -> None:
     meshes = []
     by_shardings = jax.jit(gather_rows_of_local_mesh, in_shardings=(local("data"), None))
     by_constraints = jax.jit(gather_rows_of_local_mesh)
@@ -360,7 +360,7 @@ def test_mesh_of_a_jitted_function_is_found_from_unplaced_arguments() -> None:
 
 
 @pytest.mark.slow
-def test_meshes_inside_a_jitted_function_map_too() -> None:
+def test_meshes_inside_a_jitted_function_map_to_the_topology() -> None:
     ring = Mesh(np.array(jax.devices()), ("ring",))
 
     def total(x: Any) -> Any:
@@ -460,7 +460,7 @@ def test_explicit_axes_stay_explicit() -> None:
 
 
 @pytest.mark.slow
-def test_flax_and_equinox_functions() -> None:
+def test_flax_and_equinox_functions_are_accepted() -> None:
     model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
 
     @nnx.jit
@@ -490,8 +490,8 @@ def advice_of(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_no_advice_wraps_a_function_of_nnx_in_pjit() -> None:
-    """`pjit` of such a function would drop its mutations."""
+def test_no_suggestion_wraps_an_nnx_function_in_pjit() -> None:
+    """`pjit` of an nnx function would drop its mutations."""
     package = Path(xlashard.__file__).parent
     rooms = ("pjit/report", "pjit/recompile", "tpu/preflight", "commands", "testing")
     texts = [text for room in rooms for text in advice_of(package / room)]

@@ -40,7 +40,7 @@ ENTRY %main (p: f32[2,4]) -> f32[16,4] {
 }"""
 
 
-def test_a_report_of_gpus_has_their_words() -> None:
+def test_gpu_report_uses_gpu_terms() -> None:
     text = str(GPU)
     for part in (
         *("h100:4x8 (32 GPUs)", "bound by NVLink", "waiting for NVLink", "tensor cores"),
@@ -52,7 +52,7 @@ def test_a_report_of_gpus_has_their_words() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_draws_nodes() -> None:
+def test_gpu_page_draws_nodes() -> None:
     page = GPU.to_html()
     assert "4 nodes of 8 GPUs, joined by NVLink within a node" in page
     assert page.count('data-slice="0"') == 32
@@ -65,7 +65,7 @@ def test_the_page_draws_nodes() -> None:
         assert words not in text and words in html.unescape(FITTING.to_html())
 
 
-def test_a_tpu_beside_a_gpu() -> None:
+def test_comparison_of_a_tpu_and_a_gpu_report() -> None:
     changes = compare(FITTING, GPU)
     facts = {change.name: (change.old, change.new) for change in changes.facts}
     assert facts["topology"] == ("v5p:4x4x2 (32 chips)", "h100:4x8 (32 GPUs)")
@@ -73,7 +73,7 @@ def test_a_tpu_beside_a_gpu() -> None:
     assert "time: links within a slice or NVLink" in {change.name for change in changes.amounts}
 
 
-def test_the_share_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_bytes_follow_the_allocator_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
     chip = BY_NAME["h100"]
     for text, share in (("", 0.75), ("0.9", 0.9)):

@@ -61,7 +61,7 @@ def test_memory_sums_equal_the_compiler_statistics(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_leaves_have_the_bytes_of_their_tiles() -> None:
+def test_leaf_sizes_include_tile_padding() -> None:
     _, memory = matmul("v5e:2x2")
     held = {h.path: h for h in (*memory.arguments, *memory.results)}
     # 256 rows of 100 numbers lie in tiles of 8 by 128, whichever dimension comes first.
@@ -97,7 +97,7 @@ def test_program_too_large_for_hbm_has_a_full_breakdown(large: MemoryBreakdown) 
     assert held["params['down']"].aliased == "result[0]['down']"
 
 
-def test_temporaries_account_for_the_heap(large: MemoryBreakdown) -> None:
+def test_temporaries_add_up_to_the_heap(large: MemoryBreakdown) -> None:
     named = sum(t.device_bytes for t in large.temporaries)
     assert 0.98 * large.temporary_bytes < named <= large.temporary_bytes
     sizes = [t.device_bytes for t in large.temporaries]
@@ -122,7 +122,7 @@ def test_temporaries_name_their_operation_and_source(large: MemoryBreakdown) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v5e:2x2", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x1x1"])
-def test_the_verdict_is_the_compilers(name: str) -> None:
+def test_fits_equals_the_verdict_of_the_compiler(name: str) -> None:
     available = topology(name).generation.available_bytes
     compilation, place = first_of(name, available - MIB)
     below = describe_memory(compilation, place)
@@ -144,7 +144,7 @@ def test_the_verdict_is_the_compilers(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_other_memories_that_are_too_small_are_no_report() -> None:
+def test_vmem_overflow_raises_program_too_large_error() -> None:
     _, mesh = on("v5e:2x2", data=4)
     x = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=NamedSharding(mesh, P("data")))
     lowered = pjit(lambda x: x @ x.T).lower(x)

@@ -33,7 +33,7 @@ def names(*values: tuple[str, int, int], **lives: tuple[int, int]) -> list[tuple
     return [(h.nbytes, sorted(v.name for v in h.values)) for h in held]
 
 
-def test_the_fullest_moment_counts() -> None:
+def test_buffers_at_peak_are_live_at_the_fullest_moment() -> None:
     values = ("a", 0, 100), ("b", 100, 50), ("c", 100, 80), ("d", 0, 60)
     found = names(*values, a=(0, 4), b=(1, 2), c=(3, 6), d=(5, 9))
     assert found == [(100, ["a"]), (80, ["c"])]
@@ -68,7 +68,9 @@ _VALUE = st.tuples(
 
 @pytest.mark.slow
 @given(st.lists(_VALUE, min_size=1, max_size=12))
-def test_no_moment_takes_more(values: list[tuple[int, int, int, int]]) -> None:
+def test_buffers_at_peak_equal_the_brute_force_maximum(
+    values: list[tuple[int, int, int, int]],
+) -> None:
     lives = {f"v{i}": (start, start + n) for i, (_, _, start, n) in enumerate(values)}
     placed = ((f"v{i}", offset, size) for i, (offset, size, _, _) in enumerate(values))
     allocation = heap(*placed, lives=lives)
@@ -141,18 +143,18 @@ def temporaries(
     return [(t.op_name, t.device_bytes, t.count, t.source and t.source.line) for t in found]
 
 
-def test_values_belong_to_their_producer() -> None:
+def test_temporary_is_attributed_to_its_producer() -> None:
     assert temporaries("grown") == [("f/while/body/grow", 512, 1, 7)]
 
 
-def test_equal_values_of_fusions_are_counted() -> None:
+def test_equal_temporaries_of_fusions_are_counted() -> None:
     assert temporaries("fusion", "grown", "other") == [
         ("f/mul", 1024, 2, 7),
         ("f/while/body/grow", 512, 1, 7),
     ]
 
 
-def test_loop_state_belongs_to_the_loop_body() -> None:
+def test_loop_state_is_attributed_to_the_loop_body() -> None:
     for value, index in (("p", (1,)), ("loop", (1,)), ("moved", ())):
         assert temporaries(value, index=index) == [("f/while/body/grow", 512, 1, 7)]
 
@@ -161,7 +163,7 @@ def test_allocated_buffer_is_listed_by_its_own_op_name() -> None:
     assert temporaries("room") == [("f/zeros", 512, 1, None)]
 
 
-def test_copies_belong_to_their_source_or_user() -> None:
+def test_copies_are_attributed_to_their_source_or_user() -> None:
     assert temporaries("copied") == [("x", 512, 1, None)]
     assert temporaries("unnamed") == [("f/neg", 512, 1, None)]
     assert temporaries("unheard-of") == [("", 512, 1, None)]

@@ -93,7 +93,7 @@ def test_large_values_are_summed_by_several_threads() -> None:
 @pytest.mark.slow
 @given(st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.integers(2, 4), st.data())
 @settings(max_examples=40, deadline=None)
-def test_the_first_element_that_differs(
+def test_first_differing_element_is_found(
     dtype: type, shape: tuple[int, ...], count: int, data: st.DataObject
 ) -> None:
     right = some(shape, dtype)
@@ -148,7 +148,7 @@ def test_format_differences_lists_five_and_counts_the_rest() -> None:
     assert "nan (bits 0000c07f) in process 0" in bits.text
 
 
-def test_minority() -> None:
+def test_minority_returns_the_processes_that_differ_from_most() -> None:
     assert minority({0: "a", 1: "b", 2: "b"}) == (0,)
     assert minority({0: "a", 1: "b"}) == (1,)
     assert minority({0: "a", 1: "a"}) == ()

@@ -33,7 +33,7 @@ def ran(jobs, **limits):
     return {job.key: found for job, found in run_jobs(jobs, WorkerLimits(**limits))}
 
 
-def test_processes_take_job_after_job():
+def test_processes_are_reused_for_several_jobs():
     jobs = [WorkerJob(str(n), f"{RUNNERS}:square", {"number": n}) for n in range(12)]
     found = ran(jobs, workers=2)
     assert {key: answer["number"] for key, answer in found.items()} == {
@@ -85,14 +85,14 @@ def test_failure_affects_only_its_own_job():
 
 
 @pytest.mark.slow
-def test_a_real_time_signal_has_a_number_in_place_of_a_name():
+def test_real_time_signal_is_reported_by_number():
     found = ran(behaving("die", "well", signal=signal.SIGRTMIN + 1), workers=1)
     assert f"signal {signal.SIGRTMIN + 1}" in found["0 die"]["reason"]
     assert found["1 well"]["outcome"] == "fits"
 
 
 @pytest.mark.slow
-def test_a_process_that_takes_too_much_is_ended():
+def test_worker_beyond_its_memory_or_time_limit_is_ended():
     large = behaving("grow", "well", bytes=300 * 2**20)
     found = ran(large, workers=1, bytes=150 * 2**20)
     assert found["0 grow"]["reason"] == ("compiling it exceeded 150.0 MiB of this machine's memory")
@@ -103,7 +103,7 @@ def test_a_process_that_takes_too_much_is_ended():
     assert found["1 well"]["outcome"] == "fits"
 
 
-def test_a_missing_runner_fails():
+def test_job_with_a_missing_runner_fails():
     (found,) = ran([WorkerJob("a", f"{RUNNERS}:nothing", {})], workers=1).values()
     assert found["outcome"] == "failed" and "nothing" in found["reason"]
 
@@ -123,7 +123,7 @@ def test_workers_end_with_the_iterator(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
-def test_a_sweep_that_is_stopped_leaves_no_process(tmp_path, number):
+def test_interrupted_sweep_leaves_no_process(tmp_path, number):
     command = [sys.executable, "-m", "tests.preflights.sweep.stopped", str(tmp_path)]
     with subprocess.Popen(
         command, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True
@@ -139,7 +139,7 @@ def test_a_sweep_that_is_stopped_leaves_no_process(tmp_path, number):
     assert sweep.returncode in (-number, 130, 1)
 
 
-def test_the_usual_number_of_processes_fits_the_machine(monkeypatch):
+def test_default_worker_count_fits_cpus_and_memory(monkeypatch):
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     for free, workers in ((7 * 2**30, 2), (2**30, 1), (400 * 2**30, 16), (0, 16)):

@@ -67,7 +67,7 @@ def _frame_of(function: str) -> FrameType:
     return frame
 
 
-def test_locks_properties_and_code_without_source_do_not_wait() -> None:
+def test_locks_properties_and_code_without_source_are_no_device_wait() -> None:
     class Trap:
         @property
         def fires(self) -> Any:

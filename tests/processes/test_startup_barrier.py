@@ -103,7 +103,7 @@ def test_missing_processes_are_reported_to_all() -> None:
 
 
 @pytest.mark.slow
-def test_a_lone_process_times_out_earlier() -> None:
+def test_single_process_times_out_earlier() -> None:
     host, guest = calls(2, alone=0.3)
     (error,) = outcomes([host])
     assert type(error) is MissingProcessesError and error.processes == (1,) and error.seconds < 25
@@ -113,7 +113,7 @@ def test_a_lone_process_times_out_earlier() -> None:
 
 
 @pytest.mark.slow
-def test_unresolvable_coordinator_is_the_reason() -> None:
+def test_error_names_an_unresolvable_coordinator_as_the_reason() -> None:
     call = replace(calls(2, alone=0.2)[1], coordinator=("no-such-host.invalid", 1234))
     (error,) = outcomes([call])
     assert type(error) is MissingProcessesError and error.reason
@@ -144,7 +144,7 @@ def test_conflicts_are_raised_in_both_processes(process: int, count: int, text: 
     assert all(re.search(text, str(error)) for error in errors), errors
 
 
-def test_certificates_must_be_used_by_all_processes() -> None:
+def test_tls_must_be_used_by_all_processes() -> None:
     host, guest = calls(2)
     errors = outcomes([host, replace(guest, me=replace(guest.me, secured=True))])
     assert len(errors) == 2
@@ -267,7 +267,9 @@ def _connected(call: StartupBarrier) -> socket.socket:
         (b"", MissingProcessesError, "it closed the connection"),
     ],
 )
-def test_foreign_server_at_the_address(answer: bytes, kind: type[Exception], text: str) -> None:
+def test_foreign_server_at_the_address_is_reported(
+    answer: bytes, kind: type[Exception], text: str
+) -> None:
     guest = calls(2)[1]
     with listen(guest.coordinator) as listener, ThreadPoolExecutor(1) as pool:
         guesting = pool.submit(wait_for_all, guest)
@@ -281,7 +283,7 @@ def test_foreign_server_at_the_address(answer: bytes, kind: type[Exception], tex
 
 
 @pytest.mark.slow
-def test_silent_server() -> None:
+def test_silent_server_at_the_address_times_out() -> None:
     guest = calls(2, alone=0.5)[1]
     with listen(guest.coordinator):
         (error,) = outcomes([guest])
@@ -295,7 +297,7 @@ def test_address_in_use_raises_oserror() -> None:
     assert isinstance(error, OSError) and "in use" in str(error)
 
 
-def test_errors_of_listening_leave_the_address_to_the_caller() -> None:
+def test_listen_error_omits_the_address() -> None:
     with pytest.raises(OSError, match="assign") as caught:
         listen(("192.0.2.1", 8476))
     assert caught.value.errno == errno.EADDRNOTAVAIL
@@ -362,7 +364,7 @@ def test_killed_processes_are_reported_to_all() -> None:
     assert (pod.gone[0], pod.gone[1]) == ((2,), (2,))
 
 
-def test_stopped_lines_have_no_thread() -> None:
+def test_stopped_liveness_connection_has_no_thread() -> None:
     pod = _Three()
     line = pod.lines[0]
     assert line._thread.is_alive()
@@ -372,7 +374,7 @@ def test_stopped_lines_have_no_thread() -> None:
     assert pod.heard[1].wait(10) and 0 not in pod.gone
 
 
-def test_a_process_that_sent_goodbye_is_not_gone() -> None:
+def test_process_that_sent_goodbye_is_not_reported_as_lost() -> None:
     pod = _Three()
     pod.lines[1].goodbye()
     pod.kill(1)
@@ -417,7 +419,7 @@ def test_coordinator_waits_for_peers_to_end() -> None:
         leaving.result(30)
 
 
-def test_loss_of_the_coordinator() -> None:
+def test_loss_of_the_coordinator_is_reported() -> None:
     pod = _Three(process_0_watches=False)
     pod.kill(0)
     assert pod.heard[1].wait(10) and pod.heard[2].wait(10)

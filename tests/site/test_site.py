@@ -48,7 +48,7 @@ def tab(browser: Browser, address: str) -> Iterator[Tab]:
         yield opened
 
 
-def test_a_reader_finds_a_page_by_the_navigation(tab: Tab) -> None:
+def test_navigation_leads_to_a_page(tab: Tab) -> None:
     tab.click('.md-tabs a[href="tutorials/"]')
     tab.until("document.querySelector('h1')?.innerText.includes('Tutorials')")
     tab.click('.md-sidebar--primary a[href="unwanted_collective/"]')
@@ -65,7 +65,7 @@ def test_a_reader_finds_a_page_by_the_navigation(tab: Tab) -> None:
         ("MeshError", "MeshError"),
     ],
 )
-def test_the_search_finds_a_page(tab: Tab, words: str, page: str) -> None:
+def test_search_finds_a_page(tab: Tab, words: str, page: str) -> None:
     tab.click(".md-search__input, [for=__search]")
     tab.focus(".md-search__input")
     tab.type(words)
@@ -77,7 +77,7 @@ def test_the_search_finds_a_page(tab: Tab, words: str, page: str) -> None:
     assert any(page in title for title in titles), titles
 
 
-def test_copied_code_runs(tab: Tab, address: str) -> None:
+def test_code_from_the_copy_button_runs(tab: Tab, address: str) -> None:
     tab.browser.call(
         "Browser.grantPermissions",
         origin=address,
@@ -98,7 +98,7 @@ def test_copied_code_runs(tab: Tab, address: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["", "tpu/preflight/", "reference/api/programs/", "start/trust/"])
-def test_a_page_needs_no_network(tab: Tab, address: str, page: str) -> None:
+def test_page_requests_only_its_own_origin(tab: Tab, address: str, page: str) -> None:
     tab.go(f"{address}/{page}")
     assert all(url.startswith((address, "data:", "blob:")) for url in tab.requests())
     assert not tab.complaints()
@@ -128,7 +128,7 @@ def test_a_page_fits_the_window(
     (tmp_path / "page.png").write_bytes(tab.picture(whole=False))
 
 
-def test_the_address_of_an_error_is_a_page() -> None:
+def test_error_pages_and_schemas_exist() -> None:
     assert (SITE / "reference/errors/MeshError/index.html").is_file()
     for name in ("program", "script", "preflight"):
         schema = json.loads((SITE / f"reference/{name}.schema.json").read_text())

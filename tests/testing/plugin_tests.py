@@ -28,7 +28,7 @@ def broken():
     raise LookupError("no such thing")
 
 
-def test_in_no_pod():
+def test_without_a_marker_runs_in_one_process():
     assert jax.process_count() == 1
 
 
@@ -50,7 +50,7 @@ def total(x):
 
 
 @ON_TWO
-def test_a_function_of_jax():
+def test_expectations_of_a_jax_function():
     mesh = jax.make_mesh((4,), ("data",))
     rows = jax.NamedSharding(mesh, jax.P("data"))
     x = jax.make_array_from_process_local_data(rows, np.ones(2, np.float32), (4,))
@@ -74,22 +74,22 @@ class TestInAClass:
         assert (self.kept, doubled) == (3, 10)
 
     @pytest.mark.pod(processes=1, devices=3)
-    def test_has_a_pod_of_its_own(self):
+    def test_marker_of_a_method_overrides_that_of_the_class(self):
         assert (jax.process_count(), jax.device_count()) == (1, 3)
 
 
 @ON_TWO
-def test_state_stays():
+def test_module_state_is_stored():
     sys.modules["left_behind"] = sys
 
 
 @ON_TWO
-def test_state_is_seen():
+def test_module_state_is_shared_by_the_next_test():
     assert "left_behind" in sys.modules
 
 
 @pytest.mark.pod(processes=2, devices=2, fresh=True)
-def test_state_is_not_seen():
+def test_fresh_pod_has_no_module_state():
     assert "left_behind" not in sys.modules
 
 
@@ -103,7 +103,7 @@ def test_fails_everywhere(doubled):
 
 
 @ON_TWO
-def test_after_it_the_processes_are_the_same():
+def test_processes_survive_an_identical_failure():
     assert sys.modules.setdefault("seen_by_a_later_one", sys)
 
 
@@ -114,12 +114,12 @@ def test_fails_in_one():
 
 
 @ON_TWO
-def test_after_it_they_are_others():
+def test_processes_are_replaced_after_a_failure_in_one():
     assert "seen_by_a_later_one" not in sys.modules
 
 
 @ON_TWO
-def test_dies():
+def test_is_killed():
     if jax.process_index() == 1:
         print("last words", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -146,7 +146,7 @@ def test_skips_itself():
 
 @ON_TWO
 @pytest.mark.skipif(True, reason="not at all")
-def test_is_skipped_before():
+def test_is_skipped_by_a_marker():
     raise AssertionError("never reached")
 
 
@@ -163,7 +163,7 @@ def test_passes_unexpectedly():
 
 
 @ON_TWO
-def test_asks_for_a_debugger():
+def test_calls_breakpoint():
     breakpoint()
 
 
@@ -174,17 +174,17 @@ def test_skips_in_one():
 
 
 @pytest.mark.pod(proceses=2)
-def test_has_a_wrong_word():
+def test_has_an_unknown_marker_argument():
     raise AssertionError("never reached")
 
 
 @pytest.mark.pod(processes="2")
-def test_has_a_wrong_number():
+def test_has_an_invalid_process_count():
     raise AssertionError("never reached")
 
 
 @pytest.mark.pod(2)
-def test_has_a_wrong_place():
+def test_has_a_positional_marker_argument():
     raise AssertionError("never reached")
 
 

@@ -31,7 +31,7 @@ def keep(value: object) -> object:
 
 
 def fail_in(process: int) -> None:
-    """Raise in one process, while the others wait for it."""
+    """Raise in one process, while its peers wait."""
     print("working", flush=True)
     if jax.process_index() == process:
         raise KeyError("a key")

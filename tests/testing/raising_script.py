@@ -1,4 +1,4 @@
-"""One process ends with an exception, while the others wait for it in a collective."""
+"""One process ends with an exception, while its peers wait in a collective."""
 
 import atexit
 

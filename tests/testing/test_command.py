@@ -44,7 +44,7 @@ def test_arguments_after_the_command_are_passed_to_the_command(
         assert (code, out) == (0, "[0] ['-n', '--only', '--', '-d']\n")
 
 
-def test_requested_device_count(capfd: pytest.CaptureFixture[str]) -> None:
+def test_device_count_is_passed_to_the_processes(capfd: pytest.CaptureFixture[str]) -> None:
     source = "import os; print(os.environ['XLA_FLAGS'])"
     _, out, _ = pod(capfd, "-n", "1", "-d", "5", *python(source))
     assert "--xla_force_host_platform_device_count=5" in out
@@ -62,7 +62,7 @@ def test_first_failure_determines_the_exit_code(capfd: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
-def test_a_timeout_shows_stacks(capfd: pytest.CaptureFixture[str]) -> None:
+def test_timeout_shows_the_stacks_of_all_processes(capfd: pytest.CaptureFixture[str]) -> None:
     source = "def stuck(): __import__('time').sleep(1000)\nstuck()"
     code, _, err = pod(capfd, "--timeout", "1", "--", *python(source))
     assert code == 124
@@ -102,7 +102,7 @@ def test_failed_hidden_process_shows_its_last_lines(
         (["/"], 126, ["error: '/' cannot be started: Permission denied"]),
     ],
 )
-def test_invalid_arguments(
+def test_invalid_arguments_are_refused(
     capfd: pytest.CaptureFixture[str], words: list[str], code: int, texts: list[str]
 ) -> None:
     exit_code, out, err = pod(capfd, *words)
@@ -132,7 +132,7 @@ def shown(*pieces: tuple[int, bytes], processes: int = 2, **streams: io.StringIO
     return stream.getvalue()
 
 
-def test_lines_never_mix() -> None:
+def test_lines_of_processes_are_not_interleaved() -> None:
     pieces = [(0, b"he"), (1, b"good"), (0, b"llo\nagain\nan"), (1, b"bye\n"), (0, b"d"), (0, b"")]
     assert shown(*pieces) == "[0] hello\n[0] again\n[1] goodbye\n[0] and\n"
 
@@ -162,7 +162,7 @@ def test_process_numbers_are_aligned() -> None:
         (b"", ""),
     ],
 )
-def test_carriage_returns_overwrite(line: bytes, text: str) -> None:
+def test_carriage_return_overwrites_the_line(line: bytes, text: str) -> None:
     assert as_shown(line) == text
 
 
@@ -171,7 +171,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_appear_only_in_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -183,7 +183,7 @@ def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(*pieces, stream=Terminal()) == "[0] a\n[1] b\n"
 
 
-def test_noise_is_filtered() -> None:
+def test_known_noise_lines_are_filtered() -> None:
     gloo = (
         b"[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected ranks is : 1\n"
     )

@@ -1,4 +1,4 @@
-"""Emulated devices, and flags that come too late."""
+"""Emulated devices, and flags that are set too late."""
 
 import os
 import re
@@ -20,7 +20,7 @@ FLAG = "--xla_force_host_platform_device_count"
 
 
 def printed(source: str, *, fresh: bool = False, **more: str) -> str:
-    """Return the output of lines in a process of their own, without the tests' device settings."""
+    """Return the output of a program in a subprocess, without the tests' device settings."""
     clean = environment(JAX_PLATFORMS="", XLA_FLAGS="", **more)
     python = [sys.executable] if fresh else python_command(clean)
     done = subprocess.run(
@@ -44,7 +44,7 @@ with emulated_devices(3) as devices:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [{}, {"XLA_FLAGS": f"{FLAG}=2"}, {"JAX_NUM_CPU_DEVICES": "2"}])
-def test_devices_exist_when_jax_starts(before: dict[str, str]) -> None:
+def test_emulated_devices_set_the_flag_before_jax_starts(before: dict[str, str]) -> None:
     source = f"import os; os.environ.update({before!r})\n{FIRST}"
     assert printed(source, fresh=True) == f"5 cpu {FLAG}=5\n5\nTrue\n"
 
@@ -62,14 +62,14 @@ except RuntimeError as error:
 
 
 @pytest.mark.slow
-def test_late_flags_raise_an_explanation() -> None:
+def test_error_of_late_flags_suggests_a_fix() -> None:
     text = printed(LATE)
     assert text.startswith("DeviceCountError 8 1 ")
     assert re.search(naming("XLA_FLAGS requests 8", "conftest.py", "emulated_devices(8)"), text)
     assert f"export XLA_FLAGS={FLAG}=8" in text
 
 
-def test_too_many_devices() -> None:
+def test_too_many_devices_are_refused() -> None:
     count = jax.device_count()
     with pytest.raises(
         DeviceCountError, match=f"with {count} CPU devices. It starts with"
@@ -87,7 +87,7 @@ def test_fewer_emulated_devices_are_the_first_devices() -> None:
     assert repr(emulated_devices(3)) == "emulated_devices(3)"
 
 
-def test_late_flags_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_flags_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     jax.devices()
     assert late_flags_text() == ""
     monkeypatch.setenv("XLA_FLAGS", f"{FLAG}=3")

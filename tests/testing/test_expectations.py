@@ -108,7 +108,9 @@ def test_no_table_without_collectives(x: Array) -> None:
         (lambda x: assert_peak_bytes_at_most(total, (x,), "1 GiB"), r"most is '1 GiB'.*2\*\*30"),
     ],
 )
-def test_invalid_arguments(x: Array, call: Callable[[Array], None], text_of_problem: str) -> None:
+def test_invalid_arguments_are_refused(
+    x: Array, call: Callable[[Array], None], text_of_problem: str
+) -> None:
     with pytest.raises(ArgumentError, match=text_of_problem):
         call(x)
 
@@ -120,7 +122,7 @@ def test_matching_arguments_are_not_resharded(mesh: Mesh, x: Array) -> None:
     assert_no_resharding(pjit(lambda x: x * 2, in_shardings=rows), (np.ones((8, 8)),))
 
 
-def test_resharded_argument_is_named(mesh: Mesh) -> None:
+def test_error_names_the_resharded_argument(mesh: Mesh) -> None:
     rows = NamedSharding(mesh, P("data"))
     step = pjit(lambda state: state["w"] * 2, in_shardings=rows)
     on_one = {"w": device_put(np.ones((8, 8), np.float32))}
@@ -132,7 +134,7 @@ def test_resharded_argument_is_named(mesh: Mesh) -> None:
 
 
 @pytest.mark.slow
-def test_resharded_value_is_named(mesh: Mesh, x: Array) -> None:
+def test_error_names_the_resharded_value(mesh: Mesh, x: Array) -> None:
     @pjit
     def turn(x):
         y = with_sharding_constraint(jnp.sin(x), NamedSharding(mesh, P("model", "data")))
@@ -178,7 +180,7 @@ def test_values_in_place_of_functions_are_rejected(f: Any, named: str) -> None:
 
 
 @pytest.mark.slow
-def test_functions_and_stages_of_jax(x: Array) -> None:
+def test_expectations_accept_jax_functions_and_stages(x: Array) -> None:
     summed = jax.jit(lambda x: x.sum())
     stages = [(summed.trace(x), ()), (summed.lower(x), ()), (summed.lower(x).compile(), ())]
     for f, args in [(summed, (x,)), (lambda x: x.sum(), (x,)), *stages]:

@@ -165,7 +165,7 @@ def test_channels_are_bidirectional() -> None:
 
 
 @pytest.mark.slow
-def test_missing_programs() -> None:
+def test_missing_program_is_reported() -> None:
     with pytest.raises(LaunchError, match=naming("'nonesuch'", "PATH", "python -m package")):
         Launch(plan(["nonesuch"]))
     with pytest.raises(LaunchError, match="python script.py"):
@@ -174,7 +174,7 @@ def test_missing_programs() -> None:
         Launch(plan(["true"], folder="/nowhere"))
 
 
-def test_non_executable_programs(tmp_path: Path) -> None:
+def test_non_executable_program_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print(3)")
     with pytest.raises(LaunchError, match=naming("Permission denied", str(script), "Python")):
@@ -294,7 +294,7 @@ def test_report_shows_the_last_lines() -> None:
 
 
 @pytest.mark.slow
-def test_processes_that_end_during_the_launch() -> None:
+def test_processes_may_end_during_the_launch() -> None:
     for _ in range(10):
         assert ran(["true"], 4).verdict.codes == (0,) * 4
 
@@ -307,7 +307,7 @@ class HeardLate(Launch):
         super()._await_start(plan)
 
 
-def test_processes_that_end_before_supervision() -> None:
+def test_processes_may_end_before_supervision() -> None:
     done = run_to_end(HeardLate(plan(["true"], 4)), EndingRules())
     assert done.verdict.codes == (0,) * 4
 

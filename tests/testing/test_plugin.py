@@ -1,4 +1,4 @@
-"""The pytest plugin, as users run it: pytest in a subprocess, on tests of all kinds."""
+"""The pytest plugin, as users run it: pytest in a subprocess, on tests with every outcome."""
 
 import re
 import shutil
@@ -98,19 +98,19 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
-        "test_in_no_pod",
+        "test_without_a_marker_runs_in_one_process",
         "test_passes[1]",
         "test_passes[2]",
-        "test_a_function_of_jax",
+        "test_expectations_of_a_jax_function",
         "TestInAClass::test_passes[5]",
-        "TestInAClass::test_has_a_pod_of_its_own",
-        "test_state_is_seen",
-        "test_state_is_not_seen",
-        "test_after_it_the_processes_are_the_same",
-        "test_after_it_they_are_others",
+        "TestInAClass::test_marker_of_a_method_overrides_that_of_the_class",
+        "test_module_state_is_shared_by_the_next_test",
+        "test_fresh_pod_has_no_module_state",
+        "test_processes_survive_an_identical_failure",
+        "test_processes_are_replaced_after_a_failure_in_one",
     ],
 )
-def test_passing_tests(report: PytestRun, name: str) -> None:
+def test_passing_tests_are_reported(report: PytestRun, name: str) -> None:
     assert report.outcome(name) == "PASSED", report.section(name) or report.text
 
 
@@ -153,7 +153,7 @@ def test_failure_in_one_process_shows_stacks_of_its_peers(report: PytestRun) -> 
 
 
 def test_killed_process_shows_signal_and_output(report: PytestRun) -> None:
-    section = report.section("test_dies")
+    section = report.section("test_is_killed")
     assert re.search(r"- process 1 of 2 -+\n.*before the others.*SIGKILL", section)
     assert re.search(r"stdout and stderr of process 1 -+\nlast words$", section, re.M)
 
@@ -183,7 +183,7 @@ def test_skip_in_one_process_fails(report: PytestRun) -> None:
 
 
 def test_debugger_is_rejected(report: PytestRun) -> None:
-    section = report.section("test_asks_for_a_debugger")
+    section = report.section("test_calls_breakpoint")
     assert ">       breakpoint()" in section
     assert re.search(naming("PodError", "print()", "xlashard pod -n 2 -d 2"), section)
 
@@ -192,11 +192,14 @@ def test_debugger_is_rejected(report: PytestRun) -> None:
     ("name", "text"),
     [
         (
-            "test_has_a_wrong_word",
+            "test_has_an_unknown_marker_argument",
             "takes no 'proceses'; valid arguments are processes, devices, timeout",
         ),
-        ("test_has_a_wrong_number", "processes is '2'; it must be a whole number of 1 or more"),
-        ("test_has_a_wrong_place", "takes its arguments by name"),
+        (
+            "test_has_an_invalid_process_count",
+            "processes is '2'; it must be a whole number of 1 or more",
+        ),
+        ("test_has_a_positional_marker_argument", "takes its arguments by name"),
         ("TestOfUnittest::test_is_refused", "don't derive from unittest.TestCase"),
     ],
 )
@@ -221,13 +224,13 @@ def test_invalid_markers_are_reported_early(report: PytestRun, name: str, text: 
         ({"device": 2}, "no 'device'; valid arguments are processes, devices, timeout, fresh"),
     ],
 )
-def test_arguments_of_a_marker(arguments: dict[str, Any], fact: str) -> None:
+def test_invalid_marker_arguments_are_refused(arguments: dict[str, Any], fact: str) -> None:
     item: Any = SimpleNamespace(get_closest_marker=lambda _: pytest.mark.pod(**arguments).mark)
     with pytest.raises(ArgumentError, match=naming(fact, "@pytest.mark.pod(")):
         PodMarker.of_test(item)
 
 
-def test_a_marker_without_a_limit() -> None:
+def test_marker_accepts_an_infinite_timeout() -> None:
     mark = pytest.mark.pod(devices=2, timeout=float("inf")).mark
     item: Any = SimpleNamespace(get_closest_marker=lambda _: mark)
     assert PodMarker.of_test(item) == PodMarker(2, 2, float("inf"))
@@ -276,7 +279,7 @@ def result(**facts: object) -> PoolResult:
     return PoolResult(PodSize(2, 1), EndingRules(9, 4), **facts)  # pyright: ignore[reportArgumentType]
 
 
-def test_fate_of_a_process_without_reply() -> None:
+def test_fate_describes_a_process_without_a_reply() -> None:
     ended = result(replies={0: Reply(True, 3)}, ended=[ProcessExit(1, -11)])
     assert ended.fate(0) == ""
     assert ended.fate(1) == "ended, before the others: killed by SIGSEGV"

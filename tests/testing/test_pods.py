@@ -37,14 +37,14 @@ def pair() -> Iterator[Pod]:
             yield pair
 
 
-def test_results_by_process(pair: Pod) -> None:
+def test_results_are_ordered_by_process(pair: Pod) -> None:
     assert pair.run(functions.place) == [(0, 2, 4), (1, 2, 4)]
     assert pair.run(functions.gathered, 3) == [6, 6]
     assert pair.run(functools.partial(functions.gathered, times=2), 5) == [20, 20]
     assert pair.run(jax.process_index) == [0, 1]
 
 
-def test_a_call_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_accepts_an_infinite_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_pool, "_python", pod_python)
     assert pod(processes=1, timeout=math.inf).run(jax.process_count) == [1]
 
@@ -83,7 +83,7 @@ def test_identical_failure_keeps_the_processes(pair: Pod) -> None:
     assert pair.run(functions.keep, None) == ["before the failure"] * 2
 
 
-def test_unpicklable_results(pair: Pod) -> None:
+def test_unpicklable_results_are_reported(pair: Pod) -> None:
     with pytest.raises(PodError, match=naming("give_a_function", "builtins.function", "pickled")):
         pair.run(functions.give_a_function)
     with pytest.raises(PodError, match=r"returned .*Array, .*addressable_data\(0\)"):
@@ -96,7 +96,7 @@ def test_only_loopback_ports_are_open(pair: Pod) -> None:
     assert {*coordinator, *other} <= LOOPBACK
 
 
-def test_killed_and_suspended_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_and_suspended_processes_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     # The launcher sees the state of its own children only, not that of a forked process.
     monkeypatch.setattr(worker_pool, "_python", lambda size, environment: [sys.executable])
     with pod(processes=2, grace=1, timeout=120) as pair:
@@ -133,7 +133,7 @@ def test_scripts_detect_the_pod() -> None:
     assert done.verdict.well
 
 
-def test_failing_scripts() -> None:
+def test_failing_script_is_reported() -> None:
     with pytest.raises(PodError) as caught:
         pod(processes=2).run_script(SCRIPT, "fail")
     assert re.search(naming("pod_script.py", "2 × 1 devices", "process 1"), str(caught.value))
@@ -148,7 +148,7 @@ def test_exception_exits_while_peers_wait() -> None:
     done = two.run_script(script, check=False)
     verdict = done.verdict
     assert (verdict.timed_out, verdict.codes[1]) == ((), 1)
-    # The other one, which notices that its peer is gone, may end faster.
+    # Process 0, which detects the loss of its peer, may end faster.
     assert 1 in [end.process for end in verdict.failed]
     assert "ValueError: no more" in done.outputs[1]
     # The program's exit handlers have run, and JAX's client logs no error.

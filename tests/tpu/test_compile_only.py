@@ -176,7 +176,7 @@ NEEDS_A_PLACE: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("call", NEEDS_A_PLACE.values(), ids=NEEDS_A_PLACE)
-def test_arrays_have_no_place(call: Callable[[], object]) -> None:
+def test_array_creation_on_a_topology_is_refused(call: Callable[[], object]) -> None:
     with pytest.raises(CompileOnlyError, match=ABSENT):
         call()
 
@@ -208,12 +208,12 @@ def shape() -> jax.ShapeDtypeStruct:
 
 
 @pytest.mark.parametrize("call", NEEDS_A_RUN.values(), ids=NEEDS_A_RUN)
-def test_programs_do_not_run(call: Callable[[], object]) -> None:
+def test_execution_on_a_topology_is_refused(call: Callable[[], object]) -> None:
     with pytest.raises(CompileOnlyError, match=NEVER_RUNS):
         call()
 
 
-def test_reports_without_execution() -> None:
+def test_lowering_and_analyses_require_no_execution() -> None:
     fun = pjit(lambda x, w: (x @ w).sum(0))
     weights = jax.ShapeDtypeStruct((4, 4), jnp.float32, sharding=NamedSharding(mesh(), P("model")))
     assert fun.eval_shape(shape(), weights).shape == (4,)
@@ -233,7 +233,7 @@ def test_reports_without_execution() -> None:
 
 
 @pytest.mark.slow
-def test_explain_finds_the_collectives_between_slices() -> None:
+def test_explain_reports_collectives_between_slices() -> None:
     mesh = topology("v5e-4", slices=2).mesh({"replica": 2, "data": 4})
     rows = NamedSharding(mesh, P(("replica", "data")))
     x = jax.ShapeDtypeStruct((64, 256), jnp.float32, sharding=rows)
@@ -254,14 +254,14 @@ def test_error_names_the_number_of_slices() -> None:
 
 
 @pytest.mark.parametrize("name", ["v4-8", "v5p-8", "v6e-4", "tpu7x-8", "v2-8"])
-def test_every_generation_is_named(name: str) -> None:
+def test_error_names_the_topology_of_each_generation(name: str) -> None:
     found = topology(name)
     with pytest.raises(CompileOnlyError, match=f"placed on {found.name},"):
         device_put(1.0, found.devices[0])
 
 
 @pytest.mark.slow
-def test_the_search_for_chips_is_silent(tmp_path):
+def test_search_for_chips_prints_nothing(tmp_path):
     script = tmp_path / "first.py"
     script.write_text(
         "import os, jax, xlashard\n"

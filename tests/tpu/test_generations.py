@@ -23,7 +23,7 @@ def hosts_of_four(generation: Generation) -> Topology:
 
 
 @by_name
-def test_every_figure_has_its_source(generation: Generation) -> None:
+def test_every_figure_has_a_source(generation: Generation) -> None:
     sources = dict(generation.sources)
     fields = {field.name for field in dataclasses.fields(generation)}
     assert set(sources) == fields - {"name", "title", "sources"}
@@ -31,7 +31,7 @@ def test_every_figure_has_its_source(generation: Generation) -> None:
 
 
 @by_name
-def test_the_bandwidth_of_vmem_moves_three_registers_in_a_cycle(generation: Generation) -> None:
+def test_vmem_bandwidth_is_three_registers_per_cycle(generation: Generation) -> None:
     """An operation of the vector unit reads two registers and writes one."""
     clock = core_clock(generation)
     assert clock is not None
@@ -68,7 +68,7 @@ def test_cores_per_chip_and_megacore_match_jax_and_libtpu(generation: Generation
 
 
 @by_name
-def test_the_compiler_lets_a_program_use_as_many_bytes(generation: Generation) -> None:
+def test_available_bytes_match_the_limit_of_the_compiler(generation: Generation) -> None:
     device = SingleDeviceSharding(hosts_of_four(generation).devices[0])
 
     def compiled(argument_bytes: int) -> object:
@@ -102,7 +102,7 @@ def test_peak_rates_are_close_to_jax_figures(generation: Generation) -> None:
 
 
 @by_name
-def test_figures_agree_with_each_other(generation: Generation) -> None:
+def test_figures_are_consistent(generation: Generation) -> None:
     assert math.prod(generation.pod_shape) == generation.pod_chips
     assert len(generation.pod_shape) == generation.dimensions
     assert generation.ici_links == 2 * generation.dimensions

@@ -1,4 +1,4 @@
-"""libtpu must be the one that JAX was made for."""
+"""libtpu must be the version that JAX requires."""
 
 import re
 from importlib import metadata

@@ -10,7 +10,7 @@ def speed(name: str, axes: dict[str, int], along: list[str], slices: int = 1) ->
     return axis_links(found, found.mesh(axes), along).bytes_per_second / 1e9
 
 
-def test_rings_send_both_ways() -> None:
+def test_ring_bandwidth_uses_both_directions() -> None:
     assert speed("v5p:4x4x8", {"data": 8, "model": 16}, ["data"]) == 2 * 100
     assert speed("v5p:4x4x8", {"data": 8, "model": 16}, ["model"]) == 4 * 100
     assert speed("v5p:4x4x8", {"data": 8, "model": 16}, ["data", "model"]) == 6 * 100
@@ -23,7 +23,7 @@ def test_open_axis_is_limited_to_one_link_per_dimension() -> None:
     assert speed("v5p:2x2x4", {"data": 4, "model": 4}, ["model"]) == 2 * 100
 
 
-def test_groups_that_lie_across_each_other_share_links() -> None:
+def test_interleaved_groups_share_links() -> None:
     # Pairs, and devices two steps apart along the same line: two groups on each of its links.
     axes = {"data": 4, "fsdp": 2, "model": 2}
     assert speed("v5e:4x4", axes, ["model"]) == 50
@@ -34,15 +34,15 @@ def test_groups_that_lie_across_each_other_share_links() -> None:
     assert speed("v5e:16x16", axes, ["fsdp"]) == 2 * 50 / 2
 
 
-def test_devices_of_a_chip() -> None:
+def test_devices_of_a_chip_share_its_links() -> None:
     axes = {"data": 64, "model": 2}
     assert speed("tpu7x:4x4x4", axes, ["model"]) == 600
-    # Each device of a chip has a group of its own, and half of the links.
+    # Each device of a chip has a separate group, and half of the links.
     assert speed("tpu7x:4x4x4", axes, ["data"]) == 6 * 100 / 2
     assert speed("tpu7x:4x4x4", axes, ["data", "model"]) == 600
 
 
-def test_slices() -> None:
+def test_axes_across_slices_use_dcn() -> None:
     found = topology("v5e:4x4", 2)
     mesh = found.mesh({"replica": 2, "data": 4, "model": 4})
     links = axis_links(found, mesh, ["replica"])
@@ -64,7 +64,7 @@ def test_axis_with_gaps_is_not_a_ring() -> None:
     assert not axis_links(found, mesh, ["data"]).ring, "the ring has gaps"
 
 
-def test_slices_and_single_devices_are_no_rings() -> None:
+def test_slices_and_single_devices_are_not_rings() -> None:
     found = topology("tpu7x:4x4x4", 2)
     mesh = found.mesh({"replica": 2, "one": 1, "data": 64, "model": 2})
     rings = {axis: axis_links(found, mesh, [axis]).ring for axis in mesh.axis_names}

@@ -67,7 +67,7 @@ def test_documented_table_of_generations_is_up_to_date(update_goldens: bool) -> 
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_page_has_every_program_on_every_topology(target: str) -> None:
+def test_documented_table_lists_every_program_and_topology(target: str) -> None:
     text = (PAGE.parents[1] / target / PAGE.name).read_text(encoding="utf-8")
     table = text.partition("<!-- modules -->")[2].partition("<!-- /modules -->")[0]
     rows = re.findall(r"^\| ([a-z ]+) \|(.*)\|$", table, re.M)
@@ -111,7 +111,7 @@ def figures(**changes: float) -> Figures:
 
 class TestOtherModules:
     @pytest.mark.slow
-    def test_other_operations_differ(self) -> None:
+    def test_modules_of_different_operations_differ(self) -> None:
         one, same, other = (
             jax.jit(fun).lower(1.0).compile().as_text() or ""
             for fun in (lambda x: x + 1, lambda x: x + 1, lambda x: x * 2)
@@ -121,7 +121,7 @@ class TestOtherModules:
         assert how_alike(one, re.sub(r"%(?=\w)", "%other_", one)) == "other names"
 
     @pytest.mark.parametrize("name", ["cycles", "seconds", "accessed", "peak"])
-    def test_a_regression_fails(self, name, tmp_path, monkeypatch, capsys) -> None:
+    def test_regression_returns_exit_code_1(self, name, tmp_path, monkeypatch, capsys) -> None:
         more = figures(**{name: 2 * getattr(figures(), name)})
         better = Outcome("matmul", "v4:4x4x4", 64, "differs", figures(), more, 1.0)
         worse = Outcome("ordering", "v4:4x4x4", 64, "differs", more, figures(), 1.0)

@@ -32,7 +32,7 @@ from xlashard.tpu.topologies import wraps_of
         ("v5p-12288", 1, "Topology('v5p:16x16x24': 6,144 chips on 1,536 hosts)"),
     ],
 )
-def test_topologies(name: str, slices: int, text: str) -> None:
+def test_repr_and_device_count_of_topologies(name: str, slices: int, text: str) -> None:
     found = topology(name, slices)
     assert repr(found) == text
     assert found.num_devices == found.chips * found.generation.devices_per_chip
@@ -51,13 +51,13 @@ def test_topologies_with_equivalent_names_are_equal() -> None:
     assert str(topology("v6e-16", 2)) == "2 slices of v6e:4x4"
 
 
-def test_megacores_are_one_device() -> None:
+def test_megacore_chips_are_one_device() -> None:
     assert {d.core_on_chip for d in topology("v4-16").devices} == {0}
     assert {d.core_on_chip for d in topology("tpu7x-8").devices} == {0, 1}
     assert {d.core_on_chip for d in topology("v3-8").devices} == {0, 1}
 
 
-def test_the_devices_of_a_host_stand_together_and_slices_follow_each_other() -> None:
+def test_devices_are_ordered_by_slice_and_host() -> None:
     found = topology("v5e:4x4", slices=2)
     assert [d.slice_index for d in found.devices] == [0] * 16 + [1] * 16
     hosts = [(d.slice_index, d.process_index) for d in found.devices]
@@ -82,7 +82,7 @@ def test_the_devices_of_a_host_stand_together_and_slices_follow_each_other() -> 
         ("tpu7x:4x4x8", (True, True, True)),
     ],
 )
-def test_rings(name: str, wraps: tuple[bool, ...]) -> None:
+def test_wraparound_links_by_topology(name: str, wraps: tuple[bool, ...]) -> None:
     kind, _, shape = name.partition(":")
     assert wraps_of(BY_NAME[kind], tuple(map(int, shape.split("x")))) == wraps
 
@@ -119,7 +119,7 @@ def test_a_program_for_the_largest_pod_compiles() -> None:
 
 
 @pytest.mark.slow
-def test_the_compiler_makes_use_of_rings() -> None:
+def test_compiler_uses_wraparound_links() -> None:
     found = topology("v5p:4x4x4")
     default = {tuple(device.coords): device for device in found.devices}
     unspecified = {tuple(d.coords): d for d in topologies.compile_only_devices("v5p:4x4x4", {})}
@@ -134,7 +134,7 @@ def test_the_compiler_makes_use_of_rings() -> None:
     assert "3DAllGather" not in texts[1]
 
 
-def test_slices() -> None:
+def test_invalid_slice_counts_are_refused() -> None:
     for wrong in (0, -1, 1.5, "2", True):
         with pytest.raises(
             TopologyError, match=naming("slices", repr(wrong), "topology('v5e-16', slices=")
@@ -144,13 +144,13 @@ def test_slices() -> None:
         topology("v3-32", slices=2)
 
 
-def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libtpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topologies.cloud_tpu_init, "get_tpu_library_path", lambda: None)
     with pytest.raises(TopologyError, match=r"requires libtpu: pip install 'xlashard\[tpu\]'"):
         topology("v5e:2x16")
 
 
-def test_values_in_a_report() -> None:
+def test_topology_report_has_the_figures_of_the_generation() -> None:
     report = describe_topology(topology("tpu7x:4x4x4", slices=2))
     assert (report.name, report.generation, report.slices) == ("tpu7x:4x4x4", "tpu7x", 2)
     assert (report.chips, report.devices, report.hosts) == (128, 256, 32)

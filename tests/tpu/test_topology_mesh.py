@@ -26,7 +26,7 @@ def along(name: str, axes: dict[str, int], slices: int = 1) -> dict[str, tuple[s
     }
 
 
-def test_axes_lie_along_rings() -> None:
+def test_axes_are_assigned_to_rings() -> None:
     assert along("v5p:4x4x8", {"data": 8, "model": 16}) == {
         "data": ("z8",),
         "model": ("x4", "y4"),
@@ -39,7 +39,7 @@ def test_axes_lie_along_rings() -> None:
     }
 
 
-def test_the_devices_of_a_chip_come_last_and_slices_first() -> None:
+def test_slices_are_major_and_cores_of_a_chip_minor() -> None:
     assert along("tpu7x:4x4x4", {"data": 4, "fsdp": 8, "model": 8}, 2) == {
         "data": ("slice2", "x2"),
         "fsdp": ("x2", "y4"),
@@ -51,7 +51,7 @@ def test_the_devices_of_a_chip_come_last_and_slices_first() -> None:
     assert [d.slice_index for d in devices[:, 0, 0]] == [0, 0, 1, 1]
 
 
-def test_slices_go_to_the_axes_that_communicate_least() -> None:
+def test_slices_are_assigned_to_the_axes_with_the_least_traffic() -> None:
     assert along("v5e-16", {"replica": 2, "model": 16}, 2)["replica"] == ("slice2",)
     # 3 slices don't divide the first axis, and do the second.
     assert along("v5e-16", {"replica": 2, "data": 6, "model": 4}, 3)["data"][0] == "slice3"
@@ -60,7 +60,7 @@ def test_slices_go_to_the_axes_that_communicate_least() -> None:
     assert axis_links(found, mesh, ["model"]).parts[0].dimension == "slice"
 
 
-def test_the_order_of_axes() -> None:
+def test_order_determines_the_assignment_of_axes() -> None:
     found = topology("v5e:16x8".replace("16x8", "8x16"))
     axes = {"a": 16, "b": 8}
     first, last = found.mesh(axes, order=("a", "b")), found.mesh(axes)
@@ -79,7 +79,7 @@ def test_the_order_of_axes() -> None:
     st.sampled_from([1, 2, 3]),
     st.data(),
 )
-def test_every_mesh_that_multiplies_out_has_each_device_once(name, slices, data) -> None:
+def test_every_valid_mesh_has_each_device_once(name, slices, data) -> None:
     found = topology(name, 1 if name.startswith("v3") else slices)
     left, sizes = found.num_devices, []
     while left > 1:
@@ -149,14 +149,14 @@ def test_error_of_a_wrong_mesh_counts_all_slices() -> None:
 
 
 class TestMeshesOfOthers:
-    def test_hosts_by_devices(self) -> None:
+    def test_mesh_of_hosts_by_chips_has_a_ring_within_hosts(self) -> None:
         found = topology("v5e:4x4")
         mesh = Mesh(np.array(found.devices).reshape(4, 4), ("hosts", "chips"))
         hosts, chips = describe_mesh(found, mesh)
         assert chips.along == hosts.along == (("x", 2), ("y", 2))
         assert (chips.ring, hosts.ring) == (True, False)
 
-    def test_axes_of_shuffled_devices_follow_no_dimension(self) -> None:
+    def test_axes_of_shuffled_devices_have_no_torus_dimension(self) -> None:
         found = topology("v5e:4x4")
         order = np.random.default_rng(0).permutation(16)
         mesh = Mesh(np.array(found.devices)[order].reshape(4, 4), ("a", "b"))
@@ -166,13 +166,13 @@ class TestMeshesOfOthers:
         links = axis_links(found, mesh, ["a"])
         assert (links.network, links.bytes_per_second) == ("ici", 50e9)
 
-    def test_a_part_of_the_devices(self) -> None:
+    def test_mesh_of_a_row_of_devices_is_a_ring(self) -> None:
         found = topology("v5p:4x4x4")
         row = [d for d in found.devices if d.coords[1:] == [0, 0]]
         (axis,) = describe_mesh(found, Mesh(np.array(row), ("x",)))
         assert (axis.along, axis.ring) == ((("x", 4),), True)
 
-    def test_axis_of_size_one_follows_no_dimension(self) -> None:
+    def test_axis_of_size_one_has_no_torus_dimension(self) -> None:
         found = topology("v5e:4x4")
         (one, _) = describe_mesh(found, found.mesh({"a": 1, "b": 16}))
         assert (one.size, one.along) == (1, ())

@@ -43,7 +43,7 @@ from xlashard.tpu.topology_names import (
         ("tpu7x-standard-4t", "tpu7x:2x2x1"),
     ],
 )
-def test_names(name: str, text: str) -> None:
+def test_topology_names_are_parsed(name: str, text: str) -> None:
     assert parse_topology_name(name).text == text
 
 
@@ -66,7 +66,7 @@ def test_core_count_maps_to_the_documented_cloud_shape(name: str, shape: str) ->
 
 
 @pytest.mark.parametrize("generation", GENERATIONS, ids=lambda g: g.name)
-def test_every_count_is_a_name_that_comes_back(generation) -> None:
+def test_every_chip_count_round_trips_through_a_name(generation) -> None:
     counts = chip_counts(generation)
     assert list(counts) == sorted(set(counts))
     assert counts[-1] == generation.pod_chips

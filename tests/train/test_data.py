@@ -32,7 +32,7 @@ def refusal(*paths: Path | str, fraction: float = 0.5, length: int = 4) -> str:
     return str(caught.value)
 
 
-def test_default_text_is_the_documentation_of_python() -> None:
+def test_default_text_is_the_python_documentation() -> None:
     corpus = read_corpus(DataSettings(), 128)
     whole = corpus.train.tobytes() + corpus.held_out.tobytes()
     assert b"The assert statement" in whole or b"assert" in whole
@@ -40,7 +40,7 @@ def test_default_text_is_the_documentation_of_python() -> None:
     assert len(corpus.held_out) == int(len(whole) * 0.05)
 
 
-def test_reading_twice_gives_the_same_bytes() -> None:
+def test_repeated_reads_return_equal_bytes() -> None:
     first, second = (read_corpus(DataSettings(), 8).train.tobytes() for _ in range(2))
     assert hashlib.sha256(first).digest() == hashlib.sha256(second).digest()
 
@@ -57,7 +57,7 @@ def test_files_and_folders_are_joined_in_order(tmp_path: Path) -> None:
     assert whole == b"first part\n\nsecond part\n\nthird part"
 
 
-def test_the_held_out_part_is_the_end(tmp_path: Path) -> None:
+def test_held_out_part_is_the_end_of_the_text(tmp_path: Path) -> None:
     path = tmp_path / "t.txt"
     path.write_text("a" * 80 + "b" * 20)
     corpus = read_corpus(DataSettings((str(path),), 0.2), 4)
@@ -90,7 +90,7 @@ def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
     assert f"the folder {tmp_path} has no .txt, .md, .rst file" in refusal(tmp_path)
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_file_with_a_zero_byte_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes(b"abc\0def")
     assert f"{path} is not text: byte 3 is zero" in refusal(path)
@@ -107,7 +107,7 @@ def test_too_little_text_is_reported_with_numbers(tmp_path: Path, size: int) -> 
 
 @pytest.mark.slow
 @given(st.integers(1, 400), st.floats(0.01, 0.99), st.integers(2, 20))
-def test_text_is_enough_or_refused(size: int, fraction: float, length: int) -> None:
+def test_accepted_text_suffices_for_windows(size: int, fraction: float, length: int) -> None:
     text = Text.joined([np.ones(size, np.uint8)])
     cut = size - int(size * fraction)
     if min(cut, size - cut) <= length:
@@ -116,13 +116,13 @@ def test_text_is_enough_or_refused(size: int, fraction: float, length: int) -> N
     assert held_out_windows(text.part(cut, size), 5, 3, length).all()
 
 
-def test_windows_are_pieces_of_the_text() -> None:
+def test_windows_are_slices_of_the_text() -> None:
     for windows in (training_windows(TEXT, 7, 20, 9, 3), held_out_windows(TEXT, 2, 20, 9)):
         assert windows.shape == (20, 10)
         assert (np.diff(windows.astype(int), axis=1) == 1).all()
 
 
-def test_windows_depend_on_step_and_seed_alone() -> None:
+def test_windows_depend_only_on_step_and_seed() -> None:
     def one(step: int, seed: int) -> bytes:
         return training_windows(TEXT, step, 8, 4, seed).tobytes()
 
@@ -130,7 +130,7 @@ def test_windows_depend_on_step_and_seed_alone() -> None:
     assert len({one(5, 1), one(6, 1), one(5, 2)}) == 3
 
 
-def test_every_place_of_the_text_can_be_drawn() -> None:
+def test_windows_can_start_at_every_position() -> None:
     text = Text.joined([np.arange(12, dtype=np.uint8)])
     starts = {w[0] for step in range(60) for w in training_windows(text, step, 4, 4, 0)}
     assert starts == set(range(8))

@@ -37,7 +37,7 @@ def test_parameter_count_equals_the_declared_shapes(words: list[str]) -> None:
         ("moe_v5p_128", 46.7e9, 12.9e9),
     ],
 )
-def test_models_have_their_published_sizes(name: str, count: float, active: float) -> None:
+def test_parameter_counts_match_published_sizes(name: str, count: float, active: float) -> None:
     model = REAL[name].model
     assert formulas.parameters(model) == pytest.approx(count, rel=2e-3)
     assert formulas.active_parameters(model) == pytest.approx(active, rel=3e-3)
@@ -56,7 +56,7 @@ def test_parameter_and_state_bytes_equal_the_bytes_of_shards(name: str) -> None:
     assert formulas.state_bytes(run) == 3 * expected
 
 
-def test_types_of_parameters_and_means_count() -> None:
+def test_state_bytes_depend_on_parameter_and_moment_dtypes() -> None:
     wide = formulas.parameter_bytes(settings())
     short = settings("model.parameters=bfloat16")
     assert 2 * formulas.parameter_bytes(short) == wide
@@ -64,7 +64,7 @@ def test_types_of_parameters_and_means_count() -> None:
     assert formulas.state_bytes(settings("optimizer.moments=bfloat16")) == 2 * wide
 
 
-def test_kept_residuals_are_not_recomputed() -> None:
+def test_saved_residuals_are_not_recomputed() -> None:
     def again(*words: str) -> float:
         return formulas.step_flops(settings("model.remat=true", *words)).recomputed
 
@@ -79,7 +79,7 @@ def test_kept_residuals_are_not_recomputed() -> None:
     assert whole - again(*experts, "model.kept=['down']") == plain - some
 
 
-def test_kernels_of_attention_visit_the_blocks_that_the_mask_leaves() -> None:
+def test_attention_kernels_visit_only_unmasked_blocks() -> None:
     base = ["model.length=2048", "model.heads=2", "model.head_dim=64", "model.layers=4"]
     blocks = ["block_q=512", "block_kv=512", "block_q_dkv=1024", "block_kv_dkv=512"]
     words = [*base, "model.kernel.attention=splash", *(f"model.kernel.{x}" for x in blocks)]
@@ -114,7 +114,7 @@ def test_kernels_of_attention_visit_the_blocks_that_the_mask_leaves() -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_programs_do_the_arithmetic_of_the_formulas(name: str) -> None:
+def test_flops_of_compiled_programs_match_the_formula(name: str) -> None:
     facts = FACTS[name]
     expected = formulas.step_flops(REAL[name]).total / facts.devices
     assert facts.product_flops == pytest.approx(expected, rel=1e-2)
@@ -122,14 +122,14 @@ def test_programs_do_the_arithmetic_of_the_formulas(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_programs_hold_the_state_of_the_formulas(name: str) -> None:
+def test_state_bytes_of_compiled_programs_match_the_formula(name: str) -> None:
     expected = formulas.state_bytes(REAL[name])
     assert FACTS[name].state_bytes == pytest.approx(expected, rel=1e-2)
 
 
 # On v5e and v5p, whose compilers scatter each sum of gradients in steps during its product.
 @pytest.mark.parametrize("name", ["1b_v5e_16", "8b_v5p_64"])
-def test_programs_send_the_bytes_of_the_formulas(name: str) -> None:
+def test_sent_bytes_of_compiled_programs_match_the_formula(name: str) -> None:
     run = REAL[name]
     count = formulas.ways(run, ("embed",))
     item = formulas.ITEM_BYTES[run.model.compute]

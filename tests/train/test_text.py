@@ -28,7 +28,7 @@ def test_windows_equal_slices_of_the_joined_bytes(pieces: list[bytes], data: st.
     assert text.tobytes() == part
 
 
-def test_files_are_mapped_and_not_read(tmp_path: Path) -> None:
+def test_text_files_are_memory_mapped(tmp_path: Path) -> None:
     # A file with a hole of 1 TiB: reading it whole would never return.
     path = tmp_path / "long.txt"
     with path.open("wb") as file:
@@ -44,7 +44,7 @@ def test_files_are_mapped_and_not_read(tmp_path: Path) -> None:
     assert "bytes, " in corpus.mark
 
 
-def test_mark_differs_between_texts() -> None:
+def test_mark_is_equal_only_for_equal_texts() -> None:
     def mark(train: bytes, held_out: bytes) -> str:
         texts = (Text.joined([in_memory(text)]) for text in (train, held_out))
         return Corpus(*texts, source="").mark
@@ -55,7 +55,7 @@ def test_mark_differs_between_texts() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".npy"])
-def test_tokens_are_mapped_and_keep_their_type(tmp_path: Path, suffix: str) -> None:
+def test_token_files_are_memory_mapped_and_keep_the_dtype(tmp_path: Path, suffix: str) -> None:
     numbers = np.arange(1000, 2000, dtype=np.uint32)
     write = numbers.tofile if suffix == ".bin" else lambda path: np.save(path, numbers)
     for name in ("a", "b"):
@@ -79,7 +79,7 @@ def test_a_token_outside_of_the_vocabulary_is_reported(tmp_path: Path) -> None:
     assert "vocab = 301" in str(caught.value)
 
 
-def test_files_without_tokens_are_reported(tmp_path: Path) -> None:
+def test_files_of_an_invalid_token_format_are_reported(tmp_path: Path) -> None:
     def refusal(path: Path) -> str:
         with pytest.raises(DataError) as caught:
             tokens_in_file(path, "uint32")

@@ -8,7 +8,7 @@ from xlashard import P
 from xlashard.auto.plan.plan_description import axis_rules, logical_axes
 
 
-def test_logical_axes_of_boxes():
+def test_logical_axes_are_read_from_flax_boxes():
     linen = pytest.importorskip("flax.linen")
     params = {"mlp": {"up": linen.Partitioned(jnp.ones((4, 8)), names=("embed", "mlp"))}}
     state = {"params": params, "step": 0, "names": ("a", "b")}

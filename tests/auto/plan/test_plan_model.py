@@ -23,7 +23,7 @@ def test_path_rules_map_each_path_to_its_spec(specs):
         assert next(s for pattern, s in rules if re.search(pattern, path)) == spec
 
 
-def test_rules_are_few():
+def test_path_rules_merge_equal_layers():
     specs = {"state.count": "P()", "batch['tokens']": "P('data')"}
     for part in ("state['params']", "state['opt'].mu", "state['opt'].nu"):
         for layer in range(12):
@@ -40,7 +40,7 @@ def test_rules_are_few():
 
 
 @pytest.mark.parametrize("spec", [P(), P("x"), P(None, ("x", "y")), P("x", None)])
-def test_specs_are_read_back_from_their_text(spec):
+def test_specs_round_trip_through_text(spec):
     again = spec_of_text(text_of_spec(spec))
     assert text_of_spec(again) == text_of_spec(spec)
     assert list(again) == [dim for dim in spec if dim is not None or spec[-1] is not None]

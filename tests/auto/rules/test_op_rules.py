@@ -163,7 +163,7 @@ def partitioned(eqn: Any, factor: Factor, devices: Any) -> list[str]:
 
 
 @pytest.mark.slow
-def test_partitioner_needs_no_more_than_a_reduction() -> None:
+def test_partitioner_adds_at_most_the_expected_collective() -> None:
     devices = topology("v5e-4").devices
     with Together() as together:
         for key, (eqn, factor) in sample().items():
@@ -188,7 +188,7 @@ def test_cumulative_sums_exchange_sums_of_blocks() -> None:
     assert 0 < moved <= rule.factors[0].halo * 1024 * 512
 
 
-def test_products_have_flops() -> None:
+def test_matmuls_and_convolutions_have_flops() -> None:
     dot, factors = of(jnp.dot, X[0], Y[0].T)
     assert dot.flops == 2 * 6 * 8 * 6
     assert factors == [
@@ -242,7 +242,7 @@ def test_unknown_primitives_have_no_factors() -> None:
 
 
 @pytest.mark.slow
-def test_cases_reach_every_rule() -> None:
+def test_cases_cover_every_rule() -> None:
     reached = {
         eqn.primitive.name
         for family in (*FAMILIES, special)
@@ -256,7 +256,7 @@ def test_cases_reach_every_rule() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_models_hold_no_unknown_primitive(model: Any) -> None:
+def test_models_have_no_unknown_primitives(model: Any) -> None:
     rules = [(eqn.primitive.name, op_rule(eqn)) for eqn in equations(model())]
     assert [name for name, rule in rules if not rule.known] == []
     assert sum(rule.flops for _, rule in rules) > 0

@@ -104,7 +104,7 @@ def bytes_of(module: HloModule, name: str) -> int:
     return hbm_bytes(module, main, main.instructions[name])
 
 
-def test_a_product_of_cublas_counts_like_a_dot() -> None:
+def test_cublas_matmul_costs_as_much_as_a_dot() -> None:
     module = read(PRODUCT)
     work = analyze_cost(module)
     assert work.matmul_flops == {"bfloat16": 2 * 4 * 1024 * 2048 * 64}
@@ -113,7 +113,7 @@ def test_a_product_of_cublas_counts_like_a_dot() -> None:
     assert bytes_of(module, "call") == 2 * 4 * (1024 * 64 + 2048 * 64 + 1024 * 2048)
 
 
-def test_a_product_that_is_fused_with_a_slice_reads_the_slice() -> None:
+def test_matmul_fused_with_a_slice_reads_only_the_slice() -> None:
     module = read(FUSED)
     assert analyze_cost(module).matmul_flops == {"bfloat16": 2 * 1024 * 2048 * 64}
     assert bytes_of(module, "both") == 2 * (1024 * 64 + 2048 * 64 + 1024 * 2048) + 4
@@ -156,7 +156,7 @@ def test_cudnn_attention_counts_only_unmasked_tiles(
         ("BackwardFilter", "input", "output", "filter"),
     ],
 )
-def test_convolutions_of_cudnn_count_their_window(
+def test_cudnn_convolution_counts_only_window_positions_inside(
     target: str, left: str, right: str, result: str
 ) -> None:
     arrays = {"left": IMAGES[left], "right": IMAGES[right], "result": IMAGES[result]}
@@ -182,7 +182,7 @@ def test_convolutions_of_cudnn_count_their_window(
         *("cusolver_potrf_ffi", "__cublas$triangularSolve"),
     ],
 )
-def test_other_kernels_make_a_lower_bound(target: str) -> None:
+def test_unknown_custom_calls_make_the_time_a_lower_bound(target: str) -> None:
     module = read(
         "HloModule m, is_scheduled=true\nENTRY main {\n"
         "x = f32[1024,1024]{1,0} parameter(0)\n"
@@ -199,7 +199,7 @@ def test_other_kernels_make_a_lower_bound(target: str) -> None:
     assert (given.known, given.seconds) == (True, 1e-3)
 
 
-def test_copies_of_layers_run_beside_other_operations() -> None:
+def test_asynchronous_layer_copies_overlap_with_operations() -> None:
     module = read(COPIES)
     assert bytes_of(module, "start") == 2 * 4 * MIB + 4
     found = walk_schedule(module, [], OperationModel(module, RATES), RATES)

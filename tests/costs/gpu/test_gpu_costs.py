@@ -69,7 +69,7 @@ def operation(text: str, name: str) -> OperationTime:
         ("h200", 4 * GIB, 15744),
     ],
 )
-def test_all_reduces_within_a_node_take_published_times(
+def test_all_reduces_within_a_node_match_published_times(
     chip: str, nbytes: int, microseconds: float
 ) -> None:
     found = cost(cluster(chip, 1, 8), "all-reduce", nbytes, list(range(8)))
@@ -102,7 +102,7 @@ def test_the_whole_value_of_a_broadcast_passes() -> None:
     assert cast.dcn_seconds == 64 * MIB / 4 / 50e9
 
 
-def test_permutations_cross_the_network_where_a_pair_does() -> None:
+def test_permutation_uses_the_network_if_a_pair_crosses_nodes() -> None:
     network = cluster("h100", 2, 4)
     within = network.of(collective("collective-permute", SourceTargetPairs(((0, 1), (4, 5))), MIB))
     assert (within.sent_bytes, within.dcn_bytes) == (MIB, 0)
@@ -114,7 +114,7 @@ def test_permutations_cross_the_network_where_a_pair_does() -> None:
     )
 
 
-def test_a_small_all_reduce_over_many_nodes_takes_a_tree() -> None:
+def test_small_all_reduce_over_many_nodes_uses_a_tree() -> None:
     network = cluster("h100", 8, 1)
     small = cost(network, "all-reduce", 1024, list(range(8)))
     gather = cost(network, "all-gather", 1024, list(range(8)))
@@ -144,7 +144,7 @@ def test_matmul_time_rounds_up_to_full_waves_of_tiles() -> None:
     # openxla/tokamax@783ea95: 4 sequences of 16 heads, here 2 of 32.
     [("NO_MASK", 810), ("CAUSAL", 462)],
 )
-def test_attention_of_cudnn_takes_published_times(mask: str, microseconds: float) -> None:
+def test_cudnn_attention_matches_published_times(mask: str, microseconds: float) -> None:
     found = operation(ATTENTION.format(target="Softmax", mask=mask, window=0), "call")
     assert found.seconds * 1e6 == pytest.approx(microseconds, rel=0.1)
     assert found.bound == "matrix"
@@ -178,7 +178,7 @@ ENTRY main {
     assert found.seconds == costs[0][1].expected_seconds > 0
 
 
-def test_collectives_take_multiprocessors_from_products() -> None:
+def test_collectives_occupy_multiprocessors_of_matmuls() -> None:
     text = """
 HloModule beside, is_scheduled=true
 

@@ -66,7 +66,7 @@ def test_isinstance_depends_on_the_devices(mesh):
     assert isinstance(many, ShardedDeviceArray)
 
 
-def test_the_sharding_spec_has_an_entry_for_each_axis_of_the_mesh(mesh):
+def test_sharding_spec_has_an_entry_for_each_mesh_axis(mesh):
     with legacy.installed():
         x = jax.device_put(WHOLE, jax.sharding.NamedSharding(mesh, xlashard.P()))
         assert x.sharding_spec.mesh_mapping == (Replicated(4), Replicated(2))
@@ -118,7 +118,7 @@ def test_attributes_of_a_single_device_array(mesh):
             use()
 
 
-def test_members_of_several_devices(mesh):
+def test_attributes_of_a_sharded_device_array(mesh):
     x = of_kind(ShardedDeviceArray, sharded(mesh, "y"))
     assert x.sharding_spec.sharding == (Chunked((2,)), NoSharding())
     assert x.sharding_spec.mesh_mapping == (Replicated(4), ShardedAxis(0))
@@ -156,7 +156,7 @@ def test_buffers_of_pmap_lack_the_unstacked_dimension():
         assert x.indices[3] == (3, slice(None))
 
 
-def test_arrays_of_today_have_the_members_while_the_names_are_installed(mesh):
+def test_current_arrays_have_legacy_attributes_while_installed(mesh):
     ours, todays = sharded(mesh, "x"), sharded(mesh, "x").to_jax()
     one = jnp.arange(3)
     with legacy.installed():
@@ -183,7 +183,7 @@ def test_arrays_of_today_have_the_members_while_the_names_are_installed(mesh):
         one.device()
 
 
-def test_the_devices_of_a_pmap_sharding_are_an_array_too():
+def test_devices_of_a_pmap_sharding_are_a_tuple_with_array_methods():
     sharding = PmapSharding.default((8, 2))
     row = sharding.devices
     assert isinstance(row, tuple) and row == tuple(jax.devices())

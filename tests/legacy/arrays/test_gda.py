@@ -170,7 +170,7 @@ def test_jax_functions_accept_a_gda(gda):
         jax.lax.scan(lambda total, row: (total + row, total), jnp.zeros(2), gda)[0], WHOLE.sum(0)
     )
     # JAX caches compilations of its own functions by devices, and would return these results on the
-    # mesh of another test, which lists the same devices in another form.
+    # mesh of another test, which has equal devices in a different shape.
     jax.clear_caches()
     # These compare their arguments outside of any program.
     assert bool(jnp.array_equal(gda, gda)) and not bool(jnp.array_equal(gda, gda + 1))
@@ -223,7 +223,7 @@ def test_pjit_donates_a_gda(gda, mesh):
         gda.local_data(0)
 
 
-def test_results_become_some(gda, mesh):
+def test_wrap_kinds_wraps_results_in_a_gda(gda, mesh):
     """On the first call, and on repeat calls, which the C++ dispatcher handles."""
     handles = [device_put(WHOLE, NamedSharding(mesh, P("x", "y"))).to_jax()] * 2
     kinds = tuple(map(gda_class, handles))
@@ -244,7 +244,7 @@ def test_pmap_refuses_a_gda(gda):
     np.testing.assert_array_equal(jax.pmap(lambda row: row * 2)(WHOLE), WHOLE * 2)
 
 
-def test_other_arrays_of_a_type_are_not_refused():
+def test_pmap_refuses_only_the_registered_type():
     class Odd:
         shape = (8,)
 
@@ -299,7 +299,7 @@ def test_check_gda_mesh_refuses_a_different_mesh(gda, mesh):
         check_gda_mesh([WHOLE, gda], ["batch", "state['w']"], turned)
 
 
-def test_gda_is_no_instance_of_the_other_array_classes(gda):
+def test_gda_is_not_an_instance_of_other_array_classes(gda):
     assert not isinstance(gda, DeviceArray) and not isinstance(gda, ShardedDeviceArray)
     assert not isinstance(gda.to_array(), GlobalDeviceArray)
     assert not isinstance(jnp.ones(3), GlobalDeviceArray)
@@ -307,6 +307,6 @@ def test_gda_is_no_instance_of_the_other_array_classes(gda):
         GlobalDeviceArray().shape  # noqa: B018
 
 
-def test_a_missing_attribute_is_named_in_the_error(gda):
+def test_error_of_a_missing_attribute_names_the_attribute(gda):
     with pytest.raises(AttributeError, match=naming("GlobalDeviceArray", "'localdata'")):
         _ = gda.localdata

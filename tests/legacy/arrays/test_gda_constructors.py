@@ -45,7 +45,7 @@ SPECS = [
 
 @pytest.fixture(params=["forward", "turned"])
 def order(request, mesh):
-    """Meshes in the order of `jax.devices()`, and in another."""
+    """Meshes in the order of `jax.devices()`, and in a permuted order."""
     return mesh if request.param == "forward" else Mesh(mesh.devices[::-1, ::-1], ("x", "y"))
 
 
@@ -155,7 +155,7 @@ def test_pieces_of_a_batched_callback_are_not_committed(order):
     assert all(s.data.committed for s in single.local_shards)
 
 
-def test_a_batched_callback_with_devices_hears_each_index_once(order):
+def test_batched_callback_with_devices_receives_each_index_once(order):
     calls = Calls(WHOLE)
     made = GlobalDeviceArray.from_batched_callback_with_devices(
         (8, 2), order, P("y"), calls.on_devices
@@ -167,7 +167,7 @@ def test_a_batched_callback_with_devices_hears_each_index_once(order):
     np.testing.assert_array_equal(made, WHOLE)
 
 
-def test_pieces_of_every_kind(mesh):
+def test_callback_may_return_any_array_type(mesh):
     kinds = [
         lambda i: WHOLE[i],
         lambda i: jnp.asarray(WHOLE[i]),
@@ -185,7 +185,7 @@ def test_pieces_of_every_kind(mesh):
     assert empty.shape == (0, 4) and len(empty.local_shards) == 8
 
 
-def test_buffers_of_every_kind(mesh):
+def test_constructor_accepts_buffers_of_any_array_type(mesh):
     indices = get_shard_indices((8, 2), mesh, P("x"))
     pieces = [(WHOLE[indices[d]], d) for d in mesh.local_devices]
     for put in (
@@ -284,7 +284,7 @@ def test_callbacks_are_checked(mesh):
         GlobalDeviceArray.from_callback((8,), mesh, P("x"), lambda index: keys[index])
 
 
-def test_of_an_array_and_back_without_a_copy(mesh):
+def test_conversion_to_and_from_an_array_copies_no_data(mesh):
     array = device_put(WHOLE, NamedSharding(mesh, P("x")))
     gda = GlobalDeviceArray.from_array(array)
     assert gda.to_jax() is array.to_jax() and gda.mesh_axes == ("x",)

@@ -8,7 +8,7 @@ from tests.processes import run_many
 
 
 @pytest.mark.integration
-def test_arrays_of_which_each_process_holds_a_part(tmp_path: Path) -> None:
+def test_gda_in_two_processes(tmp_path: Path) -> None:
     script = Path(__file__).with_name("pod_gda.py")
     for output in run_many(script, 2, 4, str(tmp_path)):
         assert "all as it should be" in output, output

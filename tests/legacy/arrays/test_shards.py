@@ -121,7 +121,7 @@ def test_returned_mappings_are_cached_and_immutable(mesh):
     assert uncached == get_shard_indices_replica_ids((8, 2), mesh, P("x"))
 
 
-def test_a_pod_of_made_up_devices():
+def test_shard_indices_of_a_mesh_of_fake_devices():
     pod = fake_mesh(64, 32)
     by_device = get_shard_indices_replica_ids((2048, 2048), pod, P(("y", "x")))
     assert len(by_device) == 2048
@@ -133,7 +133,7 @@ def test_a_pod_of_made_up_devices():
 
 
 @pytest.mark.parametrize("mesh_type", [maps.Mesh, None])
-def test_made_up_devices_without_a_hash(mesh_type):
+def test_fake_devices_without_a_hash_are_accepted(mesh_type):
     if mesh_type is None:  # any object with devices and axis names
         mesh_type = dataclasses.make_dataclass("Bare", ["devices", "axis_names"], eq=False)
     mesh = fake_mesh(4, 2, kind=Unhashable, mesh=mesh_type)
@@ -183,7 +183,7 @@ def test_shards_compare_by_device_index_and_replica():
     assert [f.name for f in dataclasses.fields(Shard)] == ["device", "index", "replica_id", "data"]
 
 
-def test_the_names_beside_the_class():
+def test_type_aliases_of_global_device_array():
     assert isinstance(jax.devices()[0], era.Device) and era.MeshAxes is P
     assert isinstance(np.ones(3), era.ArrayLike) and isinstance(jax.numpy.ones(3), era.ArrayLike)
     assert era.Shape == tuple[int, ...] and era.Index == tuple[slice, ...]

@@ -1,4 +1,4 @@
-"""The guide on the three types: how programs distinguished them then, and how they do now."""
+"""The guide on the three types: how legacy and current programs distinguish them."""
 
 from typing import Any
 

@@ -40,7 +40,9 @@ LIBRARIES = pytest.mark.parametrize("lib", [pairs.JAX, pairs.XLASHARD], ids=lamb
 @pytest.mark.parametrize(
     "pair", [*pairs.PAIRS, *pairs.PAIRS_OF_ONE_PROCESS], ids=lambda pair: pair.name
 )
-def test_both_ways(pair: pairs.Pair, lib: pairs.Library, mesh: Mesh) -> None:
+def test_each_pair_has_equal_results_in_legacy_and_current_code(
+    pair: pairs.Pair, lib: pairs.Library, mesh: Mesh
+) -> None:
     pairs.run_both_ways(pair, mesh, lib)
 
 
@@ -58,15 +60,15 @@ def test_isinstance_of_device_array(mesh: Mesh) -> None:
     assert after == [True, True, False, False, False]
 
 
-def test_a_program_that_is_too_small_for_the_mesh(mesh: Mesh) -> None:
+def test_host_local_size_error_of_the_guide(mesh: Mesh) -> None:
     kinds.check_host_local_error(mesh)
 
 
-def test_worlds_may_be_switched(mesh: Mesh) -> None:
+def test_array_modes_can_be_switched(mesh: Mesh) -> None:
     kinds.check_switching(mesh)
 
 
-def test_flags_by_update(mesh: Mesh) -> None:
+def test_config_update_switches_the_array_mode(mesh: Mesh) -> None:
     from jax.experimental.global_device_array import GlobalDeviceArray
     from jax.experimental.pjit import PartitionSpec as P
     from jax.experimental.pjit import pjit
@@ -99,7 +101,7 @@ def test_live_buffers_and_live_arrays() -> None:
 
 
 @pytest.mark.slow
-def test_both_ways_on_a_pod() -> None:
+def test_each_pair_has_equal_results_in_a_pod() -> None:
     script = Path(__file__).with_name("on_a_pod.py")
     done = run_pod([os.fspath(script)], PodSize(2, 4), EndingRules(240), JAX_ARRAY="0")
     assert done.verdict.well, done.report()

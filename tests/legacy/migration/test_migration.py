@@ -154,7 +154,7 @@ def test_line_for_manual_migration_has_a_comment_above(old: str, advice: str, li
     assert advice in marks[0]
 
 
-def test_each_name_of_the_table_has_a_rule_or_stays() -> None:
+def test_every_legacy_name_has_a_migration_rule_or_stays() -> None:
     without = {
         name
         for name, entry in entries().items()

@@ -206,7 +206,7 @@ def errors() -> None:
 
 
 def worlds_side_by_side() -> None:
-    """Call one function in one mode after the other, and back."""
+    """Call one function in each mode in turn, and back."""
     f = legacy.pjit(lambda x: x * 2, P("x"), P("x"))
     whole = multihost.host_local_array_to_global_array(MINE, MESH, P("x"))
     for _ in range(2):

@@ -76,7 +76,7 @@ def test_each_mode_returns_its_array_class(mesh: Any, partitioner: str, misses: 
     assert misses == list(KINDS), "repeat calls stay with the dispatcher"
 
 
-def test_jax_array_wins_over_the_other_flag(mesh: Any) -> None:
+def test_jax_array_has_precedence_over_output_gda(mesh: Any) -> None:
     with mesh, in_mode(legacy.ArrayMode(jax_array=True, output_gda=True)):
         assert type(doubling()(X)) is HandleType
 
@@ -140,7 +140,7 @@ def test_single_device_mesh_returns_a_sharded_device_array() -> None:
     assert isinstance(out, jnp.ndarray) and type(out[0]) is DeviceArray
 
 
-def test_switching_for_all_threads(mesh: Any) -> None:
+def test_config_update_switches_the_mode_of_all_threads(mesh: Any) -> None:
     f = doubling()
     try:
         with mesh:
@@ -152,7 +152,7 @@ def test_switching_for_all_threads(mesh: Any) -> None:
 
 
 @pytest.mark.slow
-def test_threads_in_all_worlds_at_once(mesh: Any) -> None:
+def test_threads_use_different_array_modes_concurrently(mesh: Any) -> None:
     f = doubling()
     wrong: list[Any] = []
     start = threading.Barrier(6)
@@ -174,7 +174,7 @@ def test_threads_in_all_worlds_at_once(mesh: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_asks_for_the_world_is_traced_in_each(mesh: Any) -> None:
+def test_function_that_reads_the_mode_is_traced_per_mode(mesh: Any) -> None:
     f = legacy.pjit(lambda x: x * (1 if legacy.config.jax_array else 10), None, None)
     with mesh:
         for _ in range(2):
@@ -184,7 +184,7 @@ def test_a_program_that_asks_for_the_world_is_traced_in_each(mesh: Any) -> None:
 
 
 @pytest.mark.slow
-def test_pmap_gives_sharded_device_arrays_without_jax_array() -> None:
+def test_pmap_returns_sharded_device_arrays_without_jax_array() -> None:
     x = jnp.ones((8, 3))
     with in_mode(PARTS):
         out = jax.pmap(lambda v: v + 1)(x)
@@ -192,7 +192,7 @@ def test_pmap_gives_sharded_device_arrays_without_jax_array() -> None:
         assert isinstance(jax.jit(lambda v: v + 1)(jnp.ones(3)), DeviceArray)
 
 
-def test_functions_go_with_their_programs_in_all_worlds(mesh: Any) -> None:
+def test_dropped_functions_are_freed_in_every_mode(mesh: Any) -> None:
     def used() -> weakref.ref[Any]:
         def fun(x: Any) -> Any:
             return x * 2

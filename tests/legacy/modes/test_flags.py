@@ -36,7 +36,7 @@ def in_a_process(code: str, *arguments: str, **environment: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_spmd_mode_is_kept_and_checked() -> None:
+def test_spmd_mode_is_stored_and_validated() -> None:
     with legacy.installed():
         assert jax.config.jax_spmd_mode == "allow_jit"
         with jax.spmd_mode("allow_all"):
@@ -94,7 +94,7 @@ print(json.dumps(results))
 
 
 @pytest.mark.slow
-def test_command_line_without_anything_installed() -> None:
+def test_command_line_flags_work_without_installation() -> None:
     code = """
 import json, sys
 from absl import app
@@ -113,12 +113,12 @@ print(json.dumps(dict(array=legacy.config.jax_array)))
 
 
 @pytest.mark.slow
-def test_a_variable_that_is_neither_on_nor_off_is_refused_by_name() -> None:
+def test_error_of_an_invalid_boolean_variable_names_the_variable() -> None:
     with pytest.raises(AssertionError, match="JAX_ARRAY=1"):
         in_a_process("import xlashard.legacy", JAX_ARRAY="perhaps")
 
 
-def test_jax_config_has_the_flags_between_show_and_hide() -> None:
+def test_jax_config_has_the_flags_from_show_flags_to_hide_flags() -> None:
     legacy.show_flags()
     try:
         legacy.show_flags()
@@ -137,7 +137,7 @@ def test_jax_config_has_the_flags_between_show_and_hide() -> None:
         jax.config.update("jax_array", False)
 
 
-def test_update_takes_words_and_flags_of_jax() -> None:
+def test_config_update_accepts_strings_and_jax_flags() -> None:
     try:
         config.update("jax_array", "off")
         assert config.jax_array is False
@@ -152,19 +152,19 @@ def test_update_takes_words_and_flags_of_jax() -> None:
 
 
 @pytest.mark.parametrize("name", ["jax_aray", "array"])
-def test_an_unknown_flag_is_answered_with_the_nearest(name: str) -> None:
+def test_error_of_an_unknown_flag_suggests_the_nearest(name: str) -> None:
     with pytest.raises(ConfigError, match="jax_array"):
         config.update(name, True)
 
 
-def test_a_value_that_is_no_truth_is_refused() -> None:
+def test_non_boolean_value_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"jax_array=None.*True or False"):
         config.update("jax_array", None)
     with pytest.raises(ConfigError, match="2"):
         legacy.jax_array(2)
 
 
-def test_contexts_hold_for_their_own_thread_and_nest() -> None:
+def test_context_managers_are_thread_local_and_nest() -> None:
     seen: dict[str, legacy.ArrayMode] = {}
 
     def look() -> None:
@@ -209,7 +209,7 @@ def test_caches_separate_programs_of_different_modes(compiled_by: object) -> Non
     assert traces == [True, False]
 
 
-def test_traces_inside_other_traces_ask_again() -> None:
+def test_nested_jit_is_traced_per_mode() -> None:
     def inner(x: jax.Array) -> jax.Array:
         return x * (1 if legacy.config.jax_array else 3)
 

@@ -58,13 +58,13 @@ def test_none_replicates_and_empty_containers_are_subtrees(mesh: Any) -> None:
         assert out["opt"] == (EmptyState(), None)
 
 
-def test_host_data_are_placed_by_the_identity(mesh: Any) -> None:
+def test_identity_pjit_shards_host_data(mesh: Any) -> None:
     with mesh, off():
         out = legacy.pjit(lambda x: x, None, EraSpec("x"))(X)
     assert out.sharding == NamedSharding(mesh, P("x"))
 
 
-def test_the_mesh_is_that_of_each_call(mesh: Any) -> None:
+def test_pjit_uses_the_mesh_of_each_call(mesh: Any) -> None:
     f = legacy.pjit(lambda x: x + 1, P("x"), P("x"))
     other = make_mesh((2, 4), ("x", "y"))
     for mode in (off(), off(gda=True)):
@@ -96,7 +96,7 @@ def test_static_arguments_shift_donate_argnums_but_not_axis_resources(mesh: Any)
 
 
 @pytest.mark.parametrize("gda", [False, True], ids=["parts", "gdas"])
-def test_donated_arrays_of_each_kind_are_gone(mesh: Any, gda: bool) -> None:
+def test_donated_arrays_of_each_class_are_deleted(mesh: Any, gda: bool) -> None:
     f = legacy.pjit(lambda x: x + 1, P("x"), P("x"), donate_argnums=0)
     with mesh, off(gda=gda):
         first = f(X)
@@ -107,7 +107,7 @@ def test_donated_arrays_of_each_kind_are_gone(mesh: Any, gda: bool) -> None:
 
 
 @pytest.mark.slow
-def test_host_local_arguments_follow_their_resource(mesh: Any) -> None:
+def test_host_local_arguments_are_resharded_to_their_axis_resources(mesh: Any) -> None:
     f = legacy.pjit(lambda x: x * 2, P("y"), P("y"))
     with mesh, off():
         elsewhere = legacy.pjit(lambda x: x, P("x"), P("x"))(X)
@@ -119,7 +119,7 @@ def test_host_local_arguments_follow_their_resource(mesh: Any) -> None:
         f(elsewhere)
 
 
-def test_from_gda_in_every_place(mesh: Any) -> None:
+def test_from_gda_is_accepted_in_every_prefix(mesh: Any) -> None:
     x, y = gda_of(mesh, P("x")), gda_of(mesh, P(None, "y"))
     again = pickle.loads(pickle.dumps(FROM_GDA))
     body = lambda state, batch: state["a"] + state["b"] + batch  # noqa: E731
@@ -141,7 +141,7 @@ def test_from_gda_in_every_place(mesh: Any) -> None:
         assert type(mixed({"a": x, "b": y}, X)) is GlobalDeviceArray
 
 
-def test_specs_of_gdas_are_compared_by_meaning(mesh: Any) -> None:
+def test_equivalent_specs_of_a_gda_are_accepted(mesh: Any) -> None:
     x = gda_of(mesh, P("x"))
     with mesh, off(gda=True):
         for spec in (P("x"), P("x", None), P(("x",)), EraSpec("x", None), P("x", ())):
@@ -199,7 +199,9 @@ def test_invalid_calls_are_refused(mesh: Any) -> None:
         (((P("x"), UNSPECIFIED), None), "in_axis_resources"),
     ],
 )
-def test_resources_are_needed_without_jax_array(mesh: Any, resources: Any, name: str) -> None:
+def test_axis_resources_are_required_without_jax_array(
+    mesh: Any, resources: Any, name: str
+) -> None:
     body = lambda x, y: x + y  # noqa: E731
     with off(), pytest.raises(ValueError, match=f"{name}.*jax_array"):
         legacy.pjit(body, *resources)
@@ -211,7 +213,7 @@ def test_resources_are_needed_without_jax_array(mesh: Any, resources: Any, name:
 
 
 @pytest.mark.slow
-def test_auto_needs_global_shapes(mesh: Any) -> None:
+def test_auto_requires_global_avals(mesh: Any) -> None:
     f = legacy.pjit(lambda x: x * 2, AUTO, AUTO)
     with mesh:
         assert f(X).shape == X.shape
@@ -255,7 +257,7 @@ def test_stages_keep_the_mode_of_their_lowering(mesh: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gda", [False, True], ids=["parts", "gdas"])
-def test_inside_other_programs_values_are_traced(mesh: Any, gda: bool, partitioner: str) -> None:
+def test_nested_pjit_receives_tracers(mesh: Any, gda: bool, partitioner: str) -> None:
     inner = legacy.pjit(lambda x: jnp.sin(x), P("x"), P("x"))
     outer = legacy.pjit(lambda x: inner(x).sum(), P("x"), None)
     with mesh, off(gda=gda):
@@ -270,7 +272,7 @@ def test_inside_other_programs_values_are_traced(mesh: Any, gda: bool, partition
         assert jax.eval_shape(outer, X).shape == ()
 
 
-def test_the_face_of_a_function(mesh: Any) -> None:
+def test_pjit_keeps_name_docstring_and_attributes(mesh: Any) -> None:
     @legacy.pjit(in_axis_resources=P("x"), out_axis_resources=P("x"))
     def step(x):
         """Doubles."""
@@ -292,7 +294,7 @@ def test_the_face_of_a_function(mesh: Any) -> None:
         legacy.pjit(lambda x: x, P("x"), None, in_shardings=P("x"))
 
 
-def test_a_static_argument_that_cannot_be_hashed_is_named(mesh: Any) -> None:
+def test_error_of_an_unhashable_static_argument_names_the_argument(mesh: Any) -> None:
     f = legacy.pjit(lambda names, x: x, P("x"), P("x"), static_argnums=0)
     with mesh, off(), pytest.raises(ArgumentError, match="names"):
         f([1], X)
@@ -317,7 +319,7 @@ def test_distributed_debug_logs_every_run(mesh: Any, caplog: pytest.LogCaptureFi
         assert part in messages[0]
 
 
-def test_constraints_without_jax_array(mesh: Any, partitioner: str) -> None:
+def test_with_sharding_constraint_without_jax_array(mesh: Any, partitioner: str) -> None:
     def body(x):
         tree = {"a": x, "b": x + 1}
         return legacy.with_sharding_constraint(tree, {"a": EraSpec("y", "x"), "b": None})
@@ -337,7 +339,7 @@ def test_constraints_without_jax_array(mesh: Any, partitioner: str) -> None:
 
 
 @pytest.mark.slow
-def test_constraints_without_jax_array_and_without_a_mesh(mesh: Any) -> None:
+def test_with_sharding_constraint_without_jax_array_or_a_mesh(mesh: Any) -> None:
     """A spec without axes has no effect; an axis is a ValueError."""
 
     def constrained(spec: Any) -> Any:
@@ -358,7 +360,7 @@ def test_constraints_without_jax_array_and_without_a_mesh(mesh: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jax_array", [True, False])
-def test_modules_of_a_lowered_function_in_the_dialect_of_2022(mesh: Any, jax_array: bool) -> None:
+def test_lowered_function_returns_mhlo_and_hlo_modules(mesh: Any, jax_array: bool) -> None:
     f = legacy.pjit(lambda x: jnp.sin(x) @ x.T, P("x"), P("x"))
     with legacy.jax_array(jax_array), legacy.installed(), mesh:
         ours, of_jax = f.lower(X), jax.jit(lambda x: jnp.sin(x) @ x.T).lower(X)
@@ -400,7 +402,7 @@ def test_different_mesh_inside_of_pjit_raises_a_runtime_error(mesh: Any, jax_arr
         np.testing.assert_array_equal(inner(X), X + 1)
 
 
-def test_a_list_in_a_spec_is_taken_as_a_tuple(mesh: Any) -> None:
+def test_list_in_a_spec_equals_a_tuple(mesh: Any) -> None:
     f = legacy.pjit(
         lambda x: legacy.with_sharding_constraint(x, EraSpec(["y"])),
         EraSpec(["x", "y"]),
@@ -412,7 +414,7 @@ def test_a_list_in_a_spec_is_taken_as_a_tuple(mesh: Any) -> None:
             assert f(y).sharding == NamedSharding(mesh, P(None, ("y", "x")))
 
 
-def test_constraints_with_jax_array(mesh: Any) -> None:
+def test_with_sharding_constraint_with_jax_array(mesh: Any) -> None:
     with mesh:
         out = legacy.with_sharding_constraint(X, P("y"))
         assert out.sharding == NamedSharding(mesh, P("y"))

@@ -61,7 +61,7 @@ def test_local_mesh_and_local_avals_of_each_process() -> None:
 
 
 @pytest.mark.integration
-def test_a_program_that_reaches_inside_runs_unchanged() -> None:
+def test_program_that_uses_jax_internals_runs_unchanged() -> None:
     here = Path(__file__)
     environment = {**os.environ, "PYTHONPATH": str(here.parents[3])}
     words = ["-m", "xlashard.legacy", str(here.with_name("reaching_inside.py"))]

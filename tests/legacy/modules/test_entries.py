@@ -100,7 +100,7 @@ REFUSED = [entry for entry in TABLE if entry.treatment == "refused"]
 
 
 @pytest.mark.parametrize("entry", REFUSED, ids=name_of)
-def test_a_refused_name_raises_with_advice(entry: Entry, installed: None) -> None:
+def test_removed_name_raises_with_a_suggestion(entry: Entry, installed: None) -> None:
     refused = by_attributes(entry.name)
     with pytest.raises(XlashardError) as caught:
         refused()
@@ -110,7 +110,7 @@ def test_a_refused_name_raises_with_advice(entry: Entry, installed: None) -> Non
 
 # Modules of which `usage_lines.py` has a line for every name that is not refused.
 WITH_LINES = ("core", "host_callback", "numpy", "toplevel")
-# Names of these modules with tests of their own.
+# Names of these modules with separate tests.
 TESTED_ELSEWHERE = ("jax.pmap", "jax.spmd_mode", *(f"jax.config.{flag.name}" for flag in OWN))
 WORKS = [
     entry
@@ -137,7 +137,7 @@ def test_internals_used_by_programs_work(name: str, installed: None) -> None:
     exec(REACHED_INTO[name], scope)
 
 
-def test_every_line_is_of_an_entry() -> None:
+def test_every_example_belongs_to_an_entry() -> None:
     assert WORKING.keys() == {entry.name for entry in WORKS}
     assert REACHED_INTO.keys() <= entries().keys()
 

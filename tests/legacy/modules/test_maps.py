@@ -61,7 +61,7 @@ def test_mesh_constructor_returns_a_current_mesh(mesh):
         maps.Mesh(mesh.devices, ("x",))
 
 
-def test_the_empty_mesh_differs_in_every_check_of_programs(mesh):
+def test_empty_mesh_is_distinguishable_from_a_mesh(mesh):
     nothing = empty_mesh()
     assert nothing.empty and nothing.devices.shape == () and nothing.axis_names == ()
     assert nothing.shape == {} and nothing.local_mesh.empty
@@ -133,7 +133,7 @@ def test_mesh_is_a_context_and_a_decorator(mesh):
 
 
 @pytest.mark.slow
-def test_an_assigned_mesh_is_in_force_for_pjit_and_for_jax(mesh):
+def test_assigned_mesh_applies_to_pjit_and_jax(mesh):
     double = pjit(lambda x: x * 2, in_axis_resources=P("x"), out_axis_resources=P("y"))
     before = maps.thread_resources.env
     try:
@@ -153,7 +153,7 @@ def test_an_assigned_mesh_is_in_force_for_pjit_and_for_jax(mesh):
         double(f32(8, 4))
 
 
-def test_no_mesh_can_be_assigned_within_a_block(mesh):
+def test_empty_mesh_can_be_assigned_within_a_with_block(mesh):
     with mesh:
         maps.thread_resources.env = maps.ResourceEnv(empty_mesh(), ())
         assert maps.thread_resources.env.physical_mesh.empty
@@ -222,7 +222,7 @@ def test_invalid_resource_env_is_refused(mesh):
     assert looped.shape == {"x": 4, "y": 2, "l": 3} and looped.loop_resource_axes == {"l"}
 
 
-def test_positional_semantics_can_be_assigned_and_put_back():
+def test_positional_semantics_can_be_assigned_and_restored():
     local, everywhere = maps._PositionalSemantics.LOCAL, maps._PositionalSemantics.GLOBAL
     assert maps._positional_semantics.val is local and POSITIONAL.val is local
     before = maps._positional_semantics.val

@@ -40,7 +40,7 @@ def test_functions_are_importable_by_their_legacy_names() -> None:
             for parent, _, name in (entry.rpartition(".") for entry in entries())
             if parent == multihost_utils.name
         )
-        # Functions that the era did not change are those of JAX today.
+        # Functions that legacy JAX did not change are those of current JAX.
         assert installed.reached_preemption_sync_point is of_jax.reached_preemption_sync_point
         assert jax.experimental.multihost_utils.live_devices is of_jax.live_devices
     assert sys.modules["jax.experimental.multihost_utils"] is of_jax

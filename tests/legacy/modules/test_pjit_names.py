@@ -74,7 +74,7 @@ def test_specs_are_parsed_and_canonicalised():
     assert free.partitions == (None,)
 
 
-def test_trees_of_resources_are_prepared(mesh):
+def test_prepare_axis_resources_parses_every_leaf(mesh):
     tree = {"w": P("x", "y"), "b": None, "s": NamedSharding(mesh, P("x")), "a": era.AUTO}
     prepared, entries, treedef, any_auto = era._prepare_axis_resources(tree, "in_axis_resources")
     assert any_auto and treedef.num_leaves == 4 and len(entries) == 4
@@ -105,7 +105,7 @@ AXES = st.lists(st.sampled_from("xyz"), unique=True, max_size=3)
 
 @settings(max_examples=25)
 @given(AXES, st.lists(st.integers(0, 2), min_size=3, max_size=3), st.booleans())
-def test_a_spec_comes_back_from_xlas_sharding(axes, dims, listed):
+def test_spec_round_trips_through_an_op_sharding(axes, dims, listed):
     """Every spec on a mesh, through both forms of tiles, to an equivalent spec."""
     mesh = make_mesh((2, 2, 2), ("x", "y", "z"))
     entries = [tuple(a for a, d in zip(axes, dims, strict=False) if d == dim) for dim in range(3)]
@@ -125,7 +125,7 @@ def test_a_spec_comes_back_from_xlas_sharding(axes, dims, listed):
 
 @settings(max_examples=25)
 @given(st.permutations(range(3)), st.lists(st.integers(1, 4), min_size=3, max_size=3))
-def test_axis_order_comes_back_from_an_assignment(order, sizes):
+def test_unflatten_array_recovers_the_axis_order(order, sizes):
     names = OrderedDict(zip("abc", sizes, strict=True))
     assignment = np.arange(np.prod(sizes)).reshape(sizes).transpose(order).ravel()
     ordered = era.unflatten_array(names, assignment)
@@ -195,7 +195,7 @@ class StandInDevice:
     ],
     ids=["object", "Mock", "Mock of a device"],
 )
-def test_tiles_on_mocks_of_devices(make):
+def test_op_shardings_accept_mock_devices(make):
     devices = np.array([make(number) for number in range(8)])
     mesh = maps.Mesh(devices.reshape(4, 2), ("x", "y"))
     for kind in (jax.sharding.NamedSharding, NamedSharding):
@@ -223,14 +223,14 @@ def test_prefixes_are_flattened():
         era.flatten_axis_resources("in_axis_resources", tree, ({"w": P()}, None), True)
 
 
-def test_hashable_trees():
+def test_hashable_pytree_has_equality_and_hash():
     one, other = era.hashable_pytree({"w": P("x")}), era.hashable_pytree({"w": P("x")})
     assert one == other and hash(one) == hash(other) and one() == {"w": P("x")}
     assert one != era.hashable_pytree({"w": P("y")}) != era.hashable_pytree([P("y")])
     assert one != {"w": P("x")}
 
 
-def test_types_are_checked_against_shardings(mesh):
+def test_avals_are_checked_against_shardings(mesh):
     check = era.pjit_check_aval_sharding
     sharding = NamedSharding(mesh, P("x"))
     good, uneven = (
@@ -324,7 +324,7 @@ def test_shardings_are_instances_of_xla_compatible_sharding():
     assert not issubclass(Own, era.XLACompatibleSharding)
 
 
-def test_unions_of_shardings_are_for_isinstance(mesh):
+def test_sharding_unions_support_isinstance(mesh):
     on_mesh = NamedSharding(mesh, P("x"))
     tiles = era.to_op_sharding_sharding(on_mesh, 2)
     assert isinstance(on_mesh, era.MeshSharding) and isinstance(tiles, era.PjitSharding)

@@ -20,7 +20,7 @@ def double(row):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jax_array", [True, False])
-def test_results_in_both_worlds(jax_array):
+def test_pmap_results_with_and_without_jax_array(jax_array):
     with legacy.jax_array(jax_array):
         out = pmap(double)(ROWS)
         kinds = {type(x) for x in out.values()}
@@ -51,7 +51,7 @@ def test_integer_index_returns_the_row_of_one_device(jax_array):
 
 
 @pytest.mark.slow
-def test_pieces_keep_or_lose_the_dimension_by_the_flag():
+def test_device_buffers_keep_the_mapped_dimension_by_the_flag():
     f = pmap(lambda row: row + 1)
     with legacy.jax_array(False):
         with legacy.pmap_no_rank_reduction(False):
@@ -61,7 +61,7 @@ def test_pieces_keep_or_lose_the_dimension_by_the_flag():
 
 
 @pytest.mark.slow
-def test_axes_and_devices_and_names():
+def test_pmap_supports_axes_devices_names_and_static_arguments():
     x = pmap(lambda row: row, out_axes=1)(ROWS)
     assert x.shape == (3, 8)
     assert x[:, 2].device == jax.devices()[2]
@@ -76,7 +76,7 @@ def test_axes_and_devices_and_names():
 
 
 @pytest.mark.slow
-def test_under_transformations():
+def test_pmap_supports_grad_eval_shape_and_lower():
     def loss(x):
         return pmap(lambda row: (row**2).sum())(x).sum()
 

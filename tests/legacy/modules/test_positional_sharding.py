@@ -60,7 +60,7 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
-def test_grids_are_rearranged_as_arrays_of_sets_are(steps):
+def test_rearranged_grids_equal_numpy_arrays_of_device_sets(steps):
     made = PositionalSharding(jax.devices())
     grid = np.empty(8, dtype=object)
     grid[:] = [{device.id} for device in jax.devices()]
@@ -123,7 +123,7 @@ def test_repr_shows_the_device_ids_of_each_tile(sharding):
     assert "({CPU 5}" in repr(grid[2, 1]) and grid[..., 0].shape == (4,)
 
 
-def test_equality_and_memory(sharding):
+def test_equality_hash_and_memory_kind(sharding):
     grid = sharding.reshape(4, 2)
     again = PositionalSharding(np.array(jax.devices()).reshape(4, 2))
     assert grid == again and hash(grid) == hash(again) and grid != grid.T.reshape(4, 2)

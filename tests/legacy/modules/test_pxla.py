@@ -55,7 +55,7 @@ def test_mesh_sharding_specs_equal_named_shardings(axes):
     assert pxla.untile_aval_nd(mesh.shape, axes, tile).shape == shape
 
 
-def test_sharding_specs_are_made_taken_apart_and_pickled():
+def test_sharding_spec_exposes_its_fields_and_is_picklable():
     spec = pxla.ShardingSpec(
         sharding=[pxla.Chunked([2, 2]), pxla.NoSharding(), pxla.Unstacked(2)],
         mesh_mapping=[pxla.ShardedAxis(1), pxla.ShardedAxis(0), pxla.ShardedAxis(2)],
@@ -84,7 +84,7 @@ def test_uneven_dimensions_are_refused_unless_allowed():
     assert uneven.mesh_mapping == (pxla.ShardedAxis(0), pxla.Replicated(2))
 
 
-def test_sharding_specs_of_parts_and_of_pmap():
+def test_partitioned_and_pmap_sharding_specs():
     aval = pxla.ShapedArray((8, 4), np.dtype(np.float32))
     cut = pxla.partitioned_sharding_spec(8, (4, 2), aval)
     assert cut.tiling.shard_shape((8, 4)) == (2, 2) and cut.num_devices == 8
@@ -102,7 +102,7 @@ def test_sharding_specs_of_parts_and_of_pmap():
         pxla.pmap_sharding_spec(8, 3, (3,), 0)
 
 
-def test_mappings_and_specs():
+def test_array_mappings_convert_to_specs_and_back():
     assert pxla.array_mapping_to_axis_resources(OrderedDict()) == P()
     assert pxla.array_mapping_to_axis_resources({"x": 0, "y": 1}) == (("x",), ("y",))
     back = pxla.array_mapping_to_axis_resources(OrderedDict(y=0, x=0, z=3))
@@ -121,7 +121,7 @@ def test_mappings_and_specs():
         ("{devices=[2,4]0,4,1,5,2,6,3,7}", [2, 4], 1),
     ],
 )
-def test_sharded_ways_and_replicas_of_op_shardings(text, ways, copies):
+def test_helpers_of_op_shardings_return_ways_and_replicas(text, ways, copies):
     op = HloSharding.from_string(text).to_proto()
     assert pxla.get_num_ways_dim_sharded(op) == (ways, copies)
     assert pxla._get_num_ways_dim_sharded(op) == (ways, copies)
@@ -133,7 +133,7 @@ def test_sharded_ways_and_replicas_of_op_shardings(text, ways, copies):
     assert pxla.are_op_shardings_equal(one, HloSharding.replicate())
 
 
-def test_shardings_of_tuples_are_compared_part_by_part():
+def test_tuple_op_shardings_are_compared_elementwise():
     cut, whole = "devices=[4,2]<=[8]", "replicated"
     texts = {
         name: "{" + ", ".join("{" + part + "}" for part in parts) + "}"
@@ -155,7 +155,7 @@ def test_shardings_of_tuples_are_compared_part_by_part():
         assert not pxla.are_op_shardings_equal(one, op)
 
 
-def test_arrays_are_put_on_devices_and_made_of_buffers():
+def test_device_put_and_make_sharded_device_array():
     devices = jax.devices()[:4]
     buffers = pxla.device_put(list(f32(4, 1, 3)), devices)
     assert [b.devices() for b in buffers] == [{d} for d in devices]
@@ -166,7 +166,7 @@ def test_arrays_are_put_on_devices_and_made_of_buffers():
     np.testing.assert_array_equal(made, f32(4, 3))
 
 
-def test_makers_give_the_arrays_of_their_world():
+def test_array_makers_return_the_class_of_the_array_mode():
     devices = jax.devices()[:2]
     buffers = pxla.device_put(list(f32(2, 1, 3)), devices)
     aval = jax.core.ShapedArray((2, 3), np.dtype(np.float32))
@@ -191,7 +191,7 @@ def test_makers_give_the_arrays_of_their_world():
     assert xlashard.Array in xla.pytype_aval_mappings
 
 
-def test_a_sharding_on_a_mesh(mesh):
+def test_create_mesh_pspec_sharding_equals_named_sharding(mesh):
     assert pxla._create_mesh_pspec_sharding(mesh, P("x")) == NamedSharding(mesh, P("x"))
     assert pxla._create_mesh_pspec_sharding(mesh, None, object()) == NamedSharding(mesh, P())
 
@@ -210,14 +210,14 @@ def test_a_sharding_on_a_mesh(mesh):
         lambda: maps.SerialLoop(2),
     ],
 )
-def test_refused_names_raise_with_advice(use):
+def test_removed_names_raise_with_a_suggestion(use):
     with pytest.raises(RefusedError, match=r"was removed from JAX: .*\. Write: (jax|with)"):
         use()
     with pytest.raises(NotImplementedError):
         use()
 
 
-def test_xmap_advises_shard_map():
+def test_error_of_xmap_suggests_shard_map():
     with pytest.raises(RefusedError, match=r"jax\.shard_map\(f, mesh=mesh, in_specs=P\('x'\)"):
         maps.xmap(len)
 
@@ -247,7 +247,7 @@ def test_internals_are_importable_by_their_legacy_names():
     assert not hasattr(jax, "pxla") and not hasattr(jax.sharding, "MeshPspecSharding")
 
 
-def test_pickles_of_then_are_read():
+def test_legacy_pickles_are_readable():
     spec = b"cjax.interpreters.pxla\nPartitionSpec\n(Vx\nNtR."
     marker = b"\x80\x02cjax.experimental.pjit\n_FromGdaSingleton\n)\x81."
     with installing.installed():

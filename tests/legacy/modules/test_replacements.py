@@ -15,7 +15,7 @@ def name_of(entry: Entry) -> str:
 
 
 @pytest.mark.parametrize("entry", TABLE, ids=name_of)
-def test_todays_code_resolves(entry: Entry) -> None:
+def test_names_in_replacement_code_resolve(entry: Entry) -> None:
     assert lost_names(entry.today) == []
 
 
@@ -26,7 +26,7 @@ def test_entry_is_complete(entry: Entry) -> None:
     assert entry.treatment == "works" or entry.note
 
 
-def test_today_is_read() -> None:
+def test_lost_names_returns_unresolvable_names() -> None:
     assert lost_names("jax.tree.map(f, jax.numpy.ones(3))") == []
     assert lost_names("jax.tree.no_such(jax.P('x').no)") == ["jax.tree.no_such"]
     assert lost_names("from jax.sharding import Mesh, no_such") == ["jax.sharding.no_such"]

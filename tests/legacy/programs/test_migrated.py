@@ -94,7 +94,7 @@ def test_migrated_programs_have_equal_results_under_plain_jax(migrated) -> None:
     assert_close(results["partitioned_trainer"]["norm"], expected["norm"])
 
 
-def test_their_report_is_empty(migrated) -> None:
+def test_migrated_programs_use_no_removed_names(migrated) -> None:
     folder, _ = migrated
     run(folder, "-m", "xlashard.legacy", f"--report={folder / 'uses.json'}")
     uses = json.loads((folder / "uses.json").read_text())["uses"]
@@ -111,7 +111,7 @@ def test_lines_for_manual_migration_are_marked(migrated) -> None:
         assert program.code.count("# xlashard: ") == program.marked > 0
 
 
-def test_a_migrated_program_is_migrated(migrated) -> None:
+def test_migration_of_a_migrated_program_changes_nothing(migrated) -> None:
     folder, migrated_programs = migrated
     for name in migrated_programs:
         code = (folder / f"{name}.py").read_text(encoding="utf-8")

@@ -132,7 +132,7 @@ def test_model_parallel_inference(size: PodSize, jax_array: str) -> None:
         assert report["device_arrays"] == (jax_array == "0" or len(reports) == 1)
 
 
-def test_by_the_command_that_people_type() -> None:
+def test_gda_pipeline_by_the_pod_command() -> None:
     """The pod's own command around the runner gives equal results."""
     reports = run_by_command("gda_pipeline", POD, JAX_ARRAY="0")
     expected = references.gda_pipeline(6)

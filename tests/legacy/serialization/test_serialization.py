@@ -43,7 +43,7 @@ def specs_in(folder: Path, count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_arrays_of_every_sharding_go_to_every_other(tmp_path: Path) -> None:
+def test_arrays_are_restored_under_every_sharding(tmp_path: Path) -> None:
     places = list(SHARDINGS.values())
     specs = specs_in(tmp_path, len(places))
     saving.run_serialization([device_put(V, place) for place in places], specs)
@@ -55,7 +55,7 @@ def test_arrays_of_every_sharding_go_to_every_other(tmp_path: Path) -> None:
             assert same(x, V)
 
 
-def test_every_dtype_comes_back(tmp_path: Path) -> None:
+def test_every_dtype_round_trips(tmp_path: Path) -> None:
     arrays = [device_put(value(dtype), named("x", "y")) for dtype in DTYPES.values()]
     specs = specs_in(tmp_path, len(arrays))
     saving.run_serialization(arrays, specs)
@@ -65,7 +65,7 @@ def test_every_dtype_comes_back(tmp_path: Path) -> None:
         assert same(back, np.asarray(x)), x.dtype
 
 
-def test_values_that_are_no_arrays_of_a_mesh(tmp_path: Path) -> None:
+def test_host_values_and_single_device_arrays_round_trip(tmp_path: Path) -> None:
     originals = [np.arange(6.0), 3, True, jnp.ones((4, 2)), np.zeros((0, 3)), np.float32(7)]
     specs = specs_in(tmp_path, len(originals))
     saving.run_serialization(originals, specs)
@@ -100,7 +100,9 @@ def cut(size: int) -> str | tuple[str, ...] | None:
     st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_any_shape_is_read_in_any_other(shapes: tuple[tuple[int, ...], ...], last: bool) -> None:
+def test_stored_array_can_be_read_in_any_shape(
+    shapes: tuple[tuple[int, ...], ...], last: bool
+) -> None:
     stored, asked = shapes
     dim = len(stored) - 1 if last else 0
     names = [P(*[None] * dim, cut(shape[dim])) if shape else P() for shape in shapes]
@@ -116,7 +118,7 @@ def test_any_shape_is_read_in_any_other(shapes: tuple[tuple[int, ...], ...], las
     assert same(read, expected)
 
 
-def test_a_mesh_and_axes_in_place_of_a_sharding(spec: Any) -> None:
+def test_mesh_and_axes_replace_a_sharding(spec: Any) -> None:
     saving.run_serialization([device_put(V, named("x"))], [spec])
     manager = saving.GlobalAsyncCheckpointManager()
     limiter = saving.LimitInFlightBytes(10**6)
@@ -138,7 +140,7 @@ def test_a_mesh_and_axes_in_place_of_a_sharding(spec: Any) -> None:
     assert cut == [8, 8, 1, 1, 1, 1, 1, 1]
 
 
-def test_without_jax_array_global_device_arrays_come_and_go(spec: Any) -> None:
+def test_gdas_round_trip_without_jax_array(spec: Any) -> None:
     x = GlobalDeviceArray.from_array(device_put(V, named("x", "y")))
     saving.run_serialization([x], [spec])
     with jax_array(False):
@@ -187,7 +189,7 @@ def test_files_are_interchangeable_with_jax(tmp_path: Path) -> None:
     assert same(read_by_us, V) and np.array_equal(read_by_jax, V)
 
 
-def test_specs_without_a_store_of_their_own(tmp_path: Path) -> None:
+def test_inline_and_stacked_specs_are_readable(tmp_path: Path) -> None:
     """Values in the spec itself, and a stack of stored arrays and of inline values."""
     upper, lower = specs_in(tmp_path, 2)
     saving.run_serialization(
@@ -227,7 +229,7 @@ async def one(spec: Any) -> list[Any]:
     return [await saving.async_deserialize(named("x"), spec)]
 
 
-def test_files_that_were_written_in_2022(tmp_path: Path, spec: Any) -> None:
+def test_files_of_tensorstore_0_1_19_are_readable(tmp_path: Path, spec: Any) -> None:
     # By TensorStore 0.1.19, of the numbers from 0 to 7 in two pieces.
     metadata = (
         '{"chunks":[2,2],"compressor":{"id":"gzip","level":1},"dimension_separator":".",'
@@ -245,7 +247,7 @@ def test_files_that_were_written_in_2022(tmp_path: Path, spec: Any) -> None:
     assert same(back, np.arange(8, dtype=np.float32).reshape(4, 2))
 
 
-def test_a_gzipped_array_of_the_era_is_read_by_any_spec(tmp_path: Path, spec: Any) -> None:
+def test_gzip_array_is_readable_by_any_spec(tmp_path: Path, spec: Any) -> None:
     x = device_put(V, named("x", "y"))
     packed = {**spec, "metadata": {**saving.get_metadata(x), "compressor": {"id": "gzip"}}}
     saving.run_serialization([x], [packed])
@@ -255,7 +257,7 @@ def test_a_gzipped_array_of_the_era_is_read_by_any_spec(tmp_path: Path, spec: An
     assert same(back, V)
 
 
-def test_parts_that_a_writer_left_out_as_fill_values_are_filled(spec: Any) -> None:
+def test_omitted_chunks_are_read_as_fill_values(spec: Any) -> None:
     x = device_put(np.zeros((8, 4), np.float32), named("x"))
     filled = {**spec, "metadata": {**saving.get_metadata(x), "fill_value": 0.0}}
     saving.run_serialization([x], [filled])
@@ -270,7 +272,7 @@ def test_specs_of_the_caller_are_not_modified(spec: Any) -> None:
     assert json.dumps(spec) == before
 
 
-def test_awaited_in_a_loop_that_runs_already(spec: Any) -> None:
+def test_functions_work_in_a_running_event_loop(spec: Any) -> None:
     async def in_a_notebook() -> Any:
         saving.run_serialization([device_put(V, named("x"))], [spec])
         return saving.run_deserialization([named("y")], [spec])
@@ -297,7 +299,7 @@ def test_bytes_of_the_limiter_are_acquired_and_released(spec: Any) -> None:
     assert same(asyncio.run(saving.async_deserialize(named("y"), spec, byte_limiter=tight)), V)
 
 
-def test_names_that_programs_reach_for(spec: Any) -> None:
+def test_internal_names_used_by_programs_work(spec: Any) -> None:
     x = device_put(V, named("x"))
     asyncio.run(era.async_serialize(x, spec, None, era.TS_CONTEXT))
     store = tensorstore.open(spec, context=era.TS_CONTEXT).result()
@@ -351,7 +353,7 @@ def test_manager_writes_checkpoints_in_sequence(tmp_path: Path) -> None:
     assert same(back, V + 2)
 
 
-def test_a_manager_renames_a_temporary_folder(tmp_path: Path) -> None:
+def test_manager_renames_its_temporary_folder(tmp_path: Path) -> None:
     manager = saving.GlobalAsyncCheckpointManager()
     spec = saving.get_tensorstore_spec(f"{tmp_path}/temporary/w")
     folders = (f"{tmp_path}/temporary", f"{tmp_path}/step_1")
@@ -407,7 +409,7 @@ def test_serialization_is_importable_by_its_legacy_names() -> None:
     assert sys.modules["jax.experimental.array_serialization.serialization"] is of_jax
 
 
-def test_devices_with_memory_of_their_own(spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_are_restored_to_device_memory(spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # On GPU and TPU each piece goes to its devices as soon as it is read.
     saving.run_serialization([device_put(V, named("x"))], [spec])
     monkeypatch.setattr(ResolvedSharding, "on_host", False)
@@ -417,7 +419,7 @@ def test_devices_with_memory_of_their_own(spec: Any, monkeypatch: pytest.MonkeyP
         assert back.sharding.is_equivalent_to(place, 2)
 
 
-def test_other_drivers_and_specs_of_tensorstore(tmp_path: Path) -> None:
+def test_ocdbt_zarr3_and_spec_objects_are_accepted(tmp_path: Path) -> None:
     specs = [
         saving.get_tensorstore_spec(f"{tmp_path}/database/w", ocdbt=True),
         saving.get_tensorstore_spec(f"{tmp_path}/database/b", ocdbt=True),

@@ -57,7 +57,7 @@ def test_error_of_a_missing_array_names_its_path(tmp_path: Path, spec: Any) -> N
 @pytest.mark.parametrize(
     "damage", ["missing", "cut off", "not packed", "no metadata", "bad metadata"]
 )
-def test_damaged_files_are_named_by_their_path(damage: str, tmp_path: Path, spec: Any) -> None:
+def test_error_of_a_damaged_file_names_its_path(damage: str, tmp_path: Path, spec: Any) -> None:
     saving.run_serialization([device_put(V, named("x"))], [spec])
     piece, metadata = tmp_path / "w" / "1.0", tmp_path / "w" / ".zarray"
     match damage:
@@ -110,7 +110,7 @@ def test_error_of_a_mismatched_shape_names_the_path(spec: Any) -> None:
     )
 
 
-def test_calls_of_neither_signature_raise_with_advice(spec: Any) -> None:
+def test_calls_of_neither_signature_raise_with_a_suggestion(spec: Any) -> None:
     ask = saving.run_deserialization
     both = "run_deserialization(shardings, tensorstore_specs, global_shapes"
     refused(ArgumentError, lambda: ask([TALL], [spec]), "missing argument tensorstore_specs", both)
@@ -135,7 +135,7 @@ def test_calls_of_neither_signature_raise_with_advice(spec: Any) -> None:
     )
 
 
-def test_values_that_cannot_be_written_raise_with_advice(spec: Any) -> None:
+def test_unwritable_values_raise_with_a_suggestion(spec: Any) -> None:
     save = saving.run_serialization
     refused(ArgumentError, lambda: save([jax.random.key(0)], [spec]), "keys", "key_data(keys)")
     refused(ArgumentError, lambda: save(["w"], [spec]), "of str", spec["kvstore"]["path"])
@@ -168,13 +168,13 @@ def test_error_of_a_late_storage_failure_names_the_path(spec: Any) -> None:
     manager.check_for_errors()  # it is raised once
 
 
-def test_processes_that_lack_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manager_without_a_coordinator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     refused(ProcessesError, saving.AsyncManager, "2 processes", "jax.distributed.initialize()")
 
 
 @pytest.mark.slow
-def test_without_tensorstore_the_import_names_the_extra() -> None:
+def test_error_of_missing_tensorstore_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['tensorstore'] = None\n"
         "import xlashard.legacy\n"

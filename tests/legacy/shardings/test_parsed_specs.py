@@ -79,7 +79,7 @@ def protos(assignment):
 
 
 @pytest.mark.parametrize("shape", MESHES, ids=str)
-def test_every_spec_of_every_small_mesh_comes_back(shape):
+def test_every_spec_round_trips_on_small_meshes(shape):
     on = mesh(shape)
     for ndim in (1, 2, 3):
         for spec in specs(on.axis_names, ndim):
@@ -94,7 +94,7 @@ def test_every_spec_of_every_small_mesh_comes_back(shape):
 
 @pytest.mark.slow
 @given(st.data())
-def test_jaxs_own_writing_of_a_spec_comes_back(data):
+def test_specs_lowered_by_jax_are_parsed(data):
     on = mesh(data.draw(st.sampled_from(MESHES)))
     ndim = data.draw(st.integers(1, 4))
     spec = data.draw(st.sampled_from(list(specs(on.axis_names, min(ndim, 2)))))
@@ -116,7 +116,7 @@ def test_tuple_shardings_parse_to_one_spec_per_element():
         assert [p.partitions for p in parse_flatten_op_sharding(form, on)] == listed
 
 
-def test_replication_over_a_part_of_the_devices():
+def test_partial_replication_is_parsed():
     on = mesh((2, 2, 2))
     text = "{devices=[2,1,4]<=[2,2,2]T(1,0,2) last_tile_dim_replicate}"
     (parsed,) = parse_flatten_op_sharding(text, on)
@@ -126,7 +126,7 @@ def test_replication_over_a_part_of_the_devices():
     assert type(whole) is CanonicalizedParsedPartitionSpec
 
 
-def test_a_mesh_without_devices_will_do():
+def test_abstract_mesh_is_accepted():
     (parsed,) = parse_flatten_op_sharding("{devices=[1,8]<=[8]}", AbstractMesh((2, 4), ("x", "y")))
     assert parsed.get_partition_spec() == P(None, ("x", "y"))
 
@@ -188,7 +188,7 @@ def test_unconstrained_dimensions_are_parsed_where_allowed():
     assert get_unconstrained_dims(NamedSharding(mesh((2, 4)), P("x", U))) == {1}
 
 
-def test_a_dimension_more():
+def test_insert_axis_partitions_adds_a_dimension():
     parsed = ParsedPartitionSpec.from_user_input(P("x"), "x")
     moved = parsed.insert_axis_partitions(0, ())
     assert (moved.partitions, moved.sync) == (((), ("x",)), SpecSync.DIM_PERMUTE)
@@ -211,7 +211,7 @@ def test_equality_compares_partitions():
     assert one != "x"
 
 
-def test_array_mapping():
+def test_array_mapping_of_parsed_specs():
     assert get_array_mapping(P(("x", "y"), None, "z")) == {"x": 0, "y": 0, "z": 2}
     assert list(get_array_mapping(P("z", ("y", "x")))) == ["z", "y", "x"]
     assert get_array_mapping(REPLICATED) == {}
@@ -219,7 +219,7 @@ def test_array_mapping():
         assert get_array_mapping(given_back) is given_back
 
 
-def test_bare_tiles_of_every_sharding():
+def test_to_op_sharding_sharding_accepts_every_sharding_class():
     on = mesh((2, 4))
     named = NamedSharding(on, P("y"), memory_kind="pinned_host")
     op = to_op_sharding_sharding(named, 2)
@@ -243,7 +243,7 @@ def test_bare_tiles_of_every_sharding():
 
 
 @pytest.mark.parametrize("compiler", [jax.jit, xlashard.pjit])
-def test_specs_of_a_compiled_program(compiler):
+def test_get_pspec_from_executable_returns_input_and_output_specs(compiler):
     on = mesh((4, 2))
     ins = tuple(jax.sharding.NamedSharding(on, s) for s in (P("x", "y"), P("y")))
     fun = compiler(lambda a, b: (a @ b, a.sum()), in_shardings=ins)

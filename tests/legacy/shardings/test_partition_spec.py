@@ -58,7 +58,7 @@ def test_spec_supports_indexing_count_and_repr():
 @pytest.mark.parametrize(
     "again", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]
 )
-def test_copies_and_pickles_are_of_the_class(again):
+def test_copies_and_pickles_keep_the_class(again):
     spec = PartitionSpec("x", None, PartitionSpec.UNCONSTRAINED)
     back = again(spec)
     assert type(back) is PartitionSpec and back == spec
@@ -79,7 +79,7 @@ def test_spec_equals_the_current_spec_of_equal_entries(entries, others):
     assert spec + today == (*entries, *today)
 
 
-def test_other_types_are_no_instances_of_partition_spec():
+def test_other_types_are_not_instances_of_partition_spec():
     assert not isinstance(("x",), PartitionSpec) and not isinstance("x", PartitionSpec)
     assert issubclass(Today, PartitionSpec) and issubclass(PartitionSpec, tuple)
     assert not issubclass(tuple, PartitionSpec)

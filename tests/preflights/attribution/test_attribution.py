@@ -45,7 +45,7 @@ def layout_of(params):
     return jax.tree.map(lambda p: p.sharding, params)
 
 
-def test_a_gradient_is_summed_over_the_devices_that_share_a_batch():
+def test_gradient_is_all_reduced_along_the_data_axis():
     params = {
         "up": struct((1024, 2048), None, "model"),
         "down": struct((2048, 1024), "model", None),
@@ -59,7 +59,7 @@ def test_a_gradient_is_summed_over_the_devices_that_share_a_batch():
     assert all(r.requested and not r.suggestion for r in found)
 
 
-def test_cut_parameters_are_gathered_and_their_gradients_scattered():
+def test_fsdp_gathers_parameters_and_scatters_gradients():
     params = {
         "up": struct((1024, 2048), "data", "model"),
         "down": struct((2048, 1024), "model", "data"),
@@ -74,7 +74,7 @@ def test_cut_parameters_are_gathered_and_their_gradients_scattered():
     assert {r.collective.argument for r in found} == {"", "params['up']", "params['down']"}
 
 
-def test_windowed_products_keep_their_collectives():
+def test_windowed_matmuls_keep_their_collectives():
     mesh = PLACE.mesh({"data": 4, "model": 2})
     params = {"up": struct((1024, 4096), "data", "model", mesh=mesh)}
     x = struct((8192, 1024), "data", None, mesh=mesh)
@@ -101,7 +101,7 @@ def test_constraint_that_unshards_a_dimension_causes_an_all_gather():
     assert causes(found) == [("all-gather", "model", "constraint")]
 
 
-def test_a_gathered_result_is_required():
+def test_all_gather_for_a_replicated_result_is_required():
     whole = NamedSharding(MESH, P())
     found = traffic(jnp.sin, struct((1024, 1024), "data", None), out_shardings=whole)
     assert causes(found) == [("all-gather", "data", "result")]
@@ -158,7 +158,7 @@ BY_ROWS = {"out_shardings": NamedSharding(MESH, P("data", None))}
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_suggestion_removes_the_collective(function, before, suggestion, after, how):
+def test_suggestion_removes_the_collective(function, before, suggestion, after, how):
     def found(specs):
         arguments = [struct((1024, 1024), *spec) for spec in specs]
         return traffic(function, *arguments, **how)
@@ -185,7 +185,7 @@ def test_suggestion_shards_both_matmul_operands_over_the_contraction():
     assert unasked(None, "data") == []
 
 
-def test_conflicting_constraints_are_named_by_line():
+def test_conflicting_constraints_are_reported_by_line():
     one = NamedSharding(MESH, P("data", "model"))
     other = NamedSharding(MESH, P("model", "data"))
 
@@ -247,7 +247,7 @@ def test_collectives_are_split_into_traffic_within_and_between_slices():
 
 
 @pytest.mark.slow
-def test_the_estimate_sums_the_traffic():
+def test_time_estimate_sums_the_traffic():
     params = {
         "up": struct((1024, 2048), "data", "model"),
         "down": struct((2048, 1024), "model", "data"),
@@ -275,7 +275,7 @@ def test_the_estimate_sums_the_traffic():
     assert sum(seconds for _, seconds in estimate.shares) == pytest.approx(estimate.seconds)
 
 
-def test_the_time_of_a_rejected_program():
+def test_rejected_program_has_a_time_estimate():
     compilation = scheduled(jnp.sin, struct((1024, 1024), "data", None))
     estimate = estimate_time(compilation, PLACE, MESH)
     assert estimate.seconds > estimate.roofline_seconds > 0

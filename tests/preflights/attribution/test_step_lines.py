@@ -51,7 +51,7 @@ GATHER = (
 )
 
 
-def test_lines_add_up_to_the_schedule() -> None:
+def test_line_times_add_up_to_the_schedule() -> None:
     found = step_lines(
         f"{GATHER}a = {ARRAY} exponential(p), {meta('exp', 2)}\n"
         f"d = {ARRAY} all-gather-done(s)\nROOT r = {ARRAY} add(d, a), {meta('add', 2)}"

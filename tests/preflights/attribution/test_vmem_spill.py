@@ -39,7 +39,7 @@ lhs_contracting_dims={{2}}, rhs_contracting_dims={{1}}
     return SpillFinder(module, topology("v5e-1").generation, SourceLocator("", "")).find()
 
 
-def test_scores_that_exceed_vmem_are_found() -> None:
+def test_attention_scores_that_exceed_vmem_are_detected() -> None:
     (found,) = spills(4096, 128, "exponential")
     assert found.type == "f32[16,4096,4096]"
     assert found.device_bytes == 2**30 and found.vmem_bytes == 2**27
@@ -57,5 +57,5 @@ def test_scores_that_exceed_vmem_are_found() -> None:
         (4096, 128, "exponential", "S(1)"),
     ],
 )
-def test_products_other_than_large_scores_are_ignored(case: tuple[int, int, str]) -> None:
+def test_matmuls_other_than_large_scores_are_ignored(case: tuple[int, int, str]) -> None:
     assert spills(*case) == ()

@@ -60,7 +60,7 @@ def test_report_fits_the_terminal_width(name: str, width: int, color: bool) -> N
     assert ALL[name].topology.name in plain
 
 
-def test_a_step_that_fits() -> None:
+def test_report_of_a_fitting_step_shows_all_figures() -> None:
     text = shown(FITTING, 160)
     where = "configs/8b_v5p.toml · v5p:4x4x2 (32 chips) · data=2 × fsdp=4 × tensor=4 · shardy"
     assert text.startswith(f"train_step  {where}")
@@ -127,7 +127,7 @@ def test_a_step_that_does_not_fit_reports_the_excess() -> None:
 
 
 @pytest.mark.slow
-def test_an_estimate_is_named_in_every_form() -> None:
+def test_every_form_of_an_estimate_is_marked_as_estimate() -> None:
     estimate = replace(FITTING, is_estimate=True)
     assert "  estimate  compiled without code" in shown(estimate, 160)
     assert "estimated in 38.4 s by libtpu" in shown(estimate, 160)
@@ -174,7 +174,7 @@ def test_empty_sections_are_left_out() -> None:
     assert "x along no dimension" in text
 
 
-def test_all_shows_every_leaf() -> None:
+def test_print_with_all_shows_every_leaf() -> None:
     some, every = shown(HUGE, 120), shown(HUGE, 160, all=True)
     assert "and 24 more" in some and "more, " not in every
     leaves = ("state['optimizer'][0].mu['embed']", "result[0]['params']['embed']")
@@ -182,7 +182,7 @@ def test_all_shows_every_leaf() -> None:
     assert "Results  1:" in some and "Results  32:" in every
 
 
-def test_a_report_prints_itself() -> None:
+def test_str_and_repr_of_a_report() -> None:
     assert str(FITTING) == plain_text(FITTING)
     assert repr(FITTING) == (
         "<PreflightReport of train_step on v5p:4x4x2 (32 chips): fits, 19.3 GiB of 95.7 GiB, "

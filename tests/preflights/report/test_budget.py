@@ -27,7 +27,7 @@ from xlashard.preflights.report.comparison import KEYS, broken_limits, read_budg
         ("step_price=0.5", "number", 0.5),
     ],
 )
-def test_a_limit_is_read(word: str, quantity: str, value: float) -> None:
+def test_limit_is_parsed(word: str, quantity: str, value: float) -> None:
     (limit,) = read_budget([word])
     assert limit.quantity == quantity
     assert limit.value == pytest.approx(value)
@@ -51,7 +51,7 @@ def test_a_limit_is_read(word: str, quantity: str, value: float) -> None:
         ("all_gather_bytes=", "has the invalid value ''"),
     ],
 )
-def test_invalid_limits(word: str, expected: str) -> None:
+def test_invalid_limits_are_refused(word: str, expected: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(expected)):
         read_budget(["hbm=90%", word])
 

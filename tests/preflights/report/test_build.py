@@ -71,7 +71,7 @@ def facts(values: PreflightReport) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_rejected_program_has_the_facts_of_an_executable(both: Any) -> None:
+def test_rejected_program_has_the_facts_of_an_executable(both: Any) -> None:
     fits, too_large = map(report_of, both)
     assert facts(fits) == facts(too_large)
     assert [r.path for r in fits.replications] == [r.path for r in too_large.replications]
@@ -103,7 +103,7 @@ def test_unspecified_shardings_are_reported(both: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_step_that_is_too_large() -> None:
+def test_report_of_a_too_large_step_has_shardings_and_donations() -> None:
     compilation, _ = training_step(32768, 12, 65536)
     values = report_of(compilation)
     assert [(v.path, v.spec) for v in values.inputs] == [
@@ -135,7 +135,7 @@ def test_fully_replicated_values_are_listed() -> None:
     assert report_of(compilation, replicated_above=2**20).replicated == named[:1]
 
 
-def test_explain_of_a_program_that_is_too_large() -> None:
+def test_explain_of_a_too_large_program_suggests_a_preflight() -> None:
     lowered = product(1024 * 128)
     with pytest.raises(ProgramTooLargeError) as raised:
         explain(lowered)

@@ -50,12 +50,12 @@ def seconds(kind, axes, **slowdown):
 
 @pytest.mark.parametrize("kind", ["all-gather", "all-reduce", "reduce-scatter", "all-to-all"])
 @pytest.mark.parametrize("axes", [["x"], ["x", "y"]])
-def test_collectives_take_the_measured_slowdown_of_links(kind, axes):
+def test_ici_collectives_have_the_measured_slowdown_of_ici(kind, axes):
     assert seconds(kind, axes, ici=1.7) == pytest.approx(1.7 * seconds(kind, axes))
     assert seconds(kind, axes, dcn=3.0, matrix=2.0) == seconds(kind, axes)
 
 
-def test_collectives_between_slices_take_that_of_their_network():
+def test_dcn_collectives_have_the_measured_slowdown_of_dcn():
     usual = seconds("all-reduce", ["slices"])
     assert seconds("all-reduce", ["slices"], dcn=2.5) == pytest.approx(2.5 * usual)
     assert seconds("all-reduce", ["slices"], ici=2.5) == pytest.approx(usual)
@@ -63,7 +63,7 @@ def test_collectives_between_slices_take_that_of_their_network():
     assert apart == pytest.approx(2.5 * usual)
 
 
-def test_a_permutation_takes_the_slowdown_of_links():
+def test_permutations_have_the_measured_slowdown_of_ici():
     pairs = SourceTargetPairs(tuple((n, n ^ 1) for n in range(32)))
     times = [
         NetworkModel(POD, MESH, rates(ici=ratio))
@@ -75,7 +75,7 @@ def test_a_permutation_takes_the_slowdown_of_links():
     assert times[1] - times[0] == pytest.approx(8 * MB / POD.generation.ici_bandwidth / share)
 
 
-def test_reductions_have_a_slowdown_of_their_own():
+def test_reductions_have_a_separate_slowdown():
     for kind in ("all-reduce", "reduce-scatter"):
         both = seconds(kind, ["x"], ici=1.2, reduction=3.0)
         assert both == pytest.approx(3.0 * seconds(kind, ["x"]))
@@ -85,7 +85,7 @@ def test_reductions_have_a_slowdown_of_their_own():
     assert seconds("all-gather", ["x"], reduction=3.0) == pytest.approx(3.0 * gather)
 
 
-def test_kernels_have_a_slowdown_of_their_own():
+def test_kernels_have_a_separate_slowdown():
     usual, measured = rates(), rates(matrix=2.0, kernel=1.5)
     assert measured.kernels is not None
     for name in ("hbm_bytes", "kernel_transcendentals"):
@@ -97,7 +97,7 @@ def test_kernels_have_a_slowdown_of_their_own():
     assert dict(measured.matrix_flops)["bfloat16"] == pytest.approx(matrix / 2)
 
 
-def test_gpu_collectives_take_the_measured_slowdown():
+def test_gpu_collectives_have_the_measured_slowdown():
     chip = cluster("h100", 1, 8)._topology.chip
     slow = rates(chip, ici=2.0, dcn=3.0, reduction=4.0, kernel=2.0)
     for nodes, gpus, kind, ratio in (
@@ -166,7 +166,7 @@ def test_each_chip_has_one_file_of_rates(tmp_path: Path):
         read_calibrations([files[0], str(files[0])], chips)
 
 
-def test_kernels_of_a_profile_are_calibrated_apart_from_products(tmp_path: Path):
+def test_profile_calibrates_kernels_separately_from_matmuls(tmp_path: Path):
     kernel = replace(LINES[1], kind="kernel")
     report = replace(FITTING, time=replace(FITTING.time, lines=(LINES[0], kernel, *LINES[2:])))
     events = [
@@ -186,7 +186,7 @@ def test_kernels_of_a_profile_are_calibrated_apart_from_products(tmp_path: Path)
     assert math.isclose(calibration.slowdown["reduction"], 2.0, rel_tol=1e-3)
 
 
-def test_measured_kernels_have_no_spread_of_other_chips():
+def test_calibrated_kernels_add_no_uncertainty():
     from tests.costs.test_kernel_work import accumulate, arrays, kernels_in, module_of
     from xlashard.costs.schedule import walk_schedule
     from xlashard.preflights.time_estimate import KernelSpread, kernel_spread

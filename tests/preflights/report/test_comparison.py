@@ -32,7 +32,7 @@ def test_comparison_of_equal_reports_shows_no_change(name: str) -> None:
     assert "nothing changed" in str(comparison)
 
 
-def test_a_program_that_no_longer_fits() -> None:
+def test_comparison_shows_a_program_that_no_longer_fits() -> None:
     found = compare(FITTING, OUT_OF_MEMORY)
     assert not found.is_same
     assert [(f.name, f.old, f.new) for f in found.facts] == [
@@ -62,7 +62,7 @@ def test_added_and_removed_traffic_is_listed() -> None:
     assert {f.name for f in found.facts} == {"bound by", "topology", "mesh", "mesh on the torus"}
 
 
-def test_a_line_that_moved_is_no_change() -> None:
+def test_moved_source_lines_are_not_a_change() -> None:
     moved = [
         replace(
             t,
@@ -77,7 +77,7 @@ def test_a_line_that_moved_is_no_change() -> None:
     assert compare(FITTING, replace(FITTING, traffic=tuple(moved))).is_same
 
 
-def test_shardings_and_types_that_changed() -> None:
+def test_changed_shardings_and_types_are_listed() -> None:
     first, *others = FITTING.inputs
     cut = replace(first, spec="P('tensor', None)", copies=8)
     found = compare(FITTING, replace(FITTING, inputs=(cut, *others)))
@@ -90,7 +90,7 @@ def test_shardings_and_types_that_changed() -> None:
     ]
 
 
-def test_versions_and_flags_that_changed() -> None:
+def test_changed_versions_and_flags_are_listed() -> None:
     versions = replace(FITTING.versions, libtpu="0.0.51", flags=())
     found = compare(FITTING, replace(FITTING, versions=versions))
     assert [(f.name, f.new) for f in found.facts] == [("libtpu", "0.0.51"), ("flags", "")]

@@ -84,7 +84,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_profile(tmp_path_factory.mktemp("profile"), TWO_STEPS, MODULES)
 
 
-def test_lines_of_a_profile_lie_beside_their_predictions(profile: Path) -> None:
+def test_profile_lines_are_matched_with_predictions(profile: Path) -> None:
     step = compare_with_profile(FITTING, profile.parents[3])
     assert (step.profile.module, step.profile.executions) == ("jit_train_step", 2)
     assert step.profile.seconds == pytest.approx(LENGTH)
@@ -107,7 +107,9 @@ def test_profile_with_renamed_instructions_matches_by_op_name(tmp_path: Path) ->
     assert step.lines[0].seconds == pytest.approx(32 * 0.6 * LAYER * 1.2)
 
 
-def test_measured_rates_make_a_file_that_preflights_take(profile: Path, tmp_path: Path) -> None:
+def test_measured_rates_round_trip_through_a_calibration_file(
+    profile: Path, tmp_path: Path
+) -> None:
     step = compare_with_profile(FITTING, profile)
     found = step.slowdowns()
     assert found == pytest.approx({"hbm": 1.0, "matrix": 1.2, "reduction": 2.0}, rel=1e-4)
@@ -148,7 +150,7 @@ def test_an_asynchronous_collective_is_measured_from_start_to_done(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_profile_of_the_cpu(tmp_path: Path) -> None:
+def test_cpu_profile_is_matched_with_predictions(tmp_path: Path) -> None:
     @jax.jit
     def step(x: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, 5, lambda _, x: jnp.tanh(x @ x), x)
@@ -176,7 +178,7 @@ def test_a_profile_of_the_cpu(tmp_path: Path) -> None:
         ("chip = ", "can't be read"),
     ],
 )
-def test_invalid_files_of_rates_are_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_calibration_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "rates.toml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ArgumentError, match=message):

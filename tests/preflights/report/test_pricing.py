@@ -24,7 +24,7 @@ from xlashard.preflights.report.pricing import Price, Workload, describe_price, 
         ("4e-1", Price(0.4)),
     ],
 )
-def test_a_price_is_read(expected: float | str, read: Price) -> None:
+def test_price_is_parsed(expected: float | str, read: Price) -> None:
     assert parse_price(expected) == read
 
 
@@ -46,12 +46,12 @@ def test_a_price_is_read(expected: float | str, read: Price) -> None:
         ([4.2], "price is a list"),
     ],
 )
-def test_invalid_prices(expected: object, fact: str) -> None:
+def test_invalid_prices_are_refused(expected: object, fact: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(fact)):
         parse_price(expected)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_cost_of_a_step() -> None:
+def test_price_of_a_step_hour_and_billion_tokens() -> None:
     step = Workload(tokens=1_000_000, model_flops=1e15, parameters=10**9, active_parameters=10**9)
     found = describe_price(Price(3.6, "USD"), seconds=2.0, chips=100, tokens=step.tokens)
     assert (found.chip_hour, found.currency) == (3.6, "USD")

@@ -21,7 +21,7 @@ PUBLISHED = Path(__file__).with_name("preflight.schema.json")
 HOLDERS = (preflight_model.PreflightFields, step_model.FoldedSpan, step_model.FoldedTimeline)
 
 
-def test_the_published_schema_is_in_step(update_goldens: bool) -> None:
+def test_published_schema_is_up_to_date(update_goldens: bool) -> None:
     text = json.dumps(make_schema(), indent=2, ensure_ascii=False) + "\n"
     by = "make goldens ARGS=tests/preflights/report"
     check_golden(PUBLISHED, text, update=update_goldens, by=by)
@@ -50,13 +50,13 @@ def test_reports_match_the_schema(name: str, validator: jsonschema.Draft202012Va
         {"versions": None},
     ],
 )
-def test_the_schema_rejects_other_documents(
+def test_schema_rejects_invalid_documents(
     change: dict[str, Any], validator: jsonschema.Draft202012Validator
 ) -> None:
     assert not validator.is_valid({**FITTING.to_dict(), **change})
 
 
-def test_every_field_of_every_part_is_described() -> None:
+def test_every_field_of_every_dataclass_is_described() -> None:
     kinds = [
         kind
         for module in (preflight_model, pricing, step_model, program_model)

@@ -140,7 +140,7 @@ def test_sweep_with_auto_shardings_chooses_a_layout(folder):
     assert chosen.time.seconds < 0.7 * plain.time.seconds
 
 
-def test_costs_of_kernels_reach_the_worker_processes(tmp_path, monkeypatch):
+def test_kernel_costs_reach_the_worker_processes(tmp_path, monkeypatch):
     asked = []
 
     def ask_only(jobs, _):
@@ -251,7 +251,7 @@ def test_progress_is_shown(swept, terminal):
         assert "3/3 v5e:2x4 model=8: impossible: dimension 1" in text
 
 
-def test_no_progress_if_disabled(swept):
+def test_progress_can_be_disabled(swept):
     console = Console(file=io.StringIO(), force_terminal=True)
     with SweepProgress(shown=False, console=console) as bar:
         bar.start(1, ())
@@ -259,7 +259,7 @@ def test_no_progress_if_disabled(swept):
     assert console.file.getvalue() == ""
 
 
-def test_results_are_lines_of_json(swept):
+def test_results_are_stored_as_json_lines(swept):
     lines = Path(swept.folder, "results.jsonl").read_text().splitlines()
     assert len(lines) == 6
     assert {json.loads(line)["outcome"] for line in lines} == {"fits", "impossible"}

@@ -73,7 +73,7 @@ def test_sweep_report_shows_ranking_and_reasons_of_rejection():
     assert repr(report) == "<SweepReport of steps:make: 2 of 6 fit; print it>"
 
 
-def test_many_results_are_shown_in_part():
+def test_long_sweep_report_shows_the_first_results():
     many = tuple(result(str(i), seconds=1.0 + i) for i in range(40))
     report = SweepReport("steps:make", "sweeps", many)
     assert "and 28 more that fit: report.print(all=True)" in str(report)
@@ -142,7 +142,7 @@ def test_the_store_drops_only_invalid_results(tmp_path):
         ResultStore(file / "below")
 
 
-def test_a_store_of_any_content_is_read_or_refused(tmp_path):
+def test_corrupt_store_lines_are_ignored(tmp_path):
     file = tmp_path / "results.jsonl"
     file.write_bytes(b"\xff\xfe\n" + b"[" * 100_000 + b'\n[1]\n{"format": 1}\nnull\n')
     store = ResultStore(tmp_path)

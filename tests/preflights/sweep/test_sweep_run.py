@@ -49,7 +49,7 @@ def test_large_windows_match_the_formula():
     assert list(found[0].items()) == [("data", 4096), ("fsdp", 1), ("tensor", 1)]
 
 
-def test_fixed_and_bounded_axes():
+def test_fixed_and_bounded_axis_sizes_are_parsed():
     axes = parse_axes("data=auto, tensor=2..4,expert=2")
     assert [str(sizes) for sizes in axes.values()] == ["auto", "2..4", "2"]
     assert factorisations(16, axes) == (
@@ -75,18 +75,18 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
-def test_invalid_axis_sizes(text, message):
+def test_invalid_axis_sizes_are_refused(text, message):
     with pytest.raises(ArgumentError, match=message):
         parse_axes(text)
 
 
 @pytest.mark.parametrize("axes", [{}, None, "auto", {"data": 0}, {"data": True}, {"data": 1.5}])
-def test_invalid_axes(axes):
+def test_invalid_axes_are_refused(axes):
     facts = ("'data'", repr(axes["data"])) if axes and axes != "auto" else (f"mesh={axes!r}",)
     with pytest.raises(ArgumentError, match=naming(*facts)):
         read_axes(axes)
 
 
-def test_impossible_sizes():
+def test_impossible_axis_sizes_are_refused():
     with pytest.raises(ArgumentError, match=naming("data=auto, tensor=3", "16 devices")):
         factorisations(16, parse_axes("data=auto,tensor=3"))

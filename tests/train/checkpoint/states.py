@@ -1,4 +1,4 @@
-"""Small states over eight devices, whose every number identifies its step."""
+"""Small states over eight devices, in which every number identifies its step."""
 
 from pathlib import Path
 from typing import Any

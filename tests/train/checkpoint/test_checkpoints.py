@@ -44,7 +44,7 @@ from xlashard.train.errors import CheckpointError, RunError
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [MESH, TALL, HALF, ONE], ids=["same", "tall", "half", "one"])
-def test_a_state_comes_back_on_any_mesh(saved: Path, mesh: Any) -> None:
+def test_state_is_restored_on_any_mesh(saved: Path, mesh: Any) -> None:
     restored = restore(saved, state_types(mesh))
     check_same(restored.state, 20)
     for x in jax.tree.leaves(restored.state):
@@ -53,7 +53,7 @@ def test_a_state_comes_back_on_any_mesh(saved: Path, mesh: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_earlier_step(saved: Path) -> None:
+def test_earlier_step_can_be_restored(saved: Path) -> None:
     with Checkpoints(saved) as checkpoints:
         assert (checkpoints.steps(), checkpoints.latest()) == ([10, 20], 20)
         check_same(checkpoints.restore(state_types(), 10).state, 10)
@@ -67,7 +67,7 @@ def test_metadata_round_trip(saved: Path) -> None:
     assert set(got.versions) >= {"python", "xlashard", "jaxlib", "orbax-checkpoint", "numpy"}
 
 
-def test_random_keys_come_back(tmp_path: Path) -> None:
+def test_random_keys_are_restored(tmp_path: Path) -> None:
     keys = device_put(jax.random.split(jax.random.key(7), 8), NamedSharding(TALL, P("x")))
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save({"keys": keys}, metadata(1))
@@ -84,7 +84,7 @@ def test_random_keys_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_saving_lets_the_run_donate_and_go_on(tmp_path: Path) -> None:
+def test_state_may_be_donated_while_it_is_saved(tmp_path: Path) -> None:
     step = pjit(lambda s: jax.tree.map(lambda x: x * 0 - 1, s), donate_argnums=0)
     now = jax.tree.map(pjit(lambda x: x + 0), state(1))
     with Checkpoints(tmp_path / "c") as checkpoints:
@@ -99,7 +99,7 @@ def test_saving_lets_the_run_donate_and_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3, 4, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000003", "00000004"]
     with pytest.raises(CheckpointError, match="keep=1"):
@@ -129,7 +129,7 @@ def test_save_below_the_latest_step_is_refused(own: Path) -> None:
 
 
 @pytest.mark.slow
-def test_leftovers_of_killed_saves_are_ignored_and_cleared_away(own: Path) -> None:
+def test_leftovers_of_killed_saves_are_ignored_and_removed(own: Path) -> None:
     os.system(f"cp -r {own}/00000020 {own}/.saving-00000030; mkdir {own}/.deleting-00000005")
     check_same(restore(own).state, 20)
     save(own, 25)
@@ -151,10 +151,10 @@ def test_missing_checkpoint_is_reported(saved: Path, tmp_path: Path) -> None:
         restore(saved, state_types(), 15)
 
 
-# States of another form.
+# States of a different structure.
 
 
-def test_other_shapes_name_the_arrays_and_the_setting(saved: Path) -> None:
+def test_error_of_changed_shapes_names_arrays_and_settings(saved: Path) -> None:
     settings = SETTINGS.replace("16", "32").replace("0.9", "0.95")
     with pytest.raises(CheckpointError) as error:
         restore(saved, state_types(width=32), settings=settings)
@@ -191,7 +191,7 @@ def test_error_of_a_changed_structure_names_arrays_and_settings(saved: Path) -> 
     )
 
 
-def test_a_checkpoint_of_an_earlier_release() -> None:
+def test_checkpoint_of_an_earlier_release_is_restored() -> None:
     """A checkpoint of format 1, written by orbax 0.11.33."""
     restored = restore(GOLDENS)
     check_same(restored.state, 7)
@@ -199,7 +199,7 @@ def test_a_checkpoint_of_an_earlier_release() -> None:
     assert restored.metadata.versions["orbax-checkpoint"] == "0.11.33"
 
 
-def test_errors_of_orbax_name_the_versions(own: Path) -> None:
+def test_orbax_errors_include_the_versions(own: Path) -> None:
     """Files that are intact, but written by other software."""
     folder = own / "00000020"
     manifest = read_manifest(folder)
@@ -256,7 +256,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 100, 2000])
-def test_a_full_disk(own: Path, size: int) -> None:
+def test_full_disk_is_reported_and_the_state_stays_usable(own: Path, size: int) -> None:
     now = state(30)
     with Checkpoints(own) as checkpoints:
         with files_of_at_most(size), pytest.raises(CheckpointError) as error:
@@ -296,7 +296,7 @@ def test_late_writes_after_a_failed_write_print_nothing(
     assert sys.unraisablehook is before
 
 
-def test_an_error_in_the_background_ends_the_block_or_is_noted(own: Path) -> None:
+def test_background_error_ends_the_block_or_becomes_a_note(own: Path) -> None:
     with (
         pytest.raises(CheckpointError, match="step 30"),
         files_of_at_most(100),
@@ -314,7 +314,7 @@ def test_an_error_in_the_background_ends_the_block_or_is_noted(own: Path) -> Non
 
 
 @pytest.mark.slow
-def test_an_error_in_the_background_comes_with_the_next_save(own: Path) -> None:
+def test_background_error_is_raised_by_the_next_save(own: Path) -> None:
     with Checkpoints(own) as checkpoints:
         with files_of_at_most(100):
             checkpoints.save(state(30), metadata(30))
@@ -337,7 +337,7 @@ def test_undeletable_old_checkpoint_is_reported_and_kept(tmp_path: Path) -> None
         assert checkpoints.steps() == [1, 2]
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_uncreatable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         Checkpoints(tmp_path / "file" / "c") as checkpoints,
@@ -350,7 +350,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_signals_stay_the_callers(tmp_path: Path) -> None:
+def test_save_keeps_signal_handlers_of_the_caller(tmp_path: Path) -> None:
     came: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
@@ -371,7 +371,7 @@ def test_signals_stay_the_callers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_terminal_stays_quiet(own: Path, capfd: pytest.CaptureFixture, caplog: Any) -> None:
+def test_checkpoints_print_nothing(own: Path, capfd: pytest.CaptureFixture, caplog: Any) -> None:
     with Checkpoints(own) as checkpoints:
         caplog.set_level(logging.DEBUG, "absl")
         checkpoints.restore(state_types())

@@ -190,7 +190,7 @@ def test_error_of_a_damaged_checkpoint_names_the_file(own: Path, damage: str) ->
 
 
 @pytest.mark.slow
-def test_every_byte_counts(own: Path) -> None:
+def test_every_flipped_bit_is_detected(own: Path) -> None:
     """Flip one bit of each file in turn."""
     for file in [p for p in (own / "00000020").rglob("*") if p.is_file()]:
         data = file.read_bytes()
@@ -211,7 +211,7 @@ def test_error_suggests_no_checkpoint_if_all_are_damaged(own: Path) -> None:
         restore(own)
 
 
-def test_a_renamed_step(own: Path) -> None:
+def test_renamed_step_folder_is_refused(own: Path) -> None:
     (own / "00000020").rename(own / "00000200")
     with pytest.raises(CheckpointError, match="step 200 .*00000200 .*step 20"):
         restore(own)

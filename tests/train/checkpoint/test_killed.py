@@ -38,14 +38,14 @@ def run_script(folder: Path, *args: str) -> str:
 
 
 @pytest.mark.slow
-def test_twenty_random_moments(tmp_path: Path) -> None:
+def test_kills_at_random_times_keep_committed_steps(tmp_path: Path) -> None:
     output = run_script(tmp_path, "5", "random", "20")
     (halves,) = re.findall(r"20 kills, (\d+) in the middle of a save", output)
     assert int(halves) >= 5
 
 
 @pytest.mark.slow
-def test_before_each_change_of_the_folder(tmp_path: Path) -> None:
+def test_kills_before_each_file_change_keep_committed_steps(tmp_path: Path) -> None:
     """Every file opened for writing, every new folder, each rename and each deletion."""
     output = run_script(tmp_path, "0", "each")
     (changes,) = re.findall(r"killed before each of (\d+) changes", output)

@@ -19,7 +19,7 @@ from xlashard.train.checkpoint.writing import path_of, steps_in
         ("arrays/process_x", 0),
     ],
 )
-def test_who_wrote_a_file(name: str, process: int) -> None:
+def test_writer_of_returns_the_process_of_a_file(name: str, process: int) -> None:
     assert writer_of(name) == process
 
 

@@ -42,7 +42,7 @@ def in_vain(calls: list[str]) -> Callable[..., dict[int, str]]:
     return meet
 
 
-def test_missing_processes_are_awaited_once(
+def test_barrier_is_not_retried_after_a_missing_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []

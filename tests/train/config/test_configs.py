@@ -57,7 +57,9 @@ def test_the_table_of_the_guide_has_a_row_for_each_file() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", [preflights.SMALL, "1b_v5e_16"])
-def test_compiling_again_gives_the_facts(name: str, request: pytest.FixtureRequest) -> None:
+def test_compiled_facts_equal_the_checked_in_facts(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     if name in REAL and not request.config.getoption("--full-size"):
         pytest.skip("a minute and a half of compilation: --full-size, as in make test-all")
     before = FACTS[name]
@@ -71,7 +73,7 @@ def test_compiling_again_gives_the_facts(name: str, request: pytest.FixtureReque
     assert again.product_flops == pytest.approx(before.product_flops, rel=0.01)
 
 
-def test_published_runs_are_settings_for_their_chips() -> None:
+def test_published_runs_have_valid_settings_for_the_chips() -> None:
     assert len(RUNS) >= 40
     tpus = {run.chip for run in RUNS.values() if run.target == "tpu"}
     assert tpus == {"v4", "v5e", "v5p", "v6e", "tpu7x"}

@@ -44,17 +44,17 @@ def refusal(table: dict[str, Any], *words: str) -> str:
     return str(caught.value)
 
 
-def test_defaults_hold_for_missing_keys() -> None:
+def test_missing_keys_have_default_values() -> None:
     assert read(Example, {}) == Example()
 
 
-def test_the_table_is_read() -> None:
+def test_nested_table_is_read_into_dataclasses() -> None:
     table = {"shape": {"layers": 2, "rate": 0.25}, "sizes": {"b": 3}, "names": ["x"]}
     got = read(Example, table)
     assert got == Example(Shape(layers=2, rate=0.25), sizes={"b": 3}, names=("x",))
 
 
-def test_an_integer_serves_as_a_number_and_a_string_as_a_list() -> None:
+def test_integer_is_accepted_as_a_float_and_a_string_as_a_list() -> None:
     got = read(Settings, {"optimizer": {"clip": 2}, "sharding": {"rules": {"batch": "data"}}})
     assert type(got.optimizer.clip) is float
     assert got.sharding.rules.batch == ("data",)
@@ -72,7 +72,7 @@ def test_scalar_is_shorthand_for_a_table() -> None:
             read(Settings, raw, words)
 
 
-def test_words_win_over_the_table() -> None:
+def test_assignments_override_the_table() -> None:
     got = read(
         Example,
         {"shape": {"layers": 2}, "title": "old"},
@@ -83,7 +83,7 @@ def test_words_win_over_the_table() -> None:
     assert got.sizes == {"a": 1, "b": 5}
 
 
-def test_a_word_may_be_any_toml_value() -> None:
+def test_assignment_accepts_any_toml_value() -> None:
     words = ["names=['x', 'y']", 'title="quoted = sign"', "sizes={c = 2}", "shape.rate=1e-3"]
     got = read(Example, {}, words)
     assert got == Example(
@@ -133,7 +133,9 @@ def test_error_of_an_invalid_table_suggests_a_valid_one(
         ("names=[1]", ["--set 'names=[]'"]),
     ],
 )
-def test_a_wrong_word_is_answered_with_the_right_word(word: str, expected: list[str]) -> None:
+def test_error_of_an_invalid_assignment_suggests_a_valid_one(
+    word: str, expected: list[str]
+) -> None:
     text = refusal({}, word)
     for part in expected:
         assert part in text
@@ -144,13 +146,13 @@ def test_all_problems_are_reported_at_once() -> None:
     assert text.count("Write:") == 4
 
 
-def test_the_corrected_lines_are_accepted() -> None:
+def test_lines_suggested_by_an_error_are_accepted() -> None:
     text = refusal({"shape": {"layers": "12"}})
     corrected = text[text.index("Write:") + len("Write:") :]
     assert read(Example, tomllib.loads(corrected)).shape.layers == 12
 
 
-def test_the_reference_has_every_value() -> None:
+def test_reference_lists_every_key() -> None:
     rows = reference(Example)
     assert rows[0] == ("shape.layers", "an integer", "4", "how many")
     assert [row[0] for row in rows] == [leaf.path for leaf in leaves(Example)]
@@ -194,13 +196,13 @@ def filled(draw: st.DrawFn, cls: type) -> Any:
 
 @pytest.mark.slow
 @given(filled(Settings))
-def test_settings_survive_toml(settings: Settings) -> None:
+def test_settings_round_trip_through_toml(settings: Settings) -> None:
     assert read(Settings, tomllib.loads(to_toml(settings))) == settings
 
 
 @pytest.mark.slow
 @given(NAMES)
-def test_any_string_survives_toml(text: str) -> None:
+def test_every_string_round_trips_through_toml(text: str) -> None:
     assert tomllib.loads(f"value = {toml_value(text)}") == {"value": text}
 
 
@@ -220,7 +222,7 @@ def test_every_value_is_accepted_or_refused_with_its_key(raw: Any) -> None:
 
 @pytest.mark.slow
 @given(st.text(max_size=20), st.text(max_size=20))
-def test_any_word_is_taken_or_refused(key: str, value: str) -> None:
+def test_every_assignment_is_accepted_or_refused(key: str, value: str) -> None:
     try:
         got = read(Example, {}, [f"{key}={value}"])
     except SettingsError as error:

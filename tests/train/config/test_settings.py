@@ -23,20 +23,20 @@ def test_small_settings_files_exist() -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_every_settings_file_is_sound(path: Path) -> None:
+def test_every_settings_file_is_valid(path: Path) -> None:
     settings = load_settings(path)
     check_settings(settings)
     assert settings.run.name == path.stem
 
 
-def test_a_name_in_the_file_stays(tmp_path: Path) -> None:
+def test_run_name_of_the_file_is_kept_or_overridden(tmp_path: Path) -> None:
     path = tmp_path / "any.toml"
     path.write_text('[run]\nname = "mine"\n')
     assert load_settings(path).run.name == "mine"
     assert load_settings(path, ["run.name=other"]).run.name == "other"
 
 
-def test_an_error_names_the_file(tmp_path: Path) -> None:
+def test_error_of_invalid_settings_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "any.toml"
     path.write_text("[model]\nlayer = 3\n")
     text = refusal(path)

@@ -1,4 +1,4 @@
-"""Runs of the main job in processes of their own, which a test can signal."""
+"""Runs of the main job in separate processes, which a test can signal."""
 
 import os
 import signal

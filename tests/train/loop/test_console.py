@@ -44,7 +44,7 @@ def test_pace_counts_tokens_and_time_left() -> None:
     assert str(pace) == "2,000 tokens/s · 1:30 left"
 
 
-def test_pace_forgets_old_steps() -> None:
+def test_pace_ignores_old_steps() -> None:
     clock = Clock()
     pace = Pace(tokens=1, steps=1000, clock=clock)
     for number in range(1, 201):
@@ -54,7 +54,7 @@ def test_pace_forgets_old_steps() -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_the_screen_fits_the_output(terminal: bool) -> None:
+def test_screen_draws_a_bar_only_in_a_terminal(terminal: bool) -> None:
     out = console(terminal)
     screen = Screen(out, 1)
     screen.begin(10)
@@ -112,7 +112,7 @@ def test_a_terminal_shows_a_bar_with_loss_speed_and_time_left() -> None:
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 
-def test_a_screen_may_end_without_a_beginning_and_twice() -> None:
+def test_screen_end_is_allowed_before_begin_and_twice() -> None:
     screen = Screen(console(True), 1)
     screen.end()
     screen.begin(1)

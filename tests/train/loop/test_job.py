@@ -53,7 +53,7 @@ def records(outcome: Progress) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:
+def test_run_reports_and_stores_all_results(tmp_path: Path) -> None:
     screen = Recorder()
     outcome = run(screen, tmp_path, shallow())
     assert (outcome.steps, outcome.signal, outcome.checkpoint) == (4, "", 4)
@@ -109,7 +109,7 @@ def test_interrupt_keeps_the_recorded_metrics(tmp_path: Path) -> None:
     screen = Recorder(at=2, action=interrupt)
     outcome = run(screen, tmp_path, shallow("training.steps=50", "training.eval_every=0"))
     assert outcome.signal == "SIGINT"
-    # The step that was under way is measured, too; another thread hears the signal meanwhile.
+    # The running step is measured, too; a second thread receives the signal meanwhile.
     steps = outcome.steps
     assert 3 <= steps < 50
     assert outcome.checkpoint == steps
@@ -144,7 +144,7 @@ def test_a_diverging_run_raises(tmp_path: Path) -> None:
     assert (tmp_path / "small" / "loss.png").exists()
 
 
-def test_misfits_are_reported_before_the_folder_is_created(tmp_path: Path) -> None:
+def test_invalid_settings_are_reported_before_the_folder_is_created(tmp_path: Path) -> None:
     wrong = [
         ("model.kv_heads=1", r"model\.kv_heads = 1 .*tensor=2[\s\S]*kv_heads = 2"),
         ("data.paths=nowhere.txt", "nowhere.txt.*--data PATH"),

@@ -109,7 +109,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.integration
-def test_pod_has_the_losses_of_one_process_and_resumes_in_another_size(
+def test_pod_losses_equal_one_process_and_resume_in_a_different_size(
     tmp_path: Path, undisturbed: Path
 ) -> None:
     path = written(tmp_path, nano(**MIXED))
@@ -196,7 +196,7 @@ def test_failed_process_ends_its_peers_with_its_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_200_steps_with_kills_equal_200_undisturbed_steps(tmp_path: Path) -> None:
+def test_200_steps_with_kills_equal_200_uninterrupted_steps(tmp_path: Path) -> None:
     settings = nano("training.steps=200", "training.eval_every=60", "checkpoint.every=20")
     settings = read(
         Settings,

@@ -40,7 +40,7 @@ def test_resume_refuses_settings_that_change_the_run(tmp_path: Path, word: str, 
     )
 
 
-def test_other_settings_may_change(tmp_path: Path) -> None:
+def test_resume_accepts_settings_that_do_not_change_the_run(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
         pass
     words = ["training.steps=9", "mesh.data=1", "devices.emulate=4", "model.compute=bfloat16"]
@@ -82,7 +82,7 @@ def test_a_folder_without_a_run_is_reported(tmp_path: Path) -> None:
     assert last_run(tmp_path) == folder.path
 
 
-def test_a_run_without_a_checkpoint_cannot_go_on(tmp_path: Path) -> None:
+def test_run_without_a_checkpoint_cannot_be_resumed(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
         pass
     with pytest.raises(SettingsError, match="/small/checkpoints") as caught:

@@ -34,7 +34,7 @@ def lines(folder: RunFolder) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_a_folder_holds_settings_measurements_and_a_curve(tmp_path: Path) -> None:
+def test_run_folder_holds_settings_measurements_and_a_curve(tmp_path: Path) -> None:
     with opened(tmp_path / "runs") as folder:
         for step in range(1, 4):
             folder.record("train", step=step, loss=5.0 - step)
@@ -64,14 +64,14 @@ def test_the_curve_is_drawn_also_when_the_run_fails(tmp_path: Path) -> None:
     assert (folder.path / "loss.png").exists()
 
 
-def test_earlier_results_stay(tmp_path: Path) -> None:
+def test_existing_run_folders_are_not_overwritten(tmp_path: Path) -> None:
     for name in ("small", "small-2", "small-3"):
         with opened(tmp_path) as folder:
             assert folder.path.name == name
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "/etc", "a\0b", "\x1b[31m", "a\nb", "\ud800"])
-def test_run_name_that_is_no_plain_folder_name_is_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_folder_name_as_run_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingsError, match=naming("run.name ", "--name ")):
         opened(tmp_path, settings(f"run.name={name}"))
 
@@ -103,7 +103,7 @@ def test_resumed_run_has_one_record_per_step(tmp_path: Path) -> None:
     assert "steps = 9" in (folder.path / "config.toml").read_text()
 
 
-def test_an_evaluation_that_is_not_made_again_stays(tmp_path: Path) -> None:
+def test_evaluation_that_is_not_repeated_stays_recorded(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
         folder.record("eval", step=4, loss=9.0)
     assert len(measured_until(folder.path, 4, evaluated_again=False)) == 1
@@ -131,7 +131,7 @@ def test_run_folders_are_ordered_by_modification_time(tmp_path: Path) -> None:
     assert run_folders(tmp_path) == [second.path, first.path]
 
 
-def test_the_running_mean_begins_at_the_first_value() -> None:
+def test_running_mean_starts_at_the_first_value() -> None:
     np.testing.assert_allclose(running_mean([4.0, 4.0, 4.0]), 4.0)
     means = running_mean([4.0, 2.0, 2.0])
     assert means[0] == 4.0

@@ -16,7 +16,7 @@ def send(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_is_a_request(number: signal.Signals) -> None:
+def test_first_signal_requests_a_stop(number: signal.Signals) -> None:
     before = [signal.getsignal(x) for x in SIGNALS]
     asked: Future[str] = Future()
     with on_signal(asked.set_result):
@@ -26,7 +26,7 @@ def test_the_first_signal_is_a_request(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("second", SIGNALS)
-def test_the_second_signal_interrupts(second: signal.Signals) -> None:
+def test_second_signal_raises_keyboard_interrupt(second: signal.Signals) -> None:
     before = [signal.getsignal(x) for x in SIGNALS]
     with pytest.raises(KeyboardInterrupt), on_signal(lambda name: None):
         send(signal.SIGTERM)

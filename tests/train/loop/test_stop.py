@@ -36,7 +36,7 @@ def test_reached_returns_true_only_after_a_stop_request() -> None:
     assert watched.stop.call == StopMessage("stop", 0, "SIGTERM")
 
 
-def test_the_first_who_asks_counts() -> None:
+def test_only_the_first_stop_request_is_effective() -> None:
     watched = Watched()
     with watched.stop.listening():
         watched.stop.request("SIGTERM")
@@ -59,7 +59,7 @@ def test_unless_stopped_waits_for_a_future_until_a_stop() -> None:
         assert watched.stop.reached()
 
 
-def test_an_error_of_the_other_thread_is_raised() -> None:
+def test_unless_stopped_raises_the_error_of_its_future() -> None:
     watched = Watched()
     with pytest.raises(ZeroDivisionError), watched.stop.listening():
         work: Future[int] = Future()

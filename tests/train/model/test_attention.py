@@ -102,7 +102,7 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 @pytest.mark.slow
-def test_no_value_of_every_pair_of_positions_is_made() -> None:
+def test_blockwise_attention_does_not_materialize_all_scores() -> None:
     shapes = [jax.ShapeDtypeStruct((1, 4096, 2, SIZE), jnp.float32)] * 3
     step = jax.jit(jax.grad(lambda q, k, v: blockwise_attention(q, k, v, 64).sum(), (0, 1, 2)))
     largest = step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
@@ -141,7 +141,7 @@ def test_kernel_attention_equals_full_attention(name: str, window: int) -> None:
         ("none", {}, {"tpu": "none", "gpu": "none"}),
     ],
 )
-def test_devices_run_their_kernels(requested, changes, found) -> None:
+def test_attention_kernel_is_chosen_by_platform(requested, changes, found) -> None:
     kernel = KernelSettings(attention=requested, block_q=256)
     model = ModelSettings(**{"compute": "bfloat16", "kernel": kernel, **changes})
     for platform, name in found.items():

@@ -17,7 +17,7 @@ def refusal(*words: str) -> str:
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_the_examples_fit(name: str) -> None:
+def test_settings_of_every_example_mesh_are_valid(name: str) -> None:
     check_settings(settings(**MESHES[name]))
 
 
@@ -164,11 +164,11 @@ def test_error_of_inconsistent_settings_names_their_keys(
         assert part in text
 
 
-def test_an_automatic_layout_has_no_use_for_rules() -> None:
+def test_sharding_rules_are_ignored_with_an_automatic_layout() -> None:
     check_settings(settings("sharding=auto", "sharding.rules.mlp=tensr", "training.batch=7"))
 
 
-def test_each_misfit_is_reported_once() -> None:
+def test_each_problem_is_reported_once() -> None:
     text = refusal("model.kv_heads=1", "training.batch=6")
     assert text.count("Write:") == 2
 
@@ -179,7 +179,7 @@ SIZES = st.integers(1, 12)
 @pytest.mark.slow
 @hypothesis_settings(max_examples=200)
 @given(SIZES, SIZES, SIZES, SIZES, st.sampled_from([1, 2, 4, 8]))
-def test_a_corrected_batch_is_accepted(
+def test_suggested_batch_size_is_accepted(
     data: int, fsdp: int, batch: int, accumulate: int, tensor: int
 ) -> None:
     words = [

@@ -42,7 +42,7 @@ def reference() -> tuple[jax.Array, tuple[jax.Array, ...]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2, 6, 16])
 @pytest.mark.parametrize("rules", [None, {"length": ("tensor",)}, {"vocab": ("tensor",)}])
-def test_value_and_gradients_in_parts_equal_those_of_the_whole(
+def test_chunked_cross_entropy_equals_unchunked_with_gradients(
     parts: int,
     rules: dict[str, tuple[str, ...]] | None,
     reference: tuple[jax.Array, tuple[jax.Array, ...]],

@@ -83,7 +83,7 @@ def test_full_capacity_equals_the_dense_mixture(active: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_expert_lets_tokens_pass() -> None:
+def test_tokens_beyond_expert_capacity_are_dropped() -> None:
     shape = model("model.active_experts=1", "model.capacity=0.5")
     arrays = weights(shape)
     # All tokens select expert 0, which has room for the first two of each sequence.

@@ -24,7 +24,7 @@ def layout(name: str = "mixed") -> Layout:
     return Layout(build_mesh(run.mesh, devices(run.devices.emulate)), run.sharding.rules)
 
 
-def test_rules_turn_names_into_specs() -> None:
+def test_rules_map_axis_names_to_specs() -> None:
     mixed = layout()
     assert mixed.spec(("layers", "embed", "heads", None)) == P(None, "fsdp", "tensor", None)
     assert mixed.spec((None, "batch", None)) == P(None, ("data", "fsdp"), None)
@@ -32,7 +32,7 @@ def test_rules_turn_names_into_specs() -> None:
     assert layout("data").spec(("vocab", "embed")) == P(None, None)
 
 
-def test_a_layout_counts_the_devices_of_an_axis() -> None:
+def test_layout_returns_the_device_count_of_a_logical_axis() -> None:
     mixed = layout()
     assert [mixed.ways(axis) for axis in ("batch", "embed", "length")] == [4, 2, 1]
     assert unplaced.ways("batch") == 1
@@ -46,7 +46,7 @@ def test_layout_returns_xlashard_shardings_on_its_mesh() -> None:
     assert sharding.shard_shape((8, 6)) == (4, 3)
 
 
-def test_the_mesh_must_have_all_devices() -> None:
+def test_mesh_must_include_all_devices() -> None:
     with pytest.raises(SettingsError) as caught:
         build_mesh({"data": 2, "tensor": 3}, devices(8))
     text = str(caught.value)
@@ -64,7 +64,7 @@ def test_declaration_draws_its_initial_values() -> None:
 
 
 @pytest.mark.slow
-def test_first_values_do_not_depend_on_the_mesh() -> None:
+def test_initial_values_do_not_depend_on_the_mesh() -> None:
     declared = declare(settings().model)
     plain = initial_parameters(declared, jax.random.key(0))
     for name in ("fsdp", "tensor", "mixed"):
@@ -78,7 +78,7 @@ def test_first_values_do_not_depend_on_the_mesh() -> None:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), spread, plain)
 
 
-def test_moments_lie_as_their_parameters_do() -> None:
+def test_optimizer_moments_are_sharded_like_parameters() -> None:
     recipe = make_recipe(settings())
     shardings = state_shardings(recipe, layout())
     shapes = jax.eval_shape(recipe.initial_state, 0)

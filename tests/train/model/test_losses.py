@@ -124,7 +124,9 @@ def test_bound_step_has_the_losses_of_plain_jit(plain: np.ndarray) -> None:
         ],
     ],
 )
-def test_losses_do_not_depend_on_how_memory_is_saved(words: list[str], plain: np.ndarray) -> None:
+def test_losses_do_not_depend_on_memory_saving_settings(
+    words: list[str], plain: np.ndarray
+) -> None:
     np.testing.assert_allclose(spread_losses(settings(RUN, *words)), plain, rtol=CLOSE)
 
 

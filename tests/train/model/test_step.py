@@ -52,7 +52,7 @@ def test_gradient_accumulation_equals_one_whole_batch() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_counts_and_measures() -> None:
+def test_train_step_increments_the_step_and_returns_metrics() -> None:
     state, measured = train_step()(initial_state(), batch(1))
     assert state["step"] == 1
     assert {name: x.dtype.name for name, x in measured.items()} == dict.fromkeys(
@@ -62,7 +62,7 @@ def test_a_step_counts_and_measures() -> None:
 
 
 @pytest.mark.slow
-def test_evaluation_is_the_mean_over_the_parts() -> None:
+def test_evaluation_is_the_mean_over_microbatches() -> None:
     parameters = initial_state()["parameters"]
     evaluate = jax.jit(recipe().evaluate)
     np.testing.assert_allclose(
@@ -71,7 +71,7 @@ def test_evaluation_is_the_mean_over_the_parts() -> None:
 
 
 @pytest.mark.slow
-def test_the_learning_rate_rises_and_falls() -> None:
+def test_learning_rate_warms_up_and_decays() -> None:
     optimizer = OptimizerSettings(learning_rate=1.0, warmup=10, final=0.1)
     rates = [float(learning_rate(optimizer, 100)(step)) for step in range(101)]
     assert 0 < rates[0] < rates[5] < rates[10] == 1.0
@@ -81,7 +81,7 @@ def test_the_learning_rate_rises_and_falls() -> None:
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 5), (5, 5), (50, 5), (3, 1)])
-def test_short_runs_have_a_learning_rate(warmup: int, steps: int) -> None:
+def test_learning_rate_of_short_runs_is_positive_and_finite(warmup: int, steps: int) -> None:
     schedule = learning_rate(OptimizerSettings(learning_rate=1.0, warmup=warmup), steps)
     rates = np.asarray([schedule(step) for step in range(steps)])
     assert np.isfinite(rates).all()
@@ -90,7 +90,7 @@ def test_short_runs_have_a_learning_rate(warmup: int, steps: int) -> None:
 
 
 @pytest.mark.slow
-def test_only_matrices_decay() -> None:
+def test_weight_decay_applies_only_to_matrices() -> None:
     declarations = recipe().declarations
     optimizer = make_optimizer(OptimizerSettings(weight_decay=0.5), lambda step: 0.1, declarations)
     parameters = jax.tree.map(lambda x: jnp.ones(x.shape), declarations)
@@ -116,7 +116,7 @@ def test_the_gradient_is_clipped() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])
-def test_moments_are_stored_in_their_types(moments: str) -> None:
+def test_moments_are_stored_in_the_configured_dtypes(moments: str) -> None:
     declarations = {"x": recipe().declarations["norm"]}
     changes = OptimizerSettings(moments=moments, mean="bfloat16", weight_decay=0.0, clip=1e9)
     optimizer = make_optimizer(changes, lambda step: 1.0, declarations)

@@ -101,7 +101,7 @@ OTHERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, *OTHERS.values()], ids=["usual", *OTHERS])
-def test_forward_is_the_transformer_written_out(changes: dict) -> None:
+def test_forward_equals_a_numpy_transformer(changes: dict) -> None:
     model, tokens = replace(MODEL, **changes), TOKENS[0].astype(np.int32)
     parameters = drawn(model)
     expected = numpy_forward(parameters, tokens, model)
@@ -120,7 +120,7 @@ SPECS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "error"), [("int8", 0.015), ("fp8", 0.08)])
 @pytest.mark.parametrize("spec", SPECS)
-def test_8_bit_products_approximate_exact_products(spec: str, kind, error: float) -> None:
+def test_8_bit_matmuls_approximate_exact_matmuls(spec: str, kind, error: float) -> None:
     keys = jax.random.split(jax.random.key(3), 2)
     factors = [jax.random.normal(key, s) for key, s in zip(keys, SPECS[spec], strict=True)]
 
@@ -139,7 +139,7 @@ def test_8_bit_products_approximate_exact_products(spec: str, kind, error: float
 
 
 @pytest.mark.slow
-def test_loss_is_the_mean_surprise(parameters: dict) -> None:
+def test_loss_is_the_mean_negative_log_likelihood(parameters: dict) -> None:
     scores = np.asarray(forward(parameters, jnp.asarray(TOKENS[:, :-1], jnp.int32), MODEL))
     chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     taken = np.take_along_axis(chances, TOKENS[:, 1:, None].astype(int), -1)
@@ -160,7 +160,7 @@ def test_attention_is_causal(parameters: dict) -> None:
 
 
 @pytest.mark.slow
-def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
+def test_rotary_embedding_keeps_norms_and_depends_only_on_distance() -> None:
     q, k = np.random.default_rng(1).normal(size=(2, 1, 1, 1, MODEL.head_size)).astype(np.float32)
 
     def turned(x: np.ndarray, position: int) -> np.ndarray:
@@ -194,7 +194,7 @@ def test_incremental_decoding_equals_the_forward_pass(words: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_cache_forgets_the_oldest_byte() -> None:
+def test_full_cache_drops_the_oldest_byte() -> None:
     model = settings("model.layers=1").model
     parameters = drawn(model)
     room = 6
@@ -208,7 +208,7 @@ def test_a_full_cache_forgets_the_oldest_byte() -> None:
 
 
 @pytest.mark.slow
-def test_rematerialisation_changes_no_gradient(parameters: dict) -> None:
+def test_rematerialization_does_not_change_gradients(parameters: dict) -> None:
     tokens = jnp.asarray(TOKENS)
     plain, saved = (
         jax.jit(jax.grad(eager_loss), static_argnums=2)(parameters, tokens, model)
@@ -230,7 +230,7 @@ def test_bfloat16_keeps_parameters_gradients_and_loss_in_float32(parameters: dic
 
 
 @pytest.mark.slow
-def test_added_parameter_keeps_the_initial_values_of_the_others() -> None:
+def test_added_parameter_does_not_change_other_initial_values() -> None:
     declared = declare(MODEL)
     more = declared | {"another": declared["head"]}
     first, second = (initial_parameters(x, jax.random.key(3)) for x in (declared, more))
@@ -251,13 +251,13 @@ def greedy(parameters: dict, prompt: bytes, count: int) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompt", [b"T", b"The model "])
-def test_generation_at_temperature_0_takes_the_likeliest(parameters: dict, prompt: bytes) -> None:
+def test_generation_at_temperature_0_is_greedy(parameters: dict, prompt: bytes) -> None:
     written = write(parameters, np.frombuffer(prompt, np.uint8), 0, jnp.float32(0), 6, MODEL)
     assert np.asarray(written).tobytes() == greedy(parameters, prompt, 6)
 
 
 @pytest.mark.slow
-def test_equal_seeds_write_equal_texts(parameters: dict) -> None:
+def test_equal_seeds_generate_equal_texts(parameters: dict) -> None:
     def written(seed: int) -> bytes:
         prompt = np.frombuffer(b"The ", np.uint8)
         return np.asarray(write(parameters, prompt, seed, jnp.float32(1), 40, MODEL)).tobytes()
@@ -267,7 +267,7 @@ def test_equal_seeds_write_equal_texts(parameters: dict) -> None:
 
 
 @pytest.mark.slow
-def test_bytes_are_drawn_by_their_chances() -> None:
+def test_bytes_are_sampled_by_probability() -> None:
     scores = jnp.full(256, -jnp.inf).at[65].set(jnp.log(3.0)).at[66].set(0.0)
     keys = jax.random.split(jax.random.key(0), 4000)
     drawn = np.asarray(jax.vmap(lambda key: choose(scores, key, jnp.float32(1)))(keys))
@@ -276,5 +276,5 @@ def test_bytes_are_drawn_by_their_chances() -> None:
 
 
 @pytest.mark.slow
-def test_written_bytes_cannot_steer_a_terminal() -> None:
+def test_generated_control_codes_do_not_reach_the_terminal() -> None:
     assert readable(b"a\x1b[31mb\n\xff\x00caf\xc3\xa9") == "a·[31mb\n··café"

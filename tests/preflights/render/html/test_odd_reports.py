@@ -75,7 +75,7 @@ SHOWN = {
 
 
 @pytest.mark.slow
-def test_odd_reports_are_shown(browser: Browser) -> None:
+def test_incomplete_reports_are_rendered(browser: Browser) -> None:
     with browser.page(page([replace(r, title=name) for name, r in ODD.items()])) as tab:
         for number, name in enumerate(ODD, 1):
             tab.run(f"location.hash = 'report-{number}'")
@@ -88,7 +88,7 @@ def test_odd_reports_are_shown(browser: Browser) -> None:
         assert tab.complaints() == []
 
 
-def test_the_roof_is_that_of_the_matrix_units() -> None:
+def test_roofline_uses_the_peak_of_the_matrix_units() -> None:
     mixed = replace(
         FITTING.time,
         flops=11e12,
@@ -116,7 +116,7 @@ def test_roofline_point_lies_on_the_slope_of_the_bound() -> None:
 
 
 @pytest.mark.slow
-def test_first_values_are_shown_and_the_remaining_ones_counted() -> None:
+def test_long_tables_show_the_first_rows_and_count_the_rest() -> None:
     value = FITTING.inputs[0]
     many = tuple(replace(value, path=f"state[{n}]") for n in range(MOST_ROWS + 2345))
     html = page(replace(FITTING, inputs=many))
@@ -125,7 +125,7 @@ def test_first_values_are_shown_and_the_remaining_ones_counted() -> None:
     assert f"state[{MOST_ROWS}]" not in html.split("application/json")[0]
 
 
-def test_a_page_needs_a_report() -> None:
+def test_page_without_reports_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"reports is empty.*page\(report\)"):
         page([])
 

@@ -73,7 +73,7 @@ def assert_numbers_are_those_of(report: PreflightReport, tab: Tab) -> None:
     assert intensity == pytest.approx(matmul_flops / time.hbm_bytes)
 
 
-def test_the_bar_of_memory_is_drawn_to_scale(browser: Browser) -> None:
+def test_memory_bar_is_drawn_to_scale(browser: Browser) -> None:
     widths = (
         "Object.fromEntries([...document.querySelectorAll('.card .bar.memory .part')].map(e => "
         "[e.classList[1], e.getBoundingClientRect().width / e.parentNode.clientWidth]))"
@@ -139,7 +139,7 @@ def test_timeline_zooms_and_is_navigable_by_keyboard(browser: Browser) -> None:
         assert tab.run(width) == pytest.approx(1)
 
 
-def test_a_rejected_program_does_not_fit(
+def test_page_of_a_rejected_program_shows_the_excess(
     browser: Browser,
 ) -> None:
     with browser.page(replace(FITTING, outcome="out of memory").to_html()) as tab:
@@ -149,7 +149,7 @@ def test_a_rejected_program_does_not_fit(
         assert "The compiler rejected the program" in tab.text(".card.memory .lead")
 
 
-def test_colours_follow_the_system_until_a_choice(browser: Browser) -> None:
+def test_theme_follows_the_system_until_the_user_chooses(browser: Browser) -> None:
     paper = "getComputedStyle(document.documentElement).backgroundColor"
     with browser.page(SMALL.to_html(), dark=True) as tab:
         dark = tab.run(paper)
@@ -201,7 +201,7 @@ def test_page_fits_a_phone_screen(browser: Browser) -> None:
         assert seconds == sorted(seconds, reverse=True)
 
 
-def test_everything_can_be_read_without_scripts(browser: Browser) -> None:
+def test_page_is_readable_without_scripts(browser: Browser) -> None:
     with browser.page(TWO_SLICES.to_html(), scripts=False) as tab:
         snapshot = tab.call("DOMSnapshot.captureSnapshot", computedStyles=[])
         strings = snapshot["strings"]
@@ -216,7 +216,7 @@ def test_everything_can_be_read_without_scripts(browser: Browser) -> None:
     assert text.count("state['params']") >= len(TWO_SLICES.inputs) // 4
 
 
-def test_the_drawing_is_coloured_by_the_axis_that_is_chosen(browser: Browser) -> None:
+def test_drawing_is_coloured_by_the_selected_axis(browser: Browser) -> None:
     colours = "[...document.querySelectorAll('.chips g')].map(g => getComputedStyle(g).fill)"
     places = "[...document.querySelectorAll('.chips g')].map(g => g.dataset.mesh)"
     with browser.page(FITTING.to_html()) as tab:
@@ -232,7 +232,7 @@ def test_the_drawing_is_coloured_by_the_axis_that_is_chosen(browser: Browser) ->
             assert labels == [str(mesh[number]) for mesh in meshes]
 
 
-def test_pointing_at_a_chip_shows_its_position(browser: Browser) -> None:
+def test_hovering_over_a_chip_shows_its_position(browser: Browser) -> None:
     with browser.page(TWO_SLICES.to_html()) as tab:
         tab.click(".choices label:nth-of-type(2)")
         tab.point_at(".chips g[data-at='1,2,0'][data-slice='1'] rect")
@@ -249,7 +249,7 @@ def test_pointing_at_a_chip_shows_its_position(browser: Browser) -> None:
         )
 
 
-def test_the_largest_topology_stays_a_small_page(browser: Browser) -> None:
+def test_page_of_the_largest_topology_stays_small(browser: Browser) -> None:
     html = HUGE.to_html()
     assert len(html) < 600_000
     with browser.page(html) as tab:
@@ -262,7 +262,7 @@ def test_the_largest_topology_stays_a_small_page(browser: Browser) -> None:
 HOSTILE = '</script><script>document.title="owned"</script><img src=x onerror=alert(1)>"\'&\u202e'
 
 
-def test_names_of_the_users_program_are_only_text(browser: Browser) -> None:
+def test_markup_in_names_of_the_program_is_escaped(browser: Browser) -> None:
     collective = FITTING.traffic[-1].collective
     assert collective.source is not None
     source = replace(collective.source, file=f"/srv/{HOSTILE}/שלום.py", function=HOSTILE)

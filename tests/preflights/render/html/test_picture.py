@@ -14,7 +14,9 @@ MOST_BYTES = 150_000
 
 
 @pytest.mark.slow
-def test_the_picture_in_the_documents_is_small(browser: Browser, update_goldens: bool) -> None:
+def test_documentation_picture_is_small_and_has_the_expected_size(
+    browser: Browser, update_goldens: bool
+) -> None:
     if update_goldens:
         with browser.page(FITTING.to_html(), width=WIDTH, height=HEIGHT) as tab:
             tab.run("document.querySelectorAll('.memory details').forEach(d => d.open = false)")

@@ -32,7 +32,7 @@ def test_the_json_can_be_downloaded(browser: Browser, tmp_path: Path) -> None:
     assert PreflightReport.from_json(found.read_text(encoding="utf-8")) == FITTING
 
 
-def test_several_reports_stand_side_by_side(browser: Browser) -> None:
+def test_reports_are_compared_in_a_sortable_table(browser: Browser) -> None:
     reports = list(ALL.values())
     with browser.page(page(reports)) as tab:
         assert tab.complaints() == []
@@ -54,7 +54,7 @@ def test_several_reports_stand_side_by_side(browser: Browser) -> None:
         assert tab.text("h2") == "5 reports side by side"
 
 
-def test_changes_precede_the_reports(browser: Browser) -> None:
+def test_changes_are_shown_before_the_reports(browser: Browser) -> None:
     changes = compare(FITTING, OUT_OF_MEMORY)
     with browser.page(page([FITTING, OUT_OF_MEMORY], changes)) as tab:
         assert tab.complaints() == []

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 SCRIPTS = Path(__file__).parent
 
 
-def test_the_collectives_sort_by_click_and_by_key(browser: Browser) -> None:
+def test_collectives_are_sortable_by_mouse_and_keyboard(browser: Browser) -> None:
     sent = [t.collective.sent_bytes for t in FITTING.traffic]
     with browser.page(FITTING.to_html()) as tab:
         head = ".traffic th:nth-child(5)"
@@ -54,7 +54,7 @@ def choose(tab: Tab, key: str, value: str) -> None:
     )
 
 
-def test_the_collectives_filter_by_text_kind_axis_and_reason(browser: Browser) -> None:
+def test_collectives_can_be_filtered_by_text_kind_axis_and_reason(browser: Browser) -> None:
     def shown(keep: Callable[[Any], bool]) -> list[tuple[str, str]]:
         return [(t.collective.kind, t.collective.along) for t in FITTING.traffic if keep(t)]
 
@@ -96,7 +96,7 @@ def test_the_collectives_filter_by_text_kind_axis_and_reason(browser: Browser) -
         assert tab.text(".traffic .count") == "0 of 6 · sent 0 B · takes 0 s"
 
 
-def test_numbers_are_written_as_in_python(browser: Browser) -> None:
+def test_numbers_are_formatted_as_in_python(browser: Browser) -> None:
     sizes = [0, 1, 1023, 1024, 2304, 1152, 10 * 2**20 + 1, 3 * 2**30 + 2**28, 2**43]
     times = [0, 3e-9, 1.25e-6, 9.995e-4, 0.00225, 0.0625, 1.005, 9.996, 10, 12.25]
     rows = [

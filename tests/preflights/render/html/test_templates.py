@@ -68,12 +68,12 @@ def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_paths_may_break_between_their_steps() -> None:
+def test_paths_have_line_break_hints_between_segments() -> None:
     assert user_text("a/b['c']['d']") == "<bdi>a/<wbr>b[&#39;c&#39;]<wbr>[&#39;d&#39;]</bdi>"
     assert user_text("a/b.py:3", "code", whole=True) == '<code dir="auto">a/b.py:3</code>'
 
 
-def test_elements_are_not_escaped_again() -> None:
+def test_escaped_elements_are_not_escaped_twice() -> None:
     template = environment().from_string("{{ text }}{{ text|text }}")
     assert template.render(text="<&") == "&lt;&amp;<bdi>&lt;&amp;</bdi>"
     tip = user_text("a", "span", title='"<\u202e')
@@ -81,12 +81,12 @@ def test_elements_are_not_escaped_again() -> None:
 
 
 @pytest.mark.parametrize(("number", "shown"), [(1.50, "1.5"), (2 / 3, "0.67"), (3, "3")])
-def test_coordinates_are_short(number: float, shown: str) -> None:
+def test_coordinates_are_rounded(number: float, shown: str) -> None:
     assert environment().from_string("{{ number|pixels }}").render(number=number) == shown
 
 
 @pytest.mark.slow
-def test_a_page_lists_dimensions_that_do_not_divide() -> None:
+def test_page_lists_indivisible_dimensions() -> None:
     text = " ".join(Reader(FITTING.to_html()).text.split())
     assert "Constraints that do not divide" in text
     assert "dimension 2 of 50257 padded to 50260, 4 tiles of 12565 along tensor" in text

@@ -59,7 +59,7 @@ def test_drawn_hosts_match_libtpu(name: str) -> None:
     assert len({next(iter(places)) for places in by_host.values()}) == len(by_host)
 
 
-def test_an_axis_that_follows_no_dimension_is_not_drawn() -> None:
+def test_axis_without_a_torus_dimension_is_not_drawn() -> None:
     assert [a.name for a in device_positions(SMALL.topology, SMALL.mesh).axes] == ["y"]
 
 
@@ -84,11 +84,11 @@ def test_all_planes_of_few_slices_are_drawn() -> None:
     assert drawn(layout) == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
 
 
-def test_of_too_many_planes_the_first_and_the_last_are_drawn() -> None:
+def test_only_first_and_last_of_too_many_planes_are_drawn() -> None:
     assert drawn(device_positions(HUGE.topology, HUGE.mesh)) == [[(0, 0), (0, 1), None, (0, 27)]]
 
 
-def test_of_too_many_slices_the_first_and_the_last_are_drawn() -> None:
+def test_only_first_and_last_of_too_many_slices_are_drawn() -> None:
     many = replace(SMALL.topology, slices=256, chips=4096, devices=4096, hosts=1024)
     rows = drawn(device_positions(many, ()))
     assert rows[0] == [(0, 0)]
@@ -97,6 +97,6 @@ def test_of_too_many_slices_the_first_and_the_last_are_drawn() -> None:
     assert sum(map(bool, rows)) * 16 == MOST_CHIPS
 
 
-def test_positions_have_colours_of_their_own() -> None:
+def test_positions_have_distinct_colours() -> None:
     for size in (2, 8, 16, 28):
         assert len({colour(place, size) for place in range(size)}) == size
