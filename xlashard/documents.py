@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import re
+import threading
 import types
 import typing
 from collections.abc import Mapping
@@ -71,7 +72,7 @@ def write_whole(path: Path, data: str | bytes) -> None:
     Raises:
         OSError: The file can't be written; the old one stays.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = path.with_name(f".{os.getpid()}.{threading.get_ident()}")
     try:
         unfinished.write_bytes(data.encode() if isinstance(data, str) else data)
         unfinished.replace(path)

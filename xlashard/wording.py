@@ -264,7 +264,7 @@ def numbered(numbers: Iterable[tuple[str, int]]) -> str:
 
 
 _LONGEST = 60
-_PLAIN = int | float | complex | str | bytes | tuple | list | dict | None
+_PLAIN = int | float | complex | str | bytes | tuple | list | None
 
 
 def shortened(text: str) -> str:
@@ -343,7 +343,10 @@ def format_axes(sizes: Mapping[str, int]) -> str:
 
 def near_line(file: str, line: object) -> str:
     """Return a line of a file, relative to the working directory if it is inside: `train.py:41`."""
-    near = os.path.relpath(file) if os.path.isabs(file) else file
+    try:
+        near = os.path.relpath(file) if os.path.isabs(file) else file
+    except FileNotFoundError:  # The working directory was removed.
+        near = file
     return f"{file if near.startswith(os.pardir) else near}:{line}"
 
 
@@ -356,10 +359,12 @@ _PROCESSES_SHOWN = 8
 
 
 def format_processes(processes: Sequence[int]) -> str:
-    """Return `process 3` or `processes 1, 2`; lists of more than eight processes are truncated."""
-    shown = ", ".join(map(str, processes[:_PROCESSES_SHOWN]))
-    more = len(processes) - _PROCESSES_SHOWN
+    """Return `process 3`, `processes 1, 2` or `processes 0 to 63`; long lists are truncated."""
     noun = "process" if len(processes) == 1 else "processes"
+    more = len(processes) - _PROCESSES_SHOWN
+    if more > 0 and list(processes) == list(range(processes[0], processes[-1] + 1)):
+        return f"{noun} {processes[0]} to {processes[-1]}"
+    shown = ", ".join(map(str, processes[:_PROCESSES_SHOWN]))
     return f"{noun} {shown}{f' and {more} more' if more > 0 else ''}"
 
 
@@ -378,6 +383,19 @@ def format_devices(devices: Sequence[Any]) -> str:
     shown = str(ids) if len(ids) <= _DEVICES_SHOWN else f"[{ids[0]}, {ids[1]}, ..., {ids[-1]}]"
     listed = f"device {ids[0]}" if len(ids) == 1 else f"{len(ids)} devices {shown}"
     return f"{listed} ({devices[0].platform})"
+
+
+def format_two_device_lists(one: Sequence[Any], other: Sequence[Any]) -> tuple[str, str]:
+    """Return two lists of devices as texts; truncated ones show where the lists differ."""
+    texts = format_devices(one), format_devices(other)
+    differing = (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+    at = next(differing, None)
+    if texts[0] != texts[1] or at is None:
+        return texts
+    return (
+        f"{texts[0]}, {one[at].id} at position {at}",
+        f"{texts[1]}, {other[at].id} at position {at}",
+    )
 
 
 def group_by_value[T: Hashable](by_process: Mapping[int, T]) -> list[tuple[T, list[int]]]:

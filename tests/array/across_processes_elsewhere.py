@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax.experimental.multihost_utils import sync_global_devices
+from jax.sharding import AxisType
 
 from tests.processes import expect, join_the_others
 
@@ -29,6 +30,7 @@ from tests.array.across_processes import (  # noqa: E402
 )
 from xlashard import (  # noqa: E402
     Array,
+    Mesh,
     NamedSharding,
     P,
     Sharding,
@@ -255,6 +257,23 @@ def routes_of_narrow_elements() -> None:
             assert [str(call.args[0]) for call in run.call_args_list] == route
             assert not x.is_deleted()
         assert reshard_plan(make(ROWS, v), ROWS).route == ("keep",)
+    here = list(MESH.devices[0])
+    one_process = [NamedSharding(Mesh(here, ("device",)), P(*axes)) for axes in (("device",), ())]
+    for source, target in (one_process, one_process[::-1]):
+        route = reshard_plan(np.zeros((8, 4), ml_dtypes.int2), target, source=source).route
+        assert "to bytes" not in route, route
+
+
+def empty_narrow_elements() -> None:
+    """Partial results without elements, in less than a byte, are reduced without a program."""
+    explicit = (AxisType.Explicit,) * 2
+    mesh = Mesh(MESH.devices, ("process", "device"), axis_types=explicit)
+    v = np.zeros((0, 12), ml_dtypes.int2)
+    whole = make(NamedSharding(mesh, P()), v)
+    partial = device_put(whole, NamedSharding(mesh, P(unreduced={"process"})))
+    for spec in (P(), P("process"), P(None, "device")):
+        assert device_put(partial, NamedSharding(mesh, spec)).shape == v.shape
+    assert not partial.is_deleted()
 
 
 for step in (
@@ -265,6 +284,7 @@ for step in (
     moving_everything,
     plans,
     routes_of_narrow_elements,
+    empty_narrow_elements,
 ):
     step()
     sync_global_devices(step.__name__)

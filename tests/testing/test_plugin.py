@@ -219,6 +219,7 @@ def test_invalid_markers_are_reported_early(report: PytestRun, name: str, text: 
         ({"timeout": "60"}, "timeout is '60';"),
         ({"timeout": 0}, "timeout is 0;"),
         ({"timeout": float("nan")}, "timeout is nan;"),
+        ({"timeout": 10**16}, "timeout is 10000000000000000;"),
         ({"timeout": True}, "timeout is True;"),
         ({"fresh": "no"}, "fresh is 'no';"),
         ({"device": 2}, "no 'device'; valid arguments are processes, devices, timeout, fresh"),

@@ -342,10 +342,10 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
         if device is not None and not weak_type:
             return out
         numbers = out._handle if isinstance(out, Array) else key_handle(out)
-        keys = with_sharding(
+        handle = with_sharding(
             numbers, target.jax_sharding(), committed=device is not None, weak_type=weak_type
         )
-        return wrap(keys) if isinstance(out, Array) else keys_over(keys, out)
+        return wrap(handle) if isinstance(out, Array) else keys_over(handle, out)
 
 
 def _type_of(aval: Any) -> tuple[tuple[int, ...], Any]:

@@ -146,8 +146,8 @@ class AxisProgram:
         for label in self._allowed_labels():
             self._labels[label] = self._variable(integer=True)
             if label in self._fixed or label in self._restriction.sharded:
-                required = float(self._fixed.get(label, True))
-                self._row({self._labels[label]: 1.0}, required, required)
+                share = float(self._fixed.get(label, True))
+                self._row({self._labels[label]: 1.0}, share, share)
         together = {self._graph.labels_of(k) for k in range(len(self._graph.values))}
         if "fsdp" in self._restriction.mode:
             self._shard_state(together)

@@ -146,10 +146,10 @@ class LayoutBuilder:
         sums = {}
         for value, every in requirements.items():
             stored = assignment.states(graph, self._axes, value)
-            required = self._constrained_state(stored, every[0], sums_whole=True)
-            alike = required != stored and all(needed == every[0] for needed in every)
-            if alike and self._divides(value, required):
-                sums[value] = required
+            constrained = self._constrained_state(stored, every[0], sums_whole=True)
+            alike = constrained != stored and all(needed == every[0] for needed in every)
+            if alike and self._divides(value, constrained):
+                sums[value] = constrained
         return sums
 
     def _of_total(
@@ -183,10 +183,10 @@ class LayoutBuilder:
                 if slot < 0:
                     # First as the operation makes it: its result decides how it is partitioned.
                     total = sums.get(graph.sums.get(value, value))
-                    required = total or self._constrained_state(stored, needed, sums_whole)
+                    constrained = total or self._constrained_state(stored, needed, sums_whole)
                     site = ConstraintSite(op.path, "result", -1 - slot)
-                    if required != stored and self._divides(value, required):
-                        yield site, self._spec(value, required)
+                    if constrained != stored and self._divides(value, constrained):
+                        yield site, self._spec(value, constrained)
                     if graph.is_state(value) and set(stored.values()) == {WHOLE}:
                         # A gradient that is added up needs no constraint, which costs a copy.
                         continue
@@ -196,11 +196,11 @@ class LayoutBuilder:
                     # The partitioner splits a scatter whose indices are open by its own costs.
                     states = {a: WHOLE if s is None else s for a, s in needed.items()}
                     yield ConstraintSite(op.path, "operand", slot), self._spec(value, states)
-        for value, required in sums.items():
+        for value, constrained in sums.items():
             stored = assignment.states(graph, self._axes, value)
             for site in graph.values[value].sites if graph.values[value].nbytes >= small else ():
                 if site.kind == "result":
-                    yield site, self._spec(value, required)
+                    yield site, self._spec(value, constrained)
                     yield site, self._spec(value, stored)
         arguments = set(graph.arguments)
         for index, value in enumerate(graph.values):

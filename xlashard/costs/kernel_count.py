@@ -161,10 +161,10 @@ class _Counter:
         condition = self._scalars[op.operands[0]]
         yielded = []
         for block, branch in zip(op.blocks, (True, False), strict=False):
-            index = self._scalars.computed(
+            taken_steps = self._scalars.computed(
                 lambda m, c, branch=branch: m & ((c != 0) == branch), mask, condition
             )
-            yielded.append(self.run(block, self._known(index, mask, block)))
+            yielded.append(self.run(block, self._known(taken_steps, mask, block)))
         if len(yielded) < 2:
             return []
         return [
@@ -172,10 +172,10 @@ class _Counter:
             for pair in zip(*yielded, strict=False)
         ]
 
-    def _known(self, value: Scalar, mask: Array, block: KernelBlock) -> Array:
+    def _known(self, steps: Scalar, mask: Array, block: KernelBlock) -> Array:
         """Return the steps in which a block runs; all of its parent if that depends on data."""
-        if not isinstance(value, Unknown):
-            return value
+        if not isinstance(steps, Unknown):
+            return steps
         self.count.upper_bound |= self._has_work(block)
         return mask
 
@@ -228,9 +228,9 @@ class _Counter:
             return 0
         counted = op.name in _TRANSCENDENTAL or op.name in _VECTOR
         if op.name in _REDUCTIONS:
-            return _in_registers(self._types[op.operands[0]])
+            return _register_elements(self._types[op.operands[0]])
         if counted or op.name.startswith(("arith.", "math.")):
-            return _in_registers(self._types[op.results[0]])
+            return _register_elements(self._types[op.results[0]])
         return 0
 
     def _product(self, op: KernelOp) -> tuple[tuple[str, int, int, int], int]:
@@ -333,7 +333,7 @@ class _Counter:
 _LIST = re.compile(r"\[([^\]]*)\]")
 
 
-def _in_registers(array: KernelType) -> int:
+def _register_elements(array: KernelType) -> int:
     """Return the elements of a vector with the padding to whole registers; 0 for a scalar."""
     if array.shape is None:
         return 0

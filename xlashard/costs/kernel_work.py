@@ -165,7 +165,8 @@ def _counted(module: HloModule, computation: Computation, call: Instruction) -> 
     prefetched = [_constant(module, computation, name) for name in scalars]
     arrays = computation.operand_arrays(call)[first + kernel.scalar_prefetch :]
     arrays += call.shape.arrays
-    return count_kernel(kernel, prefetched, arrays, sorted_blocks=is_ragged(call))
+    is_sorted = _is_xla_ragged(call) or kernel_name(call) in _MEGABLOX
+    return count_kernel(kernel, prefetched, arrays, sorted_blocks=is_sorted)
 
 
 _BODY = re.compile(r'"body":\s*"([A-Za-z0-9+/=\\]+)"')

@@ -202,8 +202,12 @@ def multiplied_dtype(left: str, right: str, passes: int = 1) -> str:
     Example:
         >>> multiplied_dtype("s8", "bf16"), multiplied_dtype("f32", "f32", passes=6)
         ('bfloat16', 'bfloat16 x6')
+        >>> multiplied_dtype("pred", "s8")
+        'int8'
     """
-    wider = max(left, right, key=lambda dtype: (is_floating(dtype), dtype_bits(dtype)))
+    # A bool takes the dtype of the other operand.
+    known = [dtype for dtype in (left, right) if dtype != "pred"] or [left]
+    wider = max(known, key=lambda dtype: (is_floating(dtype), dtype_bits(dtype)))
     if wider not in ("f32", "c64"):
         return dtype_name(wider)
     # The matrix unit multiplies bfloat16; float32 takes several passes.

@@ -113,9 +113,9 @@ def topology(name: str, nodes: int = 1) -> GpuTopology:
         50000000000.0
     """
     with short_tracebacks:
-        devices = _make_topology(parse_gpu_name(name, nodes))
-        assume_cudnn(devices.chip.compute_capability)
-        return devices
+        gpus = _make_topology(parse_gpu_name(name, nodes))
+        assume_cudnn(gpus.chip.compute_capability)
+        return gpus
 
 
 # Cached, because meshes are equal only if their devices are the same objects.

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import pairwise
 
-from xlashard._jax.runtime.executables import aliases_of_header
+from xlashard._jax.runtime.executables import read_aliases
 from xlashard.geometry.groups import ReplicaGroups, read_groups, read_pairs
 from xlashard.hlo.collective_kinds import has_groups
 from xlashard.hlo.module import (
@@ -85,7 +85,7 @@ class _TextReader:
             num_partitions=self._number("num_partitions"),
             num_replicas=self._number("replica_count"),
             result=self._result(),
-            aliases=aliases_of_header(self._header),
+            aliases=read_aliases(_attributes(self._header).get("input_output_alias", "")),
             unread=dict(+self._unread),
         )
 

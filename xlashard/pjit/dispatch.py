@@ -129,7 +129,7 @@ def run_repeatably(
 def _run(
     compiled: CompiledProgram,
     values: Sequence[Any],
-    kept_values: Sequence[Any],
+    kept_handles: Sequence[Any],
     paths: Sequence[str],
     name: str,
 ) -> list[Any]:
@@ -138,13 +138,13 @@ def _run(
     Args:
         compiled: The program.
         values: All arguments of the call.
-        kept_values: The handles of those that the program takes.
+        kept_handles: The handles of those that the program takes.
         paths: The paths of all arguments.
         name: The function.
     """
     program, first = compiled.program, len(compiled.consts)
     shardings = program.parts.in_shardings[first:]
-    handles = list(map(_resharded, kept_values, shardings))
+    handles = list(map(_resharded, kept_handles, shardings))
     placed = program.place([*bare_values(compiled.consts), *handles])
     argument_paths, donated = compiled.argument_paths(paths, name), program.parts.plan.donated
     check_unshared(program.shared_pair(placed), argument_paths, donated, name)

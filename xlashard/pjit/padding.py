@@ -11,7 +11,6 @@ import numpy as np
 from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.trace import tracing
-from xlashard.array.core.base import type_text
 from xlashard.array.core.handles import wrap_result
 from xlashard.array.placement.target import broadcast_prefix, leaf_paths
 from xlashard.errors import ArgumentError, GeometryError, ResourceError
@@ -20,6 +19,7 @@ from xlashard.pjit.shardings.resolve import to_sharding
 from xlashard.pjit.shardings.resources import expand, misfit, read_resources
 from xlashard.pjit.shardings.uneven import uneven_dimensions
 from xlashard.sharding import Mesh, PartitionSpec, XLACompatibleSharding
+from xlashard.wording import typed
 
 type _Fill = bool | int | float | complex
 
@@ -156,6 +156,10 @@ def _checked(leaf: Any, path: str) -> Any:
         ) from None
 
 
+def _typed(aval: Any) -> str:
+    return typed(aval.dtype, aval.shape)
+
+
 def _padded_shape(sharding: Any, aval: Any, path: str) -> tuple[int, ...]:
     """Return the shape of a leaf after padding.
 
@@ -174,7 +178,7 @@ def _padded_shape(sharding: Any, aval: Any, path: str) -> tuple[int, ...]:
     try:
         sharding.check_compatible_aval(shape)
     except GeometryError as error:
-        raise misfit("the sharding", path, type_text(aval), sharding, error) from None
+        raise misfit("the sharding", path, _typed(aval), sharding, error) from None
     sizes = {uneven.dim: uneven.padded_size for uneven in uneven_dimensions(sharding, shape)}
     return tuple([sizes.get(dim, size) for dim, size in enumerate(shape)])
 
@@ -199,7 +203,7 @@ def _check_fill(fill: Any, aval: Any, path: str) -> None:
             fits = bool(cast == value)
     if not fits:
         raise ArgumentError(
-            f"fill_value={fill!r} is no value of {path} ({type_text(aval)}): write one of its "
+            f"fill_value={fill!r} is no value of {path} ({_typed(aval)}): write one of its "
             "dtype, such as fill_value=0"
         )
 
@@ -242,7 +246,7 @@ def _unpadded(leaf: Any, original: Any, path: str) -> Any:
         size > padded for size, padded in zip(shape, before, strict=True)
     ):
         raise ArgumentError(
-            f"shapes{path} is {shape}, which is no part of tree{path} ({type_text(aval)}): pass "
+            f"shapes{path} is {shape}, which is no part of tree{path} ({_typed(aval)}): pass "
             "the shape before padding"
         )
     if before == shape:

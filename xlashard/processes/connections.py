@@ -166,9 +166,10 @@ def _listener(address: tuple[str, int], *, reuse_port: bool) -> socket.socket:
             dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6(),
         )
     except OSError as error:
-        # Python adds the address, which callers name themselves.
+        # Python adds the address, which callers name themselves, unless a name stands for it.
+        resolved = "" if place[0] == address[0] else f" {place[0]}"
         # no-catalogue: needs a port or an address of another program
-        raise OSError(error.errno, os.strerror(error.errno or 0)) from None
+        raise OSError(error.errno, f"{os.strerror(error.errno or 0)}{resolved}") from None
 
 
 def connect(address: tuple[str, int]) -> socket.socket:

@@ -18,7 +18,7 @@ from xlashard.sharding import (
     SingleDeviceSharding,
     XLACompatibleSharding,
 )
-from xlashard.wording import format_devices
+from xlashard.wording import format_two_device_lists
 
 
 class Partitioner(Enum):
@@ -155,9 +155,9 @@ def _check_devices(value: ValuePlan, devices: tuple[Device, ...]) -> None:
     own = value.sharding.devices
     if own is devices or own == devices:
         return
+    texts = format_two_device_lists(own, devices)
     raise PlanError(  # no-catalogue: pjit and compile_stablehlo never make such a plan
-        f"{value.name or 'a value'} is sharded over {format_devices(own)}, and the program runs on "
-        f"{format_devices(devices)}"
+        f"{value.name or 'a value'} is sharded over {texts[0]}, and the program runs on {texts[1]}"
     )
 
 

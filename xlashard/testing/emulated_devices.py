@@ -1,5 +1,6 @@
 """Emulated CPU devices: in one process, before JAX starts, and in the processes of a pod."""
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -64,7 +65,8 @@ def check_seconds(name: str, value: object, example: str) -> None:
     Raises:
         ArgumentError: The value is not a number, or not above 0.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    if not (0 < number < 1e15 or number == math.inf):
         raise ArgumentError(
             f"{name} is {value!r}; it must be a number of seconds above 0: {example}"
         )

@@ -212,6 +212,7 @@ def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None
                 f"the compiler for {report.place.platform} does not report the memory of "
                 f"{report.name}; see where it was compiled: print(xlashard.explain(f, x).place)"
             )
+        # The code isn't part of what a program computes with.
         peak = memory.total_bytes - memory.code_bytes
         if peak <= most:
             return

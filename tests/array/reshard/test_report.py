@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -96,6 +97,15 @@ def test_the_route_depends_on_the_dtype(
     assert reshard_plan(x, COLUMNS).route == (strategy,)
     device_put(x, COLUMNS)
     assert taken == [strategy]
+
+
+def test_six_bits_go_as_bytes_because_xla_compiles_no_program_on_them() -> None:
+    v = np.arange(64).reshape(8, 8).astype(ml_dtypes.float6_e2m3fn)
+    x = device_put(v, ROWS)
+    assert reshard_plan(x, COLUMNS).route == ("to bytes", "host memory", "from bytes")
+    moved = device_put(x, COLUMNS)
+    assert moved.sharding == COLUMNS and np.asarray(moved).tobytes() == v.tobytes()
+    assert not x.is_deleted()
 
 
 def test_shapes_are_accepted_instead_of_arrays() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from xlashard.train.config.schema import reference
-from xlashard.train.config.settings import Settings, load_settings
+from xlashard.train.config.settings import Settings, load_settings, setting_changes
 from xlashard.train.errors import SettingsError
 from xlashard.train.model.checks import check_settings
 
@@ -57,6 +57,11 @@ def test_invalid_toml_is_reported_with_its_line(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     assert "cannot be read" in refusal(path)
     assert "cannot be read" in refusal(tmp_path)
+
+
+def test_changes_compare_integers_of_any_size() -> None:
+    changes = setting_changes(f"seed = {2**64 - 1}\nwidth = 4", "seed = 1\nwidth = 4")
+    assert changes == {"seed": (str(2**64 - 1), "1")}
 
 
 def test_the_guide_has_the_table_of_keys() -> None:

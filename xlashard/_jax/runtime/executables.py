@@ -148,21 +148,22 @@ def compiled_memory(executable: Any) -> Any:
 
 def aliases(executable: Any) -> dict[int, int]:
     """Return for each result that aliases an argument the position of that argument."""
-    return aliases_of_header(executable.hlo_modules()[0].to_string().partition("\n")[0])
+    header = executable.hlo_modules()[0].to_string().partition("\n")[0]
+    rest = header.partition("input_output_alias=")[2]
+    return read_aliases(rest[: _end_of_braces(rest)])
 
 
-def aliases_of_header(header: str) -> dict[int, int]:
+def read_aliases(text: str) -> dict[int, int]:
     """Return for each result that aliases an argument the position of that argument.
 
     Args:
-        header: First line of the text of a module.
+        text: The attribute `input_output_alias` of a module.
 
     Example:
-        >>> aliases_of_header("HloModule m, input_output_alias={ {1}: (2, {}, may-alias) }")
+        >>> read_aliases("{ {1}: (2, {}, may-alias) }")
         {1: 2}
     """
-    _, _, rest = header.partition("input_output_alias=")
-    aliases = _ALIAS.findall(rest[: _end_of_braces(rest)])
+    aliases = _ALIAS.findall(text)
     # Arguments that are passed as one tuple are its elements.
     return {int(result or 0): int(part or argument) for result, argument, part in aliases}
 

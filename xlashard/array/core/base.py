@@ -333,7 +333,10 @@ def deleted_text(name: str, handle: Handle, consumer: str | None) -> str:
     how = deletion_cause(handle, consumer)
     advice = "make it anew"
     if "donated to" in how:
-        advice = "use what that call returned, or call it without donating the array"
+        advice = (
+            "use what that call returned, or leave the array out of what it donates "
+            "(donate_argnums, donate=True)"
+        )
     return f"{name} has been deleted: {how}; {advice}"
 
 

@@ -33,7 +33,7 @@ from xlashard.array.reshard.execute import (
 from xlashard.errors import DeviceMismatchError, UnreducedError
 from xlashard.lazily import dataclass
 from xlashard.sharding import from_jax, to_jax
-from xlashard.wording import format_devices
+from xlashard.wording import format_two_device_lists
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...), type, np.ndarray})
 """Types of values that contain no array on devices."""
@@ -366,10 +366,11 @@ def _check_devices(call: JaxCall) -> None:
         first, other = bound[0]
         expected, devices = (tuple(y.sharding._device_assignment) for y in (other, x))
         if expected != devices:
+            texts = format_two_device_lists(expected, devices)
             raise DeviceMismatchError(
                 f"{call.name} needs its arrays on the same devices in the same order: {first}, "
-                f"{type_text(other)}, is on {format_devices(expected)} and {name}, {type_text(x)}, "
-                f"on {format_devices(devices)}; move one of them, for example "
+                f"{type_text(other)}, is on {texts[0]} and {name}, {type_text(x)}, "
+                f"on {texts[1]}; move one of them, for example "
                 f"device_put({name}, {first}.sharding)"
             ) from None
 

@@ -257,7 +257,8 @@ def stage_piece(
     devices, kind = target.devices, target.sharding.memory_kind
     if isinstance(value, np.ndarray):
         if not alias and (target.on_host or len(numbers) > 1):
-            value, alias = private_copy(value), True
+            value = private_copy(value)
+            alias = True  # of the copy, which no caller has
         if target.on_host:
             return dict.fromkeys(numbers, value)
     return {n: put_on(devices[n], value, memory_kind=kind, alias=alias) for n in numbers}

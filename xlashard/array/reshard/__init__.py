@@ -22,7 +22,6 @@ class ReshardTask(NamedTuple):
         donate: Whether the result may reuse the memory of the source, or free it early. The source
             may be deleted afterwards; if not, it shares no buffer with the result.
         fresh: Whether buffers that are in place are copied; otherwise they are shared.
-        dtype: Dtype of the whole reshard, in one whose handles hold the elements as bytes.
     """
 
     handle: Handle
@@ -30,7 +29,6 @@ class ReshardTask(NamedTuple):
     target: ResolvedSharding
     donate: bool = False
     fresh: bool = False
-    dtype: Any = None
 
     @property
     def ends(self) -> tuple[TilingOnDevices, TilingOnDevices]:

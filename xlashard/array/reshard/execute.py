@@ -124,8 +124,14 @@ def reshard(
         return handle
     first = handle
     for step in plan.plan_steps(source, target, handle.dtype):
-        task = ReshardTask(handle, source, step.target, donate, fresh, first.dtype)
-        before, handle = handle, _run(step.strategy, task)
+        before = handle
+        if step.strategy is plan.Strategy.TO_BYTES:
+            handle = _with_dtype(handle, np.uint8)
+        elif step.strategy is plan.Strategy.FROM_BYTES:
+            handle = _with_dtype(handle, first.dtype)
+        else:
+            task = ReshardTask(handle, source, step.target, donate, fresh)
+            handle = _run(step.strategy, task)
         if before is not first:
             before.delete()
         # The result of a step is private.
@@ -138,11 +144,7 @@ _ON_SAME_DEVICES = ("keep", "copy", "compiled", "split")
 
 def _run(strategy: "plan.Strategy", task: ReshardTask) -> Handle:
     """Run one step of a plan; nothing runs if this process has no device of it."""
-    handle, source, target, donate, fresh, dtype = task
-    if strategy is plan.Strategy.TO_BYTES:
-        return _with_dtype(handle, np.uint8)
-    if strategy is plan.Strategy.FROM_BYTES:
-        return _with_dtype(handle, dtype)
+    handle, source, target, donate, fresh = task
     if not (source.positions or target.positions):
         return assemble(task.aval, target.jax_sharding, [])
     if strategy in _ON_SAME_DEVICES and source.sharding.devices != target.sharding.devices:
@@ -163,7 +165,8 @@ def _run(strategy: "plan.Strategy", task: ReshardTask) -> Handle:
         case plan.Strategy.COMPILED:
             if source.tiling.is_partial and not handle.size:
                 # XLA has no reduction of empty arrays.
-                return with_sharding(handle, target.jax_sharding, committed=True)
+                empty = np.empty(handle.shape, handle.dtype)
+                return put_value(empty, target, weak_type=handle.weak_type)
             # XLA can only reuse the memory of shards of the same size.
             donate = donate and source.shard_shape == target.shard_shape
             return compiled.reshard_by_program(task._replace(donate=donate))

@@ -90,7 +90,7 @@ def reshard_by_pieces(task: ReshardTask) -> Handle:
         task: The array, wholly in this process and in the default memory of its devices; devices
             of other processes are skipped in the target.
     """
-    handle, _, target, donate, fresh, _ = task
+    handle, _, target, donate, fresh = task
     if 0 in handle.shape:
         return put_value(np.empty(handle.shape, handle.dtype), target, weak_type=handle.weak_type)
     senders, pieces_by_target = exchange(
@@ -199,7 +199,7 @@ def cut(buffer: Handle, index: Index) -> Handle:
 def pasted(shard: Handle | None, block: Handle, piece: Piece, shape: _Shape) -> Handle:
     """Return a shard with one more of its pieces."""
     starts = _starts(piece.destination_index)
-    return _begun(block, starts, shape) if shard is None else _updated_block(shard, block, starts)
+    return _begun(block, starts, shape) if shard is None else _updated_shard(shard, block, starts)
 
 
 # The position is an argument, so that a device has one program for all pieces of a shape.
@@ -216,7 +216,7 @@ def _begun(block: Any, starts: Any, shape: _Shape) -> Any:
 
 
 @partial(jax.jit, donate_argnums=0)
-def _updated_block(shard: Any, block: Any, starts: Any) -> Any:
+def _updated_shard(shard: Any, block: Any, starts: Any) -> Any:
     return jax.lax.dynamic_update_slice(shard, block, list(starts))
 
 
@@ -228,7 +228,7 @@ def reshard_in_host_memory(task: ReshardTask) -> Handle:
 
     If the array is donated, each of its buffers is freed as soon as it is copied.
     """
-    handle, _, target, donate, fresh, _ = task
+    handle, _, target, donate, fresh = task
     plan = _copy_plan(handle.shape, handle.itemsize, *task.ends)
     windows = [host_view(buffer)[0] for buffer in split(handle)]
     blocks: dict[int, np.ndarray] = {}

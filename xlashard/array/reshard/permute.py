@@ -95,8 +95,8 @@ class PermuteReshard:
         self._task = task
         self._schedule = schedule(handle.shape, handle.itemsize, *task.ends)
         self._within = self._schedule.within.get(jax.process_index(), ())
-        own_devices = [self._schedule.senders[position] for position in source.positions]
-        self._buffers = dict(zip(own_devices, split(handle), strict=True))
+        own_numbers = [self._schedule.senders[position] for position in source.positions]
+        self._buffers = dict(zip(own_numbers, split(handle), strict=True))
         self._receivers = [self._schedule.receivers[position] for position in target.positions]
         self._shards: dict[int, Handle | None] = dict.fromkeys(self._receivers)
         sent = [piece for one in self._schedule.rounds for piece in one.by_sender.values()]

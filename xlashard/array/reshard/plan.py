@@ -83,16 +83,18 @@ def plan_steps(source: ResolvedSharding, target: ResolvedSharding, dtype: Any) -
         dtype: The dtype of the array. Elements of less than a byte take other steps.
     """
     bits = 8 if jnp.issubdtype(dtype, jax.dtypes.extended) else bits_of(dtype)
-    if bits in _SENT_AS_BYTES and _is_sent_between_cpus(source, target):
-        as_bytes = _steps(source, target, False)
+    if bits in _SENT_AS_BYTES and _goes_as_bytes(source, target, bits):
+        as_bytes = _steps(source, target, in_one_memory(source, target))
         return Step(Strategy.TO_BYTES, source), *as_bytes, Step(Strategy.FROM_BYTES, target)
     return _steps(source, target, bits not in _PACKED and in_one_memory(source, target))
 
 
-def _is_sent_between_cpus(source: ResolvedSharding, target: ResolvedSharding) -> bool:
-    """Return True if processes exchange shards of an array on CPU devices."""
-    in_this_process = source.sharding.is_fully_addressable and target.sharding.is_fully_addressable
-    return source.on_host and not in_this_process and not same_shards(source, target)
+def _goes_as_bytes(source: ResolvedSharding, target: ResolvedSharding, bits: int) -> bool:
+    """Return True if CPU devices exchange shards that no program can exchange as they are."""
+    if not source.on_host or same_shards(source, target):
+        return False
+    # Six bits aren't compiled in one process either.
+    return bits == 6 or not _in_one_process(source, target)
 
 
 @cleared_with_jax

@@ -144,19 +144,19 @@ def _spatial(op: Operation, i: int) -> Factors:
     """
     params, numbers = op.params, op.params["dimension_numbers"]
     left, right, out = (spec[i] for spec in numbers)
-    wide, window, narrow = op.operands[0][left], op.operands[1][right], op.results[0][out]
+    wide, window, result = op.operands[0][left], op.operands[1][right], op.results[0][out]
     stride, spread, dilation = (
         params[key][i - 2] for key in ("window_strides", "rhs_dilation", "lhs_dilation")
     )
     if not wide:
         return
-    if wide * dilation == narrow * stride:
+    if wide * dilation == result * stride:
         halo = max(0, -(((window - 1) * spread + 1 - stride) // -dilation))
-        size = wide_pieces(math.gcd(wide, narrow), wide, halo)
-        most = min(wide, narrow) // max(halo, 1)
+        size = wide_pieces(math.gcd(wide, result), wide, halo)
+        most = min(wide, result) // max(halo, 1)
         yield from op.factor({0: left}, {0: out}, size=size, halo=halo / wide, most_padded=most)
     elif dilation == params["batch_group_count"] == 1 and wide == window * spread:
-        halo = max(0, (narrow - 1) * stride + 1 - spread)
+        halo = max(0, (result - 1) * stride + 1 - spread)
         size = wide_pieces(window, wide, halo)
         most, sides = min(wide, window) // max(halo, 1), {0: left, 1: right}
         yield from op.factor(sides, {}, size=size, reduced=True, halo=halo / wide, most_padded=most)

@@ -318,10 +318,10 @@ class ModeLowered(stages.Lowered):
         self, compiler_options: Mapping[str, Any] | None = None, **options: Any
     ) -> "ModeCompiled":
         """Compile the module, as `xlashard.pjit` does."""
-        compiled = super().compile(compiler_options, **options)
+        executable = super().compile(compiler_options, **options)
         function: Any = self._traced._function
         kind = ModeCompiled if function.mode.jax_array else HostLocalCompiled
-        out = kind(compiled._info, compiled._compiled, compiled._body)
+        out = kind(executable._info, executable._compiled, executable._body)
         out._host_local = self._host_local
         return out
 

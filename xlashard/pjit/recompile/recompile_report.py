@@ -112,7 +112,7 @@ def explain_record(
         earlier: The earlier records, in order.
         of_others: Digests of calls for which other functions of the same source missed the cache.
     """
-    reason, nearest, differences = _reason(record, _candidates(record, earlier))
+    reason, nearest, changes = _reason(record, _candidates(record, earlier))
     if reason == "first" and record.key.digest() in of_others:
         reason = "recreated"
     return Explanation(
@@ -126,7 +126,7 @@ def explain_record(
         executable=record.executable_source,
         reason=reason,
         nearest=nearest.number if nearest else None,
-        differences=differences,
+        differences=changes,
     )
 
 

@@ -28,7 +28,7 @@ from xlashard.sharding import (
     Sharding,
     XLACompatibleSharding,
 )
-from xlashard.wording import format_devices
+from xlashard.wording import format_two_device_lists
 
 
 class _Replicated(XLACompatibleSharding):
@@ -319,9 +319,10 @@ def _mismatch_text(
     first: DeviceAssignmentSource, other: DeviceAssignmentSource, names: tuple[str, str]
 ) -> str:
     devices, others = first.devices or (), other.devices or ()
+    texts = format_two_device_lists(devices, others)
     conflict = (
         f"one program runs on one list of devices, but {first.describe(names)} names "
-        f"{format_devices(devices)} and {other.describe(names)} names {format_devices(others)}"
+        f"{texts[0]} and {other.describe(names)} names {texts[1]}"
     )
     if set(devices) == set(others):
         return f"{conflict}: the same devices in another order; build both meshes in one order"

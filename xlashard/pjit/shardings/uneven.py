@@ -149,7 +149,7 @@ class UnevenConstraint:
             subject: Noun phrase for the constraint: `the sharding of x`.
             is_eager: True outside of a program.
         """
-        uneven = " and ".join(dim.describe() for dim in self.dims)
+        uneven = ", and ".join(dim.describe() for dim in self.dims)
         whole = [each.dim for each in self.dims]
         instead = dividing(self.sharding, self.aval.shape)
         counts = instead.rank_tiling(self.aval.ndim).counts

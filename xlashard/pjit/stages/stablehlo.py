@@ -43,7 +43,7 @@ from xlashard.program.parsed_module import (
 )
 from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import GSPMDSharding, Mesh, Sharding, XLACompatibleSharding
-from xlashard.wording import format_devices
+from xlashard.wording import format_two_device_lists
 
 
 def compile_stablehlo(
@@ -366,9 +366,10 @@ def _devices(
     name, first = sources[0]
     for other_name, other in sources[1:]:
         if other != first:
+            texts = format_two_device_lists(first, other)
             raise DeviceMismatchError(
-                f"a program runs on one list of devices, but {name} names {format_devices(first)} "
-                f"and {other_name} names {format_devices(other)}: leave devices out, or give the "
+                f"a program runs on one list of devices, but {name} names {texts[0]} "
+                f"and {other_name} names {texts[1]}: leave devices out, or give the "
                 "same to both"
             )
     return first

@@ -26,7 +26,7 @@ from xlashard.pjit.stages.info import Stage, StageInfo, checked_dialect, struct
 from xlashard.pjit.trace import Call
 from xlashard.program.compile import LoweredProgram, compiler_input
 from xlashard.sharding import XLACompatibleSharding, to_jax
-from xlashard.wording import format_devices
+from xlashard.wording import format_two_device_lists
 
 if TYPE_CHECKING:
     from xlashard._jax.runtime.offline import CompileInput, PhaseInput
@@ -253,9 +253,10 @@ class Lowered(Stage, jax.stages.Lowered):
         lowered = self._request.placement.devices
         if not self._request.placement.is_unassigned:
             if devices != lowered:
+                texts = format_two_device_lists(devices or (), lowered)
                 raise DeviceMismatchError(
-                    f"device_assignment of {self.fun_name} is {format_devices(devices or ())}, but "
-                    f"its shardings name {format_devices(lowered)}: leave device_assignment out"
+                    f"device_assignment of {self.fun_name} is {texts[0]}, but "
+                    f"its shardings name {texts[1]}: leave device_assignment out"
                 )
             return self._request
         if devices is None or len(devices) != len(lowered):

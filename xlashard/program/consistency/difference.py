@@ -84,8 +84,8 @@ def _of_programs(
     """Return the comparison of a text about the program."""
 
     def look(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
-        local, peer = text(one), text(other)
-        return None if local == peer else Difference(kind, title, local, peer, fix)
+        first, second = text(one), text(other)
+        return None if first == second else Difference(kind, title, first, second, fix)
 
     return look
 
@@ -95,9 +95,9 @@ def _of_values(kind: str, title: str, text: Callable[[ValueDescription], str], f
 
     def look(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
         for path, *pair in _values(one, other):
-            local, peer = map(text, pair)
-            if local != peer:
-                return Difference(kind, title.format(path), local, peer, fix)
+            first, second = map(text, pair)
+            if first != second:
+                return Difference(kind, title.format(path), first, second, fix)
         return None
 
     return look
@@ -132,10 +132,10 @@ def _path(value: ValueDescription, number: int) -> str:
 def _values(
     one: ProgramDescription, other: ProgramDescription
 ) -> Iterator[tuple[str, ValueDescription, ValueDescription]]:
-    for number, (local, peer) in enumerate(zip(one.arguments, other.arguments, strict=True)):
-        yield f"the argument {_path(local, number)}", local, peer
-    for number, (local, peer) in enumerate(zip(one.results, other.results, strict=False)):
-        yield local.path or f"the result {number}", local, peer
+    for number, (first, second) in enumerate(zip(one.arguments, other.arguments, strict=True)):
+        yield f"the argument {_path(first, number)}", first, second
+    for number, (first, second) in enumerate(zip(one.results, other.results, strict=False)):
+        yield first.path or f"the result {number}", first, second
 
 
 def _settings(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
@@ -153,12 +153,12 @@ def _settings(one: ProgramDescription, other: ProgramDescription) -> Difference 
 
 
 def _closed(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
-    for local, peer in zip(one.closed, other.closed, strict=False):
-        if local != peer:
+    for first, second in zip(one.closed, other.closed, strict=False):
+        if first != second:
             return Difference(
                 "closed over",
-                f"Its values are not the same: {local[0]}",
-                *(f"{kind}, of the digest {digest[:12]}" for _, kind, digest in (local, peer)),
+                f"Its values are not the same: {first[0]}",
+                *(f"{kind}, of the digest {digest[:12]}" for _, kind, digest in (first, second)),
                 fix="compute or read it alike in every process (the same seed, the same file), or "
                 "send one process's by xlashard.multihost.broadcast_one_to_all",
             )
@@ -168,19 +168,19 @@ def _closed(one: ProgramDescription, other: ProgramDescription) -> Difference | 
 def _operations(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
     if not one.text or not other.text:
         return None
-    local, peer = Listing(one.text), Listing(other.text)
-    number = first_difference(local.lines, peer.lines)
+    first, second = Listing(one.text), Listing(other.text)
+    number = first_difference(first.lines, second.lines)
     if number is None:
         return None
     return Difference(
         "operation",
         f"The first operation that differs, in line {number + 1} of the module:",
-        place_text(local.place(number), one.code),
-        place_text(peer.place(number), other.code),
+        place_text(first.place(number), one.code),
+        place_text(second.place(number), other.code),
         "let nothing that differs between processes (jax.process_index(), the time, a random "
         "number of Python or NumPy, the order of a set) reach the traced function; what must "
         "differ goes in as data",
-        tuple(small_diff(local.lines, peer.lines, number)),
+        tuple(small_diff(first.lines, second.lines, number)),
     )
 
 

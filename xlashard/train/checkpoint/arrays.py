@@ -88,7 +88,7 @@ class ProcessSync:
         except DeadlockError as error:
             raise MissingProcessError(str(error)) from None
         values = {process: json.loads(word) for process, word in received.items()}
-        _check_same({process: own for process, (own, _, _) in values.items()})
+        _check_same({process: step for process, (step, _, _) in values.items()})
         problems = {process: problem for process, (_, problem, _) in values.items() if problem}
         return SyncResult(problems, values[min(values)][2])
 

@@ -1,13 +1,14 @@
 """Settings of a training run, with types, defaults and ranges, and their changes."""
 
 import os
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
-from xlashard.documents import parse_toml, read_toml
+from xlashard.documents import read_toml
 from xlashard.train.config.schema import Bounds, read, section, setting, toml_value
 from xlashard.train.errors import SettingsError
 
@@ -379,7 +380,7 @@ def change_text(key: str, old: str | None, new: str | None) -> str:
 
 
 def _flat(text: str) -> Iterator[tuple[str, Any]]:
-    waiting: list[tuple[str, Any]] = [("", parse_toml(text))]
+    waiting: list[tuple[str, Any]] = [("", tomllib.loads(text))]
     while waiting:
         path, value = waiting.pop(0)
         if isinstance(value, dict):
