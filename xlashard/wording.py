@@ -250,7 +250,8 @@ def parse_amount(text: str, unit: Unit, *, plain: bool) -> float | None:
         value = float(match[1])
     except ValueError:
         return None
-    return None if factor is None or not math.isfinite(value) else value * factor
+    amount = math.inf if factor is None else value * factor
+    return amount if math.isfinite(amount) else None
 
 
 def numbered(numbers: Iterable[tuple[str, int]]) -> str:

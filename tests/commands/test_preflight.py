@@ -108,6 +108,20 @@ def test_rates_are_written_beside_json(
     assert "hbm = 2.000" in rates.read_text()
 
 
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_results_of_a_script_are_written_before_errors_of_its_profile(
+    run: Run, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(commands, "_script_reports", lambda arguments: ([SMALL] * count, 0))
+    words = ("-t", "v5e-4", "--json", "-", "--measured", "/nowhere", "--", "python", "train.py")
+    code, out, err = run(*words)
+    assert code == 2
+    if count == 1:
+        assert PreflightReport.from_json(out) == SMALL and "/nowhere can't be read" in err
+    else:
+        assert not out and f"--measured /nowhere is of one report, and here are {count}" in err
+
+
 def test_program_that_does_not_fit_exits_with_1(run: Run) -> None:
     program = "tests.commands.programs:too_large"
     code, out, err = run("-t", "v5e-4", "--mesh", "data=4", program)

@@ -105,13 +105,15 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.script:
         make_absolute(arguments, *RESULTS, *OF_ONE_REPORT)
         reports, failed = _script_reports(arguments)
-        # The script may have run for an hour: its reports are shown whatever follows.
-        _show(arguments, reports)
-        check_results(arguments, len(reports))
     else:
         reports = _reports(arguments)
+    try:
         _show(arguments, reports)
-    _write_files(arguments, reports)
+    finally:
+        # A script may have run for an hour: its files are written whatever failed.
+        if arguments.script:
+            check_results(arguments, len(reports))
+        _write_files(arguments, reports)
     judged = reports[1:] if arguments.compare else reports
     kept = [check_budget(report, limits, named=len(judged) > 1) for report in judged]
     return 1 if failed or not all(kept) else 0
@@ -223,7 +225,7 @@ def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> 
     """Print the reports, their comparison, or one beside a profile, whose rates it writes."""
     if arguments.compare and len(reports) == 2:
         print_reports(arguments, [compare(*reports)])
-    elif arguments.measured:
+    elif arguments.measured and len(reports) == 1:
         step = compare_with_profile(reports[0], arguments.measured)
         print_reports(arguments, [step])
         if arguments.calibrate:

@@ -54,6 +54,8 @@ class Compilation:
 
     def collectives(self, mesh: Mesh) -> tuple[Collective, ...]:
         """Return the collectives of the program, in all slices of a mesh and between them."""
+        if mesh == self.program.mesh:
+            return self.program.collectives
         if mesh not in self._collectives:
             self._collectives[mesh] = tuple(multislice_collectives(self.module, mesh))
         return self._collectives[mesh]

@@ -388,6 +388,7 @@ def _read(source: RatesSource) -> Calibration:
 def _slower(rates: Rates, names: Iterable[str], ratio: float) -> Rates:
     """Return rates of which those that the chip has by these names are divided."""
     changed: dict[str, Any] = {}
+    # Names of GPUs' rates that TPUs lack, and the reverse.
     for name in {field.name for field in fields(rates)}.intersection(names):
         rate = getattr(rates, name)
         if name == "matrix_flops":
