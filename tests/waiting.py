@@ -18,6 +18,21 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 60.0) 
         time.sleep(0.02)
 
 
+class Watched:
+    """Running processes, which stay the same when the system gives their numbers to others."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._descriptors = [os.pidfd_open(pid) for pid in pids]
+
+    def all_gone(self, seconds: float = 30) -> bool:
+        """Return whether all processes end within some seconds."""
+        return all(select.select([d], [], [], seconds)[0] for d in self._descriptors)
+
+    def __del__(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+
 def all_gone(pids: Iterable[int], seconds: float = 30) -> bool:
     """Return whether all processes end within some seconds."""
     return all(_gone(pid, seconds) for pid in pids)

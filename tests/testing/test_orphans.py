@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.testing.helpers import families, family, plan, python, ran, start
-from tests.waiting import all_gone
+from tests.waiting import Watched, all_gone
 from xlashard.testing.launcher import Launch, OutputChunk
 
 POD = [sys.executable, "-m", "xlashard", "pod", "-n", "2", "--"]
@@ -19,9 +19,9 @@ POD = [sys.executable, "-m", "xlashard", "pod", "-n", "2", "--"]
 def test_processes_end_with_the_command(number: int) -> None:
     launcher = start([*POD, *family()])
     assert launcher.stdout is not None
-    pids = families(launcher.stdout, 2)
+    processes = Watched(families(launcher.stdout, 2))
     launcher.send_signal(number)
-    assert all_gone(pids)
+    assert processes.all_gone()
     code = launcher.wait(30)
     assert code == (-number if number == signal.SIGKILL else 128 + number)
 
@@ -30,23 +30,23 @@ def test_processes_end_with_the_command(number: int) -> None:
 def test_second_ctrl_c_kills() -> None:
     launcher = start([*POD, *family(signal.SIGINT)])
     assert launcher.stdout is not None
-    pids = families(launcher.stdout, 2)
+    processes = Watched(families(launcher.stdout, 2))
     launcher.send_signal(signal.SIGINT)
     assert any("repeat to kill them" in line for line in launcher.stdout)
-    assert not all_gone(pids, 0)
+    assert not processes.all_gone(0)
     launcher.send_signal(signal.SIGINT)
-    assert all_gone(pids)
+    assert processes.all_gone()
     assert launcher.wait(30) == 128 + signal.SIGKILL
 
 
 @pytest.mark.slow
 def test_processes_end_when_the_guard_is_killed() -> None:
     with Launch(plan(family(), one_stream=True)) as launch:
-        pids = families(lines_of(launch), 2)
+        processes = Watched(families(lines_of(launch), 2))
         os.kill(launch._guard.pid, signal.SIGKILL)
         while launch.running:
             assert launch.events(30)
-        assert all_gone(pids)
+        assert processes.all_gone()
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_processes_end_with_pytest(tmp_path: Path, options: tuple[str, ...], num
     # It is open for writing too, so it never reaches its end.
     with os.fdopen(os.open(pipe, os.O_RDWR), buffering=1) as lines:
         outside = start([sys.executable, "-m", "pytest", *words, str(tmp_path)], REPORT=str(pipe))
-        pids = families(lines, 2)
+        processes = Watched(families(lines, 2))
     outside.send_signal(number)
     outside.communicate(timeout=60)
-    assert all_gone(pids)
+    assert processes.all_gone()
