@@ -1,5 +1,6 @@
 """The time of a schedule, held against sums by hand."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
@@ -124,7 +125,8 @@ def test_an_operand_that_fits_into_vmem_is_read_once() -> None:
 def test_more_vmem_makes_larger_tiles() -> None:
     def times(**options: str) -> float:
         module = read(f"HloModule m, is_scheduled=true\nENTRY main {{\n{WIDE}}}\n")
-        program = Compilation(cast(Any, None), None, module, 0.0, tuple(options.items()))
+        on_no_mesh = cast(Any, SimpleNamespace(mesh=None))
+        program = Compilation(on_no_mesh, None, module, 0.0, tuple(options.items()))
         place = topology("v6e:1x1")
         return schedule_step(program, place, place.mesh({"one": 1})).seconds
 
