@@ -252,9 +252,15 @@ def routes_of_narrow_elements() -> None:
                 peak += max(report.source_shard_bytes, report.target_shard_bytes)
             assert list(map(str, report.route)) == route, (name, report.route)
             assert report.peak_bytes == peak
-            with patch.object(execute, "_run", wraps=execute._run) as run:
+            with (
+                patch.object(execute, "_run", wraps=execute._run) as run,
+                patch.object(execute, "_with_dtype", wraps=execute._with_dtype) as converted,
+            ):
                 check(device_put(x, target), v)
-            assert [str(call.args[0]) for call in run.call_args_list] == route
+            assert [str(call.args[0]) for call in run.call_args_list] == [
+                step for step in route if step not in ("to bytes", "from bytes")
+            ]
+            assert converted.call_count == (2 if name in NARROW else 0)
             assert not x.is_deleted()
         assert reshard_plan(make(ROWS, v), ROWS).route == ("keep",)
     here = list(MESH.devices[0])
