@@ -4,6 +4,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
@@ -19,10 +20,16 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 60.0) 
 
 
 class Watched:
-    """Running processes, which stay the same when the system gives their numbers to others."""
+    """Processes, which stay the same when the system gives their numbers to others.
+
+    Those that have ended already are left out.
+    """
 
     def __init__(self, pids: Iterable[int]) -> None:
-        self._descriptors = [os.pidfd_open(pid) for pid in pids]
+        self._descriptors: list[int] = []
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                self._descriptors.append(os.pidfd_open(pid))
 
     def all_gone(self, seconds: float = 30) -> bool:
         """Return whether all processes end within some seconds."""
@@ -35,15 +42,4 @@ class Watched:
 
 def all_gone(pids: Iterable[int], seconds: float = 30) -> bool:
     """Return whether all processes end within some seconds."""
-    return all(_gone(pid, seconds) for pid in pids)
-
-
-def _gone(pid: int, seconds: float) -> bool:
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], seconds)[0])
-    finally:
-        os.close(descriptor)
+    return Watched(pids).all_gone(seconds)

@@ -1,4 +1,4 @@
-"""Threads that end before the interpreter finalizes, handlers of signals, child processes.
+"""Threads, signals, output streams and children of a process, up to its end.
 
 Before Python 3.14 a daemon thread that still runs during finalization can abort the process, for
 example while it holds the lock of an output stream.
@@ -175,6 +175,32 @@ def listening_to_signals(
         sender.close()
         listener.join()
         receiver.close()
+
+
+def replace_unencodable() -> None:
+    """Let standard output and error replace the characters that a terminal cannot encode."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):  # a stream of another class
+            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def flush_output() -> None:
+    """Flush standard output and error, as far as they are open."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+
+
+def drop_output() -> int:
+    """Drop the rest of standard output, whose reader has exited, as in `xlashard ... | head`.
+
+    Python's flush at exit succeeds, too.
+
+    Returns:
+        The exit code of a process that SIGPIPE ends.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
 
 
 def python_path() -> str:

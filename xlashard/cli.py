@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import xlashard
+from xlashard.background import drop_output, replace_unencodable
 from xlashard.commands import cli_args, program_args
 from xlashard.errors import XlashardError
-from xlashard.wording import closest, drop_output, print_error, replace_unencodable
+from xlashard.wording import closest, print_error
 
 
 class _Command(NamedTuple):

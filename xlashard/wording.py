@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from xlashard.errors import ArgumentError
@@ -57,32 +56,6 @@ class Escaped:
 def print_error(error: object) -> None:
     """Print an error of a command to standard error, printable."""
     print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
-
-
-def replace_unencodable() -> None:
-    """Let standard output and error replace the characters that a terminal cannot encode."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):  # a stream of another class
-            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def flush_output() -> None:
-    """Flush standard output and error, as far as they are open."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-
-
-def drop_output() -> int:
-    """Drop the rest of standard output, whose reader has exited, as in `xlashard ... | head`.
-
-    Python's flush at exit succeeds, too.
-
-    Returns:
-        The exit code of a process that SIGPIPE ends.
-    """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 128 + signal.SIGPIPE
 
 
 def plain_text(shown: "RenderableType", width: int | None = None) -> str:
@@ -268,9 +241,9 @@ _LONGEST = 60
 _PLAIN = int | float | complex | str | bytes | tuple | list | None
 
 
-def shortened(text: str) -> str:
-    """Return a text of at most 60 characters, with `...` in place of the end of a longer one."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+def shortened(text: str, most: int = _LONGEST) -> str:
+    """Return a text of at most some characters, with `...` in place of the end of a longer one."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def brief(value: object) -> str:

@@ -1,6 +1,5 @@
 """The time of a schedule, held against sums by hand."""
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
@@ -15,7 +14,6 @@ from xlashard.costs.rates import Rates, rates_of
 from xlashard.costs.schedule import StepSchedule, walk_schedule
 from xlashard.gpu.gpu_models import BY_NAME
 from xlashard.hlo import read
-from xlashard.hlo.hlo_program import multislice_collectives
 from xlashard.preflights.compilation import Compilation
 from xlashard.preflights.time_estimate import KernelSpread, error_bar, schedule_step
 from xlashard.tpu import topology
@@ -125,8 +123,7 @@ def test_an_operand_that_fits_into_vmem_is_read_once() -> None:
 def test_more_vmem_makes_larger_tiles() -> None:
     def times(**options: str) -> float:
         module = read(f"HloModule m, is_scheduled=true\nENTRY main {{\n{WIDE}}}\n")
-        on_no_mesh = cast(Any, SimpleNamespace(mesh=None))
-        program = Compilation(on_no_mesh, None, module, 0.0, tuple(options.items()))
+        program = Compilation(cast(Any, None), None, module, 0.0, tuple(options.items()))
         place = topology("v6e:1x1")
         return schedule_step(program, place, place.mesh({"one": 1})).seconds
 
@@ -314,7 +311,7 @@ def test_tiny_collectives_are_bound_by_latency() -> None:
     pod = topology("v6e-256")
     mesh, rates = pod.mesh({"all": 256}), rates_of(pod.generation)
     network = NetworkModel(pod, mesh)
-    found = [(c, network.of(c)) for c in multislice_collectives(module, mesh)]
+    found = [(c, network.of(c)) for c in module.collectives_on(mesh)]
     step = walk_schedule(module, found, OperationModel(module, rates), rates)
     # To the far side of two rings of 16 chips and back, and four microseconds to launch.
     latency = 2 * (8 + 8) * 1e-6 + 4e-6

@@ -266,7 +266,7 @@ class Prover:
     def _proof(self, layout: ProgramLayout, compilation: Compilation) -> ProvenLayout:
         topology, mesh = self._topology, self._mesh
         module = compilation.module
-        collectives = compilation.collectives(mesh)
+        collectives = module.collectives_on(mesh)
         if topology is None:
             rates = self._machine.rates
             costs = [(c, nominal_cost(c, self._machine, mesh)) for c in collectives]

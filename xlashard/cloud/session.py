@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO, Literal, get_args, get_origin
 
-from xlashard.background import end_process, handling_signals
+from xlashard.background import drop_output, end_process, handling_signals, replace_unencodable
 from xlashard.cloud.cloud_settings import (
     Accelerator,
     CloudSettings,
@@ -25,7 +25,7 @@ from xlashard.cloud.cloud_settings import (
 from xlashard.errors import CloudError
 from xlashard.train.config.schema import Leaf, leaves, reference
 from xlashard.train.errors import RunError
-from xlashard.wording import drop_output, print_error, printable, replace_unencodable
+from xlashard.wording import print_error, printable
 
 _VM = ("gcloud", "compute", "tpus", "tpu-vm")
 

@@ -57,6 +57,24 @@ class HloProgram(HloModule):
         return tuple(find_collectives(self, self.call_sites))
 
     @cached_property
+    def _on_meshes(self) -> dict[jax.sharding.Mesh | None, tuple[Collective, ...]]:
+        return {}
+
+    def collectives_on(self, mesh: jax.sharding.Mesh | None) -> tuple[Collective, ...]:
+        """Return the collectives of the program, in all of its slices and between them.
+
+        For several slices of TPUs, the compiler emits the program of a single one: device numbers
+        start at 0, collectives stay inside the slice, and transfers to other slices are sends to
+        and receives from the host.
+
+        Args:
+            mesh: Its mesh, whose order replica groups index; None if it has none.
+        """
+        if mesh not in self._on_meshes:
+            self._on_meshes[mesh] = _collectives_on(self, mesh)
+        return self._on_meshes[mesh]
+
+    @cached_property
     def unknown_loops(self) -> tuple[str, ...]:
         """Return the names of the loops whose trip count the module does not determine."""
         return tuple(
@@ -214,24 +232,14 @@ _TRANSFER = "_xla_megascale_transfer_type"
 """Frontend attribute of a send to another slice: the kind of the collective that it belongs to."""
 
 
-def multislice_collectives(module: HloProgram, mesh: jax.sharding.Mesh | None) -> list[Collective]:
-    """Return the collectives of a program, in all of its slices and between them.
-
-    For several slices of TPUs, the compiler emits the program of a single one: device numbers start
-    at 0, collectives stay inside the slice, and transfers to other slices are sends to and receives
-    from the host.
-
-    Args:
-        module: The compiled module.
-        mesh: Its mesh, whose order replica groups index; None if it has none.
-    """
-    collectives = list(module.collectives)
+def _collectives_on(module: HloProgram, mesh: jax.sharding.Mesh | None) -> tuple[Collective, ...]:
+    collectives = module.collectives
     # GPUs, and slices that the program names itself, have numbers of all devices.
     if mesh is None or module.num_partitions * module.num_replicas == mesh.size:
         return collectives
     slices = _slices(mesh)
     spread = [replace(c, groups=_in_all(c.groups, slices)) for c in collectives]
-    return [*spread, *_transfers(module, slices)]
+    return (*spread, *_transfers(module, slices))
 
 
 def _slices(mesh: jax.sharding.Mesh) -> list[list[int]]:

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard.background import flush_output
 from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.lazily import dataclass
 from xlashard.multihost.cluster_info import (
@@ -30,7 +31,7 @@ from xlashard.processes.startup_barrier import (
     StartupBarrier,
     wait_for_all,
 )
-from xlashard.wording import flush_output, format_processes
+from xlashard.wording import format_processes
 
 logger = logging.getLogger("xlashard.multihost")
 

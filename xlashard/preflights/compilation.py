@@ -8,7 +8,7 @@ cases: the scheduled module, buffer assignment and live ranges.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -16,8 +16,7 @@ from typing import Any, Self
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.offline import BEGUN, CompileInput, PhaseInput, RefusalError
 from xlashard.errors import CompileError, ProgramTooLargeError, XlashardError
-from xlashard.hlo.collectives import Collective
-from xlashard.hlo.hlo_program import HloProgram, multislice_collectives, read, read_executable
+from xlashard.hlo.hlo_program import HloProgram, read, read_executable
 from xlashard.hlo.proto_reader import buffers_of
 from xlashard.pjit.report.explain import explained_executable
 from xlashard.pjit.report.explained_program import ExplainedProgram, compiled_facts, facts_from_hlo
@@ -26,7 +25,6 @@ from xlashard.pjit.stages.traced import Lowered
 from xlashard.processes.dump_folder import temporary_dump_folder
 from xlashard.processes.job_pool import FAILED, TIMED_OUT, JobPool, WorkerJob
 from xlashard.program.remote_compile import crash_text, run_job
-from xlashard.sharding import Mesh
 
 
 @dataclass(frozen=True)
@@ -50,15 +48,6 @@ class Compilation:
     options: tuple[tuple[str, Any], ...] = ()
     too_large: bool = False
     is_estimate: bool = False
-    _collectives: dict[Mesh, tuple[Collective, ...]] = field(default_factory=dict, compare=False)
-
-    def collectives(self, mesh: Mesh) -> tuple[Collective, ...]:
-        """Return the collectives of the program, in all slices of a mesh and between them."""
-        if mesh == self.program.mesh:
-            return self.program.collectives
-        if mesh not in self._collectives:
-            self._collectives[mesh] = tuple(multislice_collectives(self.module, mesh))
-        return self._collectives[mesh]
 
 
 def compile_for_report(

@@ -128,7 +128,7 @@ def network_costs(
         rates: Rates of a device; those of published measurements if None.
     """
     network = network_for(topology, mesh, rates)
-    return [(c, network.of(c)) for c in compilation.collectives(mesh)]
+    return [(c, network.of(c)) for c in compilation.module.collectives_on(mesh)]
 
 
 @dataclass(frozen=True)

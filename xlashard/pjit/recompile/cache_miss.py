@@ -16,13 +16,14 @@ from xlashard._jax.trace.observed_programs import Stage
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
 from xlashard.sharding import Mesh, Sharding
-from xlashard.wording import in_seconds
+from xlashard.wording import in_seconds, shortened
 
 KEPT = 64
 """Records that a log keeps of one function."""
 
 _SOURCES = 256
-_LONGEST_TEXT = 120
+LONGEST_TEXT = 120
+"""Characters of a value that a report of recompilations shows."""
 
 
 @dataclass(eq=False)
@@ -88,12 +89,7 @@ class StaticValue:
             text = repr(value)
         except Exception:  # a broken __repr__ of the caller's must not break the call
             text = f"<{type(value).__name__}>"
-        return cls(name, type(value).__name__, shortened(text), hash(value), by_name)
-
-
-def shortened(text: str) -> str:
-    """Truncate a text to the length that fits a report."""
-    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
+        return cls(name, type(value).__name__, shortened(text, LONGEST_TEXT), hash(value), by_name)
 
 
 @dataclass(frozen=True, eq=False)

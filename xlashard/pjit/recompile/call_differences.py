@@ -9,9 +9,10 @@ from xlashard._jax.runtime.global_state import changed_settings
 from xlashard._jax.runtime.shardings import Device
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
-from xlashard.pjit.recompile.cache_miss import CallKey, StaticValue, shortened
+from xlashard.pjit.recompile.cache_miss import LONGEST_TEXT, CallKey, StaticValue
 from xlashard.pjit.shardings.resources import described
 from xlashard.sharding import Mesh, Sharding, XLACompatibleSharding
+from xlashard.wording import shortened
 
 type Part = Literal[
     "structure",
@@ -74,7 +75,9 @@ def differences(before: CallKey, after: CallKey) -> tuple[CallDifference, ...]:
         changes.append(_difference("device", "", (before.devices, after.devices), _device_text))
     changes += _options(before.options, after.options)
     for name, *values in changed_settings(before.context, after.context):
-        changes.append(_difference("setting", name, values, lambda value: shortened(repr(value))))
+        changes.append(
+            _difference("setting", name, values, lambda value: shortened(repr(value), LONGEST_TEXT))
+        )
     return tuple(changes)
 
 
@@ -102,7 +105,7 @@ def _structure(before: CallKey, after: CallKey) -> Iterator[CallDifference]:
         yield _difference("structure", name, (name in olds, name in news), _passing_text)
     if olds == news:
         trees = _different_subtrees(before.in_tree, after.in_tree)
-        yield _difference("structure", "", trees, lambda tree: shortened(str(tree)))
+        yield _difference("structure", "", trees, lambda tree: shortened(str(tree), LONGEST_TEXT))
 
 
 def _passing_text(by_name: bool) -> str:
@@ -162,7 +165,7 @@ def _type_text(aval: Any) -> str:
     """Format a type with its spec, mesh, manual axes and memory kind."""
     sharding = getattr(aval, "sharding", None)
     if sharding is None:
-        return shortened(repr(aval))
+        return shortened(repr(aval), LONGEST_TEXT)
     mesh = sharding.mesh
     sizes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
     axes = ", ".join([f"{name}={size} {kind.name.lower()}" for name, size, kind in sizes])

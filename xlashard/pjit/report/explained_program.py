@@ -11,7 +11,7 @@ from xlashard._jax.runtime import executables
 from xlashard._jax.trace.origins import is_users_file
 from xlashard._jax.trace.tracing import is_extended, physical_aval, shaped
 from xlashard.hlo.collectives import Collective
-from xlashard.hlo.hlo_program import HloProgram, multislice_collectives, read_modules
+from xlashard.hlo.hlo_program import HloProgram, read_modules
 from xlashard.hlo.module import Frame
 from xlashard.pjit.arguments import Argument, describe_arguments
 from xlashard.pjit.compile import CompiledProgram, with_user_shardings
@@ -275,7 +275,7 @@ class ExplainedProgram:
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
         """Return the collectives of the compiled modules."""
-        collectives = (multislice_collectives(module, self.mesh) for module in self.modules)
+        collectives = (module.collectives_on(self.mesh) for module in self.modules)
         return tuple(chain.from_iterable(collectives))
 
     @cached_property

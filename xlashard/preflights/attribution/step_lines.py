@@ -311,7 +311,7 @@ def add_lines(
     step_lines = StepLines(
         compilation.module,
         schedule,
-        compilation.collectives(mesh),
+        compilation.module.collectives_on(mesh),
         grid_of(mesh),
         compilation.program.sources,
     )
