@@ -289,7 +289,8 @@ def closest(word: str, known: Iterable[str]) -> str | None:
         >>> closest("proceses", ["processes", "devices"])
         'processes'
     """
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return matches[0] if matches else None
 
 
 def error_line(error: BaseException, *plain: type[BaseException]) -> str:

@@ -11,9 +11,8 @@ from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import Machine, MeshAxis
 from xlashard.auto.rules.factors import Factor, can_shard, piece
 from xlashard.costs.operation import padding
+from xlashard.costs.rates import LANES
 
-_LANES = 128
-"""Elements of the minor dimension of a tile."""
 PARTIAL = -2
 """State of a result that devices must combine."""
 WHOLE = -1
@@ -334,7 +333,7 @@ class CostModel:
 
 def in_lanes(size: float) -> float:
     """Return the size to which a minor dimension is padded in memory."""
-    return math.ceil(size / _LANES) * _LANES
+    return math.ceil(size / LANES) * LANES
 
 
 def _touched(op: GraphOperation) -> list[tuple[int, int]]:

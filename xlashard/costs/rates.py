@@ -80,7 +80,10 @@ _PRODUCT_KERNEL_SHARES = {
 _LIKE = {"v4": "v5p", "v6e": "tpu7x"}
 """Generations whose kernels are nearest to those without a published measurement."""
 
-_REGISTER = (8, 128)
+LANES = 128
+"""Elements of a vector register along the minor dimension."""
+
+_REGISTER = (8, LANES)
 """Shape of a vector register, whose elements an operation of the vector unit takes at once."""
 
 VECTOR_LANES = math.prod(_REGISTER)

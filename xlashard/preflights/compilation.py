@@ -286,6 +286,7 @@ def read_compiled(stage: Any, forgotten: str) -> Compilation:
     program = explained_executable(stage)
     executable = program.facts.executable
     module = read_executable(executable, executables.buffer_assignment(executable))[0]
+    # Findings of a report read this module, which has no lines of another function.
     facts = replace(program.facts, modules=lambda _: (module,))
     program = replace(program, facts=facts, forgotten=forgotten)
     return Compilation(program, stage, module, 0.0)

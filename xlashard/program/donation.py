@@ -188,10 +188,8 @@ def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) 
 
 
 def _conflict(plan: ProgramPlan, result: ValuePlan, consumer: int | None) -> str:
-    taker_name = "another argument" if consumer is None else _name(plan.args[consumer])
-    return (
-        f"{_described(result)} has room for it, but takes over the buffers of {taker_name} already"
-    )
+    name = "another argument" if consumer is None else _name(plan.args[consumer])
+    return f"{_described(result)} has room for it, but takes over the buffers of {name} already"
 
 
 def _difference(value: ValuePlan, result: ValuePlan) -> str | None:

@@ -89,30 +89,28 @@ def likely_donations(handle: Any) -> list[str]:
     return sorted(tracker.takes(path) for tracker, path in paths if path is not None)
 
 
-def deletion_cause(handle: Any, consumer: str | None) -> str:
-    """Describe why a handle is deleted.
+def _deletion_cause(handle: Any, consumer: str | None) -> tuple[str, bool]:
+    """Describe why a handle is deleted; return True, too, if it may have been donated to a call.
 
     Args:
         handle: The deleted handle.
         consumer: The callable that it was donated to, if known.
     """
     if consumer == SHARD:
-        return "one of its shards was deleted or donated by itself"
+        return "one of its shards was deleted or donated by itself", False
     if consumer is not None:
         target = "one of its shards" if consumer.startswith(SHARD) else "it"
         consumer = consumer.removeprefix(SHARD)
-        return (
-            f"{DELETE} was called on {target}"
-            if consumer == DELETE
-            else f"{target} was donated to {consumer}"
-        )
+        if consumer == DELETE:
+            return f"{DELETE} was called on {target}", False
+        return f"{target} was donated to {consumer}", True
     likely = likely_donations(handle)
     if not likely:
-        return f"{DELETE} was called on it, or it was donated to a program"
+        return f"{DELETE} was called on it, or it was donated to a program", True
     if len(likely) == 1:
-        return f"it was most likely donated to {likely[0]}"
+        return f"it was most likely donated to {likely[0]}", True
     more = f" ({len(likely) - _SHOWN} more take such arrays)" if len(likely) > _SHOWN else ""
-    return f"it was most likely donated to one of: {'; '.join(likely[:_SHOWN])}{more}"
+    return f"it was most likely donated to one of: {'; '.join(likely[:_SHOWN])}{more}", True
 
 
 DELETE = "delete()"
@@ -330,9 +328,9 @@ def deleted_text(name: str, handle: Handle, consumer: str | None) -> str:
         handle: Its handle.
         consumer: The callable that it was donated to, if known.
     """
-    how = deletion_cause(handle, consumer)
+    how, is_donated = _deletion_cause(handle, consumer)
     advice = "make it anew"
-    if "donated to" in how:
+    if is_donated:
         advice = (
             "use what that call returned, or leave the array out of what it donates "
             "(donate_argnums, donate=True)"

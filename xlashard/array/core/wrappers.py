@@ -369,9 +369,8 @@ def _check_devices(call: JaxCall) -> None:
             texts = format_two_device_lists(expected, devices)
             raise DeviceMismatchError(
                 f"{call.name} needs its arrays on the same devices in the same order: {first}, "
-                f"{type_text(other)}, is on {texts[0]} and {name}, {type_text(x)}, "
-                f"on {texts[1]}; move one of them, for example "
-                f"device_put({name}, {first}.sharding)"
+                f"{type_text(other)}, is on {texts[0]} and {name}, {type_text(x)}, on {texts[1]}; "
+                f"move one of them, for example device_put({name}, {first}.sharding)"
             ) from None
 
 

@@ -156,7 +156,7 @@ def reshard_by_program(
         alike: Whether all processes of the devices run this program next for certain, so that they
             skip the check of equal programs.
     """
-    handle, source, target, donate, *_ = task
+    handle, source, target, donate, _ = task
     request = ReshardRequest(
         shape=target.shape,
         dtype=handle.dtype,

@@ -16,9 +16,12 @@ from xlashard.geometry import Tiling, refine, transfer_load
 from xlashard.lazily import dataclass
 from xlashard.sharding import GSPMDSharding
 
-# XLA's collectives between CPU devices write past the end of their buffers for two bits; it does
-# not compile six, and stores one bit as a byte in some programs.
-_SENT_AS_BYTES = (1, 2, 6)
+# XLA compiles no program for CPU devices on six bits.
+_UNCOMPILED = (6,)
+
+# Its collectives between CPU devices write past the end of their buffers for two bits, and some of
+# its programs store one bit as a byte.
+_UNSENT = (1, 2, *_UNCOMPILED)
 
 # Bits of the elements that the host cannot slice.
 _PACKED = (4, 6)
@@ -83,7 +86,7 @@ def plan_steps(source: ResolvedSharding, target: ResolvedSharding, dtype: Any) -
         dtype: The dtype of the array. Elements of less than a byte take other steps.
     """
     bits = 8 if jnp.issubdtype(dtype, jax.dtypes.extended) else bits_of(dtype)
-    if bits in _SENT_AS_BYTES and _goes_as_bytes(source, target, bits):
+    if bits in _UNSENT and _goes_as_bytes(source, target, bits):
         as_bytes = _steps(source, target, in_one_memory(source, target))
         return Step(Strategy.TO_BYTES, source), *as_bytes, Step(Strategy.FROM_BYTES, target)
     return _steps(source, target, bits not in _PACKED and in_one_memory(source, target))
@@ -93,8 +96,7 @@ def _goes_as_bytes(source: ResolvedSharding, target: ResolvedSharding, bits: int
     """Return True if CPU devices exchange shards that no program can exchange as they are."""
     if not source.on_host or same_shards(source, target):
         return False
-    # Six bits aren't compiled in one process either.
-    return bits == 6 or not _in_one_process(source, target)
+    return bits in _UNCOMPILED or not _in_one_process(source, target)
 
 
 @cleared_with_jax

@@ -228,7 +228,9 @@ def _lines(report: PreflightFields, page: Page) -> RenderableType | None:
 
 
 def _spills(spills: Sequence[SpillReport], page: Page) -> RenderableType | None:
-    vmem = in_bytes(spills[0].vmem_bytes) if spills else ""
+    if not spills:
+        return None
+    vmem = in_bytes(spills[0].vmem_bytes)
     return listing(
         page,
         ("VMEM spill", f"attention scores that pass through HBM; VMEM has {vmem}"),
