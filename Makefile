@@ -2,7 +2,7 @@
 #
 #   make train CONFIG=configs/tiny_dp.toml ARGS="--set model.layers=4"
 #   make train-pod RESUME=runs/tiny
-#   make test JOBS=8 ARGS="tests/pjit -k donate"
+#   make test JOBS=8 ARGS="tests/core/pjit -k donate"
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -84,7 +84,7 @@ test-all: ## Run every test on everything: both partitioners, the oldest version
 .PHONY: test-torch
 test-torch: ## Run the tests with PyTorch, which takes 6 GB on Linux
 	$(MAKE) --no-print-directory test VENV=.venv-torch TEST_EXTRAS=dev,torch JOBS=0 \
-		ARGS="tests/home/test_torch.py $(ARGS)"
+		ARGS="tests/ecosystem/test_torch.py $(ARGS)"
 
 .PHONY: check
 check: $(developing) ## Run ruff and the fast tests

@@ -14,10 +14,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from xlashard.gpu.gpu_models import BY_NAME
-from xlashard.preflights.mesh_mapping import find_topology
-from xlashard.preflights.preflight_run import preflight
-from xlashard.preflights.report.preflight_report import PreflightReport
+from xlashard.predict.preflight.mesh_mapping import find_topology
+from xlashard.predict.preflight.preflight_run import preflight
+from xlashard.predict.preflight.report.preflight_report import PreflightReport
+from xlashard.predict.targets.gpu.gpu_models import BY_NAME
 from xlashard.train.config.settings import Settings, load_settings
 from xlashard.train.model.programs import training_step
 

@@ -38,9 +38,9 @@ from benchmarks._measure import (
 from xlashard import Mesh, NamedSharding, P, make_array_from_callback, multihost, pjit
 from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime import compiler
-from xlashard.processes import RENDEZVOUS, Barrier, store
-from xlashard.program.consistency import CONSISTENCY
-from xlashard.program.consistency.fingerprint import ProgramFingerprint
+from xlashard.core.processes import RENDEZVOUS, Barrier, store
+from xlashard.core.program.consistency import CONSISTENCY
+from xlashard.core.program.consistency.fingerprint import ProgramFingerprint
 from xlashard.testing import pod
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -180,7 +180,7 @@ def result_file(options: Options, *names: str) -> Path | None:
     if options.cache is None:
         return None
     words = hashlib.sha256()
-    rooms = "costs", "hardware", "hlo", "pjit", "preflights", "tpu"
+    rooms = "analysis", "core", "hlo", "predict"
     modules = [path for room in rooms for path in (ROOT / "xlashard" / room).rglob("*.py")]
     for path in sorted([*modules, *(ROOT / "benchmarks").glob("_auto_*.py")]):
         words.update(path.read_bytes())

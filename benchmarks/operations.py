@@ -4,9 +4,10 @@
 
 Each row of `published_operations.toml` is compiled for the smallest slice of its chip, or for GPUs
 (`pip install 'xlashard[gpu-target]'`), without generating code, and its schedule takes the time of
-`xlashard.costs`. WORD is a part of a group's name, such as v6e or attention. Where today's compiler
-makes another program than that of the publication, which the memory shows, the times don't compare:
-such rows don't count. The constants of the cost model come from these rows and from pages of chips.
+`xlashard.predict.costs`. WORD is a part of a group's name, such as v6e or attention. Where today's
+compiler makes another program than that of the publication, which the memory shows, the times
+don't compare: such rows don't count. The constants of the cost model come from these rows and from
+pages of chips.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import jax.numpy as jnp
 from benchmarks._operation_programs import PROGRAMS
 from xlashard import NamedSharding, P, PreflightReport, preflight
 from xlashard.documents import read_toml
-from xlashard.preflights.mesh_mapping import find_topology
+from xlashard.predict.preflight.mesh_mapping import find_topology
 
 TABLE = Path(__file__).with_name("published_operations.toml")
 _DTYPES = {

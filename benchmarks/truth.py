@@ -3,7 +3,7 @@
     python -m benchmarks.truth [NAME ...] [--target tpu|gpu] [--page docs/tpu/step_times.md]
 
 Each run of `published_runs.toml` is compiled for its topology without generating code (seconds
-each), and its schedule takes the time of `xlashard.costs`. NAME is a part of a run's name.
+each), and its schedule takes the time of `xlashard.predict.costs`. NAME is a part of a run's name.
 `--page` writes the table into a page. No constant of the cost model is fitted to these runs.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks._published_runs import PublishedRun, published_runs
 from xlashard import preflight
-from xlashard.preflights.mesh_mapping import find_topology
+from xlashard.predict.preflight.mesh_mapping import find_topology
 from xlashard.train.model.programs import training_step
 
 GOALS = {"tpu": 0.10, "gpu": 0.15}

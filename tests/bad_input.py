@@ -21,8 +21,7 @@ from jax.experimental.layout import Layout
 
 import xlashard
 from xlashard import Array, Mesh, NamedSharding, P, multihost
-from xlashard.errors import XlashardError
-from xlashard.sharding import (
+from xlashard.core.sharding import (
     AbstractMesh,
     Chunked,
     GSPMDSharding,
@@ -34,6 +33,7 @@ from xlashard.sharding import (
     SingleDeviceSharding,
     Unstacked,
 )
+from xlashard.errors import XlashardError
 
 PACKAGE = Path(xlashard.__file__).parent
 DEVICES = jax.devices()

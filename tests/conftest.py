@@ -88,8 +88,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # Folders whose tests all run under GSPMD as well, and with the oldest versions. Single files of
 # others carry the marker themselves.
-PARTITIONER_FOLDERS = frozenset({"array", "errors", "hlo", "numpy", "pjit", "program", "sharding"})
-JAX_VERSION_FOLDERS = frozenset({"array", "gpu", "hlo", "legacy", "pjit", "program", "sharding"})
+_LAYER = ("analysis/explain", "analysis/recompile", "core/array", "core/pjit", "core/program")
+PARTITIONER_FOLDERS = (*_LAYER, "core/sharding", "errors", "hlo", "numpy")
+JAX_VERSION_FOLDERS = (*_LAYER, "core/sharding", "hlo", "legacy", "predict/targets/gpu")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -100,17 +101,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if config.getoption("--update-goldens"):
         items[:] = [item for item in items if "update_goldens" in getattr(item, "fixturenames", ())]
-    here = Path(__file__).parent
-    folders: dict[Path, str] = {}
     for item in items:
-        if item.path not in folders:
-            inside = item.path.is_relative_to(here)
-            folders[item.path] = item.path.relative_to(here).parts[0] if inside else ""
-        folder = folders[item.path]
-        if folder in PARTITIONER_FOLDERS and not _chooses_partitioner(item):
+        if _lies_in(item.path, PARTITIONER_FOLDERS) and not _chooses_partitioner(item):
             item.add_marker("partitioner")
-        if folder in JAX_VERSION_FOLDERS:
+        if _lies_in(item.path, JAX_VERSION_FOLDERS):
             item.add_marker("jax_version")
+
+
+@functools.cache
+def _lies_in(path: Path, folders: tuple[str, ...]) -> bool:
+    return any(path.is_relative_to(Path(__file__).parent / folder) for folder in folders)
 
 
 def _chooses_partitioner(item: pytest.Item) -> bool:

@@ -8,7 +8,7 @@ import ast
 import functools
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 INTERNALS = ("jax._src", "jax.extend", "jax.interpreters", "jaxlib", "libtpu")
@@ -30,6 +30,9 @@ class Layers:
         pure_allowed: Distributions that a pure room may use.
         deferred: Modules that may import one inside a function, for a quick start. Direction and
             cycles count for these imports as for all others.
+        hooks: The module that names what lower rooms call of higher ones. Its imports wait for the
+            call, and count neither as an edge nor for a cycle.
+        importers: Rooms that few modules may import, with these modules.
     """
 
     package: str
@@ -39,6 +42,8 @@ class Layers:
     pure: frozenset[str] = frozenset()
     pure_allowed: frozenset[str] = frozenset({"numpy"})
     deferred: frozenset[tuple[str, str]] = frozenset()
+    hooks: str = ""
+    importers: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, order=True)
@@ -172,13 +177,16 @@ def read_package(root: Path, package: str) -> dict[str, Module]:
 
 def find_violations(root: Path, layers: Layers) -> list[Violation]:
     """Find everything in the package that its layers forbid, sorted by place."""
-    modules = read_package(root, layers.package)
+    modules = dict(read_package(root, layers.package))
+    if layers.hooks:
+        modules[layers.hooks] = replace(modules[layers.hooks], imports=())
     found = [
         *_wrong_directions(modules, layers),
         *_hidden_imports(modules, layers),
         *_second_doors(modules, layers),
         *_impure(modules, layers),
         *_cycles(modules, layers),
+        *_surplus_importers(modules, layers),
     ]
     return sorted(
         Violation(str(Path(entry.path).relative_to(root)), entry.line, entry.what)
@@ -191,7 +199,10 @@ def _room(name: str, layers: Layers) -> str | None:
     head, _, rest = name.partition(".")
     if head != layers.package:
         return None
-    return rest if rest in layers.rooms else rest.partition(".")[0]
+    room = rest
+    while room and room not in layers.rooms and room not in layers.common:
+        room = room.rpartition(".")[0]
+    return room or rest
 
 
 def _violation(module: Module, line: int, what: str) -> Violation:
@@ -244,6 +255,20 @@ def _second_doors(modules: Mapping[str, Module], layers: Layers) -> Iterator[Vio
                 yield _violation(module, entry.line, f"{entry.target} used outside {layers.door}/")
 
 
+def _surplus_importers(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation]:
+    for module in modules.values():
+        for entry in module.imports:
+            for room, importers in layers.importers.items():
+                home = f"{layers.package}.{room}"
+                inside = _lies_in(entry.target, home) and not _lies_in(module.name, home)
+                if inside and module.name not in importers:
+                    yield _violation(module, entry.line, f"{room} is imported by {module.name}")
+
+
+def _lies_in(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
 def _impure(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation]:
     pending = [name for name in modules if _room(name, layers) in layers.pure]
     reached = set(pending)
@@ -259,9 +284,17 @@ def _impure(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation
                         f"{head} used in what a pure room imports "
                         f"(only {', '.join(sorted(layers.pure_allowed))})",
                     )
-            elif entry.target in modules and entry.target not in reached:
-                reached.add(entry.target)
-                pending.append(entry.target)
+            else:
+                # With a module Python imports the packages that it lies in.
+                for name in _with_parents(entry.target):
+                    if name in modules and name not in reached:
+                        reached.add(name)
+                        pending.append(name)
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    return (".".join(parts[: n + 1]) for n in range(1, len(parts)))
 
 
 def _cycles(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation]:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.forking import python_command
+from tests.fork_server import python_command
 from xlashard.background import end_thread, handling_signals, repeating, start_background
 
 # The thread holds the lock of stderr most of the time, and prints after its stop.
@@ -25,7 +25,7 @@ started.wait()
 
 _FOLLOWING = """
 import queue, pathlib, sys, threading
-from xlashard.cloud import jobs
+from xlashard.cli.cloud import jobs
 class Session:
     class settings:
         class wait:

@@ -29,9 +29,9 @@ from tests.documents import (
     with_output,
 )
 from tests.errors.catalogue import read_topics
-from tests.forking import python_command
+from tests.fork_server import python_command
 from tests.goldens import check_golden
-from tests.gpu.plugin import marks_of
+from tests.predict.targets.gpu.plugin import marks_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [str(path.relative_to(ROOT)) for path in markdown_files(ROOT)]

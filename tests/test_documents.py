@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from tests.facts import naming
-from tests.together import Together
-from xlashard.cloud.cloud_settings import load_settings as load_cloud_settings
+from tests.grouped_cases import Together
+from tests.message_patterns import naming
+from xlashard.cli.cloud.cloud_settings import load_settings as load_cloud_settings
 from xlashard.documents import parse_json, parse_toml, read_text, read_toml, write_whole
 from xlashard.errors import CloudError
 from xlashard.train.config.settings import load_settings

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.forking import python_command
+from tests.fork_server import python_command
 from tests.notebooks import code_cells
 
 pytestmark = pytest.mark.jax_version

@@ -9,71 +9,89 @@ from tests.layers import Layers, find_violations, read_package
 
 ROOT = Path(__file__).resolve().parent.parent
 
+FLOORS = (
+    ("geometry",),
+    ("workers",),
+    ("_jax",),
+    # It imports no JAX, except for programs that JAX holds.
+    ("hlo",),
+    ("core",),
+    ("core.sharding", "core.processes"),
+    ("core.program",),
+    ("core.array",),
+    ("core.pjit",),
+    # The functions of jax.numpy for arrays.
+    ("numpy",),
+    ("analysis",),
+    ("analysis.pictures", "analysis.recompile"),
+    ("analysis.explain",),
+    ("predict",),
+    ("predict.targets",),
+    ("predict.targets.tpu", "predict.targets.gpu"),
+    ("predict.costs",),
+    ("predict.preflight",),
+    ("predict.sweep",),
+    ("auto",),
+    ("pods",),
+    ("pods.multihost", "pods.testing"),
+    # The package's public names, imported from the rooms below.
+    ("startup", "tpu", "gpu", "hardware", "preflights", "multihost", "testing", "pjit"),
+    ("",),
+    ("train", "legacy"),
+    ("cli",),
+    ("cli.commands", "cli.cloud"),
+    ("cli.main",),
+    ("__main__",),
+)
+"""The rooms from below to above; those of a line are independent of each other."""
+
 XLASHARD = Layers(
     package="xlashard",
-    rooms={
-        "geometry": 0,
-        "_jax": 1,
-        "hlo": 2,
-        "sharding": 2,
-        "processes": 2,
-        "program": 3,
-        "pictures": 3,
-        "array": 4,
-        "pjit": 5,
-        "hardware": 6,
-        "numpy": 7,
-        "multihost": 7,
-        "tpu": 7,
-        "gpu": 7,
-        "testing": 7,
-        "costs": 8,
-        "preflights": 9,
-        # The path of the preflight's names before GPUs.
-        "tpu.preflight": 10,
-        # Above the compilers, by which it proves its layouts; called by pjit through a hook.
-        "auto": 10,
-        # The package's public names, imported from the rooms below.
-        "": 11,
-        "train": 12,
-        # Uses all of it, and is imported only on request.
-        "legacy": 12,
-        "commands": 13,
-        # Commands of the scripts in tpu_scripts/.
-        "cloud": 13,
-        "cli": 14,
-        "__main__": 15,
-    },
+    rooms={room: number for number, floor in enumerate(FLOORS) for room in floor},
     common=frozenset(
         {
-            *("errors", "types", "config", "wording", "documents", "lazily", "background"),
-            *("program_runner", "_version"),
+            *("errors", "config", "wording", "documents", "lazily", "background", "hooks"),
+            *("program_runner", "tracebacks", "wire", "_version"),
         }
     ),
     door="_jax",
     pure=frozenset({"geometry"}),
     deferred=frozenset(
         {
-            ("xlashard.array.core.protocols", "xlashard.pictures"),
-            ("xlashard.pjit.stages.compiled", "xlashard.pjit.stages.serialization"),
+            ("xlashard.core.pjit.stages.compiled", "xlashard.core.pjit.stages.serialization"),
             # A script imports JAX itself, after it has set the variables that JAX reads.
-            ("xlashard.commands.explain_command", "xlashard.commands.common"),
-            ("xlashard.commands.explain_command", "xlashard.pjit.report.html"),
-            ("xlashard.commands.explain_command", "xlashard.pjit.report.report_changes"),
-            ("xlashard.commands.explain_command", "xlashard.pjit.report.script_report"),
-            ("xlashard.commands.script_run", "xlashard._jax.runtime.topologies"),
-            ("xlashard.commands.script_run", "xlashard._jax.trace.observed_programs"),
-            ("xlashard.commands.script_run", "xlashard.pjit.stages.recorded"),
+            ("xlashard.cli.commands.explain_command", "xlashard.cli.commands.common"),
+            ("xlashard.cli.commands.explain_command", "xlashard.analysis.explain.html"),
+            ("xlashard.cli.commands.explain_command", "xlashard.analysis.explain.report_changes"),
+            ("xlashard.cli.commands.explain_command", "xlashard.analysis.explain.script_report"),
+            ("xlashard.cli.commands.script_run", "xlashard._jax.runtime.topologies"),
+            ("xlashard.cli.commands.script_run", "xlashard._jax.trace.observed_programs"),
+            ("xlashard.cli.commands.script_run", "xlashard.core.pjit.stages.recorded"),
             # The search for layouts loads SciPy's solver; other preflights don't.
-            ("xlashard.commands.preflight", "xlashard.commands.automatic_layouts"),
+            ("xlashard.cli.commands.preflight", "xlashard.cli.commands.automatic_layouts"),
             # A step of training needs the packages of the extra `train`; other programs don't.
-            ("xlashard.commands.common", "xlashard.train.model.programs"),
+            ("xlashard.cli.commands.common", "xlashard.train.model.programs"),
             # A worker is inspected without the environment of jobs, which counting its chips needs.
-            ("xlashard.cloud.remote.probe", "xlashard.multihost"),
+            ("xlashard.cli.cloud.remote.probe", "xlashard.multihost"),
             # The migration needs the extra `legacy`; running a program doesn't.
-            ("xlashard.commands.legacy", "xlashard.legacy.migration"),
+            ("xlashard.cli.commands.legacy", "xlashard.legacy.migration"),
         }
     ),
+    hooks="xlashard.hooks",
+    importers={
+        "legacy": frozenset({"xlashard.cli.commands.legacy"}),
+        "auto": frozenset({"xlashard", "xlashard.cli.commands.automatic_layouts"}),
+        "train": frozenset(
+            {
+                "xlashard.cli.cloud.cloud_settings",
+                "xlashard.cli.cloud.session",
+                "xlashard.cli.commands.automatic_layouts",
+                "xlashard.cli.commands.cli_args",
+                "xlashard.cli.commands.common",
+            }
+        ),
+        "cli.cloud": frozenset(),
+    },
 )
 
 
@@ -99,6 +117,7 @@ ONE_CONCEPT = {
     "executables": "executables: of the runtime, shared by programs",
     "execute": "a stage of the pipeline: of programs, of reshards",
     "plan": "a plan as a frozen value: of a program, of a reshard",
+    "tracebacks": "tracebacks without frames of this package, and of JAX",
     "topologies": "topologies: of the plugins, of TPUs and of GPUs by name",
 }
 """Names of modules that several rooms have, for the same concept on different levels."""
@@ -107,8 +126,11 @@ MIRRORS = (
     "xlashard.legacy.arrays.",
     "xlashard.legacy.modules.",
     "xlashard.legacy.shardings.",
+    # Public paths.
+    "xlashard.tpu",
+    "xlashard.pjit.",
 )
-"""Rooms whose modules and classes have the names of the modules and classes of JAX."""
+"""Modules that have the names of others: of JAX's, or of those that they make public."""
 
 
 def _repeated(named: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.facts import naming
+from tests.message_patterns import naming
 from xlashard.errors import ArgumentError
 from xlashard.program_runner import Script, ScriptOrModule, parse_script
 

@@ -141,7 +141,7 @@ print(*sorted(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "xlashard.array" in loaded
+    assert "xlashard.core.array" in loaded
     late = {"rich", *(f"xlashard.{name}" for name in FEW_NEED.split())}
     assert late - {"rich"} <= read_package(ROOT, "xlashard").keys()
     assert not loaded.intersection(late)

@@ -5,8 +5,8 @@ Spot:       the same with --capacity=spot
 Reserved:   the same with --capacity=reserved
 """
 
-from xlashard.cloud.session import start
-from xlashard.cloud.tpu import create
+from xlashard.cli.cloud.session import start
+from xlashard.cli.cloud.tpu import create
 
 if __name__ == "__main__":
     start(create, ("tpu", "wait"), __doc__)

@@ -3,8 +3,8 @@
 delete.py --name=my-tpu --zone=us-west4-a
 """
 
-from xlashard.cloud.session import start
-from xlashard.cloud.tpu import delete
+from xlashard.cli.cloud.session import start
+from xlashard.cli.cloud.tpu import delete
 
 if __name__ == "__main__":
     start(delete, ("tpu", "wait"), __doc__)

@@ -7,8 +7,8 @@ It checks the chips, the processes that hold them, versions, memory, the connect
 coordinator, and that all workers see all chips. It exits with 1 if something is wrong.
 """
 
-from xlashard.cloud.doctor import check
-from xlashard.cloud.session import start
+from xlashard.cli.cloud.doctor import check
+from xlashard.cli.cloud.session import start
 
 if __name__ == "__main__":
     start(check, ("tpu", "wait", "doctor"), __doc__)

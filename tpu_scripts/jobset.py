@@ -4,7 +4,7 @@ jobset.py --name=my-job --accelerator=v5litepod-16 --image=IMAGE --command=COMMA
     kubectl apply --filename=-
 """
 
-from xlashard.cloud.session import print_manifest, start
+from xlashard.cli.cloud.session import print_manifest, start
 
 if __name__ == "__main__":
     start(print_manifest, ("tpu", "run", "gke"), __doc__)

@@ -3,8 +3,8 @@
 logs.py --name=my-tpu --zone=us-west4-a
 """
 
-from xlashard.cloud.jobs import logs
-from xlashard.cloud.session import start
+from xlashard.cli.cloud.jobs import logs
+from xlashard.cli.cloud.session import start
 
 if __name__ == "__main__":
     start(logs, ("tpu", "wait", "run"), __doc__)

@@ -6,8 +6,8 @@ The first worker that fails stops the others; Ctrl-C stops all of them. The job 
 connection: logs.py follows it again.
 """
 
-from xlashard.cloud.jobs import run
-from xlashard.cloud.session import start
+from xlashard.cli.cloud.jobs import run
+from xlashard.cli.cloud.session import start
 
 if __name__ == "__main__":
     start(run, ("tpu", "wait", "setup", "run"), __doc__)

@@ -7,8 +7,8 @@ The checkpoints must be in a folder that outlives the VMs: a mounted bucket or a
 TPU is deleted in the end, unless --keep.
 """
 
-from xlashard.cloud.jobs import watch
-from xlashard.cloud.session import start
+from xlashard.cli.cloud.jobs import watch
+from xlashard.cli.cloud.session import start
 
 if __name__ == "__main__":
     start(watch, ("tpu", "wait", "setup", "run", "watch"), __doc__)

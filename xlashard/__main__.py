@@ -2,6 +2,6 @@
 
 import sys
 
-from xlashard.cli import main
+from xlashard.cli.main import main
 
 sys.exit(main())

@@ -24,7 +24,8 @@ The launcher of emulated pods (`xlashard pod`) is the only program that sets the
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from xlashard.errors import ConfigError
+from xlashard import hooks
+from xlashard.errors import ConfigError, XlashardError
 from xlashard.lazily import dataclass
 from xlashard.wording import closest
 
@@ -115,6 +116,12 @@ class Flags:
     strict: bool = False
     warn_replicated: int = 64
 
+    @property
+    def concern_jax(self) -> bool:
+        """Return True if a setting acts on JAX, also where no name of xlashard is used."""
+        requests = self.explain_recompiles or self.check_jit_programs
+        return requests or self.partitioner is not None or self.pod is not None
+
 
 def read_flags(environment: Mapping[str, str]) -> Flags:
     """Read the variables of this project; an empty one counts as unset, but for the address.
@@ -144,6 +151,21 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
         warn_replicated=_number(WARN_REPLICATED, environment.get(WARN_REPLICATED) or "64", 0),
         docs_url=None if (url := environment.get(DOCS_URL)) is None else url.strip(),
     )
+
+
+def apply_environment(environment: Mapping[str, str]) -> None:
+    """Apply the variables that act on a process as a whole; without them nothing is imported.
+
+    Args:
+        environment: For example `os.environ`.
+
+    Raises:
+        ConfigError: As `read_flags`.
+    """
+    flags = read_flags(environment)
+    XlashardError.docs_url = flags.docs_url
+    if flags.concern_jax:
+        hooks.startup.apply(flags)
 
 
 def place_variables(place: PodPlace) -> dict[str, str]:

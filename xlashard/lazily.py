@@ -46,9 +46,9 @@ def deferred(name: str) -> Any:
     A type checker and the test of the layers see the import beside it:
 
         if TYPE_CHECKING:
-            from xlashard.array import retile
+            from xlashard.core.array import retile
         else:
-            retile = deferred("xlashard.array.reshard.compiled")
+            retile = deferred("xlashard.core.array.reshard.compiled")
 
     Args:
         name: Full name of the module.

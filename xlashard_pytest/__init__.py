@@ -32,7 +32,7 @@ def _is_outside(config: pytest.Config) -> bool:
 
 
 def _pods() -> Any:
-    return importlib.import_module("xlashard.testing.pytest_plugin.controller")
+    return importlib.import_module("xlashard.pods.testing.pytest_plugin.controller")
 
 
 @pytest.hookimpl(trylast=True)
@@ -71,7 +71,7 @@ def pytest_runtest_makereport(
     """Replace the local report by the merged report of every process."""
     report = yield
     if report.failed and "xlashard" in sys.modules and "XLA_FLAGS" in os.environ:
-        note = importlib.import_module("xlashard.testing.emulated_devices").late_flags_text()
+        note = importlib.import_module("xlashard.pods.testing.emulated_devices").late_flags_text()
         if note:
             report.sections.append(("XLA_FLAGS was set too late", note))
     if _POOL in item.config.stash:

@@ -1,6 +1,6 @@
 """Compare random programs under the layouts that a search finds with their results on one device.
 
-`python -m tests.pjit.random_programs --layouts --count 1000` runs many.
+`python -m tests.core.pjit.random_programs --layouts --count 1000` runs many.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import xlashard
-from tests.pjit.random_programs.checking import (
+from tests.core.pjit.random_programs.checking import (
     REPLICATED,
     XLA,
     Failure,
@@ -26,15 +26,15 @@ from tests.pjit.random_programs.checking import (
     first_line,
     requested_specs,
 )
-from tests.pjit.random_programs.dice import Dice
-from tests.pjit.random_programs.environment import (
+from tests.core.pjit.random_programs.dice import Dice
+from tests.core.pjit.random_programs.environment import (
     Library,
     jax_sharded,
     plain,
     scalar,
     xlashard_sharded,
 )
-from tests.pjit.random_programs.running import (
+from tests.core.pjit.random_programs.running import (
     SMOOTH_CALLS,
     Module,
     make_mesh,

@@ -23,8 +23,8 @@ from tests.auto.examples import (
     small_plan,
     step,
 )
-from tests.facts import naming
-from tests.gpu.plugin import needs_plugin
+from tests.message_patterns import naming
+from tests.predict.targets.gpu.plugin import needs_plugin
 from xlashard import AutoPlan, P, auto_shard, pjit
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.auto_shard import solve

@@ -7,19 +7,19 @@ import jax
 import pytest
 
 from tests.auto.examples import mlp_plan, shapes, step
-from tests.pjit.helpers import make_mesh
+from tests.core.pjit.helpers import make_mesh
 from xlashard import AutoPlan, pjit
+from xlashard.analysis.explain.model import SourceLine
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.foreseen import unforeseen_collectives
 from xlashard.auto.plan.plan_model import UnforeseenTransfer
 from xlashard.auto.problem import ForeseenTransfer
 from xlashard.auto.proof import Prover
 from xlashard.auto.search import Search
-from xlashard.costs.network_model import NetworkCost
 from xlashard.geometry.groups import ReplicaGroups
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.shapes import Shape
-from xlashard.pjit.report.model import SourceLine
+from xlashard.predict.costs.network_model import NetworkCost
 
 ALONG = {
     "data": ReplicaGroups.of_list([[0, 2, 4, 6], [1, 3, 5, 7]]),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.pjit.helpers import f32, make_mesh
+from tests.core.pjit.helpers import f32, make_mesh
 from xlashard import AUTO, UNSPECIFIED, NamedSharding, P, explain_recompile, pjit, record_programs
 from xlashard.auto import planner
 from xlashard.auto.problem import ConstraintSite, ProgramLayout

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.pjit.helpers import make_mesh
+from tests.core.pjit.helpers import make_mesh
 from xlashard import P, pjit
 from xlashard._jax.trace.jaxprs import as_function
 from xlashard._jax.trace.tracing import bodies, with_inner_jaxprs
 from xlashard.auto.problem import ConstraintSite, insert_constraints
-from xlashard.pjit.constraint import constraint_p
+from xlashard.core.pjit.constraint import constraint_p
 
 
 @pytest.fixture(scope="module")

@@ -7,19 +7,19 @@ import optax
 import pytest
 
 from tests.auto.examples import hand_layout, shapes, step
-from tests.facts import naming
+from tests.message_patterns import naming
 from xlashard import P, pjit, preflight
 from xlashard._jax.runtime.offline import PhaseInput
 from xlashard._jax.trace.tracing import bodies
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, machine_of
 from xlashard.auto.proof import Prover, call_with_layout, measure, nominal_cost
+from xlashard.core.pjit.shardings.resources import UNSPECIFIED
+from xlashard.core.pjit.stages.traced import Traced
 from xlashard.errors import CompileError
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.shapes import Shape
-from xlashard.pjit.shardings.resources import UNSPECIFIED
-from xlashard.pjit.stages.traced import Traced
 
 GIB = 2**30
 

@@ -1,6 +1,6 @@
 """Programs have equal results under every layout, and the comparison detects faults.
 
-`python -m tests.pjit.random_programs --layouts --count 1000` runs many, and shrinks failures.
+`python -m tests.core.pjit.random_programs --layouts --count 1000` runs many, and shrinks failures.
 """
 
 from dataclasses import replace
@@ -10,9 +10,9 @@ import pytest
 import xlashard
 from tests.auto import random_layouts
 from tests.auto.random_layouts import find_layout_failure
-from tests.pjit.random_programs.checking import XLA
-from tests.pjit.random_programs.generator import draw_program
-from tests.pjit.random_programs.text import program_text
+from tests.core.pjit.random_programs.checking import XLA
+from tests.core.pjit.random_programs.generator import draw_program
+from tests.core.pjit.random_programs.text import program_text
 from xlashard import P
 from xlashard.auto.problem import site_value
 from xlashard.auto.search import Search

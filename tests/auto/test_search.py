@@ -9,15 +9,15 @@ import pytest
 
 from tests.auto.examples import find_layouts
 from tests.auto.random_layouts import check_layout
-from tests.pjit.helpers import make_mesh
+from tests.core.pjit.helpers import make_mesh
 from xlashard import P
 from xlashard.auto.axis_costs import Assignment, CostModel
 from xlashard.auto.graph import program_graph
 from xlashard.auto.plan.plan_description import unknown_primitives
 from xlashard.auto.problem import AutoProblem, ConstraintSite, Machine, MeshAxis, insert_constraints
 from xlashard.auto.search import Search
-from xlashard.costs.rates import rates_of
-from xlashard.tpu.generations import GENERATIONS
+from xlashard.predict.costs.rates import rates_of
+from xlashard.predict.targets.tpu.generations import GENERATIONS
 
 FLOPS, HBM, LINK, LATENCY = 1e13, 1e12, 1e11, 1e-6
 

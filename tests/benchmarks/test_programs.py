@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks._published_runs import published_runs
 from benchmarks.truth import Comparison, ranking
-from tests.forking import python_command
+from tests.fork_server import python_command
 
 ROOT = Path(__file__).resolve().parents[2]
 # `truth` and `operations` compare predictions with published times, `auto` those of layouts; they

@@ -12,7 +12,7 @@ import pytest
 
 from docs import site_errors as pages
 from tests.errors.catalogue import read_topics
-from tests.forking import python_command
+from tests.fork_server import python_command
 from xlashard import errors
 from xlashard.errors import DonationWarning, MeshError, ResourceError, XlashardError
 from xlashard.train.errors import SettingsError

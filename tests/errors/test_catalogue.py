@@ -10,7 +10,7 @@ from tests.errors.catalogue import JAX_VERSION, SETUP, Mistake, Topic, read_topi
 from tests.errors.comparing import jax_score, our_score
 from tests.errors.messages import message, read_messages, write_message
 from tests.errors.running import Outcome, execute, ours, run, theirs
-from tests.gpu.plugin import marks_of
+from tests.predict.targets.gpu.plugin import marks_of
 from xlashard import errors
 
 TOPICS = read_topics()

@@ -13,7 +13,7 @@ from tests.errors.running import PACKAGE, execute
 from xlashard import device_put, make_array_from_callback, pjit
 from xlashard import numpy as xnp
 from xlashard._jax.runtime import tracebacks
-from xlashard.array.core import protocols
+from xlashard.core.array.core import protocols
 from xlashard.errors import ArgumentError
 
 # Topics about methods of arrays and shardings, which are too cheap to be guarded.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.program.helpers import mesh
+from tests.core.program.helpers import mesh
 from xlashard import NamedSharding, P, pjit
 from xlashard.geometry import MeshGrid
 from xlashard.hlo.collectives import along_text, summarize

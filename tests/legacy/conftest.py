@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import xlashard
-from tests.pjit.helpers import make_mesh
+from tests.core.pjit.helpers import make_mesh
 from xlashard.legacy import serialization as saving
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.forking import python_command
+from tests.fork_server import python_command
 from xlashard.legacy.run_command import RunCommand, UsageError, main, read_command
 from xlashard.program_runner import ScriptOrModule
 
@@ -92,7 +92,7 @@ if __name__ == "__main__":
 """
 
 
-CONSOLE_SCRIPT = "import sys\nfrom xlashard.cli import main\nsys.exit(main())\n"
+CONSOLE_SCRIPT = "import sys\nfrom xlashard.cli.main import main\nsys.exit(main())\n"
 
 
 def run(

@@ -14,9 +14,9 @@ import pytest
 
 import xlashard
 import xlashard.numpy as xnp
-from tests.array.cases import DEVICES, MESH, SHARDINGS, named, same
+from tests.core.array.cases import DEVICES, MESH, SHARDINGS, named, same
+from tests.grouped_cases import sweep
 from tests.numpy.examples import FFT, LINALG, MAKERS, NOT_CALLED, NUMPY, Samples, samples
-from tests.together import sweep
 from xlashard import Array, GSPMDSharding, device_put
 from xlashard.errors import DeletedError, DeviceMismatchError
 
@@ -34,7 +34,7 @@ FROM_SHAPES = {
 
 def placed(sharding: Any) -> Samples[Any]:
     """Return the samples by a sharding; replicated on its devices where the rank does not match."""
-    place = xlashard.array.placement.target.parse_placement(sharding, "sharding").sharding
+    place = xlashard.core.array.placement.target.parse_placement(sharding, "sharding").sharding
     copies = GSPMDSharding(place.devices, "{replicated}", memory_kind=place.memory_kind)
 
     def put(value: np.ndarray) -> Array:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Browser, Tab, started
-from tests.forking import python_command
+from tests.fork_server import python_command
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "site"

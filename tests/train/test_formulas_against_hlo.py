@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import jax
 import pytest
 
-from tests.preflights.scheduled import scheduled
+from tests.predict.preflight.scheduled import scheduled
 from xlashard import Mesh
 from xlashard._jax.lowering import uses_shardy
-from xlashard.costs.cost_analysis import analyze_cost
-from xlashard.preflights.attribution.attribution import describe_traffic
-from xlashard.preflights.compilation import Compilation
-from xlashard.preflights.target_loading import TargetProgram
+from xlashard.predict.costs.cost_analysis import analyze_cost
+from xlashard.predict.preflight.attribution.attribution import describe_traffic
+from xlashard.predict.preflight.compilation import Compilation
+from xlashard.predict.preflight.target_loading import TargetProgram
 from xlashard.tpu import topology
 from xlashard.train import formulas
 from xlashard.train.config.settings import (

@@ -25,8 +25,8 @@ from jax._src.array import ArrayImpl
 from jax._src.mesh import Mesh
 
 from xlashard._jax.runtime.global_state import hook_before
-from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import MeshError
+from xlashard.tracebacks import short_tracebacks
 
 # Whole modules: `xlashard.legacy.modules` lists the names that programs use.
 _src: Any = jax._src

@@ -19,24 +19,36 @@ from xlashard._jax.runtime.compiler import note_event
 from xlashard._jax.runtime.coordination import exit_on_uncaught_error, listen_on_loopback
 from xlashard._jax.runtime.execute import watch_flags
 from xlashard._jax.runtime.topologies import discover_plugins_quietly, probe_for_tpus_quietly
-from xlashard._jax.runtime.tracebacks import INNER_FOLDERS, hide_frames
+from xlashard._jax.runtime.tracebacks import hide_frames
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.config import RECOMPILE_LOGGER, Flags
+from xlashard.tracebacks import INNER_FOLDERS
 
 
-def install(
-    array_type: type,
-    wrappers: dispatch.Wrappers,
-    sharding_types: Sequence[type],
-    check_constant: Callable[[Any], None],
+def install() -> None:
+    """Prepare JAX for this package: settings, events, and frames that tracebacks leave out."""
+    # jax_debug_nans and jax_debug_infs.
+    watch_flags()
+    # Hits in the persistent compilation cache.
+    jax.monitoring.register_event_listener(note_event)
+    # Messages of libtpu on a machine without TPUs.
+    probe_for_tpus_quietly()
+    discover_plugins_quietly()
+    # Source locations and tracebacks name the user's line, and not ours.
+    for folder in INNER_FOLDERS:
+        source_info_util.register_exclusion(folder)
+        hide_frames(folder)
+
+
+def install_arrays(
+    array_type: type, wrappers: dispatch.Wrappers, check_constant: Callable[[Any], None]
 ) -> None:
-    """Register an array type and sharding types with JAX, once.
+    """Register an array type with JAX, once.
 
     Args:
         array_type: The class. Its instances hold their buffer handle in the slot `_buffers` and
             return it from the property `_handle`.
         wrappers: The functions that make instances of handles.
-        sharding_types: The classes of shardings that derive from JAX's.
         check_constant: Function that raises for a handle that cannot be a constant of a program.
     """
     if array_type in dispatch.ARRAY_TYPES:
@@ -57,22 +69,17 @@ def install(
     dispatch.register_wrapping(wrappers)
     # Functions of JAX that accept only its own class of arrays.
     unwrap_in_multihost_utils(array_type, attrgetter("_handle"))
-    # Results of jax.jit are named on the mesh of the arguments.
+
+
+def install_shardings(sharding_types: Sequence[type]) -> None:
+    """Register classes of shardings that derive from JAX's.
+
+    Results of `jax.jit` are then named on the mesh of the arguments.
+    """
     for kind in sharding_types:
         for base, name_on_mesh in list(pxla._orig_out_sharding_handlers.items()):
             if issubclass(kind, base):
                 pxla._orig_out_sharding_handlers[kind] = name_on_mesh
-    # jax_debug_nans and jax_debug_infs.
-    watch_flags()
-    # Hits in the persistent compilation cache.
-    jax.monitoring.register_event_listener(note_event)
-    # Messages of libtpu on a machine without TPUs.
-    probe_for_tpus_quietly()
-    discover_plugins_quietly()
-    # Source locations and tracebacks name the user's line, and not ours.
-    for folder in INNER_FOLDERS:
-        source_info_util.register_exclusion(folder)
-        hide_frames(folder)
 
 
 def apply_flags(flags: Flags) -> None:

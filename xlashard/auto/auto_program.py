@@ -13,23 +13,23 @@ from xlashard._jax.runtime.shardings import is_compile_only
 from xlashard._jax.runtime.topologies import named_topology
 from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard.auto.problem import AutoProblem, chip_of, machine_of
-from xlashard.costs.rates import Rates
+from xlashard.core.pjit.function import Function
+from xlashard.core.pjit.stages.from_jax import traced_call, unwrapped
+from xlashard.core.pjit.trace import Call
+from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.errors import ArgumentError, MeshError, counted
 from xlashard.geometry.strides import divisors
-from xlashard.hardware.base_topology import BaseTopology
-from xlashard.hardware.mesh_layout import resolve_axis_sizes
-from xlashard.pjit.function import Function
-from xlashard.pjit.stages.from_jax import traced_call, unwrapped
-from xlashard.pjit.trace import Call
-from xlashard.preflights.mesh_mapping import (
+from xlashard.predict.costs.rates import Rates
+from xlashard.predict.preflight.mesh_mapping import (
     MeshLike,
     find_topology,
     map_call,
     meshes_of_function,
     resolve_mesh,
 )
-from xlashard.preflights.report.measured import RatesSources, read_calibrations
-from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.predict.preflight.report.measured import RatesSources, read_calibrations
+from xlashard.predict.targets.base_topology import BaseTopology
+from xlashard.predict.targets.mesh_layout import resolve_axis_sizes
 
 type Target = MeshLike | BaseTopology | str
 """A mesh, its axis sizes, a topology, or `auto` to choose the sizes."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.auto.auto_program import AutoProgram, Target, read_larger, read_programs
 from xlashard.auto.corrections import corrected, lightened
 from xlashard.auto.plan.auto_plan import AutoPlan
@@ -15,11 +14,12 @@ from xlashard.auto.problem import AutoProblem, ProgramLayout
 from xlashard.auto.proof import COMPILE_SECONDS, ProvenLayout, ProvenLayouts, Prover
 from xlashard.auto.proof import measure as run_programs
 from xlashard.auto.search import Search
+from xlashard.core.sharding import PartitionSpec
 from xlashard.errors import ArgumentError, CompileError, XlashardWarning
-from xlashard.hardware.base_topology import BaseTopology
-from xlashard.preflights.report.measured import RatesSources
-from xlashard.processes.job_pool import TIMED_OUT
-from xlashard.sharding import PartitionSpec
+from xlashard.predict.preflight.report.measured import RatesSources
+from xlashard.predict.targets.base_topology import BaseTopology
+from xlashard.tracebacks import short_tracebacks
+from xlashard.workers.job_pool import TIMED_OUT
 
 PROVEN = 6
 """Number of layouts whose programs are compiled, whatever time that takes."""

@@ -10,8 +10,8 @@ from xlashard.auto.graph.graph_values import GraphOperation
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import Machine, MeshAxis
 from xlashard.auto.rules.factors import Factor, can_shard, piece
-from xlashard.costs.operation import padding
-from xlashard.costs.rates import LANES
+from xlashard.predict.costs.operation import padding
+from xlashard.predict.costs.rates import LANES
 
 PARTIAL = -2
 """State of a result that devices must combine."""

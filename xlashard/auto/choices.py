@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from xlashard.analysis.explain.html import render_page
+from xlashard.analysis.explain.tables import Page, SerializableReport, columns_table, section
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.auto_shard import auto_shard
 from xlashard.auto.plan.auto_plan import AutoPlan
@@ -20,13 +22,11 @@ from xlashard.auto.proof import ProvenLayout, Prover
 from xlashard.auto.search import Search
 from xlashard.documents import ReportFormat
 from xlashard.errors import XlashardError
-from xlashard.hardware.base_topology import BaseTopology
-from xlashard.pjit.report.html import render_page
-from xlashard.pjit.report.tables import Page, SerializableReport, columns_table, section
-from xlashard.preflights.render.html import environment
-from xlashard.preflights.report.preflight_report import PreflightReport
-from xlashard.preflights.sweep.evaluate import SweepRequest, evaluate_mesh
-from xlashard.preflights.target_loading import TargetProgram, load_program
+from xlashard.predict.preflight.render.html import environment
+from xlashard.predict.preflight.report.preflight_report import PreflightReport
+from xlashard.predict.preflight.target_loading import TargetProgram, load_program
+from xlashard.predict.sweep.evaluate import SweepRequest, evaluate_mesh
+from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.wording import in_amount, in_bytes, in_seconds
 
 _CLOSE = 1.25

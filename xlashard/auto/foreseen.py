@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import ForeseenTransfer
-from xlashard.costs.network_model import NetworkCost
+from xlashard.core.sharding import Mesh
 from xlashard.hlo.collective_kinds import CollectiveKind
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.shapes import Shape
-from xlashard.sharding import Mesh
+from xlashard.predict.costs.network_model import NetworkCost
 
 _TOLERANCE = 0.12
 """Share by which padding and halos change the elements of a collective."""

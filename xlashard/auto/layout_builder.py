@@ -11,7 +11,7 @@ from xlashard.auto.graph.graph_values import GraphOperation
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import AutoProblem, ConstraintSite, ProgramLayout
 from xlashard.auto.rules.factors import can_shard
-from xlashard.sharding import PartitionSpec
+from xlashard.core.sharding import PartitionSpec
 
 SMALL_BYTES = 1 << 12
 """Shards below this size, in bytes, are negligible."""

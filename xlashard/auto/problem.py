@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 from xlashard._jax.trace.rewriting import InsertionSite, insert_equations
 from xlashard._jax.trace.tracing import bodies
-from xlashard.costs.rates import Rates
-from xlashard.costs.targets import network_for, rates_for
-from xlashard.hardware.base_topology import BaseTopology, axis_links
-from xlashard.hardware.chip import Chip
+from xlashard.core.pjit.constraint import constraint_p, constraint_params
+from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.hlo.collective_kinds import CollectiveKind
-from xlashard.pjit.constraint import constraint_p, constraint_params
-from xlashard.preflights.memory_breakdown import available_bytes
-from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
-from xlashard.tpu.generations import GENERATIONS
+from xlashard.predict.costs.rates import Rates
+from xlashard.predict.costs.targets import network_for, rates_for
+from xlashard.predict.preflight.memory_breakdown import available_bytes
+from xlashard.predict.targets.base_topology import BaseTopology, axis_links
+from xlashard.predict.targets.chip import Chip
+from xlashard.predict.targets.tpu.generations import GENERATIONS
 
 NOMINAL = next(g for g in GENERATIONS if g.name == "v5e")
 """Generation whose rates stand for devices of no topology, such as emulated ones."""

@@ -18,26 +18,26 @@ import jax.numpy as jnp
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.foreseen import UnforeseenCollective, unforeseen_collectives
 from xlashard.auto.problem import Machine, ProgramLayout, insert_constraints, machine_of
-from xlashard.costs.network_model import NetworkCost
-from xlashard.costs.schedule import walk_schedule
-from xlashard.costs.targets import operations_for
+from xlashard.core.pjit.function import Function
+from xlashard.core.pjit.stages.compiled import Compiled
+from xlashard.core.pjit.stages.traced import Lowered, Traced
+from xlashard.core.pjit.trace import Call
+from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
-from xlashard.pjit.function import Function
-from xlashard.pjit.stages.compiled import Compiled
-from xlashard.pjit.stages.traced import Lowered, Traced
-from xlashard.pjit.trace import Call
-from xlashard.preflights.compilation import (
+from xlashard.predict.costs.network_model import NetworkCost
+from xlashard.predict.costs.schedule import walk_schedule
+from xlashard.predict.costs.targets import operations_for
+from xlashard.predict.preflight.compilation import (
     COMPILER_ERRORS,
     Compilation,
     Estimate,
     compile_estimates,
     compile_for_report,
 )
-from xlashard.preflights.memory_breakdown import device_allocations
-from xlashard.preflights.mesh_mapping import map_call
-from xlashard.preflights.time_estimate import estimate_time, network_costs, schedule_step
-from xlashard.processes.job_pool import JobPool, WorkerLimits, default_limits
-from xlashard.sharding import Mesh, NamedSharding
+from xlashard.predict.preflight.memory_breakdown import device_allocations
+from xlashard.predict.preflight.mesh_mapping import map_call
+from xlashard.predict.preflight.time_estimate import estimate_time, network_costs, schedule_step
+from xlashard.workers.job_pool import JobPool, WorkerLimits, default_limits
 
 COMPILE_SECONDS = 300.0
 """Seconds that the compilation of one layout may take."""

@@ -14,7 +14,7 @@ from xlashard.auto.graph.program_graph import ProgramGraph, batch_labels
 from xlashard.auto.layout_builder import INSIDE, LayoutBuilder, LayoutKey, layout_key
 from xlashard.auto.memory_model import MemoryModel
 from xlashard.auto.problem import AutoProblem, MeshAxis, ProgramLayout
-from xlashard.sharding import spec_of
+from xlashard.core.sharding import spec_of
 
 _ROUNDS = 3
 _MOST_SLOWDOWN = 10.0

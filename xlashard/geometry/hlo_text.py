@@ -1,4 +1,4 @@
-"""Syntax of HLO shardings, read into its plain parts."""
+"""Syntax of HLO text: shardings and aliases, read into their plain parts."""
 
 import re
 from collections.abc import Iterator
@@ -158,3 +158,21 @@ def _skip_braces(reader: _ShardingReader) -> None:
         depth += (token == "{") - (token == "}")
         if depth == 0:
             return
+
+
+def read_aliases(text: str) -> dict[int, int]:
+    """Return for each result that aliases an argument the position of that argument.
+
+    Args:
+        text: The attribute `input_output_alias` of a module.
+
+    Example:
+        >>> read_aliases("{ {1}: (2, {}, may-alias) }")
+        {1: 2}
+    """
+    aliases = _ALIAS.findall(text)
+    # Arguments that are passed as one tuple are its elements.
+    return {int(result or 0): int(part or argument) for result, argument, part in aliases}
+
+
+_ALIAS = re.compile(r"\{(\d*)[\d,\s]*\}: \((\d+), \{(\d*)")

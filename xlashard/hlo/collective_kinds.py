@@ -2,7 +2,7 @@
 
 To add a kind, enter it here. The readers of HLO, the network models, reports, budgets and
 assertions take it from this table. Only traffic of a new form needs formulas: its bytes here, its
-time in `xlashard.costs.network_model` (TPUs and what GPUs share) and `xlashard.costs.gpu.nccl`.
+time in `xlashard.predict.costs`: `network_model` (TPUs and what GPUs share) and `gpu.nccl`.
 """
 
 from collections.abc import Mapping

@@ -5,13 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-
-from xlashard._jax.runtime import executables
-from xlashard._jax.runtime.shardings import slice_of
-from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, counted
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.buffers import PeakBuffer, buffers_at_peak
@@ -22,6 +17,17 @@ from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.proto_reader import read_proto
 from xlashard.hlo.shapes import HBM
 from xlashard.hlo.text_reader import read_text, split_modules
+from xlashard.lazily import deferred
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from xlashard._jax.runtime import executables, shardings
+else:
+    # For programs and meshes of JAX; text and files are read without it.
+    executables = deferred("xlashard._jax.runtime.executables")
+    shardings = deferred("xlashard._jax.runtime.shardings")
+from xlashard.tracebacks import short_tracebacks
 
 
 class HloProgram(HloModule):
@@ -57,10 +63,10 @@ class HloProgram(HloModule):
         return tuple(find_collectives(self, self.call_sites))
 
     @cached_property
-    def _on_meshes(self) -> dict[jax.sharding.Mesh | None, tuple[Collective, ...]]:
+    def _on_meshes(self) -> "dict[Mesh | None, tuple[Collective, ...]]":
         return {}
 
-    def collectives_on(self, mesh: jax.sharding.Mesh | None) -> tuple[Collective, ...]:
+    def collectives_on(self, mesh: "Mesh | None") -> tuple[Collective, ...]:
         """Return the collectives of the program, in all of its slices and between them.
 
         For several slices of TPUs, the compiler emits the program of a single one: device numbers
@@ -232,7 +238,7 @@ _TRANSFER = "_xla_megascale_transfer_type"
 """Frontend attribute of a send to another slice: the kind of the collective that it belongs to."""
 
 
-def _collectives_on(module: HloProgram, mesh: jax.sharding.Mesh | None) -> tuple[Collective, ...]:
+def _collectives_on(module: HloProgram, mesh: "Mesh | None") -> tuple[Collective, ...]:
     collectives = module.collectives
     # GPUs, and slices that the program names itself, have numbers of all devices.
     if mesh is None or module.num_partitions * module.num_replicas == mesh.size:
@@ -242,11 +248,11 @@ def _collectives_on(module: HloProgram, mesh: jax.sharding.Mesh | None) -> tuple
     return (*spread, *_transfers(module, slices))
 
 
-def _slices(mesh: jax.sharding.Mesh) -> list[list[int]]:
+def _slices(mesh: "Mesh") -> list[list[int]]:
     """Return the mesh positions of the devices of each slice."""
     slices: dict[int, list[int]] = {}
     for position, device in enumerate(mesh.devices.flat):
-        slices.setdefault(slice_of(device), []).append(position)
+        slices.setdefault(shardings.slice_of(device), []).append(position)
     return [slices[number] for number in sorted(slices)]
 
 

@@ -9,8 +9,6 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from xlashard._jax.runtime.shardings import op_sharding_text
-from xlashard._jax.wire import Message
 from xlashard.errors import GroupTextError
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs, iota_order, mesh_groups
 from xlashard.hlo.buffers import read_allocations
@@ -25,7 +23,9 @@ from xlashard.hlo.module import (
     callees_first,
     groups_or_strange,
 )
+from xlashard.hlo.op_sharding import op_sharding_text
 from xlashard.hlo.shapes import shape_of
+from xlashard.wire import Message
 
 
 def read_proto(data: bytes, buffers: bytes = b"") -> HloModule:

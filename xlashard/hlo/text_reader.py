@@ -12,8 +12,8 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import pairwise
 
-from xlashard._jax.runtime.executables import read_aliases
 from xlashard.geometry.groups import ReplicaGroups, read_groups, read_pairs
+from xlashard.geometry.hlo_text import read_aliases
 from xlashard.hlo.collective_kinds import has_groups
 from xlashard.hlo.module import (
     Attributes,

@@ -22,8 +22,20 @@ Importing this package registers its three array classes with JAX, makes `jax.pm
 Everything else in JAX changes between `install()` and `uninstall()`, or in a process of the runner.
 """
 
-from xlashard.array.device_buffers import make_device_array, make_sharded_device_array
-from xlashard.array.stacked import device_put_replicated, device_put_sharded, unstacked_shards
+from xlashard.core.array.device_buffers import make_device_array, make_sharded_device_array
+from xlashard.core.array.stacked import device_put_replicated, device_put_sharded, unstacked_shards
+from xlashard.core.pjit.shardings.resources import FROM_GDA
+from xlashard.core.sharding import (
+    Chunked,
+    NoSharding,
+    OpShardingSharding,
+    PmapSharding,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+    XLACompatibleSharding,
+)
 from xlashard.legacy.arrays.device_arrays import DeviceArray, ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.installer import installed, uninstall
@@ -38,18 +50,6 @@ from xlashard.legacy.modes.config_flags import (
     show_flags,
 )
 from xlashard.legacy.modes.pjit import pjit, with_sharding_constraint
-from xlashard.pjit.shardings.resources import FROM_GDA
-from xlashard.sharding import (
-    Chunked,
-    NoSharding,
-    OpShardingSharding,
-    PmapSharding,
-    Replicated,
-    ShardedAxis,
-    ShardingSpec,
-    Unstacked,
-    XLACompatibleSharding,
-)
 
 World, world_in_force = ArrayMode, current_array_mode
 """Earlier names of `ArrayMode` and `current_array_mode`."""

@@ -19,7 +19,6 @@ import jax
 
 from xlashard import Array
 from xlashard._jax.legacy_api import concrete_class, watch_computations
-from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.legacy.modes.config_flags import check_computation, hide_flags, show_flags
 from xlashard.legacy.module_shims import (
     MISSING,
@@ -33,6 +32,7 @@ from xlashard.legacy.module_shims import (
 )
 from xlashard.legacy.modules import Entry, entries
 from xlashard.legacy.modules.entry import ALIASES
+from xlashard.tracebacks import short_tracebacks
 
 _OTHER_NAMES = {**ALIASES, **{name: alias for alias, name in ALIASES.items()}}
 

@@ -20,12 +20,12 @@ import jax
 
 from xlashard._jax.legacy_api import call_when_set, code_of_reads
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER
+from xlashard.core.sharding import Mesh
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes import config_flags as flags
 from xlashard.legacy.modes.pjit import pjit
 from xlashard.legacy.modules import Entry, entries
 from xlashard.legacy.modules.maps import ThreadResources
-from xlashard.sharding import Mesh
 
 # Code in these folders is not the user's program.
 _NOT_USER_CODE = (

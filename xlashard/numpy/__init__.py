@@ -24,8 +24,8 @@ if _typing.TYPE_CHECKING:
     # Only a stub.
     from xlashard.numpy._typed import *  # noqa: F403  # pyright: ignore[reportMissingModuleSource]
 
-from xlashard.array import Array as ndarray  # noqa: F401
-from xlashard.array.dlpack import from_dlpack as from_dlpack
+from xlashard.core.array import Array as ndarray  # noqa: F401
+from xlashard.core.array.dlpack import from_dlpack as from_dlpack
 from xlashard.numpy import fft as fft
 from xlashard.numpy import linalg as linalg
 from xlashard.numpy._namespace import Indexed as _Indexed

@@ -14,21 +14,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace.tracing import is_top_level, struct_of
-from xlashard.array import Array, device_put
-from xlashard.array.core.wrappers import (
+from xlashard.core.array import Array, device_put
+from xlashard.core.array.core.wrappers import (
     JaxCall,
     retry_call,
     unwrap,
     wrap_jax_function,
     wrap_results,
 )
-from xlashard.array.placement.target import parse_placement
-from xlashard.pjit.api import pjit
-from xlashard.pjit.constraint import with_sharding_constraint
-from xlashard.sharding import Sharding
+from xlashard.core.array.placement.target import parse_placement
+from xlashard.core.pjit.api import pjit
+from xlashard.core.pjit.constraint import with_sharding_constraint
+from xlashard.core.sharding import Sharding
+from xlashard.tracebacks import shorten
 
 type Function = Callable[..., Any]
 

@@ -13,7 +13,7 @@ from jax.lax import PrecisionLike
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
-from xlashard.array import Array
+from xlashard.core.array import Array
 
 def _giving_arrays[**P](function: Callable[P, jax.Array], /) -> Callable[P, Array]: ...
 

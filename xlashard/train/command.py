@@ -10,7 +10,7 @@ import jax
 
 from xlashard.errors import ProcessesError
 from xlashard.multihost import initialize, leave
-from xlashard.testing.emulated_devices import request_devices
+from xlashard.pods.testing.emulated_devices import request_devices
 from xlashard.train.config.schema import reference, toml_value
 from xlashard.train.config.settings import Settings, load_settings
 from xlashard.train.errors import DataError, RunError, SettingsError

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from xlashard.gpu.gpu_names import is_gpu_name
-from xlashard.preflights.report.pricing import Workload
+from xlashard.predict.preflight.report.pricing import Workload
+from xlashard.predict.targets.gpu.gpu_names import is_gpu_name
 from xlashard.train.config.settings import ModelSettings, Settings
 from xlashard.train.model.attention import with_kernel_of
 from xlashard.train.model.experts import places

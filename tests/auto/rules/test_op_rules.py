@@ -16,7 +16,7 @@ from jax.extend.core import primitives
 from tests.auto.rules.factor_oracle import COUNTED, in_parts, pieces, run, visited
 from tests.auto.rules.models import MODELS
 from tests.auto.rules.rule_cases import FAMILIES, TABLE, M, X, Y, special
-from tests.together import Together
+from tests.grouped_cases import Together
 from xlashard._jax.trace.tracing import bodies
 from xlashard.auto.rules import op_rules
 from xlashard.auto.rules.factors import Factor

@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from tests.processes import expect
+from tests.core.processes import expect
 from xlashard import FROM_GDA, Array, Mesh, NamedSharding, device_put, multihost, pjit
 from xlashard.errors import ArgumentError, NotAddressableError, PlacementError, RefusedError
 from xlashard.legacy import DeviceArray, GlobalDeviceArray, ShardedDeviceArray

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import xlashard
-from tests.facts import naming
-from tests.pjit.helpers import f32
+from tests.core.pjit.helpers import f32
+from tests.message_patterns import naming
 from xlashard import (
     Array,
     Chunked,
@@ -21,7 +21,7 @@ from xlashard import (
     legacy,
     make_sharded_device_array,
 )
-from xlashard.array import wrap_kinds
+from xlashard.core.array import wrap_kinds
 from xlashard.errors import DeletedError, TilingError
 from xlashard.legacy import DeviceArray, GlobalDeviceArray, ShardedDeviceArray
 from xlashard.legacy.arrays.device_arrays import device_array_class

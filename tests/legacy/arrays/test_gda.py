@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import xlashard
-from tests.facts import naming
-from tests.pjit.helpers import f32
+from tests.core.pjit.helpers import f32
+from tests.message_patterns import naming
 from xlashard import (
     FROM_GDA,
     Array,
@@ -23,7 +23,7 @@ from xlashard import (
 )
 from xlashard import multihost as xmultihost
 from xlashard._jax import legacy_api as jax_pmap
-from xlashard.array import wrap_kinds
+from xlashard.core.array import wrap_kinds
 from xlashard.errors import (
     DeletedError,
     MeshError,

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.facts import naming
-from tests.pjit.helpers import f32
+from tests.core.pjit.helpers import f32
+from tests.message_patterns import naming
 from xlashard import (
     Array,
     Mesh,

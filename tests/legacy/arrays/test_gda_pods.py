@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import run_many
+from tests.core.processes import run_many
 
 
 @pytest.mark.integration

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 
 from benchmarks._gda_loops import indices_in_loops, indices_replica_ids_in_loops
-from tests.facts import naming
 from tests.legacy.removed import global_device_array as era
 from tests.legacy.removed import maps
+from tests.message_patterns import naming
 from xlashard import Mesh
 from xlashard.errors import (
     ArgumentError,

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 
+from tests.core.processes import join_the_others
 from tests.legacy.guide import kinds, pairs
-from tests.processes import join_the_others
 from xlashard.legacy import installer as installing
 
 

@@ -12,12 +12,12 @@ import pytest
 from jax.sharding import Mesh
 
 import xlashard
+from tests.core.processes import run_pod
 from tests.legacy.guide import kinds, pairs
-from tests.processes import run_pod
 from xlashard import legacy
 from xlashard.legacy import installer as installing
-from xlashard.testing.launcher import PodSize
-from xlashard.testing.supervision import EndingRules
+from xlashard.pods.testing.launcher import PodSize
+from xlashard.pods.testing.supervision import EndingRules
 
 
 @pytest.fixture(autouse=True, scope="module")

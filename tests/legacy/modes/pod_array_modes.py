@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.processes import expect, join_the_others
+from tests.core.processes import expect, join_the_others
 from xlashard import FROM_GDA, Array, legacy, multihost
 from xlashard import PartitionSpec as P
 from xlashard._jax.runtime.transfer import HandleType

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import run_many
+from tests.core.processes import run_many
 
 SCRIPT = Path(__file__).with_name("pod_array_modes.py")
 

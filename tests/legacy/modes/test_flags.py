@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import xlashard
-from tests.facts import naming
+from tests.message_patterns import naming
 from xlashard import legacy, pjit
 from xlashard.errors import ConfigError
 from xlashard.legacy import config

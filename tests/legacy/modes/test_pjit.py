@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import xlashard
-from tests.facts import naming
-from tests.pjit.helpers import make_mesh
+from tests.core.pjit.helpers import make_mesh
+from tests.message_patterns import naming
 from xlashard import AUTO, FROM_GDA, UNSPECIFIED, NamedSharding, P, legacy
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.errors import (

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.forking import python_command
+from tests.fork_server import python_command
 from tests.legacy.removed import maps, pjit
 from xlashard import NamedSharding, legacy
 from xlashard.errors import BoxError

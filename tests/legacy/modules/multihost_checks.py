@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.core.processes import expect
 from tests.legacy.removed import multihost_utils
-from tests.processes import expect
 from xlashard import Mesh, NamedSharding, device_put
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.legacy import jax_array

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import xlashard
-from tests.facts import naming
+from tests.core.pjit.helpers import f32, spec_of
 from tests.legacy.removed import maps
-from tests.pjit.helpers import f32, spec_of
+from tests.message_patterns import naming
 from xlashard import NamedSharding, pjit
 from xlashard.errors import ArgumentError, BoxError, MeshError
 from xlashard.legacy.modes.config_flags import POSITIONAL, positional_semantics

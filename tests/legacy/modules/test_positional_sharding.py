@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xlashard
-from tests.facts import naming
+from tests.message_patterns import naming
 from xlashard import legacy
 from xlashard.errors import GeometryError, ShardingError
 from xlashard.legacy.modules.sharding import PositionalSharding

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xlashard
-from tests.facts import naming
+from tests.core.pjit.helpers import f32, make_mesh
 from tests.legacy.removed import maps, pxla, sharded_jit, xla
-from tests.pjit.helpers import f32, make_mesh
+from tests.message_patterns import naming
 from xlashard import NamedSharding, legacy
 from xlashard._jax.runtime.shardings import HloSharding
 from xlashard._jax.runtime.transfer import HandleType

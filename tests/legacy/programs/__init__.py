@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.forking import python_command
-from tests.processes import ROOT, pod_python, run_pod
-from xlashard.testing.launcher import PodSize
-from xlashard.testing.supervision import EndingRules
+from tests.core.processes import ROOT, pod_python, run_pod
+from tests.fork_server import python_command
+from xlashard.pods.testing.launcher import PodSize
+from xlashard.pods.testing.supervision import EndingRules
 
 FOLDER = Path(__file__).parent
 MODULE_OF_THE_RUNNER = "xlashard.legacy"

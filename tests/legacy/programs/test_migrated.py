@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.core.processes import run_pod
 from tests.legacy.programs import ALONE, FOLDER, references
 from tests.legacy.programs.test_checkpointed_trainer import losses_of_six_steps
 from tests.legacy.programs.test_programs import assert_close
-from tests.processes import run_pod
 from xlashard.legacy.migration import Migrated, migrate
-from xlashard.testing.supervision import EndingRules
+from xlashard.pods.testing.supervision import EndingRules
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.legacy.programs import ALONE, POD, references, run_by_command, run_program
-from xlashard.testing.launcher import PodSize
+from xlashard.pods.testing.launcher import PodSize
 
 pytestmark = pytest.mark.integration
 

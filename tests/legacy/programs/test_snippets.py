@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.processes import run_pod
 from tests.legacy.programs import ALONE, MODULE_OF_THE_RUNNER
-from tests.processes import run_pod
-from xlashard.testing.supervision import EndingRules
+from xlashard.pods.testing.supervision import EndingRules
 
 pytestmark = pytest.mark.integration
 

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManagerBase
 
+from tests.core.processes import expect, join_the_others
 from tests.legacy.modules.multihost_checks import check_multihost_utils
-from tests.processes import expect, join_the_others
 from xlashard import Mesh, NamedSharding, P, device_put
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.errors import PlacementError, ProcessesError, SerializationError

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.array_serialization import serialization as of_jax
 
-from tests.array.cases import DTYPES, MESH, SHARDINGS, named, same, value
-from tests.facts import naming
-from tests.processes import run_many
+from tests.core.array.cases import DTYPES, MESH, SHARDINGS, named, same, value
+from tests.core.processes import run_many
+from tests.message_patterns import naming
 from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding, device_put, legacy, pjit
 from xlashard._jax.runtime.transfer import HandleType
-from xlashard.array.placement.target import ResolvedSharding
+from xlashard.core.array.placement.target import ResolvedSharding
 from xlashard.errors import (
     ArgumentError,
     ProcessesError,

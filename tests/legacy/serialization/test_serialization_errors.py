@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorstore
 
-from tests.array.cases import named, same, value
+from tests.core.array.cases import named, same, value
 from xlashard import Mesh, P, device_put
 from xlashard.errors import (
     ArgumentError,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xlashard
-from tests.pjit.helpers import f32
+from tests.core.pjit.helpers import f32
 from xlashard import NamedSharding, legacy, multihost, pjit, with_sharding_constraint
 from xlashard.errors import ShardingError, UnknownAxisError
 from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec, get_array_mapping

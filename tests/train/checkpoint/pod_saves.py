@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from tests.processes import expect
+from tests.core.processes import expect
 from tests.train.checkpoint.pod_states import COLUMNS, ROWS, check, metadata, state, state_types
 from xlashard import P
 from xlashard.train.checkpoint import Checkpoints

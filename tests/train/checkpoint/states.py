@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 
-from tests.array.cases import DEVICES
+from tests.core.array.cases import DEVICES
 from xlashard import Mesh, NamedSharding, P, device_put
 from xlashard.train.checkpoint import Checkpoints, RunMetadata
 

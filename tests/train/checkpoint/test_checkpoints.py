@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.facts import naming
+from tests.message_patterns import naming
 from tests.train.checkpoint.states import (
     HALF,
     MESH,

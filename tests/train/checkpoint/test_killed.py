@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forking import python_command
+from tests.fork_server import python_command
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = Path(__file__).with_name("killed.py")

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.processes import run_many, run_pod
+from tests.core.processes import run_many, run_pod
 from tests.train.checkpoint.pod_states import COLUMNS, check, metadata, state, state_types, values
-from xlashard.testing.launcher import PodSize
-from xlashard.testing.supervision import EndingRules
+from xlashard.pods.testing.launcher import PodSize
+from xlashard.pods.testing.supervision import EndingRules
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.checkpoint.manifest import files_in, writer_of
 

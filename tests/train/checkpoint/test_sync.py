@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from xlashard.processes import RENDEZVOUS, BarrierTimeoutError
+from xlashard.core.processes import RENDEZVOUS, BarrierTimeoutError
 from xlashard.train.checkpoint.arrays import (
     ArrayFiles,
     MissingProcessError,

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import _preflights as preflights
 from benchmarks._published_runs import published_runs
-from xlashard.gpu.gpu_names import parse_gpu_name
-from xlashard.tpu.topology_names import parse_topology_name
+from xlashard.predict.targets.gpu.gpu_names import parse_gpu_name
+from xlashard.predict.targets.tpu.topology_names import parse_topology_name
 from xlashard.train.formulas import workload
 from xlashard.train.model.checks import check_settings
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.facts import naming
+from tests.message_patterns import naming
 from xlashard.train.config.schema import (
     Bounds,
     leaves,

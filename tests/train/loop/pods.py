@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.processes import pod_python
-from xlashard.testing.launcher import Launch, LaunchPlan, OutputChunk, PodSize, ProcessExit
+from tests.core.processes import pod_python
+from xlashard.pods.testing.launcher import Launch, LaunchPlan, OutputChunk, PodSize, ProcessExit
 
 ROOT = Path(__file__).resolve().parents[3]
 _PATIENCE = 240.0
@@ -37,7 +37,7 @@ class Pod:
 
 _APART = """
 import os, sys
-from xlashard.cli import main
+from xlashard.cli.main import main
 number = os.environ["XLASHARD_POD_PROCESS_ID"]
 os.chdir(number)
 sys.exit(main([word.replace("{process}", number) for word in sys.argv[1:]]))
@@ -61,7 +61,7 @@ class OwnSignal:
 
 _SIGNALLED = """
 import os, sys
-from xlashard.cli import main
+from xlashard.cli.main import main
 from xlashard.train.loop import console, steps
 number, process, step = map(int, sys.argv.pop(1).split(","))
 show, build = console.Screen.step, steps.build_programs
@@ -89,7 +89,7 @@ _CHOSEN = """
 import functools, os, sys
 from tests.train.examples import named_layout
 from xlashard.auto import planner
-from xlashard.cli import main
+from xlashard.cli.main import main
 # The first process plans for all.
 named = functools.partial(named_layout, name=sys.argv.pop(1))
 planner.plan_program = named if os.environ["XLASHARD_POD_PROCESS_ID"] == "0" else None

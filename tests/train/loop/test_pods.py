@@ -16,7 +16,7 @@ from tests.train.examples import devices
 from tests.train.loop.pods import OwnSignal, signalled, train
 from tests.train.loop.test_job import Recorder
 from xlashard.multihost import GONE_EXIT_CODE
-from xlashard.testing.launcher import PodSize
+from xlashard.pods.testing.launcher import PodSize
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.config.schema import read, to_toml
 from xlashard.train.config.settings import Settings

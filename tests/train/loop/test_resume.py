@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.facts import naming
+from tests.message_patterns import naming
 from tests.train.examples import choose_layout, devices, settings, shallow
 from tests.train.loop.test_job import Recorder, records, run
 from tests.train.loop.test_run_folder import opened

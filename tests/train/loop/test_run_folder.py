@@ -7,7 +7,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from tests.facts import naming
+from tests.message_patterns import naming
 from tests.train.examples import settings
 from xlashard.train.config.schema import read
 from xlashard.train.config.settings import Settings

@@ -19,8 +19,8 @@ from jax._src.interpreters import mlir, pxla
 from jax._src.lib import _jax
 
 from xlashard._jax.runtime.global_state import cleared_with_jax
-from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import HandleType, Tracer, base_handle, lacks_buffer
+from xlashard.tracebacks import shorten
 
 type Handle = Any
 type TreeDef = Any

@@ -22,6 +22,7 @@ from xlashard._jax import modules
 from xlashard._jax.runtime.compiler import Executable, assigned, client_of
 from xlashard._jax.runtime.shardings import Device, device_list, if_reported
 from xlashard._jax.runtime.transfer import make_aval
+from xlashard.geometry.hlo_text import read_aliases
 from xlashard.lazily import dataclass
 
 type TreeDef = Any
@@ -151,24 +152,6 @@ def aliases(executable: Any) -> dict[int, int]:
     header = executable.hlo_modules()[0].to_string().partition("\n")[0]
     rest = header.partition("input_output_alias=")[2]
     return read_aliases(rest[: _end_of_braces(rest)])
-
-
-def read_aliases(text: str) -> dict[int, int]:
-    """Return for each result that aliases an argument the position of that argument.
-
-    Args:
-        text: The attribute `input_output_alias` of a module.
-
-    Example:
-        >>> read_aliases("{ {1}: (2, {}, may-alias) }")
-        {1: 2}
-    """
-    aliases = _ALIAS.findall(text)
-    # Arguments that are passed as one tuple are its elements.
-    return {int(result or 0): int(part or argument) for result, argument, part in aliases}
-
-
-_ALIAS = re.compile(r"\{(\d*)[\d,\s]*\}: \((\d+), \{(\d*)")
 
 
 def _end_of_braces(text: str) -> int:

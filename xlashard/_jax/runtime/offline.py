@@ -26,7 +26,8 @@ from jax._src import cloud_tpu_init
 from jax._src import compiler as jax_compiler
 from jax._src.lib import xla_client as xc
 
-from xlashard._jax import modules, wire
+from xlashard import wire
+from xlashard._jax import modules
 from xlashard._jax.runtime.compiler import CompileRequest, Executable, compile_options
 from xlashard._jax.runtime.executables import OfflineExecutable
 from xlashard._jax.runtime.shardings import Device, device_list, is_compile_only

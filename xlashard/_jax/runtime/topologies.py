@@ -24,9 +24,9 @@ from xlashard.errors import CompileOnlyError, TopologyError
 from xlashard.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
-    from xlashard._jax import wire
+    from xlashard import wire
 else:
-    wire = deferred("xlashard._jax.wire")
+    wire = deferred("xlashard.wire")
 
 # libtpu reads these variables when it is loaded: query no metadata server, allow several
 # processes (no chip is used), write no logs.

@@ -4,7 +4,6 @@ JAX removes its own frames from tracebacks as `jax_traceback_filtering` specifie
 frames. The setting applies to frames of this package too.
 """
 
-import functools
 import os
 import sys
 import sysconfig
@@ -16,15 +15,13 @@ from typing import Any
 import jax
 from jax._src import traceback_util
 
+from xlashard.tracebacks import INNER_FOLDERS, use_filter
+
 hide_frames = traceback_util.register_exclusion
 """Hide the frames of the code in a folder from tracebacks."""
 
 
-def shorten(error: BaseException) -> None:
-    """Remove hidden frames from an exception's traceback, up to the current frame.
-
-    Call it in an `except` block and raise again by a bare `raise`, which adds no frame.
-    """
+def _remove_hidden_frames(error: BaseException) -> None:
     mode, traceback = traceback_util._filtering_mode(), error.__traceback__
     if traceback is None or mode == "off":
         return
@@ -34,36 +31,7 @@ def shorten(error: BaseException) -> None:
     error.with_traceback(traceback_util.filter_traceback(traceback))
 
 
-class _Short:
-    """Context manager without state, of which one instance suffices."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None:
-            shorten(error)
-
-
-short_tracebacks = _Short()
-"""`with short_tracebacks:` shortens the traceback of any exception that leaves the block."""
-
-
-def shortened[**P, R](method: Callable[P, R]) -> Callable[P, R]:
-    """Return a method whose exceptions have short tracebacks.
-
-    Functions with doctest examples use the `with` block, since doctest skips wrapped functions.
-    """
-
-    @functools.wraps(method)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        # A `with` block would take time on calls that succeed.
-        try:
-            return method(*args, **kwargs)
-        except BaseException as error:
-            shorten(error)
-            raise
-
-    return called
+use_filter(_remove_hidden_frames)
 
 
 @traceback_util.api_boundary
@@ -77,15 +45,6 @@ def attempt(fun: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]
     except Exception as error:
         return None, error
 
-
-# Packages and modules whose code runs between a user's call and the traced function.
-_ROOMS = (
-    *("_jax", "array", "auto", "cloud", "commands", "costs", "geometry", "gpu", "hardware", "hlo"),
-    *("legacy", "multihost", "numpy", "pictures", "pjit", "preflights", "processes", "program"),
-    *("sharding", "testing", "tpu", "documents.py", "wording.py"),
-)
-INNER_FOLDERS = tuple(str(Path(__file__).parents[2] / room) for room in _ROOMS)
-"""Folders of this package whose frames are hidden."""
 
 JAX_FOLDER = str(Path(jax.__file__).parent) + os.sep
 """Folder of JAX's code."""

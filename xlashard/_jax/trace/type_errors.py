@@ -11,9 +11,10 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.named_sharding import DuplicateSpecError
 
 from xlashard._jax.runtime.shardings import AbstractMesh
-from xlashard._jax.runtime.tracebacks import INNER_FOLDERS, JAX_FOLDER
+from xlashard._jax.runtime.tracebacks import JAX_FOLDER
 from xlashard._jax.trace.origins import is_users_file
 from xlashard._jax.trace.tracing import value_behind
+from xlashard.tracebacks import INNER_FOLDERS
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any
 from xlashard._jax.trace.primitive_names import CONSTRAINT
 from xlashard.auto.problem import ConstraintSite
 from xlashard.auto.rules.factors import Factor, OpRule
+from xlashard.core.sharding import PartitionSpec, spec_of
 from xlashard.geometry import DimAxes
-from xlashard.sharding import PartitionSpec, spec_of
 
 
 @dataclass(eq=False)

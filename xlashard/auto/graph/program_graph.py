@@ -33,7 +33,7 @@ from xlashard.auto.graph.inner_programs import InnerPrograms
 from xlashard.auto.problem import ConstraintSite
 from xlashard.auto.rules.factors import Factor, OpRule
 from xlashard.auto.rules.op_rules import op_rule
-from xlashard.sharding import PartitionSpec, spec_of
+from xlashard.core.sharding import PartitionSpec, spec_of
 
 _FOLLOWING = frozenset(("broadcast_in_dim", *REDUCTIONS))
 """Primitives whose small side may follow the large one."""

@@ -13,28 +13,28 @@ from typing import Any, ClassVar, Self
 import jax
 from rich.console import RenderableType
 
-from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.trace import jitted, tracing
 from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard._jax.trace.tracing import equations
+from xlashard.analysis.explain.html import render_page, report_environment
+from xlashard.analysis.explain.tables import Page, SerializableReport
 from xlashard.auto.auto_program import AutoProgram, unplaced
 from xlashard.auto.plan.plan_model import PathRule, PlanFields, path_rules, spec_of_text
 from xlashard.auto.plan.plan_text import plan_code, plan_sections
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, insert_constraints
 from xlashard.auto.proof import call_with_layout
+from xlashard.core.pjit.api import callable_of, pjit
+from xlashard.core.pjit.compile import PROGRAMS
+from xlashard.core.pjit.function import Function
+from xlashard.core.pjit.options import PjitOptions, Selected
+from xlashard.core.pjit.shardings.resources import UNSPECIFIED, read_resources
+from xlashard.core.pjit.stages.from_jax import unwrapped
+from xlashard.core.pjit.stages.traced import Lowered, Traced
+from xlashard.core.pjit.trace import Call
+from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.documents import ReportFormat
 from xlashard.errors import ArgumentError, ProgramTooLargeError
-from xlashard.pjit.api import callable_of, pjit
-from xlashard.pjit.compile import PROGRAMS
-from xlashard.pjit.function import Function
-from xlashard.pjit.options import PjitOptions, Selected
-from xlashard.pjit.report.html import render_page, report_environment
-from xlashard.pjit.report.tables import Page, SerializableReport
-from xlashard.pjit.shardings.resources import UNSPECIFIED, read_resources
-from xlashard.pjit.stages.from_jax import unwrapped
-from xlashard.pjit.stages.traced import Lowered, Traced
-from xlashard.pjit.trace import Call
-from xlashard.sharding import Mesh, NamedSharding
+from xlashard.tracebacks import short_tracebacks
 from xlashard.wording import in_bytes, in_seconds
 
 _FORMAT = 1

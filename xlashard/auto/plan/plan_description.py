@@ -9,6 +9,7 @@ import jax
 
 from xlashard._jax.trace.origins import source_frames
 from xlashard._jax.trace.tracing import bodies, shaped, source_of
+from xlashard.analysis.explain.explained_program import SourceLocator
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.plan.auto_plan import AutoPlan, fingerprint_of
 from xlashard.auto.plan.plan_model import (
@@ -25,12 +26,11 @@ from xlashard.auto.plan.plan_model import (
 from xlashard.auto.problem import AutoProblem, ProgramLayout, site_value
 from xlashard.auto.proof import ProvenLayout, ProvenLayouts
 from xlashard.auto.rules.op_rules import op_rule
+from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.errors import counted
 from xlashard.hlo.collectives import along_text
 from xlashard.hlo.module import Frame
-from xlashard.pjit.report.explained_program import SourceLocator
-from xlashard.preflights.memory_breakdown import describe_temporaries
-from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.predict.preflight.memory_breakdown import describe_temporaries
 from xlashard.wording import typed
 
 _MOST_HELD = 20

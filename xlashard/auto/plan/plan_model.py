@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from xlashard.hardware.chip import Links
+from xlashard.analysis.explain.model import SourceLine
+from xlashard.core.sharding import PartitionSpec
 from xlashard.hlo.collectives import CollectiveTotal
-from xlashard.pjit.report.model import SourceLine
-from xlashard.sharding import PartitionSpec
+from xlashard.predict.targets.chip import Links
 from xlashard.wording import typed
 
 type Outcome = Literal["fits", "out of memory", "refused", "not compiled"]

@@ -10,6 +10,8 @@ from jinja2 import Template
 from rich.console import RenderableType
 from rich.text import Text
 
+from xlashard.analysis.explain.tables import WIDE, Page, head, line_text, listing, section, table
+from xlashard.analysis.pictures.svg_html import make_environment
 from xlashard.auto.plan.plan_model import (
     HeldMemory,
     Outcome,
@@ -20,9 +22,7 @@ from xlashard.auto.plan.plan_model import (
     UnforeseenTransfer,
     path_rules,
 )
-from xlashard.pictures.svg_html import make_environment
-from xlashard.pjit.report.tables import WIDE, Page, head, line_text, listing, section, table
-from xlashard.preflights.render.report_text import WORDS
+from xlashard.predict.preflight.render.report_text import WORDS
 from xlashard.wording import elided, in_bytes, in_percent, in_seconds
 
 COLOURS: dict[Outcome, str] = {

@@ -15,10 +15,11 @@ from xlashard import Array, PmapSharding
 from xlashard._jax.runtime.dispatch import register_array_type
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import HandleType, split
-from xlashard.array.core.base import check_alive, handle_of, type_text
-from xlashard.array.core.handles import as_class, wrap_result
-from xlashard.array.placement.read import distinct_here
-from xlashard.array.stacked import unstacked_buffers
+from xlashard.core.array.core.base import check_alive, handle_of, type_text
+from xlashard.core.array.core.handles import as_class, wrap_result
+from xlashard.core.array.placement.read import distinct_here
+from xlashard.core.array.stacked import unstacked_buffers
+from xlashard.core.sharding import Mesh, NamedSharding, from_jax
 from xlashard.geometry import ShardIndex, ShardingSpec
 from xlashard.geometry.assignment import sharding_spec_from_tiling
 from xlashard.legacy.modes.config_flags import (
@@ -29,7 +30,6 @@ from xlashard.legacy.modes.config_flags import (
 )
 from xlashard.legacy.shardings.op_shardings import mesh_sharding_specs
 from xlashard.legacy.shardings.parsed_specs import get_array_mapping
-from xlashard.sharding import Mesh, NamedSharding, from_jax
 
 
 def _devices_of(x: Any) -> int:

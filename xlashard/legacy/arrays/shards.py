@@ -10,23 +10,23 @@ import jax
 
 from xlashard import Array, Mesh
 from xlashard._jax.runtime.shardings import AbstractMesh
-from xlashard._jax.runtime.tracebacks import shorten, shortened
 from xlashard._jax.runtime.transfer import with_sharding
-from xlashard.array.constructors import array_of_pieces
-from xlashard.array.core.array import wrap
-from xlashard.array.core.base import type_text
-from xlashard.array.core.protocols import sharding_text
-from xlashard.array.device_buffers import (
+from xlashard.core.array.constructors import array_of_pieces
+from xlashard.core.array.core.array import wrap
+from xlashard.core.array.core.base import type_text
+from xlashard.core.array.core.protocols import sharding_text
+from xlashard.core.array.device_buffers import (
     Caller,
     assemble_arrays,
     read_buffers,
 )
-from xlashard.array.placement.target import ResolvedSharding, parse_shape, resolve_sharding
-from xlashard.array.reshard.execute import with_device_order
+from xlashard.core.array.placement.target import ResolvedSharding, parse_shape, resolve_sharding
+from xlashard.core.array.reshard.execute import with_device_order
+from xlashard.core.pjit.shardings.resolve import named as named_sharding
 from xlashard.errors import ArgumentError, GeometryError, PlacementError, counted
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
-from xlashard.pjit.shardings.resolve import named as named_sharding
+from xlashard.tracebacks import shorten, shortened
 
 if TYPE_CHECKING:
     from xlashard._jax.runtime.shardings import Device

@@ -12,31 +12,31 @@ from typing import Any
 import jax
 
 from xlashard._jax.modules import to_text
-from xlashard._jax.runtime.tracebacks import shortened
 from xlashard._jax.runtime.transfer import assemble, split
 from xlashard._jax.stablehlo_parse import to_mhlo
 from xlashard._jax.trace.tracing import abstractify, struct_of
-from xlashard.array import Array, device_put
-from xlashard.array.core.handles import is_key_array, key_handle, keys_over, wrap_result
-from xlashard.array.device_buffers import make_array_from_single_device_arrays
-from xlashard.array.placement.target import leaf_paths, resolve_sharding
-from xlashard.errors import BoxError, ResourceError, XlashardError
-from xlashard.legacy.modes.mode_function import ModeFunction, host_local_class, is_global
-from xlashard.multihost.host_local_arrays import error_at
-from xlashard.multihost.host_mesh import HostMesh, as_global, as_host_local, host_mesh
-from xlashard.pjit.callables import dispatcher_of
-from xlashard.pjit.shardings.resolve import to_sharding
-from xlashard.pjit.shardings.resources import Auto, FromGda, Resource
-from xlashard.pjit.stages import compiled
-from xlashard.pjit.stages import traced as stages
-from xlashard.pjit.trace import Call, expand_in, expand_out
-from xlashard.sharding import (
+from xlashard.core.array import Array, device_put
+from xlashard.core.array.core.handles import is_key_array, key_handle, keys_over, wrap_result
+from xlashard.core.array.device_buffers import make_array_from_single_device_arrays
+from xlashard.core.array.placement.target import leaf_paths, resolve_sharding
+from xlashard.core.pjit.callables import dispatcher_of
+from xlashard.core.pjit.shardings.resolve import to_sharding
+from xlashard.core.pjit.shardings.resources import Auto, FromGda, Resource
+from xlashard.core.pjit.stages import compiled
+from xlashard.core.pjit.stages import traced as stages
+from xlashard.core.pjit.trace import Call, expand_in, expand_out
+from xlashard.core.sharding import (
     GSPMDSharding,
     Mesh,
     NamedSharding,
     PartitionSpec,
     partition_spec,
 )
+from xlashard.errors import BoxError, ResourceError, XlashardError
+from xlashard.legacy.modes.mode_function import ModeFunction, host_local_class, is_global
+from xlashard.pods.multihost.host_local_arrays import error_at
+from xlashard.pods.multihost.host_mesh import HostMesh, as_global, as_host_local, host_mesh
+from xlashard.tracebacks import shortened
 
 _REPLICATED = PartitionSpec()
 

@@ -12,23 +12,23 @@ import numpy as np
 from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.executables import fingerprint
 from xlashard._jax.runtime.shardings import UnspecifiedValue
-from xlashard._jax.runtime.tracebacks import shortened
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.tracing import Tracer
-from xlashard.array import Array
-from xlashard.array.core.handles import KindOf, unwrapped
+from xlashard.core.array import Array
+from xlashard.core.array.core.handles import KindOf, unwrapped
+from xlashard.core.pjit.arguments import Argument
+from xlashard.core.pjit.compile import CompiledProgram
+from xlashard.core.pjit.function import Function
+from xlashard.core.pjit.lower import LoweringRequest
+from xlashard.core.pjit.options import PjitOptions, Selected
+from xlashard.core.pjit.shardings.resources import Auto, FromGda, described
+from xlashard.core.pjit.trace import Call, expand_in
+from xlashard.core.sharding import Mesh, NamedSharding, XLACompatibleSharding
 from xlashard.errors import ArgumentError, MeshError, ResourceError
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray, check_gda_mesh, gda_class
 from xlashard.legacy.modes.config_flags import ArrayMode, CallFlags
-from xlashard.pjit.arguments import Argument
-from xlashard.pjit.compile import CompiledProgram
-from xlashard.pjit.function import Function
-from xlashard.pjit.lower import LoweringRequest
-from xlashard.pjit.options import PjitOptions, Selected
-from xlashard.pjit.shardings.resources import Auto, FromGda, described
-from xlashard.pjit.trace import Call, expand_in
-from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding
+from xlashard.tracebacks import shortened
 
 LOGGER = logging.getLogger("xlashard.legacy.distributed_debug")
 """Logger of each run of a program under `jax_distributed_debug`, at level warning."""

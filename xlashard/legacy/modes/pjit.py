@@ -8,8 +8,19 @@ from typing import Any
 import jax
 
 import xlashard
-from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
 from xlashard._jax.trace import tracing
+from xlashard.core.pjit.callables import dispatched
+from xlashard.core.pjit.options import (
+    DonationMode,
+    PjitOptions,
+    Selected,
+    either,
+    made_or_decorator,
+    read_options,
+)
+from xlashard.core.pjit.shardings.resources import UNSPECIFIED
+from xlashard.core.pjit.stages import traced as stages
+from xlashard.core.sharding import Mesh
 from xlashard.errors import RefusedError, ResourceError
 from xlashard.legacy.modes.config_flags import (
     POSITIONAL,
@@ -23,18 +34,7 @@ from xlashard.legacy.modes.config_flags import (
 from xlashard.legacy.modes.host_local import HostLocal, ModeTraced
 from xlashard.legacy.modes.mode_function import ModeFunction, check_specified
 from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec, prepare_axis_resources
-from xlashard.pjit.callables import dispatched
-from xlashard.pjit.options import (
-    DonationMode,
-    PjitOptions,
-    Selected,
-    either,
-    made_or_decorator,
-    read_options,
-)
-from xlashard.pjit.shardings.resources import UNSPECIFIED
-from xlashard.pjit.stages import traced as stages
-from xlashard.sharding import Mesh
+from xlashard.tracebacks import short_tracebacks, shortened
 
 
 def pjit(

@@ -7,7 +7,14 @@ import jax
 
 from xlashard._jax.legacy_api import util
 from xlashard._jax.runtime.shardings import JaxGSPMDSharding, JaxSharding, Mesh, hlo_from_text
-from xlashard.array.placement.target import broadcast_prefix
+from xlashard.core.array.placement.target import broadcast_prefix
+from xlashard.core.sharding import (
+    GSPMDSharding,
+    NamedSharding,
+    Sharding,
+    XLACompatibleSharding,
+    from_jax,
+)
 from xlashard.errors import GeometryError, MeshError, ShardingError
 from xlashard.geometry import TileAssignment
 from xlashard.legacy.modes.config_flags import PositionalSemantics, current_array_mode
@@ -15,13 +22,6 @@ from xlashard.legacy.modules import maps
 from xlashard.legacy.shardings.op_shardings import parse_flatten_op_sharding
 from xlashard.legacy.shardings.parsed_specs import get_array_mapping, mesh_sharding
 from xlashard.legacy.shardings.partition_spec import is_unspecified_or_from_gda_or_auto
-from xlashard.sharding import (
-    GSPMDSharding,
-    NamedSharding,
-    Sharding,
-    XLACompatibleSharding,
-    from_jax,
-)
 
 
 class _OnFakeDevices(GSPMDSharding):

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 
 from xlashard._jax.trace.tracing import Tracer
+from xlashard.core.sharding import Sharding
 from xlashard.legacy.arrays.device_arrays import DeviceArray
 from xlashard.legacy.arrays.shards import Device, Index, Shape
 from xlashard.legacy.modules.entry import EntryTable, moved, works
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
-from xlashard.sharding import Sharding
 
 ArrayLike = np.ndarray | DeviceArray
 Buffer = DeviceArray

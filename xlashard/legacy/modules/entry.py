@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.errors import RefusedError
+from xlashard.tracebacks import shortened
 
 type Treatment = Literal["works", "differs", "refused"]
 

@@ -14,13 +14,13 @@ from xlashard._jax.legacy_api import (
     stacked_meshes,
 )
 from xlashard._jax.trace.tracing import mesh_in_force
+from xlashard.core.sharding import Mesh
+from xlashard.core.sharding import Mesh as TodaysMesh
 from xlashard.errors import ArgumentError, MeshError
 from xlashard.geometry import Box, MeshGrid
 from xlashard.legacy.modules.entry import EntryTable, imports, refused, works
 from xlashard.legacy.shardings.parsed_specs import array_mapping_to_axis_resources
-from xlashard.multihost.host_mesh import host_mesh
-from xlashard.sharding import Mesh
-from xlashard.sharding import Mesh as TodaysMesh
+from xlashard.pods.multihost.host_mesh import host_mesh
 
 type AxisName = Hashable
 type ResourceAxisName = Hashable

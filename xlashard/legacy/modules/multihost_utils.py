@@ -6,13 +6,13 @@ import jax
 import numpy as np
 
 from xlashard import Array, multihost
-from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.array.core.handles import as_class
+from xlashard.core.array.core.handles import as_class
+from xlashard.core.sharding import Mesh
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.config_flags import ArrayMode, current_array_mode
 from xlashard.legacy.modules.entry import EntryTable, works
-from xlashard.sharding import Mesh
+from xlashard.tracebacks import short_tracebacks
 
 
 def process_allgather(in_tree: Any, tiled: bool = False) -> Any:

@@ -98,9 +98,9 @@ ENTRIES: EntryTable = {
             "0.4.2", "sharding.shard_shape(shape)", f"{_INTERNALS}:check_aval_shardings"
         ),
         "_create_sharding_for_array": works("0.4.2", _NAMED, _INTERNALS),
-        "pjit_p": works("0.7.0", _PRIMITIVE, "xlashard.pjit.callables"),
+        "pjit_p": works("0.7.0", _PRIMITIVE, "xlashard.core.pjit.callables"),
         "sharding_constraint_p": works(
-            "0.4.2", _PRIMITIVE, "xlashard.pjit.constraint:constraint_p"
+            "0.4.2", _PRIMITIVE, "xlashard.core.pjit.constraint:constraint_p"
         ),
         "xc": works("0.8.0", _BACKEND, f"{_API}:xla_client"),
         "_pjit_call_impl": refused("0.4.14", "pjit(f)(x)").because(_INNER),

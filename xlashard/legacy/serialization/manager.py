@@ -13,12 +13,12 @@ import jax
 from xlashard import Array
 from xlashard._jax.array_serialization import ManagerBase, is_remote_storage
 from xlashard._jax.runtime import coordination
-from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.errors import ArgumentError, DeadlockError, ProcessesError, SerializationError
 from xlashard.legacy.serialization.array_writing import serialize_all
 from xlashard.legacy.serialization.reading import deserialize_all
 from xlashard.legacy.serialization.tensorstore_specs import get_tensorstore_spec, run_coroutine
-from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
+from xlashard.tracebacks import short_tracebacks
 from xlashard.wording import error_line, format_by_process
 
 logger = logging.getLogger("xlashard.legacy")

@@ -25,17 +25,17 @@ from xlashard._jax.array_serialization import (
     estimate_read_memory_footprint,
     tensorstore,
 )
-from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import aligned_empty
-from xlashard.array.constructors import finished
-from xlashard.array.placement.put import stage_piece
-from xlashard.array.placement.target import (
+from xlashard.core.array.constructors import finished
+from xlashard.core.array.placement.put import stage_piece
+from xlashard.core.array.placement.target import (
     ResolvedSharding,
     at_path,
     parse_shape,
     parse_sharding,
     resolve_sharding,
 )
+from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from xlashard.errors import ArgumentError, GeometryError, SerializationError, XlashardError
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.config_flags import ArrayMode, current_array_mode
@@ -50,7 +50,7 @@ from xlashard.legacy.serialization.tensorstore_specs import (
     spec_to_read,
     stored_at,
 )
-from xlashard.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from xlashard.tracebacks import short_tracebacks
 
 _BY_SHARDING = ("sharding", "tensorstore_spec")
 _BY_MESH = ("mesh", "mesh_axes", "tensorstore_spec")

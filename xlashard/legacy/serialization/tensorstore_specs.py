@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from xlashard._jax import array_serialization as door
-from xlashard.array.placement.put import as_host_value
+from xlashard.core.array.placement.put import as_host_value
+from xlashard.core.sharding import PartitionSpec
 from xlashard.errors import ArgumentError, SerializationError, counted
-from xlashard.sharding import PartitionSpec
 
 type Spec = dict[str, Any]
 """TensorStore spec in JSON form, such as `get_tensorstore_spec` returns."""

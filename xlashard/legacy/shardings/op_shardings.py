@@ -16,6 +16,8 @@ from xlashard._jax.runtime.shardings import (
     hlo_from_text,
     op_sharding,
 )
+from xlashard.core.sharding import GSPMDSharding, grid_of
+from xlashard.core.sharding.gspmd import read_assignment
 from xlashard.errors import ArgumentError, DivisibilityError, ShardingError, TilingError, counted
 from xlashard.geometry import (
     Chunked,
@@ -34,8 +36,6 @@ from xlashard.legacy.shardings.parsed_specs import (
     ParsedPartitionSpec,
     get_partition_spec,
 )
-from xlashard.sharding import GSPMDSharding, grid_of
-from xlashard.sharding.gspmd import read_assignment
 
 type OpShardings = list[Any]
 

@@ -11,6 +11,9 @@ from typing import Any, Self
 import jax
 
 from xlashard._jax.runtime.shardings import JaxSharding, Mesh
+from xlashard.core.sharding import NamedSharding, Sharding, from_jax, spec_of
+from xlashard.core.sharding import PartitionSpec as TodaysSpec
+from xlashard.core.sharding.named import spec_entries
 from xlashard.errors import ArgumentError, DuplicateAxisError, ShardingError
 from xlashard.geometry import Spec
 from xlashard.geometry.spec import check_axes_once
@@ -19,9 +22,6 @@ from xlashard.legacy.shardings.partition_spec import (
     is_auto,
     is_unspecified_or_from_gda_or_auto,
 )
-from xlashard.sharding import NamedSharding, Sharding, from_jax, spec_of
-from xlashard.sharding import PartitionSpec as TodaysSpec
-from xlashard.sharding.named import spec_entries
 
 type Partitions = tuple[tuple[str, ...] | None, ...]
 """Mesh axes of each dimension, major to minor; None for an unconstrained one."""

@@ -5,7 +5,7 @@ from typing import Any, Self
 import jax
 
 from xlashard._jax.runtime.shardings import UnspecifiedValue
-from xlashard.pjit.shardings.resources import AUTO, FROM_GDA
+from xlashard.core.pjit.shardings.resources import AUTO, FROM_GDA
 
 _Today = jax.sharding.PartitionSpec
 

@@ -1,3 +1,3 @@
-"""`explain`, and the report of a compiled program that it returns."""
+"""Comparison of reports of `explain`."""
 
-from xlashard.pjit.report.report_changes import compare_programs as compare_programs
+from xlashard.analysis.explain.report_changes import compare_programs as compare_programs

@@ -20,8 +20,8 @@ import orbax.checkpoint as ocp
 from absl.logging import get_absl_logger
 
 from xlashard import Array, device_put
+from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.errors import DeadlockError
-from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.train.errors import CheckpointError
 from xlashard.wording import error_line, format_by_process
 

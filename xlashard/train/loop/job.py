@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlashard.analysis.pictures import TreePicture, read_tree
+from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.multihost import Watchdog
-from xlashard.pictures import TreePicture, read_tree
-from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings, change_text, setting_changes

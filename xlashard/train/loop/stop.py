@@ -26,9 +26,9 @@ from jax.experimental import multihost_utils
 
 from xlashard import multihost
 from xlashard.background import listening_to_signals, start_background
+from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, store
+from xlashard.core.processes.stack_dump import OWN_THREADS
 from xlashard.documents import JsonRecord
-from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, store
-from xlashard.processes.stack_dump import OWN_THREADS
 from xlashard.train.errors import PeerError, RunError
 from xlashard.wording import error_line, print_error
 

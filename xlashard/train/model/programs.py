@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import optax
 
 import xlashard
-from xlashard.preflights.target_loading import TargetProgram
-from xlashard.sharding import Mesh
+from xlashard.core.sharding import Mesh
+from xlashard.predict.preflight.target_loading import TargetProgram
 from xlashard.train.config.settings import ModelSettings, OptimizerSettings, Settings
 from xlashard.train.data import token_type
 from xlashard.train.formulas import workload

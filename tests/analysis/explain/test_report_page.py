@@ -1,0 +1,141 @@
+"""Reports of `explain` as pages, comparisons and budgets."""
+
+import html
+import json
+from dataclasses import replace
+
+import jax
+import pytest
+
+import xlashard
+from tests.browser import started
+from tests.core.pjit.helpers import make_mesh
+from tests.predict.preflight.examples import FITTING
+from xlashard import NamedSharding, P
+from xlashard.analysis.explain.html import program_page
+from xlashard.analysis.explain.model import MoveReport
+from xlashard.analysis.explain.report_changes import PROGRAM_KEYS, compare_programs, find_breaches
+from xlashard.analysis.explain.sections import FINDINGS, MOVES
+from xlashard.analysis.explain.tables import line_text
+from xlashard.cli.commands.explain_command import PROGRAM_UNITS
+from xlashard.errors import ArgumentError
+from xlashard.wording import parse_limits
+
+
+def explained(function, **options):
+    rows = NamedSharding(make_mesh((8,), ("data",)), P("data"))
+    x = jax.ShapeDtypeStruct((64, 16), "float32", sharding=rows)
+    return xlashard.explain(jax.jit(function, **options), x)
+
+
+@pytest.fixture(scope="module")
+def quiet():
+    return explained(lambda x: x * 2, donate_argnums=0)
+
+
+@pytest.fixture(scope="module")
+def talking():
+    return explained(lambda x: (x * 2) / x.sum())
+
+
+def test_comparison_lists_regressions(quiet, talking):
+    changes = compare_programs(quiet, talking)
+    assert not changes.is_same and compare_programs(quiet, quiet).is_same
+    (added,) = changes.traffic
+    assert (added.change, added.old_bytes) == ("added", 0)
+    assert added.new_bytes == talking.collectives[0].sent_bytes > 0
+    worse = changes.regressions
+    assert sum("all-reduce along data" in line for line in worse) == 1
+    assert sum("no longer donated" in line for line in worse) == 1
+    assert compare_programs(talking, quiet).regressions == ()
+    assert compare_programs(quiet, quiet).regressions == ()
+
+
+def test_equal_total_bytes_are_not_a_regression(talking):
+    other = explained(lambda x: (x * 2) / x.max())
+    changes = compare_programs(talking, other)
+    assert {u.change for u in changes.traffic} == {"added", "removed"}
+    assert not [line for line in changes.regressions if "sends" in line]
+
+
+def test_markdown_for_a_pull_request(quiet, talking):
+    text = compare_programs(quiet, talking).to_markdown()
+    assert text.startswith("### \\<lambda\\>\n\n**Worse:**\n")
+    rows = [line for line in text.splitlines() if line.startswith("| all-reduce")]
+    assert len(rows) == 1 and rows[0].count(" | ") == 4
+    assert "Nothing changed." in compare_programs(quiet, quiet).to_markdown()
+
+
+@pytest.mark.parametrize(
+    ("word", "broken"),
+    [
+        ("all_reduce_bytes=0B", True),
+        ("collectives=0", True),
+        ("collective_bytes=1MB", False),
+        ("memory=1B", True),
+        ("all-gather-bytes=0", False),
+        ("flops=1TFLOP", False),
+    ],
+)
+def test_budgets(talking, word, broken):
+    breaches = find_breaches(talking, parse_limits([word], PROGRAM_UNITS), PROGRAM_KEYS)
+    assert bool(breaches) == broken
+    if broken:
+        assert word in str(breaches[0]) and breaches[0].value > breaches[0].limit.value
+
+
+@pytest.mark.parametrize("word", ["hbm=90%", "memory", "memory=90%", "all_reduce_bytes=3s"])
+def test_invalid_budgets(word):
+    with pytest.raises(ArgumentError):
+        parse_limits([word], PROGRAM_UNITS)
+
+
+def test_budgets_are_parsed_without_the_reports():
+    assert {name: key.units for name, key in PROGRAM_KEYS.items()} == PROGRAM_UNITS
+
+
+@pytest.mark.slow
+def test_findings_are_printed_and_on_the_page(quiet):
+    found = {findings.field: getattr(FITTING, findings.field) for findings in FINDINGS}
+    moves = (MoveReport("x['w']", "host", "P('data',)", 0, 2**20),)
+    report = replace(quiet, **found, moves=moves)
+    printed = str(report)
+    page = html.unescape(report.to_html()).replace("<wbr>", "")
+    for findings in (*FINDINGS, MOVES):
+        values = getattr(report, findings.field)
+        assert values and findings.title in printed and findings.summarize(values) in page
+        for column in findings.columns:
+            name, value = column.name.removeprefix(">"), column.value(values[0])
+            shown = line_text(value) if column.style == "line" else value
+            assert f'data-label="{name}" data-value="{shown}"' in page
+
+
+def test_findings_have_a_card_of_their_own(quiet):
+    title = "<h3>Wasted memory and work</h3>"
+    wasteful = replace(quiet, repeated=FITTING.repeated)
+    page = wasteful.to_html()
+    assert page.index("<h3>Donations</h3>") < page.index(title) < page.index("<b>Repeated by")
+    assert title in FITTING.to_html() and title not in quiet.to_html()
+
+
+@pytest.mark.slow
+def test_page_shows_reports_comparison_and_json_in_a_browser(quiet, talking):
+    page = program_page([quiet, talking], compare_programs(quiet, talking), names=("<old>", "new"))
+    with started() as browser, browser.page(page) as tab:
+        assert not tab.complaints()
+        assert tab.run("document.querySelectorAll('.panel').length") == 3
+        assert tab.run("document.querySelector('.panel:not([hidden])').id") == "report-0"
+        assert tab.run("document.querySelector('.tabs a:nth-child(2)').textContent") == "<old>"
+        tab.run("location.hash = '#report-2'")
+        rows = "document.querySelectorAll('#report-2 .collectives tbody tr').length"
+        assert tab.run(rows) == len(talking.collectives)
+        data = tab.run("document.getElementById('json-2').textContent")
+    assert json.loads(data) == talking.to_dict()
+
+
+def test_a_notebook_shows_the_key_figures(talking):
+    shown = talking._repr_html_()
+    assert "each device sends" in shown.lower() and "<script" not in shown
+    assert talking.to_html().count("<!DOCTYPE html>") == 1
+    with pytest.raises(ArgumentError):
+        program_page([])

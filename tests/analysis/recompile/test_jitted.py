@@ -1,0 +1,188 @@
+"""`explain_recompile` of functions that `jax.jit` and libraries on it made."""
+
+import functools
+import gc
+import inspect
+import logging
+import threading
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.core.pjit.helpers import f32, make_mesh
+from xlashard import explain_recompile, pjit
+from xlashard.config import RECOMPILE_LOGGER
+from xlashard.core.pjit.compile_log import JIT_LOGS
+
+
+def parts(f):
+    """Return the differences of each cache miss except the first: part, path, before, after."""
+    _, *later = explain_recompile(f).explanations
+    return [[(d.part, d.path, d.before, d.after) for d in e.differences] for e in later]
+
+
+@pytest.mark.slow
+def test_each_cache_miss_lists_its_differences():
+    @functools.partial(jax.jit, static_argnames="power", donate_argnames="bias")
+    def step(state, bias, power=2):
+        return jax.tree.map(lambda w: w**power, state), bias
+
+    line = inspect.currentframe().f_lineno + 1
+    step({"w": f32(8)}, f32(4))
+    step({"w": f32(8)}, f32(4))
+    step({"w": f32(9)}, f32(4))
+    step({"w": f32(9)}, f32(4), power=3)
+    step({"w": f32(9), "b": f32(9)}, f32(4), power=3)
+    first, *_ = explain_recompile(step).explanations
+    assert (first.number, first.kind, first.reason) == (1, "compilation", "first")
+    assert (first.file, first.line, first.executable) == (__file__, line, "the compiler")
+    assert first.trace_seconds > 0 and first.lower_seconds > 0 and first.compile_seconds > 0
+    assert parts(step) == [
+        [("shape", "state['w']", "float32[8]", "float32[9]")],
+        [("static argument", "power", "its default", "3")],
+        [("structure", "state['b']", "absent", "float32[9]")],
+    ]
+    assert any("dimension 0 of state['w']" in hint for hint in explain_recompile(step).hints)
+
+
+def test_placement_and_mesh():
+    mesh = make_mesh((8,), ("data",))
+    step = jax.jit(lambda x: x * 2)
+    step(f32(8))
+    step(jax.device_put(f32(8), jax.NamedSharding(mesh, jax.P("data"))))
+    with jax.set_mesh(mesh):
+        step(f32(8))
+    changes = [{part for part, *_ in miss} for miss in parts(step)]
+    assert changes[0] & {"sharding", "commitment"}
+    assert changes[1] == {"mesh in force"}
+
+
+def test_ahead_of_time_and_numbers():
+    step = jax.jit(lambda x: x * 2)
+    step.lower(f32(4)).compile()
+    step(1.0)
+    step(1)
+    step(jnp.float32(1))
+    kinds = [e.kind for e in explain_recompile(step).explanations]
+    assert kinds == ["compilation"] * 4
+    assert parts(step)[1:] == [
+        [("dtype", "x", "float32[]", "int32[]")],
+        [("dtype", "x", "int32[]", "float32[]")],
+    ]
+
+
+def test_recreated_functions_in_a_loop():
+    def make():
+        return jax.jit(lambda x: x + 1)
+
+    *_, last = [(f := make(), f(1.0))[0] for _ in range(3)]
+    report = explain_recompile(last)
+    assert [e.reason for e in report.explanations] == ["recreated"]
+    assert "3 jitted functions" in report.hints[0]
+
+
+@pytest.mark.slow
+def test_nnx_and_equinox_name_the_line_of_the_user():
+    linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    @nnx.jit
+    def apply(model, x):
+        return model(x)
+
+    @eqx.filter_jit
+    def call(model, x):
+        return model(x)
+
+    module = eqx.nn.Linear(4, 4, key=jax.random.key(0))
+    for dtype in (np.float32, np.float16):
+        apply(linear, np.ones((2, 4), dtype))
+        call(module, np.ones(4, dtype))
+    for function in (apply, call):
+        report = explain_recompile(function)
+        assert len(report.explanations) == 2
+        assert {e.file for e in report.explanations} == {__file__}
+        (difference,) = report.explanations[1].differences
+        assert (difference.part, difference.after[:7]) == ("dtype", "float16")
+    assert difference.path == "x"
+
+
+class Model:
+    @functools.partial(jax.jit, static_argnums=0)
+    def apply(self, x):
+        return x + 1
+
+
+def test_methods_and_partials():
+    model = Model()
+    model.apply(f32(2))
+    model.apply(f32(3))
+    assert parts(Model.apply)[0][0][1] == "x"
+    assert parts(model.apply) == parts(Model.apply)
+    assert parts(functools.partial(model.apply)) == parts(Model.apply)
+
+
+def test_inner_functions_are_part_of_the_outer_program():
+    inner = jax.jit(lambda x: x + 1)
+    jax.jit(lambda x: inner(x) * 2)(f32(4))
+    pjit(lambda x: inner(x) * 3)(f32(5))
+    assert explain_recompile(inner).explanations == ()
+
+
+def test_pjit_calls_are_not_logged_for_jax_jit():
+    def double(x):
+        return x * 2
+
+    function = pjit(double)
+    function(f32(2))
+    assert len(explain_recompile(function).explanations) == 1
+    assert explain_recompile(jax.jit(double)).explanations == ()
+
+
+def test_log_does_not_keep_a_function_alive():
+    def make():
+        function = jax.jit(lambda x: x - 1)
+        function(f32(3))
+        return len(JIT_LOGS._by_fun)
+
+    before = len(JIT_LOGS._by_fun)
+    assert make() >= 1
+    gc.collect()
+    assert len(JIT_LOGS._by_fun) <= before
+
+
+def test_failing_calls_raise_as_in_jax_and_are_not_recorded():
+    step = jax.jit(lambda x: x * 2, donate_argnums=0)
+    x = jnp.ones(3)
+    step(x)
+    with pytest.raises(RuntimeError, match="deleted"):
+        step(x)
+    with pytest.raises(TypeError):
+        step("text")
+    assert len(explain_recompile(step).explanations) == 1
+
+
+@pytest.mark.slow
+def test_calls_from_threads_are_logged_per_function():
+    steps = [jax.jit(lambda x, i=i: x + i) for i in range(4)]
+    threads = [
+        threading.Thread(target=lambda s=s, n=n: [s(np.ones(n + k)) for k in range(3)])
+        for n, s in enumerate(steps, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(explain_recompile(s).compilations) for s in steps] == [3] * 4
+
+
+def test_reasons_are_logged(caplog):
+    step = jax.jit(lambda x: x * 2)
+    with caplog.at_level(logging.INFO, logger=RECOMPILE_LOGGER):
+        step(f32(2))
+        step(f32(3))
+    (record,) = [r for r in caplog.records if r.name == RECOMPILE_LOGGER]
+    assert "float32[2] → float32[3]" in record.getMessage()

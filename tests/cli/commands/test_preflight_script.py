@@ -1,0 +1,173 @@
+"""`xlashard preflight --topology T -- python train.py`: a script's programs on other chips."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from jax.experimental import mesh_utils
+
+from tests.predict.targets.gpu.plugin import needs_plugin
+from xlashard.cli.main import main
+from xlashard.predict.preflight.report.preflight_report import PreflightReport
+from xlashard.tpu import topology
+
+TRAIN = """\
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import xlashard
+
+jax.distributed.initialize()
+assert jax.default_backend() == "tpu"
+assert len(jax.devices("tpu")) == jax.device_count() == 8
+mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+print("order", [d.id for d in mesh.devices.flat])
+sharded, rows = NamedSharding(mesh, P(None, "model")), NamedSharding(mesh, P("data"))
+WIDTH = int(sys.argv[1])
+
+
+@jax.jit
+def init(key):
+    w = jax.random.normal(key, (WIDTH, WIDTH))
+    return jax.lax.with_sharding_constraint(w, sharded), jax.random.split(key)
+
+
+@jax.jit
+def schedule(step):
+    return 1.0 / (1 + step)
+
+
+def train_step(w, x, rate):
+    loss, gradient = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(w)
+    return w - rate * gradient, loss
+
+
+train_step = jax.jit(train_step, donate_argnums=0)
+doubled = xlashard.pjit(lambda w: w * 2, out_shardings=rows)
+w, keys = init(jax.random.key(0))
+assert w.sharding.is_equivalent_to(sharded, 2)
+for number in range(int(sys.argv[2])):
+    x = jax.device_put(np.ones((64, WIDTH), np.float32), rows)
+    w, loss = train_step(w, x, schedule(number))
+    print("step", number, float(loss), float(schedule(number)))
+print(type(doubled(w)).__module__, keys.shape)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with `train.py` as the working folder; restore the process afterwards."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    monkeypatch.chdir(tmp_path)
+    for name in ("argv", "path", "excepthook"):
+        value = getattr(sys, name)
+        monkeypatch.setattr(sys, name, value.copy() if isinstance(value, list) else value)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    return tmp_path
+
+
+def preflight(*words: str) -> int:
+    return main(["preflight", "--topology", "v5e-8", *words])
+
+
+@pytest.mark.slow
+def test_programs_are_compiled_for_the_topology_and_not_run(folder: Path, capsys) -> None:
+    names = ("make_mesh", "default_backend", "devices", "device_count")
+    before = [getattr(jax, name) for name in names]
+    # 4 GiB of parameters, of which nothing is allocated.
+    words = ("--estimate", "--json", "reports")
+    assert preflight(*words, "--", "python", "train.py", "32768", "2") == 0
+    printed = capsys.readouterr()
+    reports = {
+        path.name.split(" ")[0]: PreflightReport.from_json(path.read_text())
+        for path in Path("reports").iterdir()
+    }
+    assert set(reports) == {"init", "train_step", "<lambda>"}
+    step = reports["train_step"]
+    assert step.topology.name == "v5e:2x4" and all(r.is_estimate for r in reports.values())
+    assert [(axis.name, axis.size) for axis in step.mesh] == [("data", 4), ("model", 2)]
+    assert [(v.path, v.type, v.spec) for v in step.inputs] == [
+        ("w", "float32[32768,32768]", "P(None, 'model')"),
+        ("x", "float32[64,32768]", "P('data')"),
+        ("rate", "float32[]", "P()"),
+    ]
+    assert ("all-reduce", "data") in {(t.collective.kind, t.collective.along) for t in step.traffic}
+    # Values of one device are real, results on several devices are zeros.
+    assert "step 0 0.0 1.0\nstep 1 0.0 0.5" in printed.out
+    assert "xlashard.core.array" in printed.out
+    assert "(2,)" in printed.out
+    assert "8 emulated CPU devices" in printed.err
+    # The order in which JAX lays out the chips.
+    chips = topology("v5e-8").devices
+    order = [chips.index(d) for d in mesh_utils.create_device_mesh((4, 2), chips).flat]
+    assert f"order {order}" in printed.out
+    assert [getattr(jax, name) for name in names] == before
+
+
+@needs_plugin
+@pytest.mark.slow
+def test_script_for_gpus_sees_gpu_devices(folder: Path, capsys) -> None:
+    script = TRAIN.replace('"tpu"', '"gpu"').replace(
+        "jax.device_count()", 'jax.device_count("cuda")'
+    )
+    (folder / "train.py").write_text(script)
+    words = ("--topology", "h100-8", "--programs", "train_step", "--json", "-")
+    assert main(["preflight", *words, "--", "python", "train.py", "4096", "1"]) == 0
+    report = PreflightReport.from_json(capsys.readouterr().out)
+    assert report.topology.generation == "h100" and not report.is_estimate
+    assert [(axis.name, axis.size) for axis in report.mesh] == [("data", 4), ("model", 2)]
+    assert [v.spec for v in report.inputs] == ["P(None, 'model')", "P('data')", "P()"]
+    assert ("all-reduce", "data") in {
+        (t.collective.kind, t.collective.along) for t in report.traffic
+    }
+
+
+@pytest.mark.slow
+def test_a_program_that_does_not_fit_fails(folder: Path, capsys) -> None:
+    words = ("--programs", "train_step", "--stop-after", "1", "--json", "-")
+    assert preflight(*words, "--", "train.py", "131072", "100") == 1
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
+    assert report["title"].startswith("train_step")
+    assert report["outcome"] == "out of memory"
+    # The script continues with zeros until it is stopped.
+    assert "step 0 0.0" in printed.err
+    assert "stopped: train_step was called 1 times" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (["--mesh", "data=8"], ["--mesh is invalid", "script"]),
+        (["configs/tiny.toml"], ["configs/tiny.toml is invalid"]),
+        (["--topology", "v5e-8,v5e-16"], ["2 topologies", "--topology v5e:2x4"]),
+        (["--programs", "/(/"], ["/(/", "regular expression"]),
+        (["--programs", ""], ["--programs is empty"]),
+        (["--html", "."], [". can't be written: it is a folder"]),
+        (["--budget", "hmb=1"], ["did you mean hbm?"]),
+        (["--price", "cheap"], ["'cheap'"]),
+        (["--folder", "x"], ["--folder", "--mesh auto"]),
+        (["--option", "xla_no=1"], ["--option xla_no=1", "'xla_no'"]),
+    ],
+)
+def test_invalid_arguments_before_a_script_are_named(
+    folder: Path, capsys, words: list[str], facts: list[str]
+) -> None:
+    assert preflight(*words, "--", "train.py") == 2
+    error = capsys.readouterr().err
+    assert all(fact in error for fact in facts), error
+    assert "runs on 8 emulated" not in error
+
+
+def test_a_script_on_one_device_is_refused(folder: Path, capsys) -> None:
+    (folder / "alone.py").write_text("import jax\njax.jit(lambda x: x + 1)(1.0)\n")
+    assert preflight("--", "alone.py") == 2
+    error = capsys.readouterr().err
+    assert "has no program for v5e:2x4: <lambda> ran on one device" in error
+    assert "jax.devices()" in error

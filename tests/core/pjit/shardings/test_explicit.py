@@ -1,0 +1,204 @@
+"""Meshes with explicit axes: shardings are part of types, and pjit and constraints agree."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+import xlashard as xs
+from tests.core.pjit.helpers import f32
+from tests.message_patterns import naming
+from xlashard import NamedSharding, P, pjit, with_sharding_constraint
+from xlashard.errors import ResourceError, ShardingTypeError
+
+X = f32(8, 4)
+
+
+@pytest.fixture
+def explicit():
+    return jax.make_mesh((4, 2), ("x", "y"))
+
+
+@pytest.fixture
+def mixed():
+    """Return a mesh with an explicit axis `x`, and `y` left to the partitioner."""
+    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Auto))
+
+
+def put(x, mesh, *spec):
+    return jax.device_put(x, jax.NamedSharding(mesh, P(*spec)))
+
+
+HOW = {
+    "jit": jax.jit,
+    "grad": lambda f: jax.grad(lambda x: f(x).sum()),
+    "jit of grad": lambda f: jax.jit(jax.grad(lambda x: f(x).sum())),
+    "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x])),
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)[0],
+    "remat": lambda f: pjit(jax.grad(lambda x: jax.checkpoint(f)(x).sum())),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", HOW)
+def test_values_and_types(explicit, how, partitioner):
+    named = NamedSharding(explicit, P("x", "y"))
+    f = pjit(lambda x: jnp.sin(x) * 2, in_shardings=named, out_shardings=named)
+    x = put(X, explicit, "x", "y")
+    with jax.set_mesh(explicit):
+        out, wanted = HOW[how](f)(x), HOW[how](jax.jit(f.__wrapped__))(x)
+        np.testing.assert_allclose(out, wanted, rtol=1e-5)
+        assert jax.typeof(out) == jax.typeof(wanted)
+        assert out.sharding.spec[-2:] == ("x", "y")
+
+
+def test_pjit_works_inside_shard_map(explicit, partitioner):
+    x = put(X, explicit, "x")
+    with jax.set_mesh(explicit):
+        whole = jax.shard_map(pjit(lambda x: jax.lax.psum(x, "x")), in_specs=P("x"), out_specs=P())
+        np.testing.assert_allclose(pjit(whole)(x), X.reshape(4, 2, 4).sum(0), rtol=1e-6)
+        part = jax.shard_map(
+            pjit(lambda x: x * 2), in_specs=P("x"), out_specs=P("x"), axis_names=frozenset({"x"})
+        )
+        np.testing.assert_array_equal(pjit(part)(x), X * 2)
+
+
+def constrained(mesh, *spec):
+    return pjit(lambda x: with_sharding_constraint(x * 2, NamedSharding(mesh, P(*spec))))
+
+
+def test_constraint_equal_to_the_type_is_accepted(explicit):
+    x = put(X, explicit, "x")
+    out = constrained(explicit, "x")(x)
+    assert jax.typeof(out) == jax.typeof(x)
+    np.testing.assert_array_equal(out, X * 2)
+
+
+def test_a_constraint_changes_no_type(explicit, mixed):
+    for mesh in (explicit, mixed):
+        x = put(X, mesh, "x")
+        with pytest.raises(
+            ResourceError,
+            match=r"of x is P\(None, 'x'\).*float32\[8@x,4\].*reshard\(x, P\(None, 'x'\)\)",
+        ):
+            constrained(mesh, None, "x")(x)
+    with pytest.raises(
+        ResourceError, match=naming("P()", "float32[8@x,4]", "dimension 0", "('x',)")
+    ):
+        constrained(explicit)(put(X, explicit, "x"))
+
+
+def test_a_concrete_array_is_moved(explicit):
+    x = put(X, explicit, "x")
+    out = with_sharding_constraint(x, NamedSharding(explicit, P(None, "y")))
+    assert out.sharding.spec == P(None, "y")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [(None, "y"), (P.UNCONSTRAINED, "y"), ("x", "y")])
+def test_auto_axes_are_constrained_beside_explicit_axes(mixed, spec):
+    x = put(X, mixed, "x")
+    with jax.set_mesh(mixed):
+        out = constrained(mixed, *spec)(x)
+        gradient = jax.grad(lambda x: (constrained(mixed, *spec)(x) ** 2).sum())(x)
+    assert out.sharding.spec == P("x", "y")
+    np.testing.assert_array_equal(out, X * 2)
+    np.testing.assert_allclose(gradient, X * 8)
+
+
+@pytest.mark.slow
+def test_reshard_and_shard_map_return_xlashard_arrays(explicit):
+    with xs.set_mesh(explicit):
+        tree = xs.reshard({"a": X, "b": xs.device_put(X)}, {"a": P("x"), "b": P(None, "y")})
+        assert [type(v) for v in tree.values()] == [xs.Array] * 2
+        assert [v.sharding for v in tree.values()] == [
+            NamedSharding(explicit, P("x", None)),
+            NamedSharding(explicit, P(None, "y")),
+        ]
+        typed = []
+
+        @jax.jit
+        def inside(x):
+            typed.append(jax.typeof(xs.reshard(x, P(None, "y"))).sharding.spec)
+            return xs.reshard(x, P(None, "y"))
+
+        np.testing.assert_array_equal(inside(tree["a"]), X)
+        assert typed == [P(None, "y")]
+
+        def total(x):
+            return jax.lax.psum(x, "x")
+
+        options = {"in_specs": P("x"), "out_specs": P()}
+        for made in (xs.shard_map(total, **options), xs.shard_map(**options)(total)):
+            sums = made(tree["a"])
+            assert made.__name__ == "total" and type(sums) is xs.Array
+            np.testing.assert_allclose(sums, X.reshape(4, 2, 4).sum(0), rtol=1e-6)
+    assert inspect.signature(xs.shard_map) == inspect.signature(jax.shard_map)
+    with pytest.raises(TypeError):
+        xs.shard_map(3, **options)
+
+
+TYPES = {
+    "a value computed from two arguments": (
+        lambda w, x: jnp.sin(x) @ jnp.tanh(w["k"] * x[0, 0]),
+        ("float32[8,4@x] computed from x", "float32[4@x,8] computed from w['k'] and x"),
+        "jnp.matmul(x, y, out_sharding=P(None, None))",
+    ),
+    "a local variable": (
+        lambda w, x: (lambda h: jax.sharding.reshard(x, P("x")) + h)(jnp.sin(x)),
+        ("h (float32[8,4@x], computed from x)", "dimensions 0 and 1"),
+        "jax.sharding.reshard(h, P('x', None))",
+    ),
+    "a closed-over array": (
+        lambda w, x: x + CLOSED["rows"],
+        ("x (float32[8,4@x])", "dimensions 0 and 1"),
+        "P(None, 'x')",
+    ),
+    "inside a function of JAX": (
+        lambda w, x: jnp.linalg.inv(w["k"][:, :4]),
+        ("lu", "computed from w['k']"),
+        "jax.sharding.reshard(w['k'], P()) before the call",
+    ),
+    "the batch of a product": (
+        lambda w, x: jnp.einsum("ab,ab->b", x, jax.sharding.reshard(x, P("x"))),
+        ("batch dimension", "over 'x' in x"),
+        "P(None, 'x')",
+    ),
+}
+CLOSED = {}
+
+
+@pytest.mark.parametrize("case", TYPES)
+def test_type_errors_name_operands_and_fix(explicit, case):
+    f, facts, fix = TYPES[case]
+    w = {"k": put(f32(4, 8), explicit, "x")}
+    x = put(X, explicit, None, "x")
+    CLOSED["rows"] = put(X, explicit, "x")
+    with jax.set_mesh(explicit):
+        for traced in (pjit(f).trace, functools.partial(xs.explain, jax.jit(f))):
+            with pytest.raises(ShardingTypeError, match=naming(*facts, fix)) as caught:
+                traced(w, x)
+            assert caught.value.source.startswith(__file__)
+            assert set(caught.value.paths) <= {"w['k']", "x"}
+            assert isinstance(caught.value, ValueError | TypeError)
+
+
+def test_errors_of_nested_functions_are_explained_once(explicit):
+    inner = pjit(lambda a, b: a * b)
+    with jax.set_mesh(explicit), pytest.raises(ShardingTypeError) as caught:
+        pjit(lambda x, y: inner(x, y) + 1)(put(X, explicit, "x"), put(X, explicit, None, "x"))
+    assert caught.value.operation == "mul" and caught.value.paths == ("a", "b")
+    with pytest.raises(TypeError, match="carry") as caught:
+        pjit(lambda x: jax.lax.scan(lambda c, _: (c[None], None), x, length=2))(X)
+    assert not isinstance(caught.value, ShardingTypeError)
+    with pytest.raises(ValueError, match="not found in mesh") as caught:
+        pjit(lambda x: jnp.zeros(4, device=jax.NamedSharding(auto_mesh(), P("z"))))(X)
+    assert not isinstance(caught.value, ShardingTypeError)
+
+
+def auto_mesh():
+    return jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))

@@ -1,0 +1,209 @@
+"""`record_programs`: the programs that it records, and `explain` and `preflight` of them."""
+
+import re
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import pjit as jax_pjit
+from jax.sharding import AxisType
+
+import xlashard
+from tests.core.pjit.helpers import f32
+from tests.message_patterns import naming
+from xlashard import NamedSharding, P, explain, pjit, record_programs
+from xlashard.errors import ArgumentError
+
+pytestmark = pytest.mark.jax_version
+
+
+def step(w, x):
+    """Run a step of a layer, `[8,16]` parameters and `[64,8]` examples."""
+    loss, gradient = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(w)
+    return w - 0.1 * gradient, loss
+
+
+def named(mesh, *spec):
+    return jax.sharding.NamedSharding(mesh, P(*spec))
+
+
+def jitted(programs):
+    return [program for program in programs if not program.is_operation]
+
+
+def test_calls_of_jax_jit_are_counted_and_located():
+    def double(x):
+        return x * 2
+
+    fast = jax.jit(double)
+    with record_programs() as programs:
+        for _ in range(3):
+            y = fast(f32(4))  # the recorded line
+        fast(f32(8))
+        y + 1.5
+    first, other = jitted(programs)
+    assert (first.name, first.calls, other.calls) == ("double", 3, 1)
+    assert (first.argument_bytes, other.result_bytes) == (16, 32)
+    lines = Path(__file__).read_text().splitlines()
+    start = double.__code__.co_firstlineno
+    assert first.source == f"tests/core/pjit/stages/test_recorded.py:{start}"
+    file, _, line = first.caller.rpartition(":")
+    assert file == "tests/core/pjit/stages/test_recorded.py"
+    assert lines[int(line) - 1].endswith("# the recorded line")
+    assert {p.name for p in programs if p.is_operation} == {"add"}
+    assert "double at tests/core/pjit" in repr(first)
+    assert "3 calls" in repr(first)
+
+
+def test_recording_restores_jax_and_its_fast_path():
+    names = ("_resolve_and_lower", "_pjit_call_impl_python")
+    before = [getattr(jax_pjit, name) for name in names]
+    fast = jax.jit(lambda x: x + 3)
+    with record_programs() as outer:
+        with record_programs() as inner:
+            fast(f32(4))
+        assert [getattr(jax_pjit, name) for name in names] != before
+        fast(f32(4))
+    assert [getattr(jax_pjit, name) for name in names] == before
+    assert ([p.calls for p in jitted(outer)], [p.calls for p in jitted(inner)]) == ([2], [1])
+    fast(f32(4))
+    size = fast._cache_size()
+    fast(f32(4))
+    assert (size, fast._cache_size()) == (1, 1)
+    with record_programs() as later:
+        fast(f32(4))  # the dispatcher has cached it before
+    assert [p.calls for p in jitted(later)] == [1]
+
+
+def test_lowered_programs_and_other_threads_are_recorded():
+    fast = jax.jit(lambda x: jnp.sin(x))
+    with record_programs() as programs:
+        fast.lower(f32(4)).compile()
+        thread = threading.Thread(target=lambda: fast(f32(4)))
+        thread.start()
+        thread.join()
+    (program,) = jitted(programs)
+    assert program.calls == 1
+
+
+def test_errors_about_explicit_axes_have_a_note():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    rows, columns = (
+        jax.device_put(np.ones((8, 8)), jax.NamedSharding(mesh, spec))
+        for spec in (P("data"), P(None, "data"))
+    )
+
+    @jax.jit
+    def add(state, batch):
+        return state["w"] + batch
+
+    outer = jax.jit(lambda x: add({"w": x}, columns))
+    with record_programs():
+        for call in (lambda: add({"w": rows}, columns), lambda: outer(rows)):
+            with pytest.raises(Exception, match="illegally sharded") as caught:
+                call()
+            (note,) = [n for n in caught.value.__notes__ if n.startswith("xlashard")]
+            facts = (
+                "test_recorded.py",
+                "state['w'] (",
+                "batch (",
+                "reshard(batch, P('data', None))",
+            )
+            assert re.search(naming(*facts), note)
+        with pytest.raises(TypeError) as other:
+            add(1, 2)
+    with pytest.raises(Exception, match="illegally sharded") as after:
+        add({"w": rows}, columns)
+    for error in (other.value, after.value):
+        assert "xlashard" not in str(getattr(error, "__notes__", ""))
+
+
+def test_error_of_a_recorded_call_propagates():
+    def fails(x):
+        raise LookupError("no such layer")
+
+    with record_programs() as programs, pytest.raises(LookupError, match="no such layer"):
+        jax.jit(fails)(f32(4))
+    assert not programs
+
+
+@pytest.mark.slow
+def test_report_of_a_recorded_program_equals_report_of_its_call(mesh):
+    shardings = named(mesh), named(mesh, "x")
+    fast = jax.jit(step, in_shardings=shardings, donate_argnums=0)
+    x = jax.device_put(f32(64, 8), shardings[1])
+    with record_programs() as programs:
+        w, _ = fast(jax.device_put(f32(8, 16), shardings[0]), x)
+    (program,) = jitted(programs)
+    assert program.num_devices == mesh.size
+    assert program.mesh == mesh
+    recorded, called = explain(program), explain(fast, w, x)
+    assert recorded.collectives == called.collectives
+    assert recorded.inputs == called.inputs
+    assert recorded.memory == called.memory
+    # Names of results come from the tree, which a jaxpr lacks.
+    assert [(v.type, v.spec) for v in recorded.outputs] == [
+        (v.type, v.spec) for v in called.outputs
+    ]
+
+
+def test_programs_of_pjit_are_recorded_without_their_arrays(mesh):
+    own = pjit(step, in_shardings=(P(), P("x")), donate_argnums=0)
+    with jax.set_mesh(mesh), record_programs() as programs:
+        w = xlashard.device_put(f32(8, 16), NamedSharding(mesh, P()))
+        for _ in range(3):
+            w, loss = own(w, f32(64, 8))
+        own.lower(w, f32(32, 8))
+    called, lowered = programs
+    assert isinstance(w, xlashard.Array)
+    assert isinstance(loss, xlashard.Array)
+    assert (called.name, called.calls, lowered.calls) == ("step", 3, 0)
+    assert all(isinstance(v, jax.ShapeDtypeStruct) for v in called._program.call.values)
+    with jax.set_mesh(mesh):
+        assert explain(called).inputs == explain(own, w, f32(64, 8)).inputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_recorded_program_is_compiled_for_a_topology(kind):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))
+    hidden = named(mesh, "data", "model")
+    table = jax.device_put(f32(8, 16), hidden)
+
+    def layer(x):
+        if kind is AxisType.Auto:
+            x = jax.lax.with_sharding_constraint(x, hidden)
+        on = {"mesh": mesh, "in_specs": P("data", "model"), "out_specs": P("data", "model")}
+        x = jax.shard_map(lambda x: x + jax.lax.psum(x, "model"), **on)(x)
+        return jax.lax.scan(lambda c, _: (jnp.sin(c + table), None), x, None, length=3)[0]
+
+    with record_programs() as programs:
+        jax.jit(layer)(jax.device_put(f32(8, 16), hidden))
+    (program,) = jitted(programs)
+    report = xlashard.preflight(program, topology="v5e-8")
+    assert report.outcome == "fits"
+    assert [(v.type, v.spec) for v in report.inputs] == [
+        ("float32[8,16]", "P('data', 'model')"),
+        ("float32[8,16]", "P('data', 'model')"),
+    ]
+    assert "all-reduce" in {t.collective.kind for t in report.traffic}
+
+
+def test_preflight_error_names_missing_mesh_or_closed_over_array(mesh):
+    with record_programs() as programs:
+        jax.jit(lambda x: x + 1)(f32(8))
+    alone = jitted(programs)[0]
+    with pytest.raises(ArgumentError, match=naming("without a mesh", "8 emulated devices")):
+        xlashard.preflight(alone, topology="v5e-8")
+    table = xlashard.device_put(np.ones((8, 8), np.float32), NamedSharding(mesh, P("x")))
+    own = pjit(lambda x: x @ table)
+    with record_programs() as programs:
+        own(table)
+    closing = jitted(programs)[-1]
+    with pytest.raises(ArgumentError, match=naming("float32[8,8]", "as an argument")):
+        xlashard.preflight(closing, topology="v5e-8")
+    with pytest.raises(ArgumentError, match=naming("RecordedProgram", "without arguments")):
+        explain(alone, f32(8))

@@ -1,0 +1,286 @@
+"""No program is compiled twice for a function that is jitted in an equivalent way."""
+
+import functools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.core.pjit.helpers import Traces, f32, fresh, make_mesh, under
+from xlashard import (
+    NamedSharding,
+    P,
+    device_put,
+    pjit,
+    with_sharding_constraint,
+)
+
+
+def test_two_pjits_of_one_function_share_a_program(compilations):
+    traces = Traces()
+    f, g = pjit(traces.fun), pjit(traces.fun)
+    f(f32(4))
+    g(f32(4))
+    pjit(traces.fun, keep_unused=True)(f32(4))
+    assert (traces.count, compilations.count) == (1, 1)
+
+
+def test_equal_function_objects_share_a_program(mesh, compilations):
+    """Unlike JAX, whose programs belong to one function object."""
+    made = [pjit(fresh()) for _ in range(3)]
+    for f in made:
+        np.testing.assert_array_equal(f(f32(8)), f32(8) * 2 + 1)
+    assert compilations.count == 1
+
+
+@pytest.mark.slow
+def test_only_closures_over_large_arrays_share_a_program(compilations):
+    large = [np.full(1 << 15, i, np.float32) for i in range(3)]
+    made = [pjit(lambda x, i=i, c=c: x * i + c) for i, c in enumerate(large)]
+    for i, f in enumerate(made):
+        np.testing.assert_array_equal(f(np.float32(1)), np.full(1 << 15, 2 * i))
+    assert compilations.count == 3
+    closed = [pjit(lambda x, c=c: x + c) for c in large]
+    for i, f in enumerate(closed):
+        np.testing.assert_array_equal(f(np.float32(1)), np.full(1 << 15, i + 1))
+    # These take the value as an argument, and share one program.
+    assert compilations.count == 4
+
+
+def test_functions_with_different_callbacks_share_no_program(compilations):
+    heard = []
+
+    def telling(name):
+        def fun(x):
+            jax.debug.callback(lambda v: heard.append((name, float(v))), x)
+            return x
+
+        return pjit(fun)
+
+    made = [telling(name) for name in "ab"]
+    for f in made:
+        f(np.float32(1))
+    jax.effects_barrier()
+    assert heard == [("a", 1.0), ("b", 1.0)]
+    assert compilations.count == 2
+
+
+class Layer:
+    """Callable object with a method, equal only to itself."""
+
+    def __call__(self, x):
+        return x - 3
+
+    def apply(self, x):
+        return x - 4
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda layer: layer,
+        lambda layer: layer.apply,
+        lambda layer: functools.partial(Layer.apply, layer),
+    ],
+    ids=["object", "method", "partial"],
+)
+def test_equal_callable_objects_share_a_program(make, compilations):
+    layer = Layer()
+    fun = make(layer)
+    f = pjit(fun)
+    for _ in range(2):
+        f(f32(4))
+    pjit(make(layer))(f32(4))
+    f.lower(f32(4)).compile()
+    assert compilations.count == 1
+
+
+class Config:
+    """Static argument compared by value."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __eq__(self, other):
+        return isinstance(other, Config) and self.n == other.n
+
+    def __hash__(self):
+        return hash(self.n)
+
+
+def test_equal_static_arguments_share_a_program(compilations):
+    f = pjit(lambda x, c: x * c.n, static_argnames="c")
+    for _ in range(2):
+        f(f32(4), Config(3))
+        f.lower(f32(4), Config(3)).compile()
+    assert compilations.count == 1
+    np.testing.assert_array_equal(f(f32(4), Config(5)), f32(4) * 5)
+    assert compilations.count == 2
+    # Passed by name, it is another trace; the program is the same.
+    f(f32(4), c=Config(3))
+    assert compilations.count == 2
+
+
+def test_equal_static_arguments_of_different_types_compile_separately(compilations):
+    f = pjit(lambda x, n: x * n, static_argnums=1)
+    assert f(np.int32(2), 3).dtype == np.int32
+    assert f(np.int32(2), 3.0).dtype == np.float32
+    assert f(np.int32(2), True).dtype == np.int32
+    assert compilations.count == 3
+
+
+def test_keyword_order_is_not_part_of_the_trace_key(compilations):
+    traces = Traces(lambda tree: tree["a"] - tree["b"])
+    f = pjit(lambda **kw: traces.fun(kw))
+    f(a=f32(4), b=f32(4))
+    f(b=f32(4), a=f32(4))
+    pjit(traces.fun)({"b": f32(4), "a": f32(4)})
+    pjit(traces.fun)({"a": f32(4), "b": f32(4)})
+    assert traces.count == 2
+
+
+def test_calls_from_two_threads_share_a_program(mesh, compilations):
+    traces = Traces()
+    f, x = pjit(traces.fun), device_put(f32(8), NamedSharding(mesh, P("x")))
+    f(x)
+    thread = threading.Thread(target=lambda: (f(x), f.lower(x).compile()))
+    thread.start()
+    thread.join()
+    assert (traces.count, compilations.count) == (1, 1)
+
+
+@pytest.mark.slow
+def test_recreated_transformations_share_programs(mesh, compilations):
+    traces = Traces(lambda x: jnp.tanh(x) ** 2)
+    f = pjit(traces.fun, in_shardings=NamedSharding(mesh, P("x")))
+
+    def use():
+        jax.grad(lambda x: f(x).sum())(f32(8))
+        jax.vmap(lambda x: f(x))(f32(2, 8))
+        jax.jvp(f, (f32(8),), (f32(8),))
+        jax.eval_shape(f, f32(8))
+        jax.vmap(jax.grad(lambda x: f(x).sum()))(f32(2, 8))
+
+    use()
+    done = compilations.count
+    use()
+    assert (traces.count, compilations.count) == (1, done)
+
+
+@pytest.mark.parametrize("first", ["eval_shape", "trace", "lower", "compile", "call"])
+def test_stages_and_calls_share_a_program(mesh, first, compilations):
+    traces, struct = Traces(), jax.ShapeDtypeStruct((8,), np.float32)
+    f = pjit(traces.fun, out_shardings=NamedSharding(mesh, P("x")))
+    stages = {
+        "eval_shape": lambda: f.eval_shape(f32(8)),
+        "trace": lambda: f.trace(struct),
+        "lower": lambda: f.lower(f32(8)),
+        "compile": lambda: f.lower(struct).compile()(f32(8)),
+        "call": lambda: f(f32(8)),
+    }
+    stages[first]()
+    assert compilations.count == (first in ("compile", "call"))
+    for stage in stages.values():
+        stage()
+    assert (traces.count, compilations.count) == (1, 1)
+
+
+@pytest.mark.slow
+def test_each_part_of_the_cache_key_causes_a_recompile(mesh, compilations):
+    fun, x = fresh(), f32(8, 8)
+    calls = [
+        lambda: pjit(fun)(x),
+        lambda: pjit(fun)(x.astype(np.float16)),
+        lambda: pjit(fun, in_shardings=NamedSharding(mesh, P("x")))(x),
+        lambda: pjit(fun, in_shardings=NamedSharding(mesh, P("y")))(x),
+        lambda: pjit(fun, out_shardings=NamedSharding(mesh, P("y")))(x),
+        lambda: pjit(fun, donate_argnums=0)(x),
+        lambda: pjit(fun, compiler_options={"xla_embed_ir_in_executable": True})(x),
+        lambda: pjit(fun, device=jax.devices()[1])(x),
+    ]
+    for done, call in enumerate(calls, 1):
+        call()
+        assert compilations.count == done
+    for call in calls:
+        call()
+    assert compilations.count == len(calls)
+
+
+def test_settings_of_jax_are_part_of_the_key(compilations):
+    f = pjit(lambda x: x @ x)
+    f(f32(4, 4))
+    with jax.default_matmul_precision("highest"):
+        f(f32(4, 4))
+    assert compilations.count == 2
+    f(f32(4, 4))
+    assert compilations.count == 2
+    with jax.enable_x64(True):
+        assert f(np.ones((4, 4))).dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "traced"),
+    [
+        ("jax_log_compiles", True, False),
+        ("jax_debug_nans", True, False),
+        ("jax_traceback_filtering", "off", False),
+        ("jax_transfer_guard", "allow", False),
+        # Rules and promotion may read these; this function doesn't.
+        ("jax_default_matmul_precision", "highest", True),
+        ("jax_numpy_rank_promotion", "warn", True),
+        ("jax_default_device", jax.devices("cpu")[0], True),
+    ],
+    ids=lambda v: str(v),
+)
+def test_settings_without_effect_on_the_program_cause_no_recompile(
+    name, value, traced, compilations
+):
+    traces = Traces()
+    f = pjit(traces.fun)
+    expected = f(f32(4))
+    np.testing.assert_array_equal(under(name, value, lambda: f(f32(4))), expected)
+    assert (traces.count, compilations.count) == (1 + traced, 1)
+
+
+def test_changed_default_device_causes_a_recompile(compilations):
+    f, other = pjit(fresh()), jax.devices()[1]
+    f(f32(4))
+    assert under("jax_default_device", other, lambda: f(f32(4))).devices() == {other}
+    assert compilations.count == 2
+
+
+def test_the_partitioner_is_part_of_the_key(mesh, compilations):
+    f = pjit(fresh(), in_shardings=NamedSharding(mesh, P("x")))
+    before = jax.config.jax_use_shardy_partitioner
+    try:
+        for shardy in (True, False, True, False):
+            jax.config.update("jax_use_shardy_partitioner", shardy)
+            f(f32(8))
+            assert ("sdy.sharding" in f.lower(f32(8)).as_text()) == shardy
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+    assert compilations.count == 2
+
+
+def test_a_training_loop_compiles_once(mesh, compilations):
+    """Arguments are host values, then committed arrays, then the program's own results."""
+    named = NamedSharding(mesh, P("x"))
+    step = pjit(lambda state, x: state + x, in_shardings=(named, named), out_shardings=named)
+    state = f32(8)
+    for _ in range(3):
+        state = step(state, f32(8))
+    step(state, state)
+    assert compilations.count == 1
+
+
+def test_functions_with_equal_constraints_share_a_program(mesh, compilations):
+    sharding = NamedSharding(make_mesh((4, 2), ("x", "y")), P("x"))
+
+    def fun(x):
+        return with_sharding_constraint(x + 3, sharding)
+
+    pjit(fun)(f32(8))
+    pjit(fun)(f32(8))
+    assert compilations.count == 1

@@ -1,0 +1,1 @@
+"""Tests of `xlashard.core.program.consistency`."""

@@ -1,0 +1,61 @@
+"""Invalid arguments of shardings, besides the catalogue of mistakes (tests/errors)."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from xlashard import GSPMDSharding, Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from xlashard.core.sharding import from_jax
+from xlashard.errors import ShardingError, UnknownAxisError
+
+
+def mesh(axis_type=jax.sharding.AxisType.Auto):
+    devices = np.array(jax.devices()).reshape(4, 2)
+    return Mesh(devices, ("data", "model"), axis_types=(axis_type,) * 2)
+
+
+BAD = {
+    "one device": (
+        lambda: GSPMDSharding(jax.devices()[0], "{replicated}"),
+        "GSPMDSharding .*CpuDevice",
+    ),
+    "other things": (lambda: GSPMDSharding([0, 1], "{replicated}"), r"not \[0, 1\]"),
+    "memory of a device": (
+        lambda: SingleDeviceSharding(jax.devices()[0], memory_kind="hbm"),
+        "SingleDeviceSharding: memory_kind='hbm'",
+    ),
+    "memory of tiles": (
+        lambda: GSPMDSharding(jax.devices(), "{replicated}", memory_kind=3),
+        "GSPMDSharding: memory_kind=3",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "text"), BAD.values(), ids=BAD.keys())
+def test_errors_of_invalid_parts(make, text):
+    with pytest.raises(ShardingError, match=text):
+        make()
+
+
+def test_only_explicit_axes_are_unreduced_or_reduced():
+    for name in ("unreduced", "reduced"):
+        spec = P("data", **{name: {"model"}})
+        own = NamedSharding(mesh(jax.sharding.AxisType.Explicit), spec)
+        theirs = jax.sharding.NamedSharding(own.mesh, spec)
+        assert own == theirs == from_jax(theirs)
+        with pytest.raises(ShardingError, match=f"^{name}=.*'model' .*Auto.*Explicit"):
+            NamedSharding(mesh(jax.sharding.AxisType.Auto), spec)
+        with pytest.raises(UnknownAxisError, match=f"{name} names the axis 'modle'.*'model'"):
+            NamedSharding(own.mesh, P("data", **{name: {"modle"}}))
+
+
+def test_user_defined_sharding_needs_devices_only():
+    class Own(Sharding):
+        devices = tuple(jax.devices()[:2])
+
+    own = Own()
+    assert not own.is_fully_replicated
+    assert own.memory_kind is None
+    assert own.is_equivalent_to(own, 1)
+    assert not own.is_equivalent_to(Own(), 1)

@@ -1,1 +1,0 @@
-"""Tests of `xlashard.pjit.shardings`."""

@@ -1,0 +1,15 @@
+"""Gathering, broadcasting and comparing in 2 and 4 real processes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.core.processes import run_many
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("processes", [2, 4])
+def test_host_collectives_in_a_pod(processes: int) -> None:
+    script = Path(__file__).with_name("pod_collectives.py")
+    for output in run_many(script, processes, 2):
+        assert "all agree" in output, output

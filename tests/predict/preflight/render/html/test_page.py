@@ -1,0 +1,351 @@
+"""The page in a real Chromium: its contents, its controls, and its security."""
+
+import base64
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.browser import Browser, Tab
+from tests.predict.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
+from tests.predict.preflight.render.html.reading import column, numbers
+from xlashard.predict.preflight.render.html import page
+from xlashard.predict.preflight.render.html.charts import memory_segments
+from xlashard.predict.preflight.report.preflight_report import PreflightReport
+
+pytestmark = pytest.mark.slow
+
+SCRIPTS = Path(__file__).parent
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_page_shows_every_report_without_network_requests(browser: Browser, name: str) -> None:
+    report = ALL[name]
+    with browser.page(report.to_html()) as tab:
+        assert tab.requests() == []
+        assert tab.complaints() == []
+        assert tab.text(".verdict .badge") == ("✓ Fits" if report.fits else "✕ Out of memory")
+        assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+        assert_numbers_are_those_of(report, tab)
+
+
+def assert_numbers_are_those_of(report: PreflightReport, tab: Tab) -> None:
+    memory, time = report.memory, report.time
+    parts = {s.name: s.nbytes for s in memory_segments(memory)} | {"spare": memory.spare_bytes}
+    assert numbers(tab, ".memory [data-part]", "part") == parts
+    bars = numbers(tab, ".time [data-bar]", "bar")
+    expected = {"compute": time.compute_seconds, "hbm": time.hbm_seconds, "ici": time.ici_seconds}
+    if any(t.network == "dcn" for t in time.traffic):
+        expected["dcn"] = time.dcn_seconds
+    expected["schedule"] = time.seconds
+    expected |= {f"{t.network} {t.along}": t.seconds for t in time.traffic}
+    assert bars == expected
+    assert tab.run("document.querySelector('.time .bound').dataset.bar") == time.bound
+    tiles = numbers(tab, ".tiles [data-figure]", "figure")
+    assert tiles["step time"] == time.seconds
+    assert tiles["memory"] == memory.total_bytes / memory.available_bytes
+    if report.throughput is not None:
+        assert tiles["tokens/s"] == report.throughput.tokens_per_second
+        assert tiles["utilisation"] == report.throughput.utilisation
+    if report.price is not None:
+        assert tiles["price of a step"] == report.price.step
+        assert tiles["10⁹ tokens"] == report.price.billion_tokens
+    sent = [t.collective.sent_bytes for t in report.traffic]
+    assert [int(n) for n in column(tab, ".traffic", 4)] == sent
+    assert [float(n) for n in column(tab, ".traffic", 5)] == [t.seconds for t in report.traffic]
+    spills = tab.run("[...document.querySelectorAll('[data-spill]')].map(e => +e.dataset.spill)")
+    assert spills == [spill.device_bytes for spill in report.spills]
+    assert [float(n) for n in column(tab, ".lines-card", 6)] == [
+        each.seconds for each in time.lines
+    ]
+    assert [float(n) for n in column(tab, ".lines-card", 5)] == [
+        each.exposed_seconds for each in time.lines
+    ]
+    shardings = ".shardings details:first-of-type"
+    assert column(tab, shardings, 0) == [v.path for v in report.inputs]
+    assert column(tab, shardings, 2) == [v.spec for v in report.inputs]
+    assert [int(n) for n in column(tab, shardings, 4)] == [v.device_bytes for v in report.inputs]
+    slopes = tab.run("[...document.querySelectorAll('[data-slope]')].map(e => e.dataset.slope)")
+    points = tab.run("[...document.querySelectorAll('[data-point]')].map(e => e.dataset.point)")
+    assert sorted(slopes) == sorted(points)
+    intensity = numbers(tab, "[data-slope]", "slope")["hbm"]
+    matmul_flops = sum(flops for _, flops in time.flops_by_dtype)
+    assert intensity == pytest.approx(matmul_flops / time.hbm_bytes)
+
+
+def test_memory_bar_is_drawn_to_scale(browser: Browser) -> None:
+    widths = (
+        "Object.fromEntries([...document.querySelectorAll('.card .bar.memory .part')].map(e => "
+        "[e.classList[1], e.getBoundingClientRect().width / e.parentNode.clientWidth]))"
+    )
+    with browser.page(FITTING.to_html()) as tab:
+        drawn = tab.run(widths)
+    memory = FITTING.memory
+    assert drawn["temporaries"] == pytest.approx(
+        memory.temporary_bytes / memory.available_bytes, abs=0.003
+    )
+    assert drawn["free"] == pytest.approx(memory.spare_bytes / memory.available_bytes, abs=0.003)
+    with browser.page(OUT_OF_MEMORY.to_html()) as tab:
+        drawn = tab.run(widths)
+        line = tab.run(
+            "(l => (l.getBoundingClientRect().x + 1.5 - l.parentNode.getBoundingClientRect().x) / "
+            "l.parentNode.clientWidth)(document.querySelector('.card .limit'))"
+        )
+        assert "41.0 GiB more than the 95.7 GiB" in tab.text(".verdict h2")
+        assert "1 loop of unknown trip count counts as one iteration" in tab.text(".time .warns")
+    memory = OUT_OF_MEMORY.memory
+    assert "free" not in drawn
+    assert line == pytest.approx(memory.available_bytes / memory.total_bytes, abs=0.003)
+
+
+def test_timeline_zooms_and_is_navigable_by_keyboard(browser: Browser) -> None:
+    whole = FITTING.time.seconds * (0.1 + 0.9 / 32)
+    starts = (
+        "Object.fromEntries([...document.querySelectorAll('.row .span')].map(e => "
+        "[e.querySelector('title').textContent.split(' ')[0] + ' ' + "
+        "e.closest('.row').dataset.track,"
+        " (e.getBoundingClientRect().x - e.closest('.canvas').getBoundingClientRect().x) / "
+        "e.closest('.canvas').clientWidth]))"
+    )
+    width = "document.querySelector('.canvas').clientWidth / "
+    width += "document.querySelector('.scroller').clientWidth"
+    with browser.page(FITTING.to_html()) as tab:
+        drawn = tab.run(starts)
+        body, layer = FITTING.time.seconds * 0.05, FITTING.time.seconds * 0.9 / 32
+        expected = {
+            "while.2 loops": body,
+            "fusion.1 cores": 0.0,
+            "fusion.4 cores": body,
+            "fusion.5 cores": body + 0.6 * layer,
+            "all-reduce.6 cores": body + 0.9 * layer,
+            "all-reduce.6 along tensor": body + 0.9 * layer,
+            "copy-start.3 HBM copies": body,
+            "fusion.9 cores": body + layer,
+        }
+        assert drawn == pytest.approx({n: s / whole for n, s in expected.items()}, abs=0.003)
+        assert "3 short operations are left out" in tab.text(".timeline-card .lead")
+        assert "between 10.0 GiB and 19.0 GiB" in tab.text(".timeline-card .keys")
+        tab.click("[data-zoom='2']")
+        assert tab.run(width) == pytest.approx(2)
+        tab.focus(".scroller")
+        tab.press("ArrowRight")
+        assert tab.text(".span-status").startswith("while.2 runs body 32 ×")
+        tab.press("ArrowDown")
+        tab.press("ArrowRight")
+        status = tab.text(".span-status")
+        assert status.startswith(("fusion.5 · product · blf,fd->bld", "all-reduce.6 · all-reduce"))
+        assert "model.py:134" in status and "32 ×" in status
+        tab.click("[data-zoom='0']")
+        assert tab.run(width) == pytest.approx(1)
+
+
+def test_page_of_a_rejected_program_shows_the_excess(
+    browser: Browser,
+) -> None:
+    with browser.page(replace(FITTING, outcome="out of memory").to_html()) as tab:
+        assert tab.text(".verdict h2").startswith(
+            "The compiler did not fit 19.3 GiB into the 95.7 GiB"
+        )
+        assert "The compiler rejected the program" in tab.text(".card.memory .lead")
+
+
+def test_theme_follows_the_system_until_the_user_chooses(browser: Browser) -> None:
+    paper = "getComputedStyle(document.documentElement).backgroundColor"
+    with browser.page(SMALL.to_html(), dark=True) as tab:
+        dark = tab.run(paper)
+        tab.click("[data-theme-choice=light]")
+        light = tab.run(paper)
+        assert light != dark
+        assert tab.run("document.querySelector('[aria-pressed=true]').innerText") == "light"
+        tab.go()
+        assert tab.run(paper) == light, "the choice is kept"
+        tab.focus("[data-theme-choice=auto]")
+        tab.press("Enter")
+        assert tab.run(paper) == dark
+        tab.go()
+        assert tab.run(paper) == dark
+    with browser.page(SMALL.to_html()) as tab:
+        assert tab.run(paper) == light
+        tab.click("[data-theme-choice=dark]")
+        assert tab.run(paper) == dark
+        tab.click("[data-theme-choice=auto]")
+
+
+def test_every_text_has_sufficient_contrast(browser: Browser) -> None:
+    script = (SCRIPTS / "contrast.js").read_text(encoding="utf-8")
+    with browser.page(page([OUT_OF_MEMORY, SMALL])) as tab:
+        for number, least in enumerate((30, 500, 150)):
+            tab.run(f"location.hash = 'report-{number}'")
+            tab.until(f"!document.getElementById('report-{number}').hidden")
+            tab.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+            for scheme in ("light", "dark"):
+                tab.prefer(scheme)
+                found = tab.run(script)
+                assert found["looked_at"] > least
+                assert found["too_faint"] == []
+
+
+def test_page_fits_a_phone_screen(browser: Browser) -> None:
+    wide_and_much = replace(OUT_OF_MEMORY, topology=HUGE.topology, mesh=HUGE.mesh)
+    with browser.page(wide_and_much.to_html(), width=400, height=800) as tab:
+        tab.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert tab.run("document.documentElement.scrollWidth") <= 400
+        wide = tab.run(
+            "[...document.querySelectorAll('main *')].filter(e => e.checkVisibility() &&"
+            " !e.closest('.unseen, .scrolls') && e.getBoundingClientRect().right > 400.5)"
+            ".map(e => e.outerHTML.slice(0, 80))"
+        )
+        assert wide == []
+        tab.click(".traffic th:nth-child(6) button")
+        seconds = [float(n) for n in column(tab, ".traffic", 5)]
+        assert seconds == sorted(seconds, reverse=True)
+
+
+def test_page_is_readable_without_scripts(browser: Browser) -> None:
+    with browser.page(TWO_SLICES.to_html(), scripts=False) as tab:
+        snapshot = tab.call("DOMSnapshot.captureSnapshot", computedStyles=[])
+        strings = snapshot["strings"]
+        document = snapshot["documents"][0]
+        laid_out = [strings[n] for n in document["layout"]["text"] if n >= 0]
+        text = "\n".join(laid_out)
+    assert "Scripts are off" in text
+    assert "Download JSON" not in text
+    assert "any kind" not in text
+    for words in ("76.4 GiB to spare", "all-reduce", "Mesh on the torus", "config"):
+        assert words in text
+    assert text.count("state['params']") >= len(TWO_SLICES.inputs) // 4
+
+
+def test_drawing_is_coloured_by_the_selected_axis(browser: Browser) -> None:
+    colours = "[...document.querySelectorAll('.chips g')].map(g => getComputedStyle(g).fill)"
+    places = "[...document.querySelectorAll('.chips g')].map(g => g.dataset.mesh)"
+    with browser.page(FITTING.to_html()) as tab:
+        meshes = [tuple(map(int, place.split(","))) for place in tab.run(places)]
+        assert len(set(meshes)) == FITTING.topology.chips
+        for number, axis in enumerate(FITTING.mesh):
+            tab.click(f".choices label:nth-of-type({number + 1})")
+            fills = tab.run(colours)
+            by_place = {mesh[number]: fill for mesh, fill in zip(meshes, fills, strict=True)}
+            assert len(by_place) == len(set(by_place.values())) == axis.size
+            assert all(by_place[m[number]] == f for m, f in zip(meshes, fills, strict=True))
+            labels = tab.texts(".chips text")
+            assert labels == [str(mesh[number]) for mesh in meshes]
+
+
+def test_hovering_over_a_chip_shows_its_position(browser: Browser) -> None:
+    with browser.page(TWO_SLICES.to_html()) as tab:
+        tab.click(".choices label:nth-of-type(2)")
+        tab.point_at(".chips g[data-at='1,2,0'][data-slice='1'] rect")
+        words = "chip (1, 2, 0), slice 1: slice 1, fsdp 2, tensor 2. Its group along fsdp: 8"
+        assert tab.text(".chip-status").startswith(words)
+        assert tab.run("document.querySelectorAll('.chips .alike').length") == 8
+        tab.point_at(".torus .choices legend")
+        assert tab.text(".chip-status") == ""
+        tab.focus(".slices")
+        for key in ("ArrowRight", "ArrowRight", "ArrowDown", "PageDown"):
+            tab.press(key)
+        assert tab.text(".chip-status").startswith(
+            "chip (1, 1, 1), slice 0: slice 0, fsdp 3, tensor 1"
+        )
+
+
+def test_page_of_the_largest_topology_stays_small(browser: Browser) -> None:
+    html = HUGE.to_html()
+    assert len(html) < 600_000
+    with browser.page(html) as tab:
+        assert tab.run("document.querySelectorAll('*').length") < 8_000
+        assert "… 25 more planes …" in tab.texts(".planes .note")
+        tab.point_at(".chips g[data-at='15,19,27'] rect")
+        assert tab.text(".chip-status").startswith("chip (15, 19, 27): data 27, fsdp 19, tensor 15")
+
+
+HOSTILE = '</script><script>document.title="owned"</script><img src=x onerror=alert(1)>"\'&\u202e'
+
+
+def test_markup_in_names_of_the_program_is_escaped(browser: Browser) -> None:
+    collective = FITTING.traffic[-1].collective
+    assert collective.source is not None
+    source = replace(collective.source, file=f"/srv/{HOSTILE}/שלום.py", function=HOSTILE)
+    hostile = replace(
+        FITTING,
+        name=HOSTILE,
+        title=f"configs/{HOSTILE}",
+        mesh=(replace(FITTING.mesh[0], name=HOSTILE), *FITTING.mesh[1:]),
+        inputs=(replace(FITTING.inputs[0], path=HOSTILE, spec=HOSTILE),),
+        traffic=(
+            replace(
+                FITTING.traffic[-1],
+                suggestion=HOSTILE,
+                collective=replace(
+                    collective, op_name=HOSTILE, argument=HOSTILE, along=HOSTILE, source=source
+                ),
+            ),
+        ),
+        versions=replace(FITTING.versions, flags=(("XLA_FLAGS", HOSTILE),)),
+        repeated=(replace(FITTING.repeated[0], argument=HOSTILE, spec=HOSTILE, source=source),),
+        uneven=(replace(FITTING.uneven[0], spec=HOSTILE, axes=(HOSTILE,), source=source),),
+        forgotten=HOSTILE,
+    )
+    with browser.page(hostile.to_html()) as tab:
+        assert tab.complaints() == []
+        assert tab.requests() == []
+        assert tab.run("document.images.length") == 0
+        assert tab.run("document.title").startswith("configs/</script>")
+        shown = HOSTILE.replace("\u202e", r"\u202e")
+        assert tab.text(".flags code") == shown
+        assert f"unknown: {shown}" in tab.texts(".verdict .note")
+        assert tab.texts(".shardings details:first-of-type tbody td:first-child") == [shown]
+        assert tab.text(".traffic .suggestion") == f"Instead: {shown}"
+        kept = tab.run("document.getElementById('json-1').textContent")
+        assert PreflightReport.from_json(kept) == hostile
+        tab.focus(".traffic input")
+        tab.type(shown[:20])
+        assert len(column(tab, ".traffic", 0)) == 1
+
+
+def test_tab_key_reaches_controls_with_a_visible_focus(browser: Browser) -> None:
+    focused = "(e => e.innerText || e.ariaLabel || e.type)(document.activeElement)"
+    with browser.page(SMALL.to_html()) as tab:
+        seen = []
+        for _ in range(12):
+            tab.press("Tab")
+            seen.append(tab.run(focused))
+            outline = tab.run("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline == "solid" or seen[-1] == "radio"
+        assert seen[:5] == ["Skip to the report", "auto", "light", "dark", "Download JSON"]
+        assert "radio" in seen
+
+
+def test_printed_page_is_unfolded_and_has_no_controls(browser: Browser) -> None:
+    with browser.page(FITTING.to_html(), print=True, dark=True) as tab:
+        assert tab.texts(".filters, .actions, .chip-status") == []
+        paper = tab.run("getComputedStyle(document.documentElement).backgroundColor")
+        assert paper == "rgb(255, 255, 255)"
+        tab.run(
+            "addEventListener('beforeprint', () => "
+            "window.open_ones = document.querySelectorAll('details[open]').length)"
+        )
+        pdf = tab.call("Page.printToPDF", printBackground=True)["data"]
+        assert base64.b64decode(pdf).startswith(b"%PDF")
+        all_of_them = tab.run("document.querySelectorAll('details').length")
+        assert tab.run("window.open_ones") == all_of_them
+        assert tab.run("document.querySelectorAll('details[open]').length") < all_of_them
+
+
+def test_report_in_a_notebook_leaves_the_notebook_style_unchanged(browser: Browser) -> None:
+    before = "<!DOCTYPE html><meta charset=utf-8><code>code</code><p class=note>note</p>"
+    style = "(e => [getComputedStyle(e).font, getComputedStyle(e).color].join())"
+    outside = (
+        f"['body', 'body > code', 'body > .note'].map(s => {style}(document.querySelector(s)))"
+    )
+    with browser.page(before) as tab:
+        plain = tab.run(outside)
+    with browser.page(before + OUT_OF_MEMORY._repr_html_()) as tab:
+        assert tab.complaints() == []
+        assert tab.requests() == []
+        assert tab.run(outside) == plain
+        assert "41.0 GiB more" in tab.text(".xlashard-preflight h2")
+        assert tab.run("document.querySelector('.bar.memory').clientHeight") == 40
+        assert "rgb(238, 136, 102)" in tab.run(
+            "getComputedStyle(document.querySelector('.bar .temporaries')).backgroundColor"
+        )

@@ -1,0 +1,94 @@
+"""The templates escape the texts of reports."""
+
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.predict.preflight.examples import FITTING, SMALL
+from xlashard.analysis.explain.html import user_text
+from xlashard.predict.preflight.render.html import environment
+from xlashard.wording import printable
+
+
+class Reader(HTMLParser):
+    """Parser that collects the text of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.tags: list[str] = []
+        self.attributes: dict[str, str | None] = {}
+        self.feed(str(html))
+        self.close()
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.update(attrs)
+
+
+@pytest.mark.slow
+@given(st.text())
+def test_escaped_text_parses_back_unchanged(text: str) -> None:
+    template = environment().from_string('<p title="{{ text }}">{{ text }}</p>')
+    read = Reader(template.render(text=text))
+    assert read.tags == ["p"]
+    assert read.text == printable(text)
+    assert read.attributes == {"title": printable(text)}
+
+
+@given(st.text())
+def test_line_break_hints_leave_user_text_unchanged(text: str) -> None:
+    read = Reader(user_text(text, "code"))
+    assert read.text == printable(text)
+    assert read.attributes["dir"] == "auto"
+    assert set(read.tags) <= {"code", "wbr"}
+
+
+@given(st.text())
+def test_every_text_can_be_written_in_utf_8(text: str) -> None:
+    assert printable(text + "\udcff").encode("utf-8").endswith(b"\\udcff")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("états/שלום", "états/שלום"),
+        ("a\u202eb", r"a\u202eb"),
+        ("a\0b\x1b[1m", r"a\x00b\x1b[1m"),
+        ("one\ntwo", "one\ntwo"),
+        ("no\u00a0break", "no\u00a0break"),
+    ],
+)
+def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_paths_have_line_break_hints_between_segments() -> None:
+    assert user_text("a/b['c']['d']") == "<bdi>a/<wbr>b[&#39;c&#39;]<wbr>[&#39;d&#39;]</bdi>"
+    assert user_text("a/b.py:3", "code", whole=True) == '<code dir="auto">a/b.py:3</code>'
+
+
+def test_escaped_elements_are_not_escaped_twice() -> None:
+    template = environment().from_string("{{ text }}{{ text|text }}")
+    assert template.render(text="<&") == "&lt;&amp;<bdi>&lt;&amp;</bdi>"
+    tip = user_text("a", "span", title='"<\u202e')
+    assert tip == '<span dir="auto" title="&#34;&lt;\\u202e">a</span>'
+
+
+@pytest.mark.parametrize(("number", "shown"), [(1.50, "1.5"), (2 / 3, "0.67"), (3, "3")])
+def test_coordinates_are_rounded(number: float, shown: str) -> None:
+    assert environment().from_string("{{ number|pixels }}").render(number=number) == shown
+
+
+@pytest.mark.slow
+def test_page_lists_indivisible_dimensions() -> None:
+    text = " ".join(Reader(FITTING.to_html()).text.split())
+    assert "Constraints that do not divide" in text
+    assert "dimension 2 of 50257 padded to 50260, 4 tiles of 12565 along tensor" in text
+    assert "shard batch['positions'] as P(('data', 'fsdp'))" in text and "2.2 TFLOP" in text
+    assert "Constraints that do not divide" not in Reader(SMALL.to_html()).text

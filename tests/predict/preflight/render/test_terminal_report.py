@@ -1,0 +1,190 @@
+"""Preflight reports in a terminal."""
+
+import io
+import re
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from rich.console import Console
+
+from tests.predict.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
+from xlashard.predict.costs.operation import Unit
+from xlashard.predict.preflight.render.html import page
+from xlashard.predict.preflight.render.report_text import WORDS, mesh_text
+from xlashard.predict.preflight.report.build import describe_mesh
+from xlashard.predict.preflight.report.comparison import SummaryText, compare
+from xlashard.predict.preflight.report.preflight_model import Bound
+from xlashard.predict.preflight.report.preflight_report import PreflightReport
+from xlashard.tpu import topology
+from xlashard.wording import plain_text
+
+
+def shown(report: PreflightReport, width: int, *, all: bool = False, color: bool = False) -> str:
+    file = io.StringIO()
+    system = "truecolor" if color else None
+    report.print(
+        all=all,
+        console=Console(file=file, width=width, color_system=system, force_terminal=color),
+    )
+    return file.getvalue()
+
+
+def sections(text: str) -> list[str]:
+    """Return the headings."""
+    return [line.partition("  ")[0] for line in text.split("\n\n") if line[:1].isupper()]
+
+
+def test_every_unit_and_bound_of_a_tpu_has_a_name() -> None:
+    words, bounds = WORDS["ici"], set(get_args(Bound.__value__))
+    assert set(get_args(Unit)) < set(words.shares)
+    assert bounds == set(words.bounds) == set(words.details) == set(words.short)
+
+
+@pytest.mark.slow
+def test_report_names_vmem_as_the_bound() -> None:
+    time = replace(FITTING.time, bound="vmem", shares=(("vmem", 2.0), ("matrix", 1.0)))
+    report = replace(FITTING, time=time)
+    assert "bound by VMEM" in plain_text(shown(report, 160))
+    assert "the memory of its cores (VMEM)" in page(report)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("width", [60, 80, 160])
+@pytest.mark.parametrize("color", [False, True], ids=["plain", "colour"])
+def test_report_fits_the_terminal_width(name: str, width: int, color: bool) -> None:
+    text = shown(ALL[name], width, color=color)
+    assert ("\x1b[" in text) == color
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert max(map(len, plain.splitlines())) <= width
+    assert ALL[name].topology.name in plain
+
+
+def test_report_of_a_fitting_step_shows_all_figures() -> None:
+    text = shown(FITTING, 160)
+    where = "configs/8b_v5p.toml · v5p:4x4x2 (32 chips) · data=2 × fsdp=4 × tensor=4 · shardy"
+    assert text.startswith(f"train_step  {where}")
+    assert "fits    19.3 GiB of 95.7 GiB of HBM on each device, 76.4 GiB (80%) to spare" in text
+    assert "(-12 % to +15 %), bound by arithmetic; at least" in text and "by the roofline" in text
+    assert "tokens/s at 71.9% model FLOP utilisation (8.03 billion parameters" in text
+    assert "0.089 USD a step, 134.40 USD an hour" in text
+    assert "data along z, fsdp around x, tensor around y" in text
+    assert re.search(r"9\.0%\s+32 ×\s+all-reduce\s+waiting for ICI .*model.py:134 blf", text)
+    assert re.search(r"and shorter ones, .* \(1\.0%\)", text)
+    assert re.search(r"16\.0 GiB\s+64 ×\s+f32\[8,8,8192,8192\]\s+\S*model.py:96", text)
+    assert "attention_block = 256" in " ".join(text.split())
+    assert sections(text) == [
+        "Memory",
+        "Temporaries at the peak",
+        "Time",
+        "Time by source line",
+        "VMEM spill",
+        "Collectives",
+        "Not required",
+        "Replicated silently",
+        "Constraints that do not divide",
+        "Repeated by every device",
+        "Fully replicated",
+        "Arguments",
+        "Results",
+        "Donated",
+    ]
+    assert "a resharding" in text and "keeps the operand cut" in text
+    assert "compiled in 38.4 s by libtpu 0.0.50.1" in text
+    assert "LIBTPU_INIT_ARGS: --xla_tpu_enable_latency_hiding_scheduler=true" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "text"),
+    [
+        ("v5e:2x4", {"data": 4, "model": 2}, "data along y, model along x"),
+        ("v5e:2x2", {"model": 4}, "model around x and y"),
+        ("v5p:4x4x4", {"data": 16, "model": 4}, "data around x and y, model around z"),
+        ("v5p:4x4x4", {"a": 4, "b": 2, "c": 8}, "a around x, b along y, c around y and z"),
+        ("tpu7x:2x2x1", {"data": 4, "model": 2}, "data around x and y, model along the cores"),
+    ],
+)
+def test_axis_with_wraparound_links_is_marked_as_closed(
+    name: str, axes: dict[str, int], text: str
+) -> None:
+    place = topology(name)
+    mesh = describe_mesh(place, place.mesh(axes))
+    assert mesh_text(mesh).startswith(text)
+    rows = re.findall(r"(?s)<tr data-axis.*?</tr>", page(replace(SMALL, mesh=mesh)))
+    assert [">closed<" in row for row in rows] == ["around" in t for t in text.split(", ")]
+    assert all((">closed<" in row) != (">open<" in row) for row in rows)
+
+
+def test_a_step_that_does_not_fit_reports_the_excess() -> None:
+    text = shown(OUT_OF_MEMORY, 160)
+    lacking = "needs 136.7 GiB of HBM on each device, 41.0 GiB more than the 95.7 GiB available"
+    assert f"too large  {lacking}" in text
+    assert "125.2 GiB  f32[64,8192,64128]     project/model.py:212 log_softmax" in text
+    assert "136.9%" in text and "and 1.0 GiB of its host's" in text
+    assert "bound by HBM" in text and "by the compiler\n" not in text
+    assert "1 loop of unknown trip count counts as one iteration" in text
+    assert "donated, but not reused: no result has its type" in text
+
+
+@pytest.mark.slow
+def test_every_form_of_an_estimate_is_marked_as_estimate() -> None:
+    estimate = replace(FITTING, is_estimate=True)
+    assert "  estimate  compiled without code" in shown(estimate, 160)
+    assert "estimated in 38.4 s by libtpu" in shown(estimate, 160)
+    assert "(estimate)" in plain_text(SummaryText([FITTING, estimate]))
+    assert "<PreflightReport of train_step on v5p:4x4x2 (32 chips): estimate" in repr(estimate)
+    changes = compare(FITTING, estimate)
+    assert changes.new.endswith("(estimate)")
+    assert [(c.name, c.old, c.new) for c in changes.facts] == [
+        ("compilation", "whole", "without code")
+    ]
+    for text in (estimate.to_html(), estimate._repr_html_()):
+        assert text.count('<span class="badge estimate"') == 1
+    assert 'class="badge estimate"' not in FITTING.to_html()
+    assert page([FITTING, estimate]).count('<span class="badge estimate"') == 2
+
+
+def test_operations_missing_from_the_time_are_listed() -> None:
+    assert "unknown" not in shown(FITTING, 160) and "understood" not in shown(FITTING, 160)
+    calls, strange = (("my_kernel", 32),), (("line", 1), ("opcode frobnicate", 2))
+    time = replace(FITTING.time, unknown_calls=calls, not_understood=strange)
+    text = shown(replace(FITTING, time=time), 200)
+    assert "count as zero: my_kernel ×32." in text
+    assert "Not understood in the compiled program: line, opcode frobnicate ×2." in text
+
+
+def test_out_of_memory_below_the_available_bytes_is_explained() -> None:
+    memory = replace(FITTING.memory, total_bytes=FITTING.memory.available_bytes - 2**20)
+    text = shown(replace(FITTING, outcome="out of memory", memory=memory), 160)
+    assert "needs 95.7 GiB of HBM on each device, which the compiler could not fit into" in text
+
+
+def test_traffic_between_slices_is_separate() -> None:
+    text = shown(TWO_SLICES, 160)
+    assert (
+        "2 × v5p:4x4x2 (64 chips)" in text and "slice along the slices, fsdp along x and z" in text
+    )
+    assert "network between slices" in text and "slice (DCN)" in text
+
+
+def test_empty_sections_are_left_out() -> None:
+    text = shown(SMALL, 160)
+    assert sections(text) == ["Memory", "Time", "Arguments", "Results"]
+    assert "trains" not in text and "costs" not in text
+    assert "x along no dimension" in text
+
+
+def test_print_with_all_shows_every_leaf() -> None:
+    some, every = shown(HUGE, 120), shown(HUGE, 160, all=True)
+    assert "and 24 more" in some and "more, " not in every
+    leaves = ("state['optimizer'][0].mu['embed']", "result[0]['params']['embed']")
+    assert all(leaf in every and leaf not in some for leaf in leaves)
+    assert "Results  1:" in some and "Results  32:" in every
+
+
+def test_str_and_repr_of_a_report() -> None:
+    assert str(FITTING) == plain_text(FITTING)
+    assert repr(FITTING) == (
+        "<PreflightReport of train_step on v5p:4x4x2 (32 chips): fits, 19.3 GiB of 95.7 GiB, "
+        "2.39 s; print it>"
+    )

@@ -1,0 +1,198 @@
+"""Predictions beside profiles: one of JAX on CPU, and hand-made ones as TPUs write them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.profiler import ProfileData
+
+from tests.predict.preflight.examples import FITTING, LAYER, LINES, SECONDS
+from xlashard.errors import ArgumentError
+from xlashard.predict.costs.rates import rates_of
+from xlashard.predict.preflight.report.measured import (
+    calibration_text,
+    compare_with_profile,
+    read_calibrations,
+)
+from xlashard.predict.preflight.report.profile_reader import read_profile
+from xlashard.predict.preflight.report.step_model import TimelineSpan
+from xlashard.tpu import topology
+from xlashard.wording import plain_text
+
+type Event = tuple[str, float, float, str]
+"""Name, start and duration in seconds, JAX name."""
+
+
+def write_profile(folder: Path, operations: list[Event], modules: list[Event]) -> Path:
+    """Write a profile as TPU's profiler does, and return its file."""
+    names = sorted({name for name, *_ in (*operations, *modules)})
+    lines = ""
+    for number, (title, events) in enumerate((("XLA Modules", modules), ("XLA Ops", operations))):
+        lines += f'lines {{ id: {number} name: "{title}" timestamp_ns: 1000\n'
+        for name, start, seconds, op_name in events:
+            stat = f'stats {{ metadata_id: 1 str_value: "{op_name}" }}' if op_name else ""
+            lines += (
+                f"events {{ metadata_id: {names.index(name) + 1} offset_ps: {round(start * 1e12)} "
+                f"duration_ps: {round(seconds * 1e12)} {stat} }}\n"
+            )
+        lines += "}\n"
+    metadata = "".join(
+        f'event_metadata {{ key: {n} value {{ id: {n} name: "{name}" }} }}\n'
+        for n, name in enumerate(names, 1)
+    )
+    stats = 'stat_metadata { key: 1 value { id: 1 name: "tf_op" } }'
+    text = f'planes {{ id: 1 name: "/device:TPU:0" {lines} {metadata} {stats} }}'
+    file = folder / "plugins" / "profile" / "now" / "host.xplane.pb"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(ProfileData.text_proto_to_serialized_xspace(text))
+    return file
+
+
+def step_events(begin: float, slow: float = 1.2, prefix: str = "") -> list[Event]:
+    """Return the events of a step of the example in which products take longer than predicted."""
+    events = [("fusion.1", begin, SECONDS * 0.05, "")]
+    start = begin + SECONDS * 0.05
+    layer = LAYER * (0.9 * slow + 0.2)
+    events.append(("while.2", start, 32 * layer, ""))
+    for number in range(32):
+        at = start + number * layer
+        for name, seconds, line in (
+            ("fusion.4", 0.6 * LAYER * slow, LINES[0]),
+            ("fusion.5", 0.3 * LAYER * slow, LINES[1]),
+            ("all-reduce.6", 0.2 * LAYER, LINES[2]),
+        ):
+            text = f"%{name} = bf16[8,8]{{1,0}} {name.partition('.')[0]}(%p)"
+            events.append((prefix + text, at, seconds, f"{line.op_name}:"))
+            at += seconds
+    events.append(("fusion.77", start + 32 * layer, SECONDS * 0.05, "jit(train_step)/other:"))
+    return events
+
+
+LENGTH = SECONDS * 0.1 + 32 * LAYER * (0.9 * 1.2 + 0.2)
+TWO_STEPS = [*step_events(0.0), *step_events(LENGTH), ("fusion.1", 3 * LENGTH, 1.0, "")]
+MODULES = [
+    ("jit_train_step(17)", 0.0, LENGTH, ""),
+    ("jit_train_step(17)", LENGTH, LENGTH, ""),
+    ("jit_other(3)", 3 * LENGTH, 1e-3, ""),
+]
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_profile(tmp_path_factory.mktemp("profile"), TWO_STEPS, MODULES)
+
+
+def test_profile_lines_are_matched_with_predictions(profile: Path) -> None:
+    step = compare_with_profile(FITTING, profile.parents[3])
+    assert (step.profile.module, step.profile.executions) == ("jit_train_step", 2)
+    assert step.profile.seconds == pytest.approx(LENGTH)
+    measured = [each.seconds for each in step.lines]
+    # The loop's own event has no time besides its operations; the last line's runs once.
+    assert measured == pytest.approx(
+        [32 * 0.6 * LAYER * 1.2, 32 * 0.3 * LAYER * 1.2, 32 * 0.2 * LAYER, SECONDS * 0.05]
+    )
+    assert dict(step.unmatched) == pytest.approx({"fusion.77": SECONDS * 0.05}, abs=1e-6)
+    text = plain_text(step, 120)
+    assert "1.20" in text and "fusion.77" in text and "2 executions" in text
+
+
+def test_profile_with_renamed_instructions_matches_by_op_name(tmp_path: Path) -> None:
+    events = [
+        (name.replace("fusion.4", "fusion.104"), start, seconds, op_name)
+        for name, start, seconds, op_name in step_events(0.0)
+    ]
+    step = compare_with_profile(FITTING, write_profile(tmp_path, events, MODULES[:1]))
+    assert step.lines[0].seconds == pytest.approx(32 * 0.6 * LAYER * 1.2)
+
+
+def test_measured_rates_round_trip_through_a_calibration_file(
+    profile: Path, tmp_path: Path
+) -> None:
+    step = compare_with_profile(FITTING, profile)
+    found = step.slowdowns()
+    assert found == pytest.approx({"hbm": 1.0, "matrix": 1.2, "reduction": 2.0}, rel=1e-4)
+    file = tmp_path / "v5p.toml"
+    file.write_text(calibration_text(step, "v5p"), encoding="utf-8")
+    generation = topology("v5p-8").generation
+    usual = rates_of(generation)
+    rates = read_calibrations(file, [generation])["v5p"].rates(generation)
+    assert rates.hbm_bytes == pytest.approx(usual.hbm_bytes)
+    assert rates.link_share == pytest.approx(usual.link_share / 2)
+    assert dict(rates.matrix_flops)["bfloat16"] == pytest.approx(
+        dict(usual.matrix_flops)["bfloat16"] / 1.2
+    )
+    assert rates.vector_ops == usual.vector_ops
+
+
+def test_an_asynchronous_collective_is_measured_from_start_to_done(tmp_path: Path) -> None:
+    timeline = FITTING.time.timeline
+    assert timeline is not None
+    main = timeline.blocks[0]
+    spans = (
+        TimelineSpan("all-gather-start.1", "along fsdp", 0.0, 2e-3, "ici", line=2),
+        TimelineSpan("fusion.1", "cores", 0.0, 1e-3, "hbm", line=3),
+        TimelineSpan("all-gather-done.1", "cores", 1e-3, 1e-3, "ici", line=2),
+    )
+    made = replace(timeline, blocks=(replace(main, spans=spans),))
+    gather = replace(LINES[2], kind="all-gather")
+    lines = (*LINES[:2], gather, LINES[3])
+    report = replace(FITTING, time=replace(FITTING.time, timeline=made, lines=lines))
+    events = [
+        ("all-gather-start.1", 0.0, 1e-6, ""),
+        ("fusion.1", 1e-6, 1e-3, ""),
+        ("all-gather-done.1", 1.001e-3, 2e-3, ""),
+    ]
+    step = compare_with_profile(report, write_profile(tmp_path, events, []))
+    assert step.slowdowns()["ici"] == pytest.approx(3.001e-3 / 2e-3, rel=1e-3)
+    assert step.lines[2].seconds == pytest.approx(2e-3, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_cpu_profile_is_matched_with_predictions(tmp_path: Path) -> None:
+    @jax.jit
+    def step(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 5, lambda _, x: jnp.tanh(x @ x), x)
+
+    x = jnp.ones((64, 64))
+    step(x).block_until_ready()
+    with jax.profiler.trace(str(tmp_path)):
+        for _ in range(3):
+            step(x).block_until_ready()
+    profile = read_profile(tmp_path)
+    assert (profile.module, profile.executions) == ("jit_step", 3)
+    tanh = next(o for o in profile.operations.values() if "tanh" in o.name or "fusion" in o.name)
+    assert tanh.runs == pytest.approx(5)
+    assert all(operation.seconds >= 0 for operation in profile.operations.values())
+    assert 0 < sum(o.seconds for o in profile.operations.values()) == pytest.approx(profile.seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("chip = 'v5p'\n", r"has no chip and \[slowdown\]"),
+        ("chip = 'v6e'\n[slowdown]\nhbm = 1.1\n", "is of v6e, but the topology has v5p"),
+        ("chip = 'v5p'\n[slowdown]\nhbm = 0\n", "slowdown.hbm = 0"),
+        ("chip = 'v5p'\n[slowdown]\nsmem = 1.0\n", "slowdown.smem = 1.0"),
+        ("chip = ", "can't be read"),
+    ],
+)
+def test_invalid_calibration_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "rates.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ArgumentError, match=message):
+        read_calibrations(file, [topology("v5p-8").generation])
+
+
+def test_profile_of_a_different_program_is_refused(tmp_path: Path) -> None:
+    other = write_profile(tmp_path / "a", [("sort.1", 0.0, 1.0, "")], [])
+    with pytest.raises(ArgumentError, match="has no operation of train_step"):
+        compare_with_profile(FITTING, other)
+    empty = tmp_path / "b"
+    empty.mkdir()
+    with pytest.raises(ArgumentError, match="has no profile"):
+        read_profile(empty)
+    (tmp_path / "c.xplane.pb").write_bytes(b"no profile")
+    with pytest.raises(ArgumentError, match=r"can't be read as a profile|has no operations"):
+        read_profile(tmp_path / "c.xplane.pb")

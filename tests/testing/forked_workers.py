@@ -1,6 +1,0 @@
-"""Pytest plugin: the workers of pods are forks of a process that has imported JAX."""
-
-from tests.processes import pod_python
-from xlashard.testing import worker_pool
-
-worker_pool._python = pod_python

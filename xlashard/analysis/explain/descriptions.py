@@ -1,0 +1,239 @@
+"""Describe what a program takes, returns, donates, moves and sends, with the user's names."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import jax
+
+from xlashard._jax.trace.jaxprs import is_reference
+from xlashard.analysis.explain.explained_program import (
+    ExplainedProgram,
+    ProgramValue,
+    SourceLocator,
+)
+from xlashard.analysis.explain.model import (
+    CollectiveReport,
+    Decided,
+    DonationReport,
+    MoveReport,
+    ValueReport,
+)
+from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
+from xlashard.core.sharding import (
+    GSPMDSharding,
+    NamedSharding,
+    Sharding,
+    SingleDeviceSharding,
+    XLACompatibleSharding,
+    partition_spec,
+)
+from xlashard.geometry import MeshGrid, ReplicaGroups, SourceTargetPairs, reshard_plan
+from xlashard.hlo.collectives import Collective, add_up, along_text
+
+
+def spec_text(sharding: XLACompatibleSharding | Sharding) -> str:
+    """Format a sharding: `P('data')`, `device 0`, or XLA's text."""
+    match sharding:
+        case NamedSharding():
+            spec = sharding.normal_spec
+            entries = map(_entry, partition_spec(spec).partitions)
+            text = f"P({', '.join((*entries, *spec.keywords()))})"
+        case SingleDeviceSharding():
+            text = f"device {sharding.devices[0].id}"
+        case GSPMDSharding():
+            text = sharding.tile_assignment.to_text()
+        case _:
+            text = type(sharding).__name__
+    kind = custom_memory_kind(sharding)
+    return text if kind is None else f"{text} in {kind}"
+
+
+def _entry(entry: Any) -> str:
+    return "UNCONSTRAINED" if entry is jax.sharding.PartitionSpec.UNCONSTRAINED else repr(entry)
+
+
+def describe_inputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
+    """Describe the arguments, then the closed-over arrays."""
+    arguments = (_describe(value, decided_by(value)) for value in program.arguments)
+    return (*arguments, *(_describe(value, "function") for value in program.closed_over))
+
+
+def describe_outputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
+    """Describe the results."""
+    alone = len(program.plan.devices) == 1
+    chosen: Decided = "default" if alone else "partitioner"
+    # In a loaded program all shardings are final.
+    lowered: Decided = "caller" if program.facts.has_requests else "unknown"
+
+    def decided(value: ProgramValue) -> Decided:
+        if value.lowered_sharding is None:
+            return chosen
+        return "auto" if value.is_chosen else lowered
+
+    return tuple(_describe(value, decided(value)) for value in program.results)
+
+
+def decided_by(value: ProgramValue) -> Decided:
+    """Return what decided the sharding of an argument."""
+    argument, is_lowered = value.argument, value.lowered_sharding is not None
+    if value.is_chosen:
+        return "auto"
+    if argument is not None and argument.requested is not None:
+        return "caller"
+    if argument is not None and argument.placement.committed:
+        return "argument"
+    if argument is None and is_lowered:
+        return "unknown"
+    is_alone = value.sharding is None or value.sharding.num_devices == 1
+    return "default" if is_lowered or is_alone else "partitioner"
+
+
+def _describe(value: ProgramValue, decided: Decided) -> ValueReport:
+    sharding = value.sharding
+    return ValueReport(
+        path=value.path,
+        shape=tuple(value.aval.shape),
+        dtype=str(value.aval.dtype),
+        spec="" if sharding is None else spec_text(sharding),
+        decided_by=decided,
+        nbytes=value.nbytes,
+        device_bytes=value.device_bytes,
+        copies=0 if sharding is None else sharding.rank_tiling(value.aval.ndim).num_replicas,
+        memory_kind=None if sharding is None else custom_memory_kind(sharding),
+        used=sharding is not None,
+    )
+
+
+def describe_moves(program: ExplainedProgram) -> tuple[MoveReport, ...]:
+    """Describe the arguments that a call has to move, most bytes first."""
+    moves = [move for value in program.arguments if (move := _move(value)) is not None]
+    return tuple(sorted(moves, key=lambda m: -m.nbytes))
+
+
+def _move(value: ProgramValue) -> MoveReport | None:
+    argument, target = value.argument, value.sharding
+    if argument is None or target is None or isinstance(argument.value, jax.ShapeDtypeStruct):
+        return None
+    source = argument.placement.sharding
+    if target.is_unreduced:
+        return None  # equal to the source, or an error of the call
+    if source is None:
+        nbytes = value.device_bytes * len(target.addressable_devices)
+        return MoveReport(value.path, "host", spec_text(target), 0, nbytes)
+    plan = reshard_plan(
+        value.aval.shape,
+        value.itemsize,
+        source.rank_tiling(value.aval.ndim),
+        [device.id for device in source.devices],
+        target.rank_tiling(value.aval.ndim),
+        [device.id for device in target.devices],
+    )
+    same_memory = custom_memory_kind(source) == custom_memory_kind(target)
+    moved = plan.bytes_moved if same_memory else plan.bytes_moved + plan.bytes_kept
+    if not moved:
+        return None
+    return MoveReport(value.path, spec_text(source), spec_text(target), moved, 0)
+
+
+def describe_donations(program: ExplainedProgram) -> tuple[DonationReport, ...]:
+    """Describe the arguments that were donated, and those that a result could reuse."""
+    facts = program.facts
+    results = {argument: result - facts.tokens for result, argument in facts.aliases.items()}
+    aliased = set(results.values())
+    own = program.results[: len(program.results) - len(facts.written)]
+    free = [r for i, r in enumerate(own) if i not in aliased]
+    positions = count(facts.tokens + facts.closed_over)
+    reports = []
+    for value, donated in zip(program.arguments, program.info.donated, strict=True):
+        result = results.get(next(positions)) if value.sharding is not None else None
+        if donated:
+            path = "" if result is None else program.results[result].path
+            reason = "" if path else facts.refusals.get(value.path, "")
+            reports.append(DonationReport(value.path, True, path, value.device_bytes, reason))
+        elif not is_reference(value.aval) and (match := _reusing_result(value, free)) is not None:
+            free.remove(match)
+            reports.append(DonationReport(value.path, False, match.path, value.device_bytes))
+    return tuple(reports)
+
+
+def _reusing_result(value: ProgramValue, results: Sequence[ProgramValue]) -> ProgramValue | None:
+    """Return the first result that could reuse an argument's buffers."""
+    for result in results:
+        same = (result.aval.shape, result.aval.dtype) == (value.aval.shape, value.aval.dtype)
+        if same and result.aval.ndim and _same_place(value, result):
+            return result
+    return None
+
+
+def _same_place(value: ProgramValue, result: ProgramValue) -> bool:
+    one, other = value.sharding, result.sharding
+    if one is None or other is None or custom_memory_kind(one) != custom_memory_kind(other):
+        return False
+    return one.is_equivalent_to(other, value.aval.ndim)
+
+
+def describe_collectives(
+    collectives: Sequence[Collective],
+    grid: MeshGrid | None,
+    arguments: Collection[str],
+    sources: SourceLocator,
+) -> tuple[CollectiveReport, ...]:
+    """Group equal collectives with the same cause, most sent bytes first.
+
+    Args:
+        collectives: The collectives of the program.
+        grid: The mesh that names axes, or None.
+        arguments: The paths of the program's arguments.
+        sources: Picks the lines to show.
+    """
+    alike: dict[CollectiveReport, list[Collective]] = {}
+    for collective in collectives:
+        described = describe_collective(collective, grid, arguments, sources)
+        alike.setdefault(described, []).append(collective)
+    reports = [replace(described, **add_up(equal)) for described, equal in alike.items()]
+    return tuple(sorted(reports, key=lambda r: -r.sent_bytes))
+
+
+def describe_collective(
+    c: Collective, grid: MeshGrid | None, arguments: Collection[str], sources: SourceLocator
+) -> CollectiveReport:
+    """Describe a collective without its counts and bytes, which equal ones may differ in.
+
+    Args:
+        c: The collective.
+        grid: The mesh that names axes, or None.
+        arguments: The paths of the program's arguments.
+        sources: Picks the lines to show.
+    """
+    parts = None if grid is None else c.axes(grid)
+    # The cause of a gather is the consumer of the whole value; of others it is their own operation.
+    has_consumer = c.kind == "all-gather" or not c.frames
+    return CollectiveReport(
+        kind=c.kind,
+        along=along_text(c, grid),
+        axes=None if parts is None else tuple(dict.fromkeys(part.name for part in parts)),
+        count=0,
+        times=0,
+        times_known=c.times_known,
+        conditional=c.conditional,
+        asynchronous=c.asynchronous,
+        operands=tuple(map(str, c.operands)),
+        results=tuple(map(str, c.results)),
+        operand_bytes=0,
+        result_bytes=0,
+        payload_bytes=0,
+        sent_bytes=0,
+        op_name=c.op_name,
+        # XLA names an argument by its path, and a gather of it likewise.
+        argument=c.op_name if c.op_name in arguments else "",
+        source=sources.line(c.frames),
+        needed_by=c.needed_by if has_consumer else "",
+        needed_by_source=sources.line(c.needed_by_frames) if has_consumer else None,
+        groups=None if parts is not None else _positions(c.groups),
+    )
+
+
+def _positions(groups: ReplicaGroups | SourceTargetPairs) -> tuple[tuple[int, ...], ...]:
+    return groups.pairs if isinstance(groups, SourceTargetPairs) else groups.devices()

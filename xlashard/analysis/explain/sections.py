@@ -1,0 +1,228 @@
+"""Sections that program reports and preflight reports share, printed and on pages."""
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from xlashard.analysis.explain.descriptions import describe_moves
+from xlashard.analysis.explain.explained_program import ExplainedProgram
+from xlashard.analysis.explain.findings import Column, Findings
+from xlashard.analysis.explain.model import (
+    CollectiveReport,
+    DonationReport,
+    MoveReport,
+    ValueReport,
+)
+from xlashard.analysis.explain.repeated import REPEATED
+from xlashard.analysis.explain.replication import REPLICATIONS
+from xlashard.analysis.explain.tables import (
+    WIDE,
+    Page,
+    decided_text,
+    listing,
+    operation_text,
+    section,
+    sharding_text,
+    short_type,
+    table,
+)
+from xlashard.analysis.explain.uneven_constraints import UNEVEN
+from xlashard.wording import in_bytes
+
+_COLLECTIVE_SUMS = (
+    "count",
+    "times",
+    "operand_bytes",
+    "result_bytes",
+    "payload_bytes",
+    "sent_bytes",
+)
+
+
+def merged_values(values: Sequence[ValueReport]) -> list[ValueReport]:
+    """Merge values of one type and sharding with similar paths; sum their bytes."""
+    groups = _groups(values, lambda v: replace(v, path=_pattern(v.path)))
+    return [_merged(group, "path", ("nbytes", "device_bytes")) for group in groups]
+
+
+def merged_collectives(collectives: Sequence[CollectiveReport]) -> list[CollectiveReport]:
+    """Merge collectives of one line with similar arguments, most sent bytes first."""
+    merged = [
+        _merged(group, "argument", _COLLECTIVE_SUMS) for group in _groups(collectives, _reason)
+    ]
+    return sorted(merged, key=lambda c: -c.sent_bytes)
+
+
+def collective_sums(collectives: Sequence[CollectiveReport]) -> dict[str, int]:
+    """Sum the counts, executions and bytes of collectives."""
+    return _sums(collectives, _COLLECTIVE_SUMS)
+
+
+def _reason(c: CollectiveReport) -> Hashable:
+    what = c.kind, c.along, c.groups, c.operands, c.results
+    certain = c.times_known, c.conditional, c.asynchronous
+    named = _pattern(c.argument) or operation_text(c.op_name), operation_text(c.needed_by)
+    return what, certain, named, c.source, c.needed_by_source
+
+
+def merged_moves(moves: Sequence[MoveReport]) -> list[MoveReport]:
+    """Merge moves between the same shardings with similar arguments, the largest first."""
+    groups = _groups(moves, lambda m: (_pattern(m.path), m.source, m.target))
+    merged = [_merged(group, "path", ("device_bytes_moved", "host_bytes")) for group in groups]
+    return sorted(merged, key=lambda m: -m.nbytes)
+
+
+def merged_donations(donations: Sequence[DonationReport]) -> list[DonationReport]:
+    """Merge donations with similar arguments and results."""
+    return [
+        replace(
+            _merged(group, "path", ("device_bytes",)),
+            result=_path([d.result for d in group], count=False),
+        )
+        for group in _groups(donations, _outcome)
+    ]
+
+
+def _outcome(d: DonationReport) -> Hashable:
+    return d.donated, _pattern(d.path), _pattern(d.result), _pattern(d.reason)
+
+
+def _groups[T](values: Sequence[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    groups: dict[Hashable, list[T]] = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
+    return list(groups.values())
+
+
+def _merged(group: Sequence[Any], path: str, sums: Sequence[str]) -> Any:
+    """Merge similar values: name them by one path, and sum some of their fields."""
+    paths = [getattr(value, path) for value in group]
+    return replace(group[0], **{path: _path(paths)}, **_sums(group, sums))
+
+
+def _sums(group: Sequence[Any], names: Sequence[str]) -> dict[str, int]:
+    return {name: sum(getattr(value, name) for value in group) for name in names}
+
+
+def _pattern(path: str) -> str:
+    """Replace the indices of a path."""
+    return re.sub(r"\[\d+\]", "[*]", path)
+
+
+def _path(paths: Sequence[str], *, count: bool = True) -> str:
+    """Format one path for similar ones: `layers[*].w (12)`. Common indices stay."""
+    first, *others = [re.split(r"(\[\d+\])", path) for path in paths]
+    if not others:
+        return paths[0]
+    steps = [
+        step if all(other[i] == step for other in others) else "[*]" for i, step in enumerate(first)
+    ]
+    text = "".join(steps)
+    return f"{text} ({len(paths)})" if count and text else text
+
+
+def values_section(title: str, values: Sequence[ValueReport], page: Page) -> RenderableType | None:
+    """Return the table of the largest arguments or results with their shardings."""
+    if not values:
+        return None
+    largest = values
+    if not page.is_full:
+        largest = sorted(merged_values(values), key=lambda v: -v.device_bytes)
+    words = {decided_text(v) for v in values}
+    total, held = sum(v.nbytes for v in values), sum(v.device_bytes for v in values)
+    note = f"{len(values)}: {in_bytes(total)}, {in_bytes(held)} on each device"
+    if len(words) == 1 and (word := words.pop()):
+        note += f"; shardings by {word}"
+    rest = page.rest(largest, lambda v: v.device_bytes)
+    shown = page.rows(largest)
+    columns = {
+        ">each device": [in_bytes(v.device_bytes) if v.used else "–" for v in shown],
+        ">whole": [in_bytes(v.nbytes) for v in shown],
+        "type": [short_type(v) for v in shown],
+        "sharding × copies": [sharding_text(v) for v in shown],
+    }
+    if words:
+        columns["decided by"] = [decided_text(v) for v in shown]
+    return section(title, note, _value_table([v.path for v in shown], columns, page), rest)
+
+
+def _value_table(paths: Sequence[str], columns: dict[str, list[str]], page: Page) -> RenderableType:
+    """Return a table of values, without the column `whole` if paths would be ambiguous."""
+    headed = [[name, *column] for name, column in columns.items()]
+    shown = page.paths(paths, headed) if page.width >= WIDE else None
+    if shown is None:
+        columns = {name: column for name, column in columns.items() if name != ">whole"}
+        headed = [[name, *column] for name, column in columns.items()]
+        shown = page.paths(paths, headed)
+    numbers = [name for name in columns if name.startswith(">")]
+    order = [*numbers, "path", *(name for name in columns if name not in numbers)]
+    whole = {**columns, "path": shown or [Text(path, style="green") for path in paths]}
+    return table(order, list(zip(*(whole[name] for name in order), strict=True)))
+
+
+def donations_section(donations: Sequence[DonationReport], page: Page) -> RenderableType | None:
+    """Return the table of unused donations and of arguments that could be donated."""
+    if not donations:
+        return None
+    reused = [d for d in donations if d.is_reused]
+    lost = [d for d in donations if d.donated and not d.is_reused]
+    could = sorted((d for d in donations if not d.donated), key=lambda d: -d.device_bytes)
+    held = sum(d.device_bytes for d in reused)
+    note = f"{len(reused)} reused for results, {in_bytes(held)} on each device"
+    others = [*lost, *could]
+    if not page.is_full:
+        others = merged_donations(others)
+    shown = listing(
+        page,
+        ("Donated", note if reused or lost else "nothing"),
+        (">each device", "argument", ""),
+        others,
+        lambda d: (in_bytes(d.device_bytes), page.path(d.path), _donation_text(d, page)),
+        lambda d: d.device_bytes,
+    )
+    return shown or section("Donated", note, None)
+
+
+def _donation_text(d: DonationReport, page: Page) -> Text:
+    if d.donated:
+        lost = Text("donated, but not reused", style="yellow")
+        return Text.assemble(lost, f": {d.reason}" if d.reason else "")
+    return Text.assemble("could be donated to ", page.path(d.result))
+
+
+FINDINGS: tuple[Findings[Any], ...] = (REPLICATIONS, UNEVEN, REPEATED)
+"""Sections of what a program does without a request, of `explain` and of a preflight."""
+
+MOVES = Findings[MoveReport](
+    field="moves",
+    find=describe_moves,
+    title="Moved before each call",
+    note="to all devices; device_put them once to save it",
+    summary="device_put these arguments once to save it.",
+    columns=(
+        Column("argument", lambda m: m.path, "path"),
+        Column(">moves", lambda m: m.nbytes, "bytes", "To all devices"),
+        Column("from", lambda m: m.source, "code"),
+        Column("to", lambda m: m.target, "code"),
+    ),
+    printed={">moves": "{moves}", "argument": "{argument}", "from → to": "{from} → {to}"},
+    merged=merged_moves,
+)
+"""Section of the arguments that are resharded or uploaded before each call."""
+
+
+def findings_of(report: Any) -> list[tuple[Findings[Any], Sequence[Any]]]:
+    """Return the sections of a report that list findings, each with them."""
+    sections = ((each, getattr(report, each.field, ())) for each in FINDINGS)
+    return [(section, rows) for section, rows in sections if rows]
+
+
+def find_all(program: ExplainedProgram, report: type) -> dict[str, Any]:
+    """Return the findings of a program, by the fields of a class of reports that hold them."""
+    names = {field.name for field in fields(report)}
+    sections = (*FINDINGS, MOVES)
+    return {each.field: each.find(program) for each in sections if each.field in names}

@@ -1,0 +1,1 @@
+"""The command line, and jobs on Cloud TPUs."""

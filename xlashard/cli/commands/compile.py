@@ -1,0 +1,92 @@
+"""``xlashard compile``: a program compiled for TPU chips here, in a file for where they are."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from xlashard.cli.commands.common import (
+    command_line_message,
+    find_program,
+    quiet_start,
+    read_mesh,
+    read_options,
+    status_line,
+    topologies_for,
+)
+from xlashard.cli.commands.result_files import check_writable
+from xlashard.core.pjit.stages.compiled import Compiled
+from xlashard.documents import write_whole
+from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
+from xlashard.predict.preflight.preflight_run import lower_for
+from xlashard.predict.preflight.target_loading import user_code_errors
+from xlashard.wording import in_bytes, print_error
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compile a program and write it to a file.
+
+    Args:
+        arguments: The words, parsed.
+
+    Returns:
+        The exit code: 0 if the file is there, 1 if the program does not fit, 2 for wrong use.
+    """
+    quiet_start()
+    try:
+        return _run(arguments)
+    except ProgramTooLargeError as error:
+        print_error(error)
+        print(
+            f"What takes so much: xlashard preflight {_chips(arguments)}{arguments.target}",
+            file=sys.stderr,
+        )
+        return 1
+    except XlashardError as error:
+        print_error(command_line_message(error))
+        return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    target = arguments.target
+    name = Path(target.rpartition(":")[2]).name.removesuffix(".toml")
+    file = Path(arguments.output or f"{name}.xlashard")
+    places = topologies_for(target, arguments.topology, arguments.slices, arguments.set)
+    if len(places) > 1:
+        raise ArgumentError(
+            f"one file holds the program of one topology: write --topology {places[0]}"
+        )
+    (place,) = places
+    axes = read_mesh(arguments.mesh) if arguments.mesh else None
+    options = read_options(arguments.option)
+    check_writable(str(file))
+    with status_line(f"compiling {target} for {place}"):
+        program = find_program(target, place, axes, arguments.set)
+        with user_code_errors(f"{target} can't be traced"):
+            mesh, lowered = lower_for(
+                program.function, program.args, dict(program.kwargs), place, program.mesh
+            )
+            compiled = lowered.compile(options or None)
+    _write(file, compiled.serialize())
+    axes_text = " ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    print(f"{file}: {_described(compiled, file)}, for {place} as {axes_text}")
+    print(f'Compiled.deserialize(Path("{file}").read_bytes()) loads it where they are')
+    return 0
+
+
+def _chips(arguments: argparse.Namespace) -> str:
+    return f"--topology {arguments.topology} " if arguments.topology else ""
+
+
+def _described(compiled: Compiled, file: Path) -> str:
+    memory = compiled.memory_analysis()
+    peak = in_bytes(memory.peak_memory_in_bytes)
+    return f"{in_bytes(file.stat().st_size)}, {compiled.fun_name} takes {peak} of each device"
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Write a file, whole or not at all."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, data)
+    except OSError as error:
+        raise ArgumentError(f"{file} can't be written: {error.strerror or error}") from None

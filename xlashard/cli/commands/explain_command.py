@@ -1,0 +1,244 @@
+"""``xlashard explain``: reports of a function, or of the programs that a script compiles."""
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import xlashard
+from xlashard.cli.commands.result_files import (
+    RESULTS,
+    check_outputs,
+    make_absolute,
+    output_to_stderr,
+    print_reports,
+    prints_results,
+    write,
+)
+from xlashard.cli.commands.script_run import (
+    StopRule,
+    check_script_options,
+    matches,
+    run_script,
+    select,
+)
+from xlashard.config import read_flags
+from xlashard.documents import parse_json, read_text
+from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
+from xlashard.hlo.collective_kinds import KINDS
+from xlashard.lazily import deferred
+from xlashard.program_runner import read_script
+from xlashard.wording import Unit, parse_limits, print_error
+
+if TYPE_CHECKING:
+    from xlashard.analysis.explain import html, report_changes, script_report
+    from xlashard.analysis.explain.program_report import ProgramReport
+    from xlashard.cli.commands import common
+    from xlashard.core.pjit.stages.recorded import RecordedProgram
+else:
+    # A script imports JAX itself, after it has set the variables that JAX reads.
+    common = deferred("xlashard.cli.commands.common")
+    html = deferred("xlashard.analysis.explain.html")
+    report_changes = deferred("xlashard.analysis.explain.report_changes")
+    script_report = deferred("xlashard.analysis.explain.script_report")
+
+PROGRAM_UNITS: Mapping[str, tuple[Unit, ...]] = {
+    "memory": ("bytes",),
+    "argument_bytes": ("bytes",),
+    "temporary_bytes": ("bytes",),
+    "flops": ("flop",),
+    **{f"{kind.replace('-', '_')}_bytes": ("bytes",) for kind in KINDS},
+    "collective_bytes": ("bytes",),
+    "collectives": ("number",),
+    "moved_bytes": ("bytes",),
+    "silently_replicated_bytes": ("bytes",),
+}
+"""Units of the limits on reports of `explain`, by key, as in `PROGRAM_KEYS`."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``xlashard explain``.
+
+    Args:
+        arguments: The words, parsed; `script` has those after `--`.
+
+    Returns:
+        The exit code: 0; 1 if the script failed, or a program can't be explained, misses its budget
+        or became worse; 2 for wrong use.
+    """
+    if arguments.schema:
+        print(json.dumps(script_report.ScriptReport.json_schema(), indent=2, ensure_ascii=False))
+        return 0
+    try:
+        _check(arguments)
+        make_absolute(arguments, *RESULTS, "compare")
+        return _run_script(arguments) if arguments.script else _run_target(arguments)
+    except XlashardError as error:
+        print_error(error)
+        return 2
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Check the words as far as that is possible without JAX, before a script runs."""
+    read_flags(os.environ)
+    parse_limits(arguments.budget, PROGRAM_UNITS)
+    target = arguments.target or ""
+    if not (target or arguments.script):
+        raise ArgumentError("which program? Write package.module:function, or -- python train.py")
+    if target and arguments.script:
+        raise ArgumentError(f"{target} and the script after -- are two programs: write one")
+    if target.endswith(".py"):
+        raise ArgumentError(f"{target} is a script: write xlashard explain -- python {target}")
+    if target.endswith(".toml"):
+        raise ArgumentError(
+            f"{target} is a settings file: write xlashard preflight --topology v5p-128 {target}"
+        )
+    if target and ":" not in target and not target.endswith(".json"):
+        raise ArgumentError(
+            f"{target!r} is not a program: write package.module:function, the REPORT.json of an "
+            "earlier explain, or -- python SCRIPT.py"
+        )
+    if arguments.mesh and (arguments.script or target.endswith(".json")):
+        what = "a stored report has its mesh" if target else "a script makes its own mesh"
+        raise ArgumentError(f"--mesh {arguments.mesh} is for package.module:function: {what}")
+    check_script_options(arguments)
+    check_outputs(arguments)
+    if arguments.compare:
+        _stored(arguments.compare)
+
+
+def _run_script(arguments: argparse.Namespace) -> int:
+    program = read_script(arguments.command_line, arguments.script)
+    with output_to_stderr(prints_results(arguments)):
+        rule = StopRule(*(arguments.stop_after or ()))
+        result = run_script(program, rule, _counter(arguments.programs))
+    if not result.programs:
+        print_error(f"{result.title} {result.described} and compiled no program")
+        return 1
+    selected = select(result, arguments.programs, arguments.min_bytes)
+    explained = []
+    with warnings.catch_warnings():
+        # The script has warned, and the reports have what the compilation here would warn of.
+        warnings.simplefilter("ignore", XlashardWarning)
+        for each in selected:
+            with common.status_line(f"compiling {each.name} for its report"):
+                explained.append(script_report.explain_recorded(each))
+    report = script_report.ScriptReport(
+        script=result.title,
+        outcome=result.outcome,
+        why=result.why,
+        programs=tuple(explained),
+        omitted=script_report.summarize_omitted([p for p in result.programs if p not in selected]),
+    )
+    is_kept = _finish(arguments, report)
+    failed = any(p.error for p in explained) or result.outcome == "failed"
+    return 1 if failed or not is_kept else 0
+
+
+def _counter(patterns: Sequence[str]) -> "Callable[[RecordedProgram], bool]":
+    """Return which programs count for `--stop-after`."""
+    return lambda p: matches(p.name, patterns) if patterns else not p.is_operation
+
+
+def _run_target(arguments: argparse.Namespace) -> int:
+    _ = xlashard.Array  # Runs the body of the package, which waits in a command line.
+    if arguments.target.endswith(".json"):
+        report = _read(arguments.target)
+    else:
+        report = common.explain_target(arguments.target, arguments.mesh)
+    return 0 if _finish(arguments, report) else 1
+
+
+def _finish(arguments: argparse.Namespace, report: Any) -> bool:
+    """Show a report, write its files, and check it.
+
+    Args:
+        arguments: The words, parsed.
+        report: A `ScriptReport` or `ProgramReport`.
+
+    Returns:
+        Whether every program meets its budget, and none became worse.
+
+    Raises:
+        ArgumentError: If the report to compare with is invalid, or a file can't be written. The
+            report is shown before.
+    """
+    named = script_report.named_programs(report)
+    changes, shown = None, report
+    try:
+        if arguments.compare:
+            old = _selected(_read(arguments.compare), arguments.programs)
+            changes = shown = script_report.compare_scripts(old, report)
+        broken = _breaches(arguments.budget, dict(named))
+    finally:
+        # A script may have run for an hour.
+        _write(arguments, report, changes)
+        print_reports(arguments, [shown])
+    worse = [] if changes is None else [f"worse: {line}" for line in changes.regressions]
+    for line in (*worse, *broken):
+        print(line, file=sys.stderr)
+    return not (worse or broken)
+
+
+def _selected(report: Any, patterns: Sequence[str]) -> Any:
+    """Return a stored report with the programs that `--programs` selects."""
+    if not patterns or not hasattr(report, "programs"):
+        return report
+    kept = tuple(p for p in report.programs if matches(p.name, patterns))
+    return replace(report, programs=kept)
+
+
+def _breaches(budget: Sequence[str], named: "Mapping[str, ProgramReport]") -> list[str]:
+    """Return a text for each limit that a program exceeds."""
+    parsed = parse_limits(budget, PROGRAM_UNITS)
+    return [
+        f"{name}: {breach}"
+        for name, report in named.items()
+        for breach in report_changes.find_breaches(report, parsed, report_changes.PROGRAM_KEYS)
+    ]
+
+
+def _write(arguments: argparse.Namespace, report: Any, changes: Any) -> None:
+    """Write the requested files."""
+    if arguments.json:
+        write(arguments.json, report.to_json())
+    if arguments.markdown and changes is not None:
+        write(arguments.markdown, changes.to_markdown())
+    named = dict(script_report.named_programs(report))
+    if arguments.html and named:
+        comparisons = () if changes is None else tuple(c for c in changes.programs if not c.is_same)
+        write(arguments.html, html.program_page(tuple(named.values()), comparisons, tuple(named)))
+
+
+def _stored(path: str) -> Mapping[str, Any]:
+    """Return the JSON of a stored report of `explain`.
+
+    Raises:
+        ArgumentError: If the file can't be read, or is no such report.
+    """
+    try:
+        content = parse_json(read_text(path))
+    except OSError as error:
+        raise ArgumentError(f"{path} can't be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ArgumentError(f"{path} is no report of explain: {error}") from None
+    if not (isinstance(content, dict) and ("programs" in content or "collectives" in content)):
+        raise ArgumentError(
+            f"{path} is no report of explain: write it with xlashard explain --json {path} ..."
+        )
+    return content
+
+
+def _read(path: str) -> Any:
+    """Return a stored report: a `ScriptReport` or `ProgramReport`."""
+    content = _stored(path)
+    is_script = "programs" in content
+    kind = script_report.ScriptReport if is_script else script_report.ProgramReport
+    try:
+        return kind.from_json(read_text(path))
+    except ArgumentError as error:
+        raise ArgumentError(f"{path}: {error}") from None

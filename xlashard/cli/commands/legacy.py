@@ -1,0 +1,206 @@
+"""``xlashard legacy``: run programs of 2022 and 2023, or rewrite them for today's JAX."""
+
+import argparse
+import ast
+import difflib
+import os
+import shutil
+import stat
+import sys
+import tokenize
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from xlashard.cli.commands.result_files import check_writable
+from xlashard.errors import ArgumentError, XlashardError, counted
+from xlashard.legacy.run_command import (
+    RunCommand,
+    parse_flag,
+    run_old_program,
+    set_flags,
+)
+from xlashard.program_runner import read_script
+from xlashard.wording import print_error
+
+if TYPE_CHECKING:
+    from xlashard.legacy.migration import Migrated
+
+_DEEPEST = 300
+_STYLES = {"+": "green", "-": "red", "@": "cyan"}
+
+
+@dataclass(frozen=True)
+class _File:
+    """A program before and after.
+
+    Attributes:
+        path: Its path, as the user wrote it.
+        encoding: Of its text.
+        before: The text as it is.
+        after: The text as it is to be.
+    """
+
+    path: str
+    encoding: str
+    before: str
+    after: "Migrated"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``xlashard legacy``.
+
+    Args:
+        arguments: The words, parsed; `script` has those after `--`.
+
+    Returns:
+        The exit code: 0; 1 if a file could not be read, parsed or written; 2 for wrong use. A
+        script that fails ends the process as it would end Python.
+    """
+    try:
+        _check_words(arguments)
+        if arguments.migrate:
+            return _migrate(arguments)
+        command = _command(arguments)
+        flags = set_flags(command.flags)
+    except XlashardError as error:
+        print_error(error)
+        return 2
+    # An error of the program is Python's to print.
+    return run_old_program(command, flags)
+
+
+def _check_words(arguments: argparse.Namespace) -> None:
+    """Check that the words either migrate files or run a script."""
+    words = {"--report": arguments.report is not None, **dict.fromkeys(arguments.flags, True)}
+    running = [word for word, is_there in words.items() if is_there]
+    if arguments.migrate and (arguments.script or running):
+        what = "a script after --" if arguments.script else running[0]
+        raise ArgumentError(
+            f"--migrate is invalid together with {what}: it rewrites files and runs none"
+        )
+    if arguments.write and not arguments.migrate:
+        raise ArgumentError("--write writes what --migrate shows: write --migrate FILE --write")
+    if not (arguments.migrate or arguments.script):
+        raise ArgumentError(
+            "which program? Write -- python old_train.py to run it, or --migrate old_train.py to "
+            "rewrite it"
+        )
+
+
+def _command(arguments: argparse.Namespace) -> RunCommand:
+    """Return the program to run, its flags and its report."""
+    check_writable(arguments.report)
+    program = read_script(arguments.command_line, arguments.script)
+    flags = dict(map(parse_flag, arguments.flags))
+    has_report = arguments.report is not None
+    return RunCommand(program, has_report, arguments.report or "", flags)
+
+
+def _migrate(arguments: argparse.Namespace) -> int:
+    """Show what changes in some programs, and write it if `--write` is given."""
+    failed = False
+    files = []
+    for path in dict.fromkeys(arguments.migrate):
+        try:
+            files.append(_read(path))
+        except ArgumentError as error:
+            print_error(error)
+            failed = True
+    changed = [file for file in files if file.after.code != file.before]
+    for file in changed:
+        _show(file)
+    if arguments.write:
+        for file in changed:
+            try:
+                _write(file)
+            except ArgumentError as error:
+                print_error(error)
+                failed = True
+    print(_summary(changed, arguments.write), file=sys.stderr)
+    return int(failed)
+
+
+def _read(path: str) -> _File:
+    try:
+        with open(path, "rb") as file:
+            encoding, _ = tokenize.detect_encoding(file.readline)
+        before = Path(path).read_bytes().decode(encoding)
+    except OSError as error:
+        raise ArgumentError(f"{path} can't be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, SyntaxError):
+        raise ArgumentError(
+            f"{path} is not text in UTF-8: save it as UTF-8, or write its encoding into its first "
+            "line, such as `# -*- coding: latin-1 -*-`"
+        ) from None
+    _check(path, before)
+    # Needs libcst, which a run does without.
+    from xlashard.legacy.migration import migrate
+
+    return _File(path, encoding, before, migrate(before))
+
+
+def _check(path: str, code: str) -> None:
+    """Refuse what is not Python, and what the parser of libcst has no room for on its stack."""
+    deepest = 0
+    try:
+        nodes: list[tuple[ast.AST, int]] = [(ast.parse(code), 1)]
+        while nodes:
+            node, depth = nodes.pop()
+            deepest = max(deepest, depth)
+            nodes += [(child, depth + 1) for child in ast.iter_child_nodes(node)]
+    except SyntaxError as error:
+        raise ArgumentError(
+            f"{path}:{error.lineno or 1} is not Python: {error.msg}; correct this line first"
+        ) from None
+    except (ValueError, MemoryError, RecursionError):
+        deepest = _DEEPEST + 1
+    if deepest > _DEEPEST:
+        raise ArgumentError(
+            f"{path} is nested more than {_DEEPEST} deep, or holds a NUL: write its longest "
+            "expression as several"
+        )
+
+
+def _show(file: _File) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    lines = difflib.unified_diff(
+        file.before.splitlines(),
+        file.after.code.splitlines(),
+        file.path,
+        f"{file.path} (migrated)",
+        lineterm="",
+    )
+    for line in lines:
+        console.print(Text(line, _STYLES.get(line[:1], "")))
+
+
+def _write(file: _File) -> None:
+    """Replace a file by its new text, whole or not at all."""
+    path = os.path.realpath(file.path)
+    beside = f"{path}.{os.getpid()}.tmp"
+    try:
+        if not os.stat(path).st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
+            raise ArgumentError(f"{file.path} is read-only: write chmod u+w {file.path}")
+        if not os.access(path, os.W_OK):
+            raise ArgumentError(f"{file.path} can't be written: Permission denied")
+        Path(beside).write_bytes(file.after.code.encode(file.encoding))
+        shutil.copymode(path, beside)
+        os.replace(beside, path)
+    except OSError as error:
+        Path(beside).unlink(missing_ok=True)
+        raise ArgumentError(f"{file.path} can't be written: {error.strerror or error}") from None
+
+
+def _summary(changed: Sequence[_File], write: bool) -> str:
+    if not changed:
+        return "no file has a name of 2022 or 2023 to change"
+    text = f"{counted(len(changed), 'file')} with changes"
+    marked = sum(file.after.marked for file in changed)
+    if marked:
+        text += f", {counted(marked, 'line')} for a human marked by `# xlashard:`"
+    return text if write else f"{text}; to write them, add --write"

@@ -1,0 +1,382 @@
+"""``xlashard preflight``: from the words of the command line to reports and an exit code."""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from xlashard.cli.commands import sweep
+from xlashard.cli.commands.common import (
+    check_budget,
+    command_line_message,
+    find_program,
+    preflight_options,
+    quiet_start,
+    read_calibration_files,
+    read_mesh,
+    status_line,
+    topologies_for,
+)
+from xlashard.cli.commands.result_files import (
+    OF_ONE_REPORT,
+    RESULTS,
+    check_measured,
+    check_outputs,
+    check_results,
+    make_absolute,
+    output_to_stderr,
+    print_reports,
+    prints_results,
+    reason_of,
+    write,
+    writes_folder,
+)
+from xlashard.cli.commands.script_run import (
+    ScriptRun,
+    StopRule,
+    check_script_options,
+    matches,
+    run_script,
+    select,
+)
+from xlashard.core.pjit.stages.recorded import RecordedProgram
+from xlashard.documents import parse_json, read_text
+from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
+from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
+from xlashard.predict.preflight.preflight_run import preflight
+from xlashard.predict.preflight.render.html import page
+from xlashard.predict.preflight.report.comparison import SummaryText, compare, read_budget
+from xlashard.predict.preflight.report.measured import (
+    Calibration,
+    calibration_text,
+    compare_with_profile,
+)
+from xlashard.predict.preflight.report.preflight_model import REPORT_FORMAT
+from xlashard.predict.preflight.report.preflight_report import PreflightReport, make_schema
+from xlashard.predict.preflight.report.pricing import parse_price
+from xlashard.predict.preflight.script_devices import ScriptDevices
+from xlashard.predict.preflight.target_loading import check_target, user_code_errors
+from xlashard.predict.targets.base_topology import BaseTopology
+from xlashard.program_runner import ProgramStopped, ScriptOrModule, read_script
+from xlashard.wording import print_error
+
+_CALLS = 20
+"""Calls of a program after which a script is stopped, if the command line has no limit."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``xlashard preflight``.
+
+    Args:
+        arguments: The words, parsed.
+
+    Returns:
+        The exit code: 0 if each program fits and keeps its budget, 1 if not, 2 for wrong use.
+    """
+    if arguments.schema:
+        print(json.dumps(make_schema(), indent=2, ensure_ascii=False))
+        return 0
+    quiet_start()
+    try:
+        check_script_options(arguments)
+        if arguments.shardings or arguments.batch or arguments.remat:
+            # The search loads SciPy.
+            from xlashard.cli.commands import automatic_layouts
+
+            return automatic_layouts.run(arguments)
+        is_sweep = not arguments.script and sweep.is_sweep(arguments)
+        check_measured(arguments, is_sweep=is_sweep)
+        return sweep.run(arguments) if is_sweep else _run(arguments)
+    except XlashardError as error:
+        print_error(command_line_message(error))
+        return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    sweep.check_no_sweep(arguments)
+    check_outputs(arguments, takes_folder=True)
+    limits = read_budget(arguments.budget)
+    # Refused here, before a script runs for an hour.
+    if arguments.price is not None:
+        parse_price(arguments.price)
+    read_kernel_cost_words(arguments.kernel_cost)
+    failed = 0
+    if arguments.script:
+        make_absolute(arguments, *RESULTS, *OF_ONE_REPORT)
+        reports, failed = _script_reports(arguments)
+    else:
+        reports = _reports(arguments)
+    try:
+        _show(arguments, reports)
+    finally:
+        # A script may have run for an hour: its files are written whatever failed.
+        if arguments.script:
+            check_results(arguments, len(reports))
+        _write_files(arguments, reports)
+    judged = reports[1:] if arguments.compare else reports
+    kept = [check_budget(report, limits, named=len(judged) > 1) for report in judged]
+    return 1 if failed or not all(kept) else 0
+
+
+def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
+    """Return the reports to show: read from files, or made per topology and program."""
+    if not arguments.targets:
+        swallowed = [word for word in (*arguments.option, *arguments.set) if "=" not in word]
+        advice = f"; write {swallowed[0]} before --option and --set" if swallowed else ""
+        raise ArgumentError(
+            "which program? Write a settings file, such as configs/tiny.toml, or "
+            f"package.module:function{advice}"
+        )
+    programs = [target for target in arguments.targets if not target.endswith(".json")]
+    for target in programs:
+        if target.endswith(".py"):
+            raise ArgumentError(f"{target} is a script: write -- python {target}")
+        check_target(target)
+    if arguments.rates and not programs:
+        raise ArgumentError(
+            f"--rates {arguments.rates} is for programs to predict, and {arguments.targets[0]} has "
+            "its prediction: write the settings file or package.module:function that it is of"
+        )
+    # What can be wrong is checked before the first compilation, which may take minutes.
+    selection = arguments.topology, arguments.slices, arguments.set
+    places = {target: topologies_for(target, *selection) for target in programs}
+    calibrations = read_calibration_files(arguments.rates, list(chain(*places.values())))
+    axes = read_mesh(arguments.mesh) if arguments.mesh else None
+    preflight_options(arguments)
+    stored = {
+        target: read_report(target) for target in arguments.targets if target.endswith(".json")
+    }
+    check_results(arguments, sum(len(places.get(target, "1")) for target in arguments.targets))
+    reports: list[PreflightReport] = []
+    for target in arguments.targets:
+        if target in stored:
+            reports.append(stored[target])
+        else:
+            reports += [
+                preflight_target(arguments, target, place, axes, calibrations.get(place.chip.name))
+                for place in places[target]
+            ]
+    return reports
+
+
+def preflight_target(
+    arguments: argparse.Namespace,
+    target: str,
+    place: BaseTopology,
+    axes: Mapping[str, int] | None,
+    calibration: Calibration | None = None,
+) -> PreflightReport:
+    """Return the report of one program on one topology.
+
+    Args:
+        arguments: Command line arguments.
+        target: The program.
+        place: The topology.
+        axes: Mesh axis sizes, if specified.
+        calibration: Measured slowdowns of the chip; None for the published rates.
+    """
+    with status_line(f"compiling {target} for {place}"):
+        program = find_program(target, place, axes, arguments.set)
+        with user_code_errors(f"{target} can't be traced"):
+            return preflight(
+                program.function,
+                *program.args,
+                topology=place,
+                mesh=program.mesh,
+                workload=program.workload,
+                rates=calibration,
+                title=target,
+                **preflight_options(arguments),
+                **program.kwargs,
+            )
+
+
+def read_report(path: str) -> PreflightReport:
+    """Read a stored report.
+
+    Raises:
+        ArgumentError: If the file is missing or invalid.
+    """
+    try:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"{path} can't be read: {reason_of(error)}") from None
+    try:
+        return PreflightReport.from_json(_of_layout(text))
+    except ArgumentError as error:
+        if '"traffic"' not in text:
+            raise ArgumentError(
+                f"{path} is not a preflight report: write it with xlashard preflight --json {path}"
+            ) from None
+        raise ArgumentError(f"{path}: {error}") from None
+
+
+def _of_layout(text: str) -> str:
+    """Return the JSON of the preflight in that of `--shardings auto`; other texts unchanged."""
+    with suppress(ValueError):
+        content = parse_json(text)
+        if isinstance(content, dict) and {"plan", "report"} <= content.keys():
+            return json.dumps({"format": REPORT_FORMAT.version, **content["report"]})
+    return text
+
+
+def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
+    """Print the reports, their comparison, or one beside a profile, whose rates it writes."""
+    if arguments.compare and len(reports) == 2:
+        print_reports(arguments, [compare(*reports)])
+    elif arguments.measured and len(reports) == 1:
+        step = compare_with_profile(reports[0], arguments.measured)
+        print_reports(arguments, [step])
+        if arguments.calibrate:
+            chip = reports[0].topology.generation
+            write(arguments.calibrate, calibration_text(step, chip))
+    else:
+        summary = [SummaryText(reports)] if len(reports) > 1 else []
+        print_reports(arguments, [*reports, *summary])
+
+
+def _write_files(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
+    """Write the requested files."""
+    if arguments.json:
+        if arguments.compare:
+            write(arguments.json, compare(*reports).to_json())
+        elif writes_folder(arguments, len(reports)):
+            _write_all(arguments.json, reports)
+        else:
+            write(arguments.json, reports[0].to_json())
+    if arguments.markdown:
+        write(arguments.markdown, compare(*reports).to_markdown())
+    if arguments.trace:
+        write(arguments.trace, reports[0].to_trace())
+    if arguments.html:
+        write(arguments.html, page(reports, compare(*reports) if arguments.compare else None))
+
+
+def _write_all(folder: str, reports: Sequence[PreflightReport]) -> None:
+    seen: Counter[str] = Counter()
+    for report in reports:
+        slices = f"{report.topology.slices}x" if report.topology.slices > 1 else ""
+        name = Path(report.title.replace(":", ".")).name.removesuffix(".toml")
+        chips = report.topology.name.replace(":", "-")
+        name = f"{name}.{slices}{chips}"
+        seen[name] += 1  # A function of a script is compiled again for other arguments.
+        number = f".{seen[name]}" if seen[name] > 1 else ""
+        write(str(Path(folder) / f"{name}{number}.json"), report.to_json())
+
+
+def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport], int]:
+    """Run a script, and return the reports of its programs.
+
+    Args:
+        arguments: The words, parsed; `script` has those after `--`.
+
+    Returns:
+        The reports, and the number of programs and scripts that failed.
+
+    Raises:
+        XlashardError: If the words are wrong, or the script has no program for the topology.
+    """
+    for word, value in (("--mesh", arguments.mesh), ("--set", arguments.set)):
+        if value or arguments.targets:
+            what = arguments.targets[0] if arguments.targets else word
+            raise ArgumentError(
+                f"{what} is invalid together with a script after --: the script makes its own mesh "
+                "and settings"
+            )
+    places = topologies_for("", arguments.topology, arguments.slices, ())
+    if len(places) > 1:
+        raise ArgumentError(
+            f"--topology {arguments.topology} names {len(places)} topologies, but a script runs "
+            f"for one: write --topology {places[0].name}"
+        )
+    program = read_script(arguments.command_line, arguments.script)
+    options = preflight_options(arguments)["compiler_options"] or {}
+    devices = ScriptDevices(places[0], options, arguments.estimate, status_line)
+    rates = read_calibration_files(arguments.rates, places).get(places[0].chip.name)
+    devices.begin()
+    try:
+        result = _run_on(devices, program, arguments)
+    finally:
+        devices.end()
+    return _reports_of_script(arguments, result, devices, rates)
+
+
+def _run_on(
+    devices: ScriptDevices, program: ScriptOrModule, arguments: argparse.Namespace
+) -> ScriptRun:
+    """Run a script whose programs are compiled for a topology."""
+    if devices.options:
+        try:
+            devices.check_options()
+        except CompileError as error:
+            raise ArgumentError(f"--option {' '.join(arguments.option)}: {error}") from None
+    print(
+        f"xlashard: {program.target} runs on {
+            counted(devices.topology.num_devices, 'emulated CPU device')
+        }; its programs on them are compiled for {devices.topology} and not run: their results "
+        "are zeros. Let it write no checkpoint over a real one.",
+        file=sys.stderr,
+    )
+
+    def counts(recorded: RecordedProgram) -> bool:
+        patterns = arguments.programs
+        return devices.is_compiled(recorded) and (not patterns or matches(recorded.name, patterns))
+
+    with output_to_stderr(prints_results(arguments)):
+        return run_script(
+            program,
+            StopRule(*(arguments.stop_after or (_CALLS, None))),
+            counts=counts,
+            on_call=_stopping(devices.results),
+        )
+
+
+def _stopping(results: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return a function that stops the script where a program can't be compiled."""
+
+    def stopping(recorded: RecordedProgram, *call: Any) -> list[Any]:
+        try:
+            return results(recorded, *call)
+        except KeyboardInterrupt as error:
+            raise ProgramStopped("Ctrl-C") from error
+        except XlashardError as error:
+            raise ProgramStopped(f"{recorded.name} can't be compiled: {error}") from error
+
+    return stopping
+
+
+def _reports_of_script(
+    arguments: argparse.Namespace,
+    result: ScriptRun,
+    devices: ScriptDevices,
+    calibration: Calibration | None,
+) -> tuple[list[PreflightReport], int]:
+    place = devices.topology
+    selected = select(result, arguments.programs, arguments.min_bytes)
+    spread = [p for p in selected if devices.is_compiled(p)]
+    if not spread:
+        names = ", ".join(sorted({p.name for p in selected}))
+        raise ArgumentError(
+            f"{result.title} has no program for {place}: {names} ran on one device. Make the mesh "
+            "of jax.devices(), and put the arguments on it"
+        )
+    price = None if arguments.price is None else parse_price(arguments.price)
+    costs = read_kernel_cost_words(arguments.kernel_cost)
+    reports, failed = [], int(result.outcome == "failed")
+    for program in spread:
+        try:
+            reports.append(devices.report(program, price, costs, calibration))
+        except XlashardError as error:
+            print_error(f"{program.name} ({program.source}): {error}")
+            failed += 1
+    if result.outcome != "finished":
+        print(f"xlashard: {result.title} {result.outcome}: {result.why}", file=sys.stderr)
+    left = len(result.programs) - len(spread)
+    if left:
+        print(f"xlashard: {counted(left, 'other program')} ran on the CPU", file=sys.stderr)
+    return reports, failed

@@ -1,0 +1,218 @@
+"""Results of commands: options checked before the work, without JAX, printing and writing."""
+
+import argparse
+import contextlib
+import gzip
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xlashard.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from xlashard.analysis.explain.tables import PrintableReport
+
+RESULTS = ("json", "html", "markdown")
+"""Options that name a file of results, or - for standard output."""
+
+OF_ONE_REPORT = ("trace", "measured", "calibrate")
+"""Options of preflight that name further files of one report."""
+
+
+def check_outputs(arguments: argparse.Namespace, *, takes_folder: bool = False) -> None:
+    """Check the options that name files of results.
+
+    Args:
+        arguments: The words, parsed.
+        takes_folder: True if `--json` may name a folder for several reports.
+
+    Raises:
+        ArgumentError: If they exclude each other, or one can't be written.
+    """
+    if arguments.markdown and not arguments.compare:
+        raise ArgumentError(
+            f"--markdown {arguments.markdown} writes what --compare shows: write --compare, too"
+        )
+    printed = [name for name in RESULTS if getattr(arguments, name) == "-"]
+    if len(printed) > 1:
+        both = " and ".join(f"--{name}" for name in printed)
+        raise ArgumentError(f"{both} are both -: write --{printed[0]} FILE")
+    for name in RESULTS:
+        path = getattr(arguments, name)
+        if takes_folder and name == "json" and path and Path(path).is_dir():
+            path = str(Path(path) / "report.json")
+        check_writable(path)
+
+
+def check_measured(arguments: argparse.Namespace, *, is_sweep: bool) -> None:
+    """Check the options of preflight for traces, profiles and measured rates.
+
+    Args:
+        arguments: The words, parsed.
+        is_sweep: Whether they try every mesh.
+
+    Raises:
+        ArgumentError: If they exclude each other, or a file can't be written.
+    """
+    requested = {
+        name: getattr(arguments, name) for name in OF_ONE_REPORT if getattr(arguments, name)
+    }
+    if is_sweep and requested:
+        name, path = next(iter(requested.items()))
+        raise ArgumentError(f"--{name} {path} is of one mesh: write its axes, such as data=4")
+    if "calibrate" in requested and "measured" not in requested:
+        raise ArgumentError(
+            f"--calibrate {arguments.calibrate} needs a measurement: write --measured PROFILE, too"
+        )
+    if "calibrate" in requested and arguments.rates:
+        raise ArgumentError(
+            f"--calibrate {arguments.calibrate} compares with published rates: write it without "
+            f"--rates {arguments.rates}"
+        )
+    check_writable(arguments.trace)
+    check_writable(arguments.calibrate)
+
+
+def check_results(arguments: argparse.Namespace, count: int) -> None:
+    """Check the options of preflight for the results of a number of reports.
+
+    Args:
+        arguments: The words, parsed.
+        count: Number of reports.
+
+    Raises:
+        ArgumentError: If an option takes another number, or a file can't be written.
+    """
+    if arguments.compare and count != 2:
+        raise ArgumentError(
+            f"--compare takes two reports, and here are {count}: write --compare A.json "
+            "B.json, or one program and two topologies, or one topology and two programs"
+        )
+    for word in ("trace", "measured"):
+        if getattr(arguments, word) and count != 1:
+            raise ArgumentError(
+                f"--{word} {getattr(arguments, word)} is of one report, and here are {count}: "
+                f"write --{word} with one program and one topology"
+            )
+    file = arguments.json
+    if writes_folder(arguments, count):
+        if file == "-" or Path(file).suffix:
+            raise ArgumentError(
+                f"--json {file} is one file, and here are {count} reports: name a folder"
+            )
+        file = str(Path(file) / "report.json")
+    check_writable(file)
+
+
+def writes_folder(arguments: argparse.Namespace, count: int) -> bool:
+    """Return True if `--json` names a folder for a number of reports.
+
+    A script compiles one program or several: a folder that exists takes its reports either way.
+    """
+    if not arguments.json or arguments.compare:
+        return False
+    return count > 1 or bool(arguments.script and Path(arguments.json).is_dir())
+
+
+def make_absolute(arguments: argparse.Namespace, *names: str) -> None:
+    """Make the paths of options relative to the current folder, which a script may leave."""
+    for name in names:
+        path = getattr(arguments, name)
+        if path not in (None, "-"):
+            setattr(arguments, name, str(Path(path).absolute()))
+
+
+def prints_results(arguments: argparse.Namespace) -> bool:
+    """Return True if a file of results goes to standard output, in place of the tables."""
+    return "-" in [getattr(arguments, name, None) for name in (*RESULTS, "trace")]
+
+
+def print_reports(arguments: argparse.Namespace, reports: "Iterable[PrintableReport]") -> None:
+    """Print reports below each other, unless results go to standard output.
+
+    Args:
+        arguments: The words, parsed; `all` shows every row.
+        reports: The reports, each of which is made when those before it are printed.
+    """
+    if prints_results(arguments):
+        return
+    from rich.console import Console  # takes long to import
+
+    console = Console()
+    for number, report in enumerate(reports):
+        if number:
+            console.rule(style="dim")
+        console.print(report.renderable(all=arguments.all, print_all="--all"))
+
+
+@contextlib.contextmanager
+def output_to_stderr(needed: bool) -> Iterator[None]:
+    """Send what is written to standard output to standard error, if needed for reports."""
+    if not needed:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def write(path: str, text: str) -> None:
+    """Write a file, compressed for a name that ends with .gz, or to standard output for `-`.
+
+    Raises:
+        ArgumentError: If it can't be written.
+    """
+    if path == "-":
+        print(text)
+        return
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        content = (text.rstrip("\n") + "\n").encode()
+        Path(path).write_bytes(gzip.compress(content) if path.endswith(".gz") else content)
+    except OSError as error:
+        raise ArgumentError(f"{path} can't be written: {reason_of(error)}") from None
+
+
+def check_writable(path: str | None) -> None:
+    """Refuse a file that can't be written, before the work whose result it is to hold.
+
+    Args:
+        path: The file; None, or `-` for standard output, is accepted.
+
+    Raises:
+        ArgumentError: If the path is a folder, or can't be written.
+    """
+    if not path or path == "-":
+        return
+    file = Path(path)
+    if file.is_dir():
+        raise ArgumentError(f"{path} can't be written: it is a folder, expected a file")
+    try:
+        if file.is_file():
+            file.open("ab").close()
+        elif not file.exists():  # a pipe is not opened: its reader would see an end
+            folder = next(each for each in file.absolute().parents if each.exists())
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ArgumentError(f"{path} can't be written: {reason_of(error)}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason why a file can't be read or written.
+
+    Args:
+        error: The exception.
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "it is no text" if isinstance(error, UnicodeDecodeError) else str(error)

@@ -1,0 +1,194 @@
+"""``xlashard preflight --mesh auto``: every mesh of every topology, ranked."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from xlashard.analysis.explain.comparison import Comparison
+from xlashard.analysis.explain.tables import PrintableReport
+from xlashard.cli.commands.common import (
+    check_budget,
+    find_program,
+    read_calibration_files,
+    read_options,
+    settings_of,
+    status_line,
+    topologies_for,
+)
+from xlashard.cli.commands.result_files import check_outputs, check_writable, print_reports, write
+from xlashard.errors import ArgumentError
+from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
+from xlashard.predict.preflight.render.html import page
+from xlashard.predict.preflight.report.comparison import compare, read_budget
+from xlashard.predict.preflight.target_loading import TargetProgram, load_function
+from xlashard.predict.sweep.axis_ranges import AxisRange, parse_axes, read_axes
+from xlashard.predict.sweep.evaluate import SweepRequest, evaluate_mesh, source_files
+from xlashard.predict.sweep.sweep_report import SweepProgress, SweepReport
+from xlashard.predict.sweep.sweep_run import (
+    Prices,
+    Sweep,
+    find_topologies,
+    read_prices,
+    run_sweep,
+)
+from xlashard.predict.targets.base_topology import BaseTopology
+from xlashard.workers.job_pool import default_limits
+
+_RUNNER = "xlashard.cli.commands.sweep:run_target"
+# How many of the best meshes a page shows.
+_ON_A_PAGE = 3
+
+
+def is_sweep(arguments: argparse.Namespace) -> bool:
+    """Return whether the arguments of `xlashard preflight` specify a sweep."""
+    sizes = [word.rpartition("=")[2].strip() for word in arguments.mesh.split(",")]
+    return any(size == "auto" or ".." in size for size in sizes)
+
+
+def check_no_sweep(arguments: argparse.Namespace) -> None:
+    """Refuse options of sweeps where none is specified.
+
+    Raises:
+        ArgumentError: If there is one.
+    """
+    for name in ("folder", "workers", "timeout", "again"):
+        if getattr(arguments, name):
+            raise ArgumentError(
+                f"--{name} is for meshes that are tried: leave it out, or write --mesh auto, or "
+                "sizes such as --mesh data=auto,model=..8"
+            )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a sweep.
+
+    Args:
+        arguments: The words of `xlashard preflight`, parsed.
+
+    Returns:
+        The exit code: 0 if the program fits on a mesh, whose report keeps the budget; 1 if not.
+
+    Raises:
+        XlashardError: If the words are wrong.
+    """
+    check_outputs(arguments)
+    limits = read_budget(arguments.budget)
+    prices = read_prices(_prices(arguments.price))
+    sweep = _sweep(arguments)
+    folder = Path(arguments.folder or _usual_folder(sweep.title))
+    check_writable(str(folder / "sweep.json"))
+    try:
+        with status_line(f"trying meshes for {sweep.title}", spinner=False), SweepProgress() as bar:
+            report = run_sweep(
+                sweep,
+                folder,
+                default_limits(arguments.workers, arguments.timeout),
+                bar,
+                again=arguments.again,
+                prices=prices,
+            )
+    except KeyboardInterrupt:
+        print(f"what was found is kept in {folder}: the same command goes on", file=sys.stderr)
+        raise
+    print_reports(arguments, _shown(arguments, report))
+    _write_files(arguments, report)
+    if report.best is None:
+        print("it fits on none of these meshes", file=sys.stderr)
+        return 1
+    return 0 if check_budget(report.report(report.best), limits, named=True) else 1
+
+
+def _sweep(arguments: argparse.Namespace) -> Sweep:
+    if len(arguments.targets) != 1 or arguments.targets[0].endswith(".json"):
+        raise ArgumentError(
+            "a sweep takes one program: write xlashard preflight --mesh auto --topology "
+            "v5e-16,v5p-16 CONFIG.toml"
+        )
+    (title,) = arguments.targets
+    places = topologies_for(title, arguments.topology, arguments.slices, arguments.set)
+    target: dict[str, Any] = {"name": title, "set": list(arguments.set)}
+    sources: tuple[Path, ...] = ()
+    own_axes: tuple[str, ...] = ()
+    if title.endswith(".toml"):
+        own_axes, target["settings"] = settings_of(title, arguments.set)
+    else:
+        load_function(title)
+        sources = tuple(source_files(title.partition(":")[0]))
+    return Sweep(
+        title=title,
+        target=target,
+        topologies=find_topologies(places),
+        axes=_axes(arguments.mesh, own_axes),
+        runner=_RUNNER,
+        options=tuple(read_options(arguments.option).items()),
+        estimate=arguments.estimate,
+        kernel_costs=read_kernel_cost_words(arguments.kernel_cost),
+        calibrations=read_calibration_files(arguments.rates, places),
+        sources=sources,
+    )
+
+
+def _axes(text: str, own: tuple[str, ...]) -> Mapping[str, AxisRange]:
+    """Return the axes to choose sizes for: those of the words, or of the settings."""
+    if text.strip() != "auto":
+        return parse_axes(text)
+    if not own:
+        raise ArgumentError(
+            "--mesh auto takes the axes of a settings file; of a function write them, --mesh "
+            "data=auto,model=..8"
+        )
+    return read_axes(dict.fromkeys(own, "auto"))
+
+
+def _prices(text: str | None) -> Prices | None:
+    """Parse prices: `4.2`, or `v5e=1.2,v5p=4.2` by generation."""
+    if text is None or "=" not in text:
+        return text
+    pairs = (word.partition("=") for word in text.split(","))
+    return {name.strip(): price.strip() for name, _, price in pairs}
+
+
+def _usual_folder(title: str) -> str:
+    name = Path(title.replace(":", ".")).name.removesuffix(".toml")
+    return str(Path("sweeps") / name)
+
+
+def _shown(arguments: argparse.Namespace, report: SweepReport) -> Iterator[PrintableReport]:
+    yield report
+    if arguments.compare:
+        yield _changes(report)
+
+
+def _changes(report: SweepReport) -> Comparison:
+    """Return what changes from the second best mesh to the best."""
+    best = _best(report, 2)
+    if len(best) < 2:
+        raise ArgumentError("--compare shows what differs between the best two meshes that fit")
+    return compare(best[1], best[0])
+
+
+def _write_files(arguments: argparse.Namespace, report: SweepReport) -> None:
+    if arguments.markdown:
+        write(arguments.markdown, _changes(report).to_markdown())
+    if arguments.json:
+        write(arguments.json, report.to_json())
+    if arguments.html and report.best is not None:
+        write(arguments.html, page(_best(report, _ON_A_PAGE)))
+
+
+def _best(report: SweepReport, count: int) -> list[Any]:
+    return [report.report(result) for result in report.fitting[:count]]
+
+
+def run_target(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Look at a program on one mesh, in a process of a sweep."""
+    return evaluate_mesh(SweepRequest.from_json(request), _program)
+
+
+def _program(request: SweepRequest, topology: BaseTopology) -> TargetProgram:
+    target = request.target
+    if "settings" in target and settings_of(target["name"], target["set"])[1] != target["settings"]:
+        raise ArgumentError(f"{target['name']} has changed since the sweep began: start it again")
+    return find_program(target["name"], topology, request.axes, target["set"])

@@ -1,0 +1,333 @@
+"""`Array`: one buffer handle that spans all addressable devices."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import jax
+import numpy as np
+from jax.experimental.layout import Format, Layout
+
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.transfer import (
+    Handle,
+    HandleType,
+    callback_result,
+    collect_garbage,
+    split,
+    with_sharding,
+)
+from xlashard.core.array.core.base import (
+    DELETE,
+    SHARDS,
+    check_alive,
+    record_shard,
+    release_shards,
+    type_text,
+)
+from xlashard.core.array.core.indexing import Indexing
+from xlashard.core.array.core.members import NumpyMethods, Operators
+from xlashard.core.array.core.protocols import HostProtocols
+from xlashard.core.array.core.shard import Shard
+from xlashard.core.array.placement.read import BRING_HERE, Policy, start_read, to_host
+from xlashard.core.sharding import Sharding, from_jax, to_jax
+from xlashard.core.sharding.base import is_index
+from xlashard.errors import ArgumentError, NotAddressableError
+from xlashard.tracebacks import short_tracebacks
+
+if TYPE_CHECKING:
+    # Only a stub: the members are generated from JAX's, with parameters that a checker cannot see.
+    from xlashard.core.array.core.typed import Typed  # pyright: ignore[reportMissingModuleSource]
+else:
+
+    class Typed:
+        """Empty at run time."""
+
+        __slots__ = ()
+
+
+class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
+    """An array sharded over devices.
+
+    Constructors (`device_put`, `make_array_from_callback`, ...) and programs create it, and
+    `Array.from_jax` wraps an array of JAX; JAX's own functions accept it. It is immutable. Every
+    operation runs on the devices that hold it and returns an Array.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import Mesh, NamedSharding, P, device_put
+        >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+        >>> x = device_put(np.arange(3, dtype=np.int32), NamedSharding(mesh, P("data")))
+        >>> x + 1
+        Array([1, 2, 3], dtype=int32)
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def from_jax(cls, x: jax.Array) -> Self:
+        """Return an Array that shares the buffers of an array of JAX.
+
+        Args:
+            x: A concrete array. An Array is returned as it is.
+
+        Raises:
+            ArgumentError: `x` is a tracer, a key array, or no array of JAX.
+        """
+        # By its type too: a derived class may answer `isinstance` differently.
+        if isinstance(x, cls) and issubclass(type(x), cls):
+            return x
+        if type(x) is not HandleType:
+            raise ArgumentError(
+                f"Array.from_jax takes a concrete jax.Array, not {type(x).__name__}: "
+                "device_put(x) makes one of NumPy arrays and numbers; key arrays stay jax.Arrays"
+            )
+        out = cls()
+        out._handle = callback_result(x)
+        if isinstance(x.sharding, Sharding):
+            # Programs of JAX cannot read a sharding of this package on their arguments.
+            out._handle = with_sharding(x, to_jax(x.sharding, x.shape))
+            out._own_sharding = x.sharding
+        out._expose()
+        return out
+
+    def to_jax(self) -> jax.Array:
+        """Return JAX's own array over the same buffers."""
+        self._expose()
+        return self._handle
+
+    @property
+    def sharding(self) -> Sharding:
+        """Sharding: the slice of the array on each device.
+
+        It is the object by which the array was placed, or an equal one. For a sharding of a user's
+        class it is the `GSPMDSharding` with the same tiles, which JAX can read.
+        """
+        own = self._own_sharding
+        return from_jax(self._buffers.sharding) if own is None else own
+
+    @property
+    def layout(self) -> Layout | None:
+        """Order of the dimensions in device memory; None where the runtime does not expose it."""
+        check_alive(self)
+        return self._buffers.format.layout
+
+    @property
+    def format(self) -> Format:
+        """Layout and sharding as one `Format`, which constructors accept."""
+        check_alive(self)
+        sharding: Any = self.sharding
+        if not isinstance(sharding, jax.sharding.Sharding):
+            sharding = self._buffers.sharding
+        return Format(self._buffers.format.layout, sharding)
+
+    @property
+    def device(self) -> Device | Sharding:
+        """The device of the array; its sharding if there are several."""
+        check_alive(self)
+        devices = self._buffers.sharding.device_set
+        return next(iter(devices)) if len(devices) == 1 else self.sharding
+
+    def devices(self) -> set[Device]:
+        """Return all devices of the array, in any process."""
+        check_alive(self)
+        return self._buffers.devices()
+
+    @property
+    def device_buffer(self) -> Any:
+        """Removed; `jax.Array` replaced DeviceArray."""
+        raise AttributeError("device_buffer is deprecated: write x.addressable_data(0)")
+
+    @property
+    def device_buffers(self) -> Any:
+        """Removed; `jax.Array` replaced ShardedDeviceArray."""
+        raise AttributeError(
+            "device_buffers is deprecated: write [shard.data for shard in x.addressable_shards]"
+        )
+
+    def addressable_data(self, index: int) -> "Array":
+        """Return the data on one device of this process.
+
+        Args:
+            index: Number of the device in the order of the device assignment.
+
+        Raises:
+            IndexError: This process has fewer devices of the array.
+        """
+        check_alive(self)
+        buffers = split(self._handle)
+        if not is_index(index):
+            raise ArgumentError(
+                f"addressable_data: index must be an integer, not {type(index).__name__}: write "
+                "x.addressable_data(0)"
+            )
+        if not -len(buffers) <= index < len(buffers):
+            advice = f"give one from 0 to {len(buffers) - 1}" if buffers else BRING_HERE
+            raise IndexError(
+                f"addressable_data({index}): {len(buffers)} of the array's devices are "
+                f"addressable: {advice}"
+            )
+        return self._shard(buffers[index])
+
+    @property
+    def addressable_shards(self) -> list[Shard]:
+        """Shards on the devices of this process, in the order of the device assignment."""
+        check_alive(self)
+        data = [self._shard(buffer) for buffer in split(self._handle)]
+        return Shard.all_of(self.sharding, self.shape, data)
+
+    def _shard(self, buffer: Handle) -> "Array":
+        """Return an Array over one buffer; deleting it deletes a part of this array."""
+        if self._buffers.sharding.num_devices > 1:
+            record_shard(buffer, self)
+        return wrap(buffer)
+
+    @property
+    def global_shards(self) -> list[Shard]:
+        """Shards on all devices; `data` is None for those of other processes."""
+        local = {shard.device: shard for shard in self.addressable_shards}
+        sharding, shape = self.sharding, self.shape
+        return [local.get(device) or Shard(device, sharding, shape) for device in sharding.devices]
+
+    def on_device_size_in_bytes(self) -> int:
+        """Return the bytes in the memories of all devices, with replicas and padding.
+
+        Raises:
+            NotAddressableError: No device of the array belongs to this process.
+        """
+        check_alive(self)
+        if self._buffers.is_fully_addressable or split(self._buffers):
+            return self._buffers.on_device_size_in_bytes()
+        raise NotAddressableError(  # no-catalogue: needs several processes
+            f"this process has no device of an Array {type_text(self)}, and cannot query its "
+            f"memory: use x.nbytes, or {BRING_HERE}"
+        )
+
+    def unsafe_buffer_pointer(self) -> int:
+        """Return the address of the buffer on the only device, valid while the array is alive.
+
+        Raises:
+            ValueError: The array is on several devices.
+        """
+        return self._only("unsafe_buffer_pointer").unsafe_buffer_pointer()
+
+    def unsafe_raw_buffer(self) -> Any:
+        """Return the runtime's own object for the buffer on the only device.
+
+        Raises:
+            ValueError: The array is on several devices.
+        """
+        return self._only("unsafe_raw_buffer").unsafe_raw_buffer()
+
+    def _only(self, name: str) -> Any:
+        check_alive(self)
+        count = self._handle.sharding.num_devices
+        if count != 1:
+            raise ValueError(
+                f"{name}() requires an array on one device, but this Array {type_text(self)} is "
+                f"on {count} devices: write [shard.data.{name}() for shard in x.addressable_shards]"
+            )
+        return self._handle
+
+    def platform(self) -> str:
+        """Return the platform of the devices: `"cpu"`, `"gpu"` or `"tpu"`."""
+        return self._buffers.platform()
+
+    def is_deleted(self) -> bool:
+        """Return True if the buffers are deleted."""
+        return self._buffers.is_deleted()
+
+    def is_ready(self) -> bool:
+        """Return True if the array is computed."""
+        check_alive(self)
+        return self._buffers.is_ready()
+
+    def delete(self) -> None:
+        """Free the memory at once; any later use of the array is an error."""
+        if not self._buffers.is_deleted():
+            self._deleted_by = DELETE
+        self._value_cache = None
+        self._buffers.delete()
+        if SHARDS:
+            release_shards([self], DELETE)
+        collect_garbage()
+
+    def block_until_ready(self) -> Self:
+        """Wait until the array is computed, and return it."""
+        try:
+            self._buffers.block_until_ready()
+        except RuntimeError:
+            check_alive(self)
+            raise
+        return self
+
+    def to_host(self, policy: Policy = "replicated", *, timeout: float = 60.0) -> np.ndarray:
+        """Return the value, or this process's part of it, as a read-only NumPy array.
+
+        If all devices of the array belong to this process, every policy returns the whole value.
+
+        Args:
+            policy: `"replicated"`: the whole value, if this process holds every tile. `"local"`:
+                the block that the tiles of this process form; no other process takes part.
+                `"gather"`: the whole value in every process that has a device of the array; all of
+                them must call this.
+            timeout: Seconds for which `"gather"` waits for the other processes.
+
+        Raises:
+            NotAddressableError: Tiles are in other processes (`"replicated"`), or those of this
+                process form no block (`"local"`).
+            ProcessesError: A process did not call it before the timeout, or with another array.
+            DeletedError: The array is deleted.
+
+        Example:
+            >>> import jax, numpy as np
+            >>> from xlashard import device_put
+            >>> device_put(np.arange(3), jax.devices()[0]).to_host("local")
+            array([0, 1, 2], dtype=int32)
+        """
+        with short_tracebacks:
+            return to_host(self, policy, timeout)
+
+    def copy_to_host_async(self) -> None:
+        """Start the transfer of the value to the host."""
+        start_read(self)
+
+
+def wrap(handle: Handle, sharding: Any = None) -> Array:
+    """Return an `Array` that shares the buffers of a handle.
+
+    Args:
+        handle: The handle.
+        sharding: The caller's own sharding, which the array returns as `x.sharding`. A sharding of
+            a user's class is dropped, as JAX's compiled functions cannot read it.
+    """
+    out = Array()
+    out._handle = handle
+    if isinstance(sharding, jax.sharding.Sharding):
+        out._own_sharding = sharding
+    return out
+
+
+def wrap_tree(treedef: Any, handles: Sequence[Handle]) -> Any:
+    """Return the pytree whose leaves are `Array`s over new handles of a program, in order."""
+    leaves = []
+    append = leaves.append
+    for handle in handles:
+        # Inlined: a call per leaf is a third of the cost of wrapping one.
+        out = Array()
+        out._buffers = handle
+        out._exclusive = True
+        append(out)
+    return treedef.unflatten(leaves)
+
+
+def wrap_kinds(plan: tuple[Any, tuple[type[Array], ...]], handles: Sequence[Handle]) -> Any:
+    """Return the pytree of arrays of the given classes over new handles of a program, in order."""
+    treedef, kinds = plan
+    new, leaves = object.__new__, []
+    append = leaves.append
+    for kind, handle in zip(kinds, handles, strict=False):  # strict=True has a cost
+        out = new(kind)  # the constructors of derived classes take other arguments
+        out._buffers = handle
+        out._exclusive = True
+        append(out)
+    return treedef.unflatten(leaves)

@@ -1,0 +1,387 @@
+"""Arrays over buffers that are on their devices, without copies."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from xlashard._jax.runtime.shardings import Device, default_memory_kind
+from xlashard._jax.runtime.transfer import Handle, Tracer, with_sharding
+from xlashard.core.array.constructors import finished
+from xlashard.core.array.core.array import Array, wrap
+from xlashard.core.array.core.base import (
+    check_alive,
+    check_alive_as,
+    handle_of,
+    record_shard,
+    reshape_buffer,
+)
+from xlashard.core.array.core.handles import canonical_dtype, is_key_dtype, key_handle, keys_over
+from xlashard.core.array.placement.target import (
+    ResolvedSharding,
+    parse_shape,
+    parse_sharding,
+    resolve_sharding,
+)
+from xlashard.core.sharding import PmapSharding, SingleDeviceSharding
+from xlashard.errors import ArgumentError, PlacementError, counted
+from xlashard.geometry import ShardingSpec
+from xlashard.geometry.sharding_spec import without_dims
+from xlashard.tracebacks import short_tracebacks
+
+
+def make_array_from_single_device_arrays(
+    shape: Sequence[int], sharding: Any, arrays: Sequence[Any], *, dtype: Any = None
+) -> Array:
+    """Create an array from single-device arrays, without copying.
+
+    Args:
+        shape: Shape of the whole array, in elements.
+        sharding: A sharding of this package, of JAX or of a class of your own.
+        arrays: One per device of the sharding in this process, in any order: Arrays, arrays or keys
+            of JAX. If all lack the dimensions that a `PmapSharding` unstacks, they are copied into
+            shards that have them.
+        dtype: Dtype of the array; needed only without arrays.
+
+    Returns:
+        A committed `Array` that shares their buffers; a key array of JAX if they are keys.
+
+    Raises:
+        PlacementError: A device is missing, surplus or repeated, or an array has another dtype,
+            shape or memory; with its number and device.
+        ArgumentError: A value is no array on one device.
+        DeletedError: An array is deleted.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import SingleDeviceSharding, device_put
+        >>> from xlashard import make_array_from_single_device_arrays
+        >>> device = jax.devices()[0]
+        >>> piece = device_put(np.zeros((4, 2), np.float32), device)
+        >>> make_array_from_single_device_arrays(
+        ...     (4, 2), SingleDeviceSharding(device), [piece]
+        ... ).shape
+        (4, 2)
+    """
+    with short_tracebacks:
+        parsed, layout = parse_sharding(sharding, "sharding")
+        if layout is not None:
+            raise ArgumentError("the arrays have their layouts already: give the sharding alone")
+        target = resolve_sharding(parse_shape(shape), parsed)
+        singles = read_buffers(_with_unstacked_dims(arrays, target), _HERE)
+        return assemble_arrays(
+            singles, target, None if dtype is None else canonical_dtype(dtype), _HERE
+        )
+
+
+def _with_unstacked_dims(arrays: Any, target: ResolvedSharding) -> Any:
+    """Return the arrays with the dimensions that early `pmap` left out."""
+    sharding, shape = target.sharding, target.shard_shape
+    dims = sharding.sharding_spec.unstacked_dims if isinstance(sharding, PmapSharding) else ()
+    if not dims or not isinstance(arrays, Sequence):
+        return arrays
+    spare = without_dims(shape, dims)
+    lacking = all(isinstance(x, jax.Array) and tuple(x.shape) == spare for x in arrays)
+    return [_in_shape(x, shape) for x in arrays] if lacking else arrays
+
+
+def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:
+    if isinstance(array, Tracer) or len(array.sharding.device_set) != 1:
+        return array  # refused later, by its number
+    check_alive(array)
+    if is_key_dtype(array.dtype):
+        numbers = key_handle(array)
+        return keys_over(reshape_buffer(numbers, (*shape, *numbers.shape[array.ndim :])), array)
+    return reshape_buffer(handle_of(array), shape)
+
+
+class Caller(NamedTuple):
+    """The function and argument that errors name.
+
+    Attributes:
+        function: Name of the function.
+        argument: Name of the argument.
+    """
+
+    function: str
+    argument: str
+
+    def name(self, number: int) -> str:
+        """Return the expression of one of the arrays."""
+        return f"{self.argument}[{number}]"
+
+
+_HERE = Caller("make_array_from_single_device_arrays", "arrays")
+_SHARDED = Caller("make_sharded_device_array", "device_buffers")
+_SINGLE = Caller("make_device_array", "device_buffers")
+
+
+class DeviceBuffer(NamedTuple):
+    """One of the given arrays.
+
+    Attributes:
+        name: Its expression.
+        array: The array.
+        handle: Its buffer; for keys that of their data.
+        device: Its device.
+        is_key: Whether it is a key array.
+    """
+
+    name: str
+    array: Any
+    handle: Handle
+    device: Device
+    is_key: bool
+
+
+def read_buffers(arrays: Any, caller: Caller) -> list[DeviceBuffer]:
+    """Check that values are arrays on one device each, and alive.
+
+    Raises:
+        ArgumentError: A value is of another type.
+        DeletedError: An array is deleted.
+    """
+    if not isinstance(arrays, Sequence):
+        raise ArgumentError(
+            f"{caller.argument} must be a list of arrays, not {type(arrays).__name__}: for one "
+            "write [array]"
+        )
+    return [_read_buffer(caller, number, array) for number, array in enumerate(arrays)]
+
+
+def assemble_arrays(
+    singles: Sequence[DeviceBuffer], target: ResolvedSharding, dtype: Any, caller: Caller
+) -> Any:
+    """Return one array over arrays that are on its devices.
+
+    Args:
+        singles: The arrays, in any order.
+        target: The sharding.
+        dtype: Dtype of the array; by default that of the first.
+        caller: The function and argument that errors name.
+
+    Raises:
+        PlacementError: The arrays are on other devices, or do not fit the sharding or one another.
+        ArgumentError: Neither arrays nor a dtype are given.
+    """
+    by_device = _by_device(singles, target)
+    for single in singles:
+        dtype = single.array.dtype if dtype is None else dtype
+        _check_fits(single, target, dtype)
+    if dtype is None:
+        raise ArgumentError(  # no-catalogue: needs several processes
+            f"the dtype is unknown without arrays: write {_HERE.function}(shape, sharding, [], "
+            "dtype=...)"
+        )
+    ordered = [by_device[device] for device in target.devices]
+    keys = ordered[0].array if ordered and ordered[0].is_key else None
+    out = finished([single.handle for single in ordered], dtype, target, None, keys)
+    if len(ordered) > 1 and isinstance(out, Array):
+        for single in ordered:
+            record_shard(single.handle, out)
+        arrays = [single.array for single in ordered]
+        if not all([isinstance(x, Array) and x._exposed is None for x in arrays]):
+            out._expose()  # code outside of this package can delete one of the buffers
+    return out
+
+
+def _read_buffer(caller: Caller, number: int, array: Any) -> DeviceBuffer:
+    name = caller.name(number)
+    if isinstance(array, Tracer):
+        raise ArgumentError(
+            f"{name} is traced, and only arrays with known values have buffers: call "
+            f"{caller.function} outside of jit, grad and vmap"
+        )
+    if not isinstance(array, jax.Array):
+        raise ArgumentError(
+            f"{name} is {type(array).__name__}, not an array on a device: write "
+            "device_put(value, device)"
+        )
+    is_key = is_key_dtype(array.dtype)
+    handle = handle_of(key_handle(array) if is_key else array)
+    check_alive_as(lambda: name, handle if is_key else array)
+    devices = handle.sharding.device_set
+    if len(devices) != 1:
+        raise ArgumentError(
+            f"{name} is on {len(devices)} devices, but must be on one: give "
+            "[shard.data for shard in x.addressable_shards]"
+        )
+    (device,) = devices
+    return DeviceBuffer(name, array, handle, device, is_key)
+
+
+def _by_device(
+    singles: Sequence[DeviceBuffer], target: ResolvedSharding
+) -> dict[Device, DeviceBuffer]:
+    """Check that the arrays are on exactly the devices of this process in the sharding."""
+    by_device: dict[Device, DeviceBuffer] = {}
+    for single in singles:
+        if single.device in by_device:
+            raise PlacementError(
+                f"{by_device[single.device].name} and {single.name} are both on {single.device}; "
+                "give one array per device"
+            )
+        by_device[single.device] = single
+    devices = target.devices
+    missing = [device for device in devices if device not in by_device]
+    surplus = [device for device in by_device if device not in set(devices)]
+    if missing or surplus:
+        parts = [f"{len(singles)} arrays for {len(devices)} addressable devices of the sharding"]
+        if missing:
+            listed = ", ".join(map(str, missing))
+            parts.append(f"none is on {listed}: add device_put(piece, device)")
+        if surplus:
+            listed = ", ".join(f"{device} ({by_device[device].name})" for device in surplus)
+            parts.append(f"not in the sharding: {listed}")
+        raise PlacementError("; ".join(parts))
+    return by_device
+
+
+def _check_fits(single: DeviceBuffer, target: ResolvedSharding, dtype: Any) -> None:
+    own = single.array.dtype
+    if own != dtype:
+        raise PlacementError(
+            f"{single.name} on {single.device} is {own.name}, but the array is {dtype.name}: "
+            f"give it by .astype({dtype.name!r})"
+        )
+    shape = tuple(single.array.shape)
+    if shape != target.shard_shape:
+        raise PlacementError(
+            f"{single.name} on {single.device} has shape {shape}, but an array of shape "
+            f"{target.shape} has pieces of shape {target.shard_shape} under {target.sharding}"
+        )
+    kind = single.handle.sharding.memory_kind or default_memory_kind(single.device)
+    if kind != target.memory_kind:
+        raise PlacementError(
+            f"{single.name} on {single.device} is in its memory {kind!r}, but the sharding has "
+            f"{target.memory_kind!r}: write sharding.with_memory_kind({kind!r})"
+        )
+
+
+def make_sharded_device_array(
+    aval: Any,
+    sharding_spec: ShardingSpec | None,
+    device_buffers: Sequence[Any],
+    indices: Sequence[Any] | None = None,
+) -> Array:
+    """Create an array from buffers that are on their devices.
+
+    Args:
+        aval: Shape and dtype of the array: a `ShapedArray`, or a `jax.ShapeDtypeStruct`.
+        sharding_spec: Spec of the sharding. Without one, each device holds one index of the first
+            dimension.
+        device_buffers: One array per device, in the order of the spec's grid. They may lack
+            unstacked dimensions (all of the first, if there is no spec); then they are copied.
+        indices: Index of each buffer, to be checked.
+
+    Returns:
+        An `Array` with a `PmapSharding`, over the same memory if no dimension is lacking (a key
+        array of JAX, if the buffers are keys).
+
+    Raises:
+        PlacementError: The buffers do not fit the spec, the shape or the indices.
+        GeometryError: The spec does not fit the shape.
+        ArgumentError: A buffer is no array on one device, or `aval` is invalid.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import device_put, make_sharded_device_array
+        >>> buffer = device_put(np.ones(3, np.float32), jax.devices()[0])
+        >>> make_sharded_device_array(jax.ShapeDtypeStruct((1, 3), "float32"), None, [buffer])
+        Array([[1., 1., 1.]], dtype=float32)
+    """
+    with short_tracebacks:
+        shape, dtype = _type_of(aval)
+        device_buffers = list(device_buffers)
+        devices = [single.device for single in read_buffers(device_buffers, _SHARDED)]
+        if sharding_spec is None:
+            lacking = bool(shape) and {tuple(b.shape) for b in device_buffers} == {shape[1:]}
+            pmap_sharding = PmapSharding.default(shape, devices=devices, unstacked=lacking)
+        else:
+            pmap_sharding = PmapSharding(devices, sharding_spec)
+        _check_indices(indices, pmap_sharding.sharding_spec, shape)
+        out = make_array_from_single_device_arrays(
+            shape, pmap_sharding, device_buffers, dtype=dtype
+        )
+        if isinstance(out, Array) and getattr(aval, "weak_type", False):
+            return wrap(
+                with_sharding(out._handle, out._handle.sharding, weak_type=True), pmap_sharding
+            )
+        return out
+
+
+def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> Array:
+    """Create an array from one buffer.
+
+    Args:
+        aval: Its shape and dtype: a `ShapedArray`, or a `jax.ShapeDtypeStruct`.
+        device: Device of the buffer, to which the array is committed. None leaves it uncommitted.
+        device_buffer: An array on one device.
+
+    Returns:
+        An `Array` over the same memory; a key array of JAX, if the buffer is one.
+
+    Raises:
+        PlacementError: The buffer is on another device, or has another shape or dtype.
+        ArgumentError: The buffer is no array on one device.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import device_put, make_device_array
+        >>> buffer = device_put(np.ones(3, np.float32), jax.devices()[0])
+        >>> make_device_array(jax.ShapeDtypeStruct((3,), "float32"), None, buffer).committed
+        False
+    """
+    with short_tracebacks:
+        shape, dtype = _type_of(aval)
+        (single,) = read_buffers([device_buffer], _SINGLE)
+        kind = device_buffer.sharding.memory_kind
+        target = SingleDeviceSharding(device or single.device, memory_kind=kind)
+        out = make_array_from_single_device_arrays(shape, target, [device_buffer], dtype=dtype)
+        weak_type = bool(getattr(aval, "weak_type", False))
+        if device is not None and not weak_type:
+            return out
+        numbers = out._handle if isinstance(out, Array) else key_handle(out)
+        handle = with_sharding(
+            numbers, target.jax_sharding(), committed=device is not None, weak_type=weak_type
+        )
+        return wrap(handle) if isinstance(out, Array) else keys_over(handle, out)
+
+
+def _type_of(aval: Any) -> tuple[tuple[int, ...], Any]:
+    try:
+        return tuple(aval.shape), aval.dtype
+    except (AttributeError, TypeError):
+        raise ArgumentError(
+            f"aval must have a shape and a dtype, not {aval!r}: write jax.ShapeDtypeStruct((8, "
+            "128), 'float32')"
+        ) from None
+
+
+def _check_indices(
+    indices: Sequence[Any] | None, spec: ShardingSpec, shape: tuple[int, ...]
+) -> None:
+    if indices is None:
+        return
+    held = list(spec.indices(shape).flat)
+    indices = [tuple(index) for index in indices]
+    if len(indices) != len(held):
+        raise PlacementError(
+            f"{counted(len(indices), 'index', 'indices')} for {counted(len(held), 'device')}: "
+            "leave indices out, they follow from the spec"
+        )
+    for number, (index, expected) in enumerate(zip(indices, held, strict=True)):
+        if _numbers(index, shape) != _numbers(expected, shape):
+            raise PlacementError(
+                f"indices[{number}] is {index}, but by {spec} device {number} holds {expected} "
+                f"of an array of shape {shape}: leave indices out, they follow from the spec"
+            )
+
+
+def _numbers(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return start and stop per dimension; an integer stands for the slice of one element."""
+    full = (*index, *(slice(None),) * (len(shape) - len(index)))
+    return [
+        cut.indices(size)[:2] if isinstance(cut, slice) else (cut, cut + 1)
+        for cut, size in zip(full, shape, strict=False)
+    ]

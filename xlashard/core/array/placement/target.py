@@ -1,0 +1,388 @@
+"""Targets of arrays: parsed from what callers pass, alone or in trees, and resolved for a shape."""
+
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.layout import Format, Layout
+
+from xlashard._jax.runtime.global_state import cleared_with_jax
+from xlashard._jax.runtime.shardings import Device, JaxSharding, default_memory_kind, is_auto_layout
+from xlashard._jax.runtime.transfer import make_aval
+from xlashard._jax.trace.tracing import mesh_in_force
+from xlashard.core.sharding import (
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+    XLACompatibleSharding,
+    from_jax,
+    to_jax,
+)
+from xlashard.errors import (
+    ArgumentError,
+    GeometryError,
+    OutOfMemoryError,
+    PlacementError,
+    ResourceError,
+    XlashardError,
+)
+from xlashard.geometry import Tiling
+from xlashard.lazily import dataclass
+from xlashard.wording import brief
+
+type Index = tuple[slice, ...]
+
+# Enough for the distinct shapes of several large parameter trees.
+_RESOLVED_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Requested sharding and layout.
+
+    Attributes:
+        sharding: None leaves an array on its devices, and a host value uncommitted.
+        layout: None for the default layout of the device.
+    """
+
+    sharding: Sharding | None
+    layout: Layout | None = None
+
+
+STAY = Placement(None)
+
+
+def is_target(x: Any) -> bool:
+    """Return True for a target, False for a tree of targets."""
+    kinds = (jax.Device, Sharding, JaxSharding, Format, PartitionSpec)
+    return x is None or isinstance(x, kinds)
+
+
+def parse_placement(value: Any, name: str) -> Placement:
+    """Parse a target.
+
+    Args:
+        value: A device, a sharding, a `Format`, or None.
+        name: Name of the argument in errors.
+
+    Raises:
+        ArgumentError: The value is no target.
+    """
+    if value is None:
+        return STAY
+    if isinstance(value, Sharding):
+        return Placement(value)
+    if isinstance(value, JaxSharding):
+        return Placement(from_jax(value))
+    if isinstance(value, jax.Device):
+        return Placement(SingleDeviceSharding(value))
+    if isinstance(value, Format):
+        return _from_format(value, name)
+    if isinstance(value, PartitionSpec):
+        mesh = mesh_in_force()
+        if mesh is not None:
+            return Placement(NamedSharding(mesh, value))
+        raise ArgumentError(
+            f"{name} is {value}, but no mesh is in force: call inside `with jax.set_mesh(mesh):`, "
+            f"or write NamedSharding(mesh, {value})"
+        )
+    raise ArgumentError(
+        f"{name} must be a device, a sharding, a Format or None (stays in place), not "
+        f"{type(value).__name__}: for example jax.devices()[0] or NamedSharding(mesh, P('data'))"
+    )
+
+
+def parse_sharding(value: Any, name: str) -> tuple[Sharding, Layout | None]:
+    """Parse a sharding; a device alone is refused.
+
+    Raises:
+        ArgumentError: The value is no sharding.
+    """
+    placement = parse_placement(value, name) if not isinstance(value, jax.Device) else STAY
+    if placement.sharding is None:
+        raise ArgumentError(
+            f"{name} must be a sharding, not {value!r}: for example NamedSharding(mesh, P('data')) "
+            "or SingleDeviceSharding(jax.devices()[0])"
+        )
+    return placement.sharding, placement.layout
+
+
+def _from_format(value: Format, name: str) -> Placement:
+    layout: Any = value.layout
+    if is_auto_layout(layout):
+        raise ArgumentError(
+            f"{name} has an automatic layout, which only a compiler can choose: write "
+            "Format(Layout(major_to_minor=(1, 0)), sharding), or only the sharding"
+        )
+    if value.sharding is None:
+        return STAY
+    return Placement(from_jax(value.sharding), layout)
+
+
+@dataclass(frozen=True, eq=False)
+class ResolvedSharding:
+    """A sharding resolved for arrays of one shape; equal only to itself.
+
+    Attributes:
+        shape: Shape of the whole array, in elements.
+        sharding: The caller's sharding.
+        tiling: Tile of each device position.
+        jax_sharding: The equivalent sharding of JAX.
+        shard_shape: Shape of the shard on one device.
+    """
+
+    shape: tuple[int, ...]
+    sharding: Sharding
+    tiling: Tiling
+    jax_sharding: JaxSharding
+    shard_shape: tuple[int, ...]
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Positions of the devices of this process."""
+        return self.sharding.addressable_positions
+
+    @cached_property
+    def devices(self) -> list[Device]:
+        """Devices of this process, in the order of the buffers of a handle."""
+        devices = self.sharding.devices
+        return [devices[i] for i in self.positions]
+
+    @cached_property
+    def indices(self) -> list[Index]:
+        """Slice of the array on each device of this process."""
+        return self.tiling.indices(self.shape, self.positions)
+
+    @cached_property
+    def tiles(self) -> list[int]:
+        """Number of the tile on each device of this process."""
+        return self.tiling.tile_ids(self.positions).tolist()
+
+    @property
+    def holders(self) -> list[list[int]]:
+        """Numbers of this process's devices that hold one tile, for each of its tiles."""
+        numbers: dict[int, list[int]] = {}
+        for number, tile in enumerate(self.tiles):
+            numbers.setdefault(tile, []).append(number)
+        return list(numbers.values())
+
+    def aval(self, dtype: Any, weak_type: bool = False) -> Any:
+        """Return the abstract value of an array of a dtype under the sharding."""
+        return make_aval(self.shape, dtype, self.jax_sharding, weak_type)
+
+    @cached_property
+    def on_host(self) -> bool:
+        """True if the devices share the memory of the host."""
+        return self.sharding.devices[0].platform == "cpu"
+
+    @property
+    def memory_kind(self) -> str | None:
+        """Memory kind, with the default of the devices filled in."""
+        return memory_kind_of(self.sharding)
+
+
+def is_in_place(source: ResolvedSharding, target: ResolvedSharding) -> bool:
+    """Return True if no byte moves from one sharding to the other."""
+    old, new = source.sharding, target.sharding
+    if source.tiling.is_partial or target.tiling.is_partial:
+        return old.is_equivalent_to(new, len(source.shape))
+    return source.memory_kind == target.memory_kind and (
+        old.devices_indices_map(source.shape) == new.devices_indices_map(source.shape)
+    )
+
+
+def reorders_devices(source: ResolvedSharding, target: ResolvedSharding) -> bool:
+    """Return True if the target has the devices of the source in another order.
+
+    JAX reshards by a program of all these devices, which transfer guards let pass.
+    """
+    old, new = source.sharding.devices, target.sharding.devices
+    return source.memory_kind == target.memory_kind and old != new and set(old) == set(new)
+
+
+def check_reduced_sharding(sharding: Sharding, name: str) -> None:
+    """Check that the sharding of a constructor that slices values is not unreduced.
+
+    Raises:
+        PlacementError: The sharding is unreduced.
+    """
+    if sharding.is_unreduced:
+        raise PlacementError(
+            f"sharding of {name} is {sharding}, whose devices hold partial results and no slices: "
+            "give a sharding without unreduced axes, or the partial results by "
+            "make_array_from_single_device_arrays(shape, sharding, arrays)"
+        )
+
+
+def memory_kind_of(sharding: Sharding) -> str | None:
+    """Return the memory kind of a sharding; the default of its devices if unset."""
+    return sharding.memory_kind or default_memory_kind(sharding.devices[0])
+
+
+def resolve_sharding(shape: tuple[int, ...], sharding: Sharding) -> ResolvedSharding:
+    """Resolve a sharding for a shape, cached.
+
+    Raises:
+        GeometryError: The sharding does not fit the shape.
+    """
+    if isinstance(sharding, XLACompatibleSharding):
+        return _resolve_cached(shape, sharding)
+    # A sharding of a user's class may be mutable.
+    return _resolve(shape, sharding)
+
+
+def resolve_requested(shape: tuple[int, ...], sharding: Sharding) -> ResolvedSharding:
+    """Return `resolve_sharding` of a sharding that a caller requested for an existing value.
+
+    Raises:
+        GeometryError: The sharding does not fit the shape, or its spec has more entries than
+            the shape has dimensions.
+    """
+    if isinstance(sharding, NamedSharding):
+        return _resolve_checked(shape, sharding)
+    return resolve_sharding(shape, sharding)
+
+
+def _resolve(shape: tuple[int, ...], sharding: Sharding) -> ResolvedSharding:
+    shard_shape = sharding.shard_shape(shape)
+    return ResolvedSharding(
+        shape, sharding, sharding.tiling(shape), to_jax(sharding, shape), shard_shape
+    )
+
+
+_resolve_cached = cleared_with_jax(lru_cache(maxsize=_RESOLVED_KEPT)(_resolve))
+
+
+@cleared_with_jax
+@lru_cache(maxsize=_RESOLVED_KEPT)
+def _resolve_checked(shape: tuple[int, ...], sharding: NamedSharding) -> ResolvedSharding:
+    sharding.check_compatible_aval(shape)
+    return _resolve_cached(shape, sharding)
+
+
+def parse_shape(value: Any, name: str = "shape") -> tuple[int, ...]:
+    """Convert a shape to a tuple of ints.
+
+    Raises:
+        ArgumentError: It is no sequence of integers.
+        PlacementError: A size is negative.
+    """
+    try:
+        shape = tuple(value) if np.ndim(value) else (value,)
+        shape = tuple(n.__index__() for n in shape)
+    except (TypeError, AttributeError, ValueError, jax.errors.JAXTypeError):
+        raise ArgumentError(
+            f"{name} must be a tuple of integers, not {brief(value)}: for example (8, 128)"
+        ) from None
+    if any(n < 0 for n in shape):
+        raise PlacementError(
+            f"{name} {shape} has a negative size: give every size as a number from 0 on"
+        )
+    return shape
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixMismatch:
+    """Node of a prefix that does not fit the node of a tree.
+
+    Attributes:
+        prefix: The node of the prefix.
+        tree: The node of the tree.
+        name: Name of the whole prefix.
+        tree_name: Name of the whole tree.
+        steps: Path of both nodes as source code.
+    """
+
+    prefix: Any
+    tree: Any
+    name: str
+    tree_name: str
+    steps: str
+
+
+def _structure_error(at: PrefixMismatch) -> ArgumentError:
+    name, tree_name = at.name + at.steps, at.tree_name + at.steps
+    return ArgumentError(
+        f"{name} does not have the structure of {tree_name}: {name} is {_outline(at.prefix)}, "
+        f"{tree_name} is {_outline(at.tree)}; give a tree like {tree_name}, or one entry for all "
+        "of it"
+    )
+
+
+def broadcast_prefix(
+    prefix: Any,
+    tree: Any,
+    is_entry: Callable[[Any], bool],
+    name: str,
+    tree_name: str,
+    error: Callable[[PrefixMismatch], XlashardError] = _structure_error,
+    path: tuple[Any, ...] = (),
+) -> list[Any]:
+    """Return the entry of a prefix for each leaf of a tree.
+
+    Args:
+        prefix: Tree of entries with the structure of the upper part of `tree`.
+        tree: The values.
+        is_entry: Returns True for an entry. A leaf of the prefix that is no entry is returned, for
+            the caller to refuse.
+        name: Name of the whole prefix in errors.
+        tree_name: Name of the whole tree in errors.
+        error: Returns the error for the first node that does not fit.
+        path: The keys of `prefix` and `tree` in the whole ones.
+
+    Raises:
+        ArgumentError: The structures differ; the message has the path.
+    """
+    if is_entry(prefix) or jax.tree_util.all_leaves([prefix]):
+        return [prefix] * jax.tree.structure(tree).num_leaves
+    entries, children = child_nodes(prefix), child_nodes(tree)
+    # As text: keys of a user's node may lack an equality.
+    same_keys = [str(key) for key, _ in entries] == [str(key) for key, _ in children]
+    if type(prefix) is not type(tree) or not same_keys:
+        steps = jax.tree_util.keystr(path)
+        raise error(PrefixMismatch(prefix, tree, name, tree_name, steps))
+    spread: list[Any] = []
+    for (key, entry), (_, child) in zip(entries, children, strict=True):
+        steps = (*path, key)
+        spread += broadcast_prefix(entry, child, is_entry, name, tree_name, error, steps)
+    return spread
+
+
+def child_nodes(node: Any) -> list[tuple[Any, Any]]:
+    """Return the children of a node with their keys; none for a leaf."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    return [(path[0], child) for path, child in flat if path]
+
+
+def _outline(tree: Any) -> str:
+    if isinstance(tree, dict):
+        return f"a dict with keys {sorted(map(repr, tree))}".replace('"', "")
+    if isinstance(tree, list | tuple):
+        return f"a {type(tree).__name__} of {len(tree)}"
+    return f"a {type(tree).__name__}"
+
+
+def leaf_path(tree: Any, number: int, name: str) -> str:
+    """Return the path of a leaf as source code: `x['w'][0]`."""
+    return leaf_paths(tree, name)[number]
+
+
+def leaf_paths(tree: Any, name: str) -> list[str]:
+    """Return the path of each leaf as source code."""
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [name + jax.tree_util.keystr(path) for path, _ in flat]
+
+
+def at_path(error: XlashardError, path: str) -> XlashardError:
+    """Return an error with the path of a leaf in front; those of lower layers become ours."""
+    if isinstance(error, GeometryError | PlacementError):
+        return PlacementError(f"{path}: {error}")
+    if isinstance(error, OutOfMemoryError):
+        return OutOfMemoryError(f"{path}: {error}", bytes_per_device=error.bytes_per_device)
+    # Errors with attributes stay as they are; a ResourceError names its value itself.
+    if not isinstance(error, ResourceError) and vars(error).keys() <= {"__notes__"}:
+        return type(error)(f"{path}: {error}")
+    return error

@@ -1,0 +1,1 @@
+"""pjit: functions of arrays as programs over many devices."""

@@ -1,0 +1,344 @@
+"""The callable over a pjit-ed function, and its primitive inside a transformation or a trace.
+
+The shardings of the primitive stand in its body as constraints on the first and last values, so
+that the rules by which JAX transforms the body carry them along, and every piece that is run here
+contains the shardings of its values.
+"""
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
+from typing import Any, Protocol
+
+import jax
+
+from xlashard._jax.runtime import dispatch
+from xlashard._jax.trace import tracing
+from xlashard._jax.trace.jaxprs import as_function, hoist
+from xlashard._jax.trace.primitives import call_primitive
+from xlashard._jax.trace.rewriting import boundary, surround
+from xlashard.core.array.core import base as array_base
+from xlashard.core.array.core.base import DonationTracker, release_shards
+from xlashard.core.pjit.arguments import (
+    describe_arguments,
+    follow_layouts,
+    may_share,
+    split_by_donation,
+)
+from xlashard.core.pjit.cache_miss import DERIVED_PROGRAMS, CacheMiss
+from xlashard.core.pjit.compile import PROGRAMS, CompiledProgram
+from xlashard.core.pjit.constraint import boundary_p, constraint_params, only_places
+from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
+from xlashard.core.pjit.lower import LoweringRequest, is_hoisted
+from xlashard.core.pjit.shardings.device_assignment import ShardingRequest, names_devices
+from xlashard.core.pjit.shardings.resolve import resolve
+from xlashard.core.pjit.signature import Parameters
+from xlashard.core.pjit.trace import OF_CONSTRAINED_BODIES, inner_shardings, used_parts_of
+from xlashard.core.sharding import NamedSharding
+from xlashard.lazily import dataclass
+from xlashard.tracebacks import shorten
+
+
+class DispatchTarget(Protocol):
+    """Implementation behind the callable.
+
+    Attributes:
+        fun: The Python function.
+        parameters: Its parameters.
+        tracer: Traces it.
+    """
+
+    fun: Callable[..., Any]
+    parameters: Parameters
+    tracer: tracing.FunctionTracer
+
+    @property
+    def name(self) -> str:
+        """Return the function's name."""
+        ...
+
+    def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        """Run a call that missed the dispatcher's cache, and return its entry for that cache."""
+        ...
+
+    @property
+    def is_spread(self) -> bool:
+        """Return True once a program of the function runs on several devices."""
+        ...
+
+    def donated_leaves(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the leaves of donated arguments, and all other arrays that a call passes."""
+        ...
+
+    def clear_cache(self) -> None:
+        """Drop everything that was traced and compiled."""
+        ...
+
+
+def dispatched[F: DispatchTarget](
+    function: F, methods: Mapping[str, Any], remake: Callable[[F], Any]
+) -> Any:
+    """Return the C++ callable over a function; its methods are attributes of the instance.
+
+    A deep copy of it is the callable itself, as of a Python function. A pickle holds its name where
+    it stands in a module, and otherwise the function.
+
+    Args:
+        function: What is called for arguments that were not seen before.
+        methods: The methods besides `clear_cache` and `_cache_size`.
+        remake: Makes the callable from `function`; a pickle calls it.
+    """
+    call = dispatcher = dispatcher_of(function)
+    tracer = function.tracer
+    if tracer.static_argnums or tracer.static_argnames or function.parameters.donates:
+        call = _checking(call, function)
+    functools.update_wrapper(call, function.fun)
+
+    def clear_cache() -> None:
+        dispatch.clear_cache(dispatcher)
+        function.clear_cache()
+
+    own = {
+        **methods,
+        "clear_cache": clear_cache,
+        "_cache_size": lambda: type(dispatcher)._cache_size(dispatcher),
+        "__deepcopy__": lambda memo: call,
+        "__reduce_ex__": lambda protocol: _named(call) or (remake, (function,)),
+    }
+    call.__dict__ = _Attributes(own, **call.__dict__)
+    return call
+
+
+def dispatcher_of(function: DispatchTarget) -> Any:
+    """Return jaxlib's dispatcher of a function."""
+    static = function.tracer.static_argnums, function.tracer.static_argnames
+    call = dispatch.new_dispatcher(function.name, function.fun, function.cache_miss, static)
+    call.__dict__["__reduce_ex__"] = lambda protocol: (dispatcher_of, (function,))
+    return call
+
+
+def _named(call: Any) -> str | None:
+    """Return the name under which a module other than `__main__` has a callable, or None."""
+    module, name = getattr(call, "__module__", None), getattr(call, "__qualname__", "")
+    value = None if module == "__main__" else sys.modules.get(module or "")
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return name if value is call else None
+
+
+class _Attributes(dict[str, Any]):
+    """The attributes of a pjit-ed function, of which wrappers around it copy only the public info.
+
+    `functools.wraps`, and `jax.jit` and `jax.vmap` with their own, copy the attributes of what they
+    wrap. Without this `jax.jit(f).lower` would be that of `f`. Looking an attribute up doesn't come
+    here.
+    """
+
+    def __init__(self, own: dict[str, Any], **copied: Any) -> None:
+        super().__init__(copied)
+        self.update(own)
+        self._own = frozenset(own)
+
+    def keys(self) -> Any:
+        return [key for key in dict.keys(self) if key not in self._own]
+
+    def __iter__(self) -> Any:
+        return iter(self.keys())
+
+
+def _checking(call: Any, function: DispatchTarget) -> Any:
+    """Return the dispatcher for a function with static or donated arguments.
+
+    Where a donated argument may share its buffers with another one, the function compares them once
+    they are placed as its program takes them: before the call if other devices could start, and
+    otherwise for the error. A static argument that jaxlib refuses gets its name.
+    """
+    donates, check_call = function.parameters.donates, function.parameters.check_call
+    donated_leaves, miss = function.donated_leaves, function.cache_miss
+
+    def shares(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return may_share(*donated_leaves(args, kwargs))
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        # Not by short_tracebacks, which costs something where nothing goes wrong.
+        try:
+            try:
+                compares = donates and function.is_spread
+                if compares and shares(args, kwargs) and not jax.config.jax_disable_jit:
+                    return miss(*args, **kwargs)[0]
+                return call(*args, **kwargs)
+            except ValueError as error:
+                check_call(args, kwargs)
+                if donates and type(error) is ValueError and shares(args, kwargs):
+                    return miss(*args, **kwargs)[0]
+                raise
+            finally:
+                # Read from the module: a pickle of this function must not hold the records.
+                if donates and array_base.SHARDS:
+                    donated = donated_leaves(args, kwargs)[0]
+                    array_base.release_shards(donated, function.name)
+        except Exception as error:
+            shorten(error)
+            raise
+
+    return checked
+
+
+def _impl(
+    *args: Any,
+    jaxpr: Any,
+    name: str,
+    donated_invars: tuple[bool, ...],
+    options: tuple[tuple[str, Any], ...],
+    donation: str,
+) -> Sequence[Any]:
+    """Run a piece of a transformed call as a program."""
+    piece = _Piece(name, options, donated_invars, donation)
+    call, miss = PROGRAMS.cached(jaxpr, ("piece", piece), lambda: _dispatched(jaxpr, piece))
+    if not any(donated_invars):
+        return call(*args)
+    donated, others = split_by_donation(args, donated_invars)
+    try:
+        return miss(*args)[0] if may_share(donated, others) else call(*args)
+    finally:
+        release_shards(donated, name)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Parameters of a piece besides its jaxpr.
+
+    Attributes:
+        name: The name of the called function.
+        options: Options of the compiler.
+        donated: For each argument, True if the program may reuse its buffers.
+        donation: Mode of reporting a donated argument that no result can reuse.
+    """
+
+    name: str
+    options: tuple[tuple[str, Any], ...]
+    donated: tuple[bool, ...]
+    donation: str
+
+
+def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the dispatcher that repeats the calls of a piece without entering Python.
+
+    Also return the function behind it, which runs a call that the dispatcher has not seen.
+
+    They are kept as long as the jaxpr is, and so must not keep that.
+    """
+    body = weakref.ref(jaxpr)
+    results = Results(jax.tree_util.tree_structure([0] * len(jaxpr.outvars)))
+    donation = None
+    if any(piece.donated):
+        paths = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
+        donation = DonationInfo(
+            piece.donated, tuple(paths), piece.name, DonationTracker(piece.name)
+        )
+
+    def miss(*args: Any) -> tuple[Any, Any, bool]:
+        compiled = _compiled(args, body(), piece)
+        return *run_repeatably(compiled, args, results, donation, body()), False
+
+    def evaluate(*args: Any) -> list[Any]:
+        return as_function(body())(*args)
+
+    return dispatch.new_dispatcher(piece.name, evaluate, miss), miss
+
+
+def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram:
+    """Return the program of a piece for its arguments."""
+    label = piece.name
+    paths = [f"argument {i} of {label}" for i in range(len(args))]
+    arguments = describe_arguments(args, paths, jaxpr.in_avals)
+    ins, outs = boundary(jaxpr, boundary_p, "sharding")
+    in_shardings = tuple(
+        None if argument.committed else _closed(sharding, argument.aval)
+        for sharding, argument in zip(ins, arguments, strict=True)
+    )
+    used = used_parts_of(jaxpr)
+    placed = used.inner or any(a.committed for a in compress(arguments, used.args))
+    shardings = ShardingRequest(
+        arguments=arguments,
+        in_shardings=in_shardings,
+        out_shardings=tuple(map(_closed, outs, jaxpr.out_avals)),
+        result_avals=tuple(map(tracing.shaped, jaxpr.out_avals)),
+        result_paths=tuple(f"result {i} of {label}" for i in range(len(outs))),
+        used=used.args,
+        inner=used.inner,
+        mesh=None if placed else tracing.mesh_in_force(),
+    )
+    free = (None,) * len(args), (None,) * len(outs)
+    layouts = follow_layouts(arguments, free[0]), free[1]
+    request = LoweringRequest(
+        label, resolve(shardings), layouts, piece.donated, options=piece.options
+    )
+    miss = CacheMiss()
+    compiled = PROGRAMS.entry(jaxpr, request).compile(jaxpr, request, miss)
+    DERIVED_PROGRAMS.record(tracing.source_of(jaxpr), miss, (jaxpr.in_avals, jaxpr.out_avals))
+    if any(piece.donated) and compiled.lowered is not None:
+        compiled.lowered.report_donation(piece.donation, label)
+        compiled.lowered.report_donation(piece.donation, label, compiled.program)
+    return compiled
+
+
+def _closed(sharding: Any, aval: Any) -> Any:
+    """Return the sharding of a constraint, if an argument or result can have it; else None."""
+    if sharding is None:
+        return None
+    if isinstance(sharding, NamedSharding) and not sharding.normal_spec.is_constrained:
+        return None
+    try:
+        sharding.is_compatible_aval(aval.shape)
+    except ValueError:
+        return None
+    return sharding
+
+
+pjit_p = call_primitive("pjit", _impl, only_places)
+"""A call of a pjit-ed function; `call_primitive` lists its parameters."""
+
+
+def constrained_body(
+    jaxpr: Any, ins: tuple[Any, ...], outs: tuple[Any, ...]
+) -> tuple[Any, tuple[Any, ...]]:
+    """Return the jaxpr with constraints on its first and last values, cached by shardings.
+
+    Args:
+        jaxpr: The closed jaxpr.
+        ins: The sharding of each argument, or None.
+        outs: The sharding of each result, or None.
+
+    Returns:
+        The body, and the closed-over arrays that it takes before its arguments.
+    """
+    chosen = [is_hoisted(value) for value in jaxpr.consts]
+    if not any(ins) and not any(outs) and not any(chosen):
+        return jaxpr, ()
+    return PROGRAMS.cached(
+        jaxpr, ("body", ins, outs), lambda: _constrained(jaxpr, ins, outs, chosen)
+    )
+
+
+def _constrained(
+    jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], chosen: Sequence[bool]
+) -> tuple[Any, tuple[Any, ...]]:
+    hoisted, closed = hoist(jaxpr, chosen)
+    first = [*(None,) * len(closed), *map(_params, ins)]
+    body = surround(hoisted, boundary_p, first, list(map(_params, outs)))
+    first_pinned, last_pinned = (
+        [s for s in side if s is not None and names_devices(s)] for side in (ins, outs)
+    )
+    OF_CONSTRAINED_BODIES[body] = tuple(
+        dict.fromkeys([*first_pinned, *inner_shardings(jaxpr), *last_pinned])
+    )
+    return body, tuple(closed)
+
+
+def _params(sharding: Any) -> dict[str, Any] | None:
+    return None if sharding is None else constraint_params(sharding)

@@ -1,0 +1,297 @@
+"""Run compiled programs for calls, make the dispatcher's entries, and explain forbidden NaNs."""
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from xlashard._jax.runtime import compiler, dispatch, execute
+from xlashard._jax.runtime.transfer import HandleType
+from xlashard._jax.trace import jaxprs
+from xlashard.core.array import Array, device_put, wrap_kinds, wrap_tree
+from xlashard.core.array.core.base import DonationTracker
+from xlashard.core.array.core.handles import KindOf, unwrapped, wrap_result
+from xlashard.core.pjit.arguments import (
+    arguments_may_move,
+    bare,
+    bare_values,
+    check_unshared,
+)
+from xlashard.core.pjit.compile import CompiledProgram
+from xlashard.core.sharding import XLACompatibleSharding, from_jax
+from xlashard.errors import NonFiniteError
+from xlashard.lazily import dataclass, deferred
+
+if TYPE_CHECKING:
+    from xlashard._jax.trace import origins
+    from xlashard.core.program.consistency.fingerprint import ValueNamer
+else:
+    origins = deferred("xlashard._jax.trace.origins")
+
+
+@dataclass(frozen=True, eq=False)
+class DonationInfo:
+    """Arguments that a call donates.
+
+    Attributes:
+        donated: For each argument, True if its buffers may be reused.
+        paths: The path of each argument.
+        name: The function.
+        tracker: Records the donated arrays, for errors about their use; None if none is donated.
+        naming: Returns names of closed-over values.
+    """
+
+    donated: tuple[bool, ...]
+    paths: tuple[str, ...]
+    name: str
+    tracker: DonationTracker | None
+    naming: "ValueNamer | None" = None
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """Tree and classes of the results that the caller gets.
+
+    Attributes:
+        tree: Their tree.
+        kind_of: Returns the class of each array; None for `Array`.
+    """
+
+    tree: Any
+    kind_of: KindOf | None = None
+
+    def kinds(self, handles: Sequence[Any]) -> tuple[type[Array], ...] | None:
+        """Return the class of each result; None if all are Arrays. Keys and tokens have none."""
+        if self.kind_of is None:
+            return None
+        return tuple([self.kind_of(h) if type(h) is HandleType else Array for h in handles])
+
+    def dispatched(self, handles: Sequence[Any], kinds: tuple[type[Array], ...] | None) -> Any:
+        """Return the tree by which jaxlib's dispatcher wraps the handles of a repeat call."""
+        if self.kind_of is unwrapped:
+            return self.tree
+        return dispatch.output_tree(self.tree, handles, kinds)
+
+    def wrapped(self, handles: Sequence[Any], kinds: tuple[type[Array], ...] | None) -> Any:
+        """Return the results over their handles; keys and tokens unchanged."""
+        if self.kind_of is not unwrapped and all([type(h) is HandleType for h in handles]):
+            if kinds is None:
+                return wrap_tree(self.tree, handles)
+            return wrap_kinds((self.tree, kinds), handles)
+        each = kinds or (Array,) * len(handles)
+        return self.tree.unflatten(list(map(wrap_result, handles, each)))
+
+
+def run_repeatably(
+    compiled: CompiledProgram,
+    values: Sequence[Any],
+    results: Results,
+    donation: DonationInfo | None,
+    body: Any = None,
+) -> tuple[Any, Any]:
+    """Run a program for a call that missed the dispatcher's cache.
+
+    Args:
+        compiled: The program.
+        values: All arguments of the call, flat.
+        results: Tree and classes of its results.
+        donation: Arguments that the call donates; None if none.
+        body: The jaxpr of the arguments, to find the operation that made a forbidden NaN.
+
+    Returns:
+        The result, and the dispatcher's cache entry; None for a call that it can't repeat.
+    """
+    program = compiled.program
+    paths = ("an argument",) * len(values) if donation is None else donation.paths
+    name = program.name if donation is None else donation.name
+    kept_values = list(compress(values, compiled.kept))
+    handles = bare_values(kept_values)
+    typed = _typed(handles, program.parts.in_avals[len(compiled.consts) :])
+    repeatable = typed is handles and _is_repeatable(compiled, kept_values, handles)
+    program.admit(None if donation is None else donation.naming)
+    jax_shardings = program.in_jax_shardings[len(compiled.consts) :]
+    try:
+        with arguments_may_move(kept_values, compress(paths, compiled.kept), jax_shardings):
+            out = _run(compiled, values, typed, paths, name)
+    except NonFiniteError as error:
+        raise explained_nan(error, name, body, values, paths) from None
+    if donation is not None and donation.tracker is not None:
+        _mark_donated(values, donation, donation.tracker)
+    kinds = results.kinds(out)
+    entry = None
+    if repeatable and all([type(handle) is HandleType for handle in out]):
+        entry = _fast_path(compiled, results.dispatched(out, kinds), out)
+    return results.wrapped(out, kinds), entry
+
+
+def _run(
+    compiled: CompiledProgram,
+    values: Sequence[Any],
+    kept_handles: Sequence[Any],
+    paths: Sequence[str],
+    name: str,
+) -> list[Any]:
+    """Place the arguments that a program takes, run it, and return the handles of its results.
+
+    Args:
+        compiled: The program.
+        values: All arguments of the call.
+        kept_handles: The handles of those that the program takes.
+        paths: The paths of all arguments.
+        name: The function.
+    """
+    program, first = compiled.program, len(compiled.consts)
+    shardings = program.parts.in_shardings[first:]
+    handles = list(map(_resharded, kept_handles, shardings))
+    placed = program.place([*bare_values(compiled.consts), *handles])
+    argument_paths, donated = compiled.argument_paths(paths, name), program.parts.plan.donated
+    check_unshared(program.shared_pair(placed), argument_paths, donated, name)
+    out: list[list[Any]] = []
+    program.runner(out)(placed)
+    results = program.results(out[0])
+    if not compiled.written:
+        return results
+    first_written = len(results) - len(compiled.written)
+    for ref, handle in zip(compiled.written, results[first_written:], strict=True):
+        jaxprs.write(values[ref] if isinstance(ref, int) else ref, handle)
+    return results[:first_written]
+
+
+def _typed(handles: list[Any], avals: Sequence[Any]) -> list[Any]:
+    """Return the same list, or a new one with 64-bit handles cast to the types of a program.
+
+    Such handles come from a caller with `jax_enable_x64`.
+    """
+    pairs = list(zip(handles, avals, strict=True))
+    if all([type(h) is not HandleType or h.dtype == aval.dtype for h, aval in pairs]):
+        return handles
+    return [jnp.asarray(h, aval.dtype) if type(h) is HandleType else h for h, aval in pairs]
+
+
+def _resharded(handle: Any, sharding: XLACompatibleSharding) -> Any:
+    """Return a handle as a program takes it, if JAX can't place it: unreduced, or of peers too."""
+    is_concrete = type(handle) is HandleType
+    if not sharding.is_unreduced and (not is_concrete or handle.is_fully_addressable):
+        return handle
+    if is_concrete and sharding.is_equivalent_to(handle.sharding, handle.ndim):
+        return handle
+    return bare(device_put(handle, sharding))
+
+
+def _mark_donated(values: Sequence[Any], donation: DonationInfo, tracker: DonationTracker) -> None:
+    """Record the donated arrays that the program deleted, for errors about their use."""
+    for value, path, donated in zip(values, donation.paths, donation.donated, strict=True):
+        handle = bare(value) if donated else None
+        if not isinstance(handle, jax.Array) or not handle.is_deleted():
+            continue
+        cause = tracker.note(path, handle)
+        if isinstance(value, Array):
+            value._deleted_by = cause
+
+
+def _is_repeatable(
+    compiled: CompiledProgram, values: Sequence[Any], handles: Sequence[Any]
+) -> bool:
+    """Return True if jaxlib's dispatcher can place the arguments of a call like this one.
+
+    It changes no layouts, and moves only uncommitted arguments and those on a single device.
+
+    Args:
+        compiled: The program.
+        values: The arguments that it takes.
+        handles: Their handles.
+    """
+    program, first = compiled.program, len(compiled.consts)
+    layouts, jax_shardings = program.in_layouts[first:], program.in_jax_shardings[first:]
+    for value, handle, layout, jax_sharding in zip(
+        values, handles, layouts, jax_shardings, strict=True
+    ):
+        if layout is None and compiler.custom_layout(handle) is not None:
+            return False
+        is_concrete = type(handle) is HandleType
+        if is_concrete and type(value) is HandleType and handle is not value:
+            return False  # a replicated copy of a callback's result
+        if not is_concrete or not handle.committed:
+            if from_jax(jax_sharding).is_unreduced:
+                return False
+            continue
+        current = handle.sharding
+        if current == jax_sharding or current.num_devices == jax_sharding.num_devices == 1:
+            continue
+        if not current.is_equivalent_to(jax_sharding, handle.ndim):
+            return False
+    return True
+
+
+def _fast_path(compiled: CompiledProgram, wrapping: Any, handles: Sequence[Any]) -> Any:
+    """Return the dispatcher's cache entry, or None for a program that it can't run."""
+    program = compiled.program
+    if compiled.stateful or program.parts.body.has_effects or execute.checks_results():
+        return None
+    return dispatch.FastPath(
+        xla_executable=program.executable,
+        out_pytree_def=wrapping,
+        in_shardings=program.physical_in_shardings,
+        out_shardings=program.out_jax_shardings,
+        out_avals=[h.aval for h in handles],
+        out_committed=[h._committed for h in handles],
+        kept_var_bitvec=[True] * len(compiled.consts) + list(compiled.kept),
+        in_device_local_layouts=program.in_layouts,
+        const_args=compiled.consts,
+    )
+
+
+def explained_nan(
+    error: NonFiniteError, name: str, body: Any, values: Sequence[Any], paths: Sequence[str]
+) -> NonFiniteError:
+    """Return the error with the function's name, and with the operation if it can be found.
+
+    Args:
+        error: The error of the run.
+        name: The function.
+        body: The jaxpr of its arguments; None if it was not kept.
+        values: Its arguments, which are not donated.
+        paths: Their paths.
+    """
+    kind = error.kind
+    flag, origin = execute.debug_flag(kind), _nan_origin(body, values, paths)
+    return NonFiniteError(
+        f"{error.result} of {name} holds {kind}, which {flag} forbids: {origin}; "
+        f"`with jax.{flag.removeprefix('jax_')}(False):` lets it pass",
+        result=error.result,
+        kind=kind,
+    )
+
+
+def _nan_origin(body: Any, values: Sequence[Any], paths: Sequence[str]) -> str:
+    """Describe the origin of the value."""
+    forbidden = execute.NonFinite()
+    args = [bare(value) for value in values]
+    for arg, path in zip(args, paths, strict=True):
+        kind = forbidden.kind_in(arg)
+        if kind is not None:
+            return f"{path} holds {kind} already"
+    arrays = [arg for arg in args if isinstance(arg, jax.Array)]
+    is_local = all(array.is_fully_addressable for array in arrays)
+    if body is None or body.effects or not is_local:
+        return (
+            "call the function inside `with jax.disable_jit():` to stop at the operation that "
+            "makes it"
+        )
+    try:
+        with execute.unchecked():
+            origin = origins.find_nan_origin(body, args, lambda x: forbidden.kind_in(bare(x)))
+    except Exception as error:  # an error of this second run; the first one counts
+        return (
+            f"the operation that makes it is unknown, since operations run one by one fail: {error}"
+        )
+    if origin is None:
+        return (
+            "its operations make no such value when run one by one, so that it comes from XLA's "
+            "fusion of them, or from a constant"
+        )
+    source = f" at {origin.source}" if origin.source else ""
+    rounds = "".join(f", in round {count} of a {loop}" for loop, count in origin.rounds)
+    return f"`{origin.primitive}` makes {origin.kind}{source}{rounds}"

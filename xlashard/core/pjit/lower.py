@@ -1,0 +1,396 @@
+"""Lower a jaxpr to an annotated StableHLO module, and find its closed-over values."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import field, replace
+from functools import partial
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from xlashard._jax.lowering import (
+    LoweringTarget,
+    aval_text,
+    lower_body,
+    memory_kind_of,
+)
+from xlashard._jax.runtime import compiler
+from xlashard._jax.runtime.dispatch import handles_of_keys
+from xlashard._jax.runtime.global_state import trace_context
+from xlashard._jax.runtime.shardings import layout_text
+from xlashard._jax.trace.jaxprs import (
+    array_literals,
+    drop_unused,
+    has_unreduced,
+    hoist,
+    is_host_array,
+    is_ref,
+    is_reference,
+    short_index,
+    without_high_level,
+    without_references,
+)
+from xlashard._jax.trace.tracing import (
+    abstractify,
+    is_extended,
+    is_token,
+    physical_aval,
+    shaped,
+    source_of,
+)
+from xlashard.core.array.core.closure_names import closure_variable_name
+from xlashard.core.array.placement.read import handle_value
+from xlashard.core.pjit.arguments import bare, check_alive
+from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
+from xlashard.core.pjit.shardings.resolve import ProgramPlacement
+from xlashard.core.pjit.shardings.unreduced import check_reductions, unreduced_axes
+from xlashard.core.program.compile import LoweredProgram, lower_program
+from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan
+from xlashard.core.sharding import Sharding, XLACompatibleSharding, from_jax
+from xlashard.errors import ArgumentError, CompileError
+from xlashard.lazily import dataclass, deferred
+
+if TYPE_CHECKING:
+    from xlashard.core import processes
+    from xlashard.core.program.consistency.fingerprint import ValueNamer
+else:
+    processes = deferred("xlashard.core.processes")
+
+
+# A closed-over array above this size, in bytes, becomes an argument of the program, not a constant
+# in it.
+_LARGEST_CONSTANT = 1 << 16
+
+
+def is_hoisted(value: Any) -> bool:
+    """Return True if a closed-over value becomes an argument of the program.
+
+    References and arrays that are large or on several devices do.
+    """
+    if is_ref(value):
+        return True
+    if is_host_array(value):
+        return value.nbytes > _LARGEST_CONSTANT
+    if not isinstance(value, jax.Array) or value.ndim == 0:
+        return False
+    handle = bare(value)
+    spread = handle.sharding.num_devices > 1
+    return spread or value.size * value.dtype.itemsize > _LARGEST_CONSTANT
+
+
+def closed_over_sharding(value: Any) -> XLACompatibleSharding | None:
+    """Return the sharding of a closed-over array over several devices; None for other values."""
+    handle = bare(value)
+    if not isinstance(handle, jax.Array):
+        return None
+    sharding = from_jax(handle.sharding)
+    if not isinstance(sharding, XLACompatibleSharding) or sharding.num_devices == 1:
+        return None
+    return sharding
+
+
+def closed_over_values(jaxpr: Any, consts: Iterable[Any]) -> list[Any]:
+    """Return some of the consts of a closed jaxpr, and all arrays that stand in it."""
+    return [*consts, *[value for value, _ in array_literals(jaxpr)]]
+
+
+type ClosedOver = tuple[tuple[Callable[[], str], Sharding], ...]
+"""Description and sharding of closed-over arrays."""
+
+
+def closed_over_places(values: Iterable[Any], function: Any) -> ClosedOver:
+    """Find the closed-over arrays that are committed to several devices.
+
+    The buffer of a reference keeps its placement, also on one device.
+
+    Args:
+        values: The closed-over values that a function uses.
+        function: The function.
+
+    Returns:
+        For each its description for errors, and its sharding.
+    """
+    arrays, references = [], []
+    for value in values:
+        if is_ref(value):
+            sharding = from_jax(bare(value).sharding)
+            references.append((lambda: "a reference that the function closes over", sharding))
+        elif isinstance(value, jax.Array) and bare(value).committed:
+            sharding = closed_over_sharding(value)
+            if sharding is not None:
+                # The search for its variable runs for errors only.
+                arrays.append((partial(named_value, value, function, "the function"), sharding))
+    return tuple(arrays + references)
+
+
+def named_value(value: Any, function: Any, called: str) -> str:
+    """Describe a closed-over array, by its variable if there is one."""
+    variable = None if function is None else closure_variable_name(function, value)
+    if variable is None:
+        return f"an array that {called} closes over"
+    return f"{variable}, an array that {called} closes over"
+
+
+def check_closed_over(jaxpr: Any, name: str, function: Any = None) -> None:
+    """Refuse a function that closes over a deleted array.
+
+    Args:
+        jaxpr: The closed jaxpr.
+        name: The name of the function.
+        function: The Python function, or None.
+
+    Raises:
+        DeletedError: With the function, the variable and the array's type.
+    """
+    for value in closed_over_values(jaxpr, jaxpr.consts):
+        if isinstance(value, jax.Array) and bare(value).is_deleted():
+            check_alive(value, named_value(value, function, name), abstractify(value))
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedValues:
+    """The closed-over values of a function, as processes compare them.
+
+    Attributes:
+        hoisted: Arguments of its program. The other values are constants of its module.
+        all: All of them.
+    """
+
+    hoisted: tuple[Any, ...]
+    all: tuple[Any, ...]
+
+    def digests(self) -> tuple[str, ...]:
+        """Return a digest of each hoisted value; empty for one that spans processes."""
+        return tuple(map(_digest, self.hoisted))
+
+    def describe(self, naming: "ValueNamer | None") -> tuple[tuple[str, str, str], ...]:
+        """Return name, type and digest of every closed-over value."""
+        name = partial(named_value, function=None, called="it") if naming is None else naming
+        return tuple((name(value), str(abstractify(value)), _digest(value)) for value in self.all)
+
+
+def _digest(value: Any) -> str:
+    """Return a digest of a value of this process alone; empty for one that spans processes."""
+    if is_ref(value):
+        return ""
+    if not isinstance(value, jax.Array):
+        return processes.digest(np.asarray(value)).hex()
+    handle = bare(value)
+    if handle.is_deleted() or not handle.is_fully_addressable:
+        return ""
+    return processes.digest(handle_value(*handles_of_keys([handle]))).hex()
+
+
+@dataclass(frozen=True)
+class LoweringRequest:
+    """Everything that a program depends on besides its jaxpr: the cache key.
+
+    Attributes:
+        name: The function's name.
+        placement: Devices and shardings.
+        layouts: Layouts of arguments and of results; None for the default one.
+        donated: For each argument, True if its buffers may be reused.
+        keep_unused: True to keep unused arguments.
+        options: Compiler options.
+        context: The settings in force that JAX's lowering rules read.
+        share_binary: True to let one process compile for all. The cache keeps these programs apart
+            within one entry.
+    """
+
+    name: str
+    placement: ProgramPlacement
+    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
+    donated: tuple[bool, ...]
+    keep_unused: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+    context: Any = field(default_factory=trace_context)
+    share_binary: bool = False
+
+    def canonicalize(self) -> "LoweringRequest":
+        """Return the key of the cache entry that serves this request."""
+        return replace(self, placement=self.placement.canonicalize(), share_binary=False)
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredSignature:
+    """Arguments and results of a lowered jaxpr.
+
+    It must not hold the jaxpr: the programs of a function are dropped with the function's jaxpr.
+
+    Attributes:
+        in_avals: The abstract values of the hoisted values and arguments that are in use.
+        out_avals: The abstract values of the results.
+        consts: The hoisted values.
+        kept: For each hoisted value and each argument, True if it is in use.
+        written: Positions among hoisted values and arguments of the references whose new values
+            are the last results.
+        stateful: True if it takes references, or takes or returns tokens.
+        closed: All values that the function closes over.
+    """
+
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    consts: tuple[Any, ...]
+    kept: tuple[bool, ...]
+    written: tuple[int, ...]
+    stateful: bool
+    closed: tuple[Any, ...] = ()
+
+    @property
+    def kept_arguments(self) -> tuple[bool, ...]:
+        """Return for each argument True if it is in use."""
+        return self.kept[len(self.consts) :]
+
+    @property
+    def references(self) -> tuple[Any, ...]:
+        """Return the references of `written`: closed-over ones, and positions of arguments."""
+        count = len(self.consts)
+        return tuple([self.consts[i] if i < count else i - count for i in self.written])
+
+
+def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, LoweredSignature]:
+    """Hoist closed-over arrays out of a jaxpr, discharge its state, and drop unused arguments."""
+    jaxpr = without_high_level(jaxpr)
+    hoisted, consts = hoist(jaxpr, [is_hoisted(c) for c in jaxpr.consts])
+    tokens = any(map(is_token, (*hoisted.in_avals, *hoisted.out_avals)))
+    stateful = tokens or any(map(is_reference, hoisted.in_avals))
+    ready, written = without_references(hoisted)
+    kept = (True,) * len(ready.in_avals)
+    if not keep_unused:
+        ready, kept = drop_unused(ready)
+    literals = array_literals(ready)
+    values = tuple([value for value, _ in literals])
+    signature = LoweredSignature(
+        in_avals=(*[aval for _, aval in literals], *ready.in_avals),
+        out_avals=tuple(ready.out_avals),
+        consts=(*values, *consts),
+        kept=(*(True,) * len(values), *kept),
+        written=tuple([len(values) + i for i in written]),
+        stateful=stateful,
+        closed=(*values, *jaxpr.consts),
+    )
+    return ready, signature
+
+
+def lower_jaxpr(
+    jaxpr: Any, request: LoweringRequest, platform: str | None = None
+) -> tuple[LoweredSignature, LoweredProgram]:
+    """Return the module of a jaxpr, with its arguments and results.
+
+    Args:
+        jaxpr: The closed jaxpr.
+        request: The canonical request.
+        platform: Another platform than that of the devices, for a module to be read only.
+
+    Raises:
+        ArgumentError: If an index is too short for its dimension.
+        CompileError: If a primitive has no rule for the platform.
+        DeletedError: If a closed-over array is deleted.
+        UnreducedError: If XLA can't do what the function does with unreduced values.
+    """
+    if jaxpr.consts:
+        check_closed_over(jaxpr, request.name)
+    if has_unreduced(jaxpr):
+        check_reductions(jaxpr, request.name)
+    ready, signature = _ready(jaxpr, keep_unused=request.keep_unused)
+    _check_indices(ready, request.name)
+    placement = request.placement
+    multi = len(placement.devices) > 1
+    const_shardings = [closed_over_sharding(c) if multi else None for c in signature.consts]
+    all_ins = [*const_shardings, *placement.in_shardings]
+    all_layouts = [*(None,) * len(signature.consts), *request.layouts[0]]
+    donated = request.donated
+    if any(donated):
+        donated = [d and not is_token(a) for d, a in zip(donated, jaxpr.in_avals, strict=True)]
+    all_donated = [*(False,) * len(signature.consts), *donated]
+    for i in signature.written:
+        # A reference is written in place, unless the partitioner may choose its sharding.
+        all_donated[i] = not multi or all_ins[i] is not None
+    kept = signature.kept
+    ins, in_layouts = list(compress(all_ins, kept)), list(compress(all_layouts, kept))
+    outs = [*placement.out_shardings, *[all_ins[i] for i in signature.written]]
+    out_layouts = [*request.layouts[1], *[all_layouts[i] for i in signature.written]]
+    debug = ready.debug_info
+    names = debug.safe_arg_names(len(ready.in_avals))
+    arg_names = (*("",) * (len(signature.in_avals) - len(names)), *names)
+    result_names = debug.safe_result_paths(len(signature.out_avals))
+    device = placement.devices[0]
+    plan = ProgramPlan(
+        name=f"pjit_{request.name}",
+        devices=placement.devices,
+        args=tuple(map(_value, signature.in_avals, ins, in_layouts, arg_names)),
+        results=tuple(map(_value, signature.out_avals, outs, out_layouts, result_names)),
+        donated=tuple(compress(all_donated, kept)),
+        partitioner=Partitioner.in_force(),
+        options=request.options,
+        mesh=placement.mesh,
+        context=request.context,
+    )
+    known = [s for s in (*ins, *outs) if s is not None]
+    target = LoweringTarget(
+        platform=platform or compiler.platform_of(device),
+        client=compiler.client_of(device) if platform is None else None,
+        devices=placement.devices,
+        shardings=tuple(known),
+    )
+    try:
+        lowered_body = lower_body(ready, request.name, arg_names, target)
+    except CompileError as error:
+        raise CompileError(f"{request.name} can't be lowered: {error}") from None
+    unused = _unused_donations(jaxpr, request, signature) if any(donated) else []
+    return signature, lower_program(plan, lowered_body, source_of(ready), unused)
+
+
+def _check_indices(jaxpr: Any, name: str) -> None:
+    """Refuse a program that indexes a dimension with integers of too few bits.
+
+    Raises:
+        ArgumentError: With the type of the array.
+    """
+    indexed = short_index(jaxpr)
+    if indexed is not None:
+        aval, integers = indexed
+        raise ArgumentError(
+            f"{name} indexes an array {aval_text(aval)} with {integers}, which ends at "
+            f"{2**31 - 1:,}: call jax.config.update('jax_enable_x64', True) and index with int64, "
+            "or reshape the array to shorter dimensions"
+        )
+
+
+def _unused_donations(
+    jaxpr: Any, request: LoweringRequest, signature: LoweredSignature
+) -> list[ValuePlan]:
+    """Return the donated arguments that no result needs."""
+    names = jaxpr.debug_info.safe_arg_names(len(jaxpr.in_avals))
+    return [
+        _value(aval, sharding, None, name)
+        for aval, sharding, name, donated, stays in zip(
+            jaxpr.in_avals,
+            request.placement.in_shardings,
+            names,
+            request.donated,
+            signature.kept_arguments,
+            strict=True,
+        )
+        if donated and not stays
+    ]
+
+
+def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name: str) -> ValuePlan:
+    trailing, token = 0, is_token(aval)
+    if token:
+        sharding, aval = None, shaped(aval)
+    elif is_extended(aval):
+        trailing = physical_aval(aval).ndim - aval.ndim
+    return ValuePlan(
+        shape=tuple(aval.shape),
+        dtype=str(aval.dtype),
+        sharding=sharding,
+        layout=layout_text(layout, aval.dtype),
+        memory_kind=memory_kind_of(aval) if sharding is None else custom_memory_kind(sharding),
+        trailing=trailing,
+        name=name or "",
+        is_token=token,
+        is_whole=sharding is not None and sharding.is_unreduced and not unreduced_axes(aval),
+    )

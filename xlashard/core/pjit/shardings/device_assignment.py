@@ -1,0 +1,334 @@
+"""Device assignment of a call, from every part of its request that names devices.
+
+Computation follows data: what the user requested comes first, then the placement of committed
+arguments and of closed-over arrays. All of them must name the same devices in the same order.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import repeat
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from xlashard._jax.lowering import memory_kind_of
+from xlashard._jax.runtime.shardings import Device, default_memory_kind
+from xlashard._jax.runtime.transfer import default_device
+from xlashard._jax.trace.tracing import sharding_of_type
+from xlashard.core.pjit.arguments import Argument
+from xlashard.core.sharding import (
+    AbstractMesh,
+    GSPMDSharding,
+    Mesh,
+    NamedSharding,
+    Sharding,
+    XLACompatibleSharding,
+)
+from xlashard.errors import DeviceMismatchError, MeshError
+from xlashard.geometry import Tiling
+from xlashard.lazily import dataclass
+from xlashard.wording import format_two_device_lists
+
+
+class _Replicated(XLACompatibleSharding):
+    """Replication over the devices of the program, before these are known."""
+
+    def __repr__(self) -> str:
+        return "REPLICATED"
+
+    def __reduce__(self) -> str:
+        return "REPLICATED"
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        return ()
+
+    def rank_tiling(self, ndim: int) -> Tiling:
+        return Tiling((1,) * ndim, 1, ((1, 0),))
+
+
+REPLICATED = _Replicated()
+"""`None` as a resource of `pjit`, before the devices of its program are known."""
+
+
+def names_devices(sharding: Sharding) -> bool:
+    """Return False for `REPLICATED` and for shardings on an abstract mesh."""
+    if sharding is REPLICATED:
+        return False
+    return not (isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh))
+
+
+def on_devices(sharding: XLACompatibleSharding, devices: Sequence[Device]) -> XLACompatibleSharding:
+    """Return a sharding without devices as one over these devices.
+
+    Raises:
+        DeviceMismatchError: If it stands on an abstract mesh of another size.
+    """
+    if sharding is REPLICATED:
+        return GSPMDSharding.get_replicated(devices)
+    if not isinstance(sharding, NamedSharding) or names_devices(sharding):
+        return sharding
+    if sharding.mesh.size != len(devices):
+        raise DeviceMismatchError(
+            f"{sharding} stands on an abstract mesh of {sharding.mesh.size} devices, but the "
+            f"program runs on {len(devices)}: write NamedSharding(mesh, {sharding.spec}) on a mesh "
+            "of its devices"
+        )
+    mesh = mesh_over(tuple(devices), sharding.mesh)
+    return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+
+
+def custom_memory_kind(sharding: Sharding) -> str | None:
+    """Return the memory kind of a sharding; None for the default one of its devices."""
+    kind = sharding.memory_kind
+    if kind is None:
+        return None
+    device = sharding.devices[0] if names_devices(sharding) else default_device()
+    return None if kind == default_memory_kind(device) else kind
+
+
+def mesh_of(sharding: Sharding) -> Mesh | None:
+    """Return the mesh of devices on which a sharding stands, or None."""
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return mesh if isinstance(mesh, Mesh) else None
+
+
+@lru_cache(maxsize=256)
+def mesh_over(devices: tuple[Device, ...], mesh: AbstractMesh) -> Mesh:
+    """Return the mesh over devices with the axes of an abstract one."""
+    grid = np.empty(len(devices), dtype=object)
+    grid[:] = devices
+    return Mesh(grid.reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def typed_sharding(aval: Any, devices: tuple[Device, ...]) -> XLACompatibleSharding | None:
+    """Return the sharding that the type of a result prescribes; None where it has no such axes."""
+    typed = sharding_of_type(aval)
+    if typed is None or typed[0].size != len(devices):
+        return None
+    mesh, spec = typed
+    return NamedSharding(mesh_over(devices, mesh), spec, memory_kind=memory_kind_of(aval))
+
+
+@dataclass(frozen=True)
+class ShardingRequest:
+    """The shardings that a call requests, and the values that they are for.
+
+    Attributes:
+        arguments: The arguments.
+        in_shardings: The requested sharding of each argument, or None.
+        out_shardings: The requested sharding of each result, or None.
+        result_avals: The abstract values of the results.
+        result_paths: The results' paths.
+        used: For each argument, True if the program takes it; others have no say in the devices.
+            Empty for all.
+        inner: Shardings of constraints inside the function.
+        closed: Description and sharding of each closed-over array that has a say in the devices.
+        mesh: The mesh in force, or None.
+        device: The requested single device, or None.
+        assign: Returns devices for the size of the abstract mesh on which all shardings stand; None
+            where the program needs devices of its own.
+        names: The keywords by which the user requested shardings of arguments and of results.
+    """
+
+    arguments: tuple[Argument, ...]
+    in_shardings: tuple[Sharding | None, ...]
+    out_shardings: tuple[Sharding | None, ...]
+    result_avals: tuple[Any, ...]
+    result_paths: tuple[str, ...]
+    used: tuple[bool, ...] = ()
+    inner: tuple[Sharding, ...] = ()
+    closed: tuple[tuple[Callable[[], str], Sharding], ...] = ()
+    mesh: Mesh | None = None
+    device: Device | None = None
+    assign: Callable[[int], tuple[Device, ...]] | None = None
+    names: tuple[str, str] = ("in_shardings", "out_shardings")
+
+    def on(self, devices: Sequence[Device]) -> "ShardingRequest":
+        """Return the request with these devices in place of abstract meshes."""
+
+        def assigned(sharding: Any) -> Any:
+            is_named = isinstance(sharding, NamedSharding)
+            return on_devices(sharding, devices) if is_named else sharding
+
+        return replace(
+            self,
+            arguments=tuple(replace(a, sharding=assigned(a.sharding)) for a in self.arguments),
+            in_shardings=tuple(map(assigned, self.in_shardings)),
+            out_shardings=tuple(map(assigned, self.out_shardings)),
+        )
+
+
+class DeviceAssignmentSource(NamedTuple):
+    """A part of a request that names devices or a mesh.
+
+    Attributes:
+        kind: The part of the request.
+        subject: The argument, the path of the result, or the description of the closed-over array.
+        devices: The devices that it names; None for an abstract mesh, and for `REPLICATED`.
+        mesh: The mesh on which its sharding stands, or None.
+        decides: False for a committed argument that moves to the devices of its `in_shardings`.
+    """
+
+    kind: Literal["device", "mesh", "in", "out", "argument", "constraint", "closed over"]
+    subject: Any
+    devices: tuple[Device, ...] | None
+    mesh: Mesh | AbstractMesh | None
+    decides: bool = True
+
+    @property
+    def holds_data(self) -> bool:
+        """Return True for an array, which can be moved."""
+        return self.kind in ("argument", "closed over")
+
+    def describe(self, names: tuple[str, str]) -> str:
+        """Return a noun phrase for errors.
+
+        Args:
+            names: See `ShardingRequest`.
+        """
+        match self.kind:
+            case "device":
+                return "the requested device"
+            case "mesh":
+                return "the mesh in force"
+            case "in":
+                return f"the {names[0]} of {self.subject.describe()}"
+            case "argument":
+                return f"the argument {self.subject.describe()}"
+            case "out":
+                return f"the {names[1]} of {self.subject}"
+            case "constraint":
+                return "a sharding constraint inside"
+        return self.subject()
+
+
+def device_sources(request: ShardingRequest) -> list[DeviceAssignmentSource]:
+    """Return the parts of a request that name devices or a mesh, the most explicit first.
+
+    A sharding that several parts share appears once, for the first of them.
+    """
+    mesh, device = request.mesh, request.device
+    sources: list[DeviceAssignmentSource] = []
+    if device is not None:
+        sources.append(DeviceAssignmentSource("device", None, (device,), None))
+    if mesh is not None:
+        sources.append(DeviceAssignmentSource("mesh", None, mesh._flat_devices_tuple, mesh))
+    used = request.used or repeat(True)
+    triples = zip(request.arguments, request.in_shardings, used, strict=False)
+    pairs = [(argument, requested) for argument, requested, is_used in triples if is_used]
+    outs = zip(request.result_paths, request.out_shardings, strict=True)
+    parts: list[tuple[Any, Any, Sharding | None, Sharding | None]] = [
+        *[("in", argument, requested, None) for argument, requested in pairs],
+        *[("argument", a, a.sharding, requested) for a, requested in pairs if a.committed],
+        *[("out", path, requested, None) for path, requested in outs],
+        *[("constraint", None, sharding, None) for sharding in request.inner],
+        *[("closed over", describe, sharding, None) for describe, sharding in request.closed],
+    ]
+    devices_by_id: dict[int, tuple[Device, ...] | None] = {}
+    known: set[tuple[int, bool]] = set()
+    for kind, subject, sharding, moves_to in parts:
+        if sharding is None:
+            continue
+        # Requested shardings come before those of arguments, so that of `moves_to` is there.
+        decides = moves_to is None or devices_by_id[id(moves_to)] is None
+        key = id(sharding), decides
+        if key in known:
+            continue
+        known.add(key)
+        its_mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+        if key[0] not in devices_by_id:
+            is_assigned = sharding is not REPLICATED and not isinstance(its_mesh, AbstractMesh)
+            devices_by_id[key[0]] = tuple(sharding.devices) if is_assigned else None
+        devices = devices_by_id[key[0]]
+        sources.append(DeviceAssignmentSource(kind, subject, devices, its_mesh, decides))
+    return sources
+
+
+def agreed_devices(
+    sources: Sequence[DeviceAssignmentSource], names: tuple[str, str]
+) -> tuple[Device, ...] | None:
+    """Return the devices of a call; None if no part of its request names devices.
+
+    Args:
+        sources: The parts of the request.
+        names: See `ShardingRequest`.
+
+    Raises:
+        DeviceMismatchError: If two parts name different devices.
+    """
+    first = None
+    for source in sources:
+        if source.devices is None or not source.decides:
+            continue
+        if first is None:
+            first = source
+        elif source.devices is not first.devices and source.devices != first.devices:
+            raise DeviceMismatchError(_mismatch_text(first, source, names))
+    return None if first is None else first.devices
+
+
+def abstract_source(sources: Sequence[DeviceAssignmentSource]) -> DeviceAssignmentSource | None:
+    """Return the first part of a request that stands on an abstract mesh, or None."""
+    for source in sources:
+        if source.decides and isinstance(source.mesh, AbstractMesh):
+            return source
+    return None
+
+
+def assigned_devices(
+    request: ShardingRequest, source: DeviceAssignmentSource
+) -> tuple[Device, ...]:
+    """Return the devices of a program whose shardings all stand on abstract meshes.
+
+    Args:
+        request: The request.
+        source: A part of it that stands on an abstract mesh.
+
+    Raises:
+        MeshError: If the program needs devices of its own.
+    """
+    mesh: Any = source.mesh
+    if request.assign is None:
+        axes = ", ".join(f"{name!r}: {size}" for name, size in mesh.shape.items())
+        raise MeshError(
+            f"{source.describe(request.names)} stands on the abstract mesh ({axes}), and nothing "
+            "else names devices: call inside `with jax.set_mesh(mesh):` of a mesh with those axes, "
+            "or write f.trace(...).lower(lowering_platforms=('tpu',))"
+            ".compile(device_assignment=devices)"
+        )
+    return request.assign(mesh.size)
+
+
+def common_mesh(
+    sources: Sequence[DeviceAssignmentSource], devices: tuple[Device, ...]
+) -> Mesh | None:
+    """Return the mesh by whose axes shardings that the partitioner chooses are named, or None.
+
+    A mesh in force or of a requested sharding takes precedence over those of arrays.
+    """
+    requested = [s for s in sources if s.kind in ("mesh", "in", "out")]
+    for source in (*requested, *sources):
+        if source.mesh is not None and source.devices == devices:
+            return source.mesh if isinstance(source.mesh, Mesh) else None
+    return None
+
+
+def _mismatch_text(
+    first: DeviceAssignmentSource, other: DeviceAssignmentSource, names: tuple[str, str]
+) -> str:
+    devices, others = first.devices or (), other.devices or ()
+    texts = format_two_device_lists(devices, others)
+    conflict = (
+        f"one program runs on one list of devices, but {first.describe(names)} names "
+        f"{texts[0]} and {other.describe(names)} names {texts[1]}"
+    )
+    if set(devices) == set(others):
+        return f"{conflict}: the same devices in another order; build both meshes in one order"
+    if first.holds_data or other.holds_data:
+        return f"{conflict}: move the array with device_put(x, sharding), or leave it uncommitted"
+    return (
+        f"{conflict}: give shardings on one mesh, and call inside `with jax.set_mesh(mesh):` of "
+        "that mesh, or without a mesh in force"
+    )

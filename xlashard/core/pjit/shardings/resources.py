@@ -1,0 +1,345 @@
+"""Resources: the shardings that users request, as prefixes of trees and as code."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from xlashard._jax.runtime.shardings import UNSPECIFIED as JAX_UNSPECIFIED
+from xlashard._jax.runtime.shardings import Format, JaxSharding, UnspecifiedValue
+from xlashard.core.array.placement.target import PrefixMismatch, broadcast_prefix, child_nodes
+from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
+from xlashard.core.sharding import (
+    GSPMDSharding,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+    XLACompatibleSharding,
+    from_jax,
+)
+from xlashard.errors import ResourceError, ResourceTypeError, counted
+from xlashard.lazily import dataclass
+from xlashard.wording import format_axes
+
+UNSPECIFIED = JAX_UNSPECIFIED
+"""Leave an argument where it is, and a result where the partitioner puts it."""
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Marker of a sharding that a search over the function's program chooses; write `AUTO`.
+
+    The first call with arguments of some types takes seconds to minutes: it compiles the best few
+    layouts for the mesh. Arrays that are placed otherwise are resharded. Inside another program,
+    that program's layout decides.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import AUTO, Mesh, pjit
+        >>> with jax.set_mesh(Mesh(np.array(jax.devices()[:1]), ("data",))):
+        ...     pjit(lambda x: x * 2, in_shardings=AUTO)(np.ones(2, np.float32))
+        Array([2., 2.], dtype=float32)
+    """
+
+    def __repr__(self) -> str:
+        return "AUTO"
+
+
+AUTO = Auto()
+
+
+@dataclass(frozen=True)
+class FromGda:
+    """Marker that takes the sharding of the array that is passed; write `FROM_GDA`.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard import FROM_GDA, device_put, pjit
+        >>> pjit(lambda x: x * 2, in_shardings=FROM_GDA)(device_put(np.ones(2, np.float32)))
+        Array([2., 2.], dtype=float32)
+    """
+
+    def __repr__(self) -> str:
+        return "FROM_GDA"
+
+
+FROM_GDA = FromGda()
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One leaf of a tree of resources.
+
+    Attributes:
+        value: The value that the user wrote: None, a PartitionSpec, a Sharding, `AUTO`, `FROM_GDA`
+            or `UNSPECIFIED`.
+        layout: The layout that came with it in a `Format`, or None.
+    """
+
+    value: Any
+    layout: Any = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if isinstance(self.value, UnspecifiedValue):
+            return _unspecified_with, (self.layout,)
+        return Resource, (self.value, self.layout)
+
+
+def _unspecified_with(layout: Any) -> Resource:
+    return Resource(UNSPECIFIED, layout)
+
+
+@dataclass(frozen=True)
+class ResourceTree:
+    """A checked tree of resources.
+
+    Attributes:
+        what: The keyword: `in_shardings`.
+        leaves: Its leaves in order.
+        treedef: Its structure, with `Resource`s as leaves.
+    """
+
+    what: str
+    leaves: tuple[Resource, ...]
+    treedef: Any
+
+    def tree(self) -> Any:
+        """Return the tree."""
+        return self.treedef.unflatten(self.leaves)
+
+    def text(self) -> str:
+        """Return the tree as code."""
+        return repr(self.treedef.unflatten([leaf.value for leaf in self.leaves]))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return tree_of_resources, (self.what, self.tree())
+
+
+def tree_of_resources(what: str, tree: Any) -> ResourceTree:
+    """Return a tree whose leaves are `Resource`s."""
+    leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=lambda x: isinstance(x, Resource))
+    return ResourceTree(what, tuple(leaves), treedef)
+
+
+INFERRED = (UnspecifiedValue, Auto, FromGda)
+_RESOURCES = (PartitionSpec, Sharding, *INFERRED)
+_LEAVES = (*_RESOURCES, JaxSharding, Format, Resource)
+
+
+def _is_leaf(x: object) -> bool:
+    return x is None or isinstance(x, _LEAVES)
+
+
+def refuse_from_gda(resources: ResourceTree) -> None:
+    """Refuse `FROM_GDA` among the resources of results.
+
+    Raises:
+        ResourceError: If one is `FROM_GDA`.
+    """
+    if any([isinstance(leaf.value, FromGda) for leaf in resources.leaves]):
+        raise ResourceError(
+            f"{resources.what} holds FROM_GDA, which takes the sharding of an argument; a result "
+            "has none before it is made: give None (replicated), P(...), or UNSPECIFIED"
+        )
+
+
+def refuse_unconstrained(resources: ResourceTree) -> None:
+    """Refuse specs with `UNCONSTRAINED`, which only constraints inside a function may have.
+
+    Raises:
+        ResourceError: With the path of the first such spec.
+    """
+    for i, leaf in enumerate(resources.leaves):
+        spec = leaf.value.spec if isinstance(leaf.value, NamedSharding) else leaf.value
+        if isinstance(spec, PartitionSpec) and PartitionSpec.UNCONSTRAINED in spec.partitions:
+            path, _ = jax.tree_util.tree_flatten_with_path(resources.tree())[0][i]
+            name = resources.what + jax.tree_util.keystr(path)
+            raise ResourceError(
+                f"{name} is {leaf.value}, which leaves a dimension UNCONSTRAINED: pass "
+                "UNSPECIFIED, and call with_sharding_constraint with that spec inside the function",
+                path=name,
+            )
+
+
+def read_resources(tree: Any, what: str) -> ResourceTree:
+    """Read a tree of resources, and check it as far as possible without a mesh.
+
+    Raises:
+        ResourceError: With the path of a leaf that is no resource.
+    """
+    if _is_leaf(tree):
+        return ResourceTree(what, (_read_leaf(tree, what),), _LEAF)
+    flat, treedef = jax.tree_util.tree_flatten(tree, is_leaf=_is_leaf)
+    if all([isinstance(leaf, Sharding) for leaf in flat]):
+        return ResourceTree(what, tuple(map(Resource, flat)), treedef)
+    flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
+    leaves = [_read_leaf(leaf, what + jax.tree_util.keystr(path)) for path, leaf in flat]
+    return ResourceTree(what, tuple(leaves), treedef)
+
+
+_LEAF = jax.tree_util.tree_structure(0)
+
+
+def _read_leaf(leaf: Any, path: str) -> Resource:
+    if isinstance(leaf, Format):
+        requested = UNSPECIFIED if leaf.sharding is None else leaf.sharding
+        return Resource(_read_leaf(requested, path).value, leaf.layout)
+    if leaf is None or isinstance(leaf, _RESOURCES):
+        return Resource(leaf)
+    if isinstance(leaf, JaxSharding):
+        return Resource(from_jax(leaf))
+    raise ResourceTypeError(_wrong_leaf(leaf, path), path=path)
+
+
+def _wrong_leaf(leaf: Any, path: str) -> str:
+    advice = (
+        "give None (replicated), a PartitionSpec such as P('x'), a Sharding, AUTO or UNSPECIFIED"
+    )
+    if isinstance(leaf, str):
+        advice = f"write P({leaf!r})"
+    elif isinstance(leaf, jax.Device):
+        advice = "write SingleDeviceSharding(device)"
+    elif isinstance(leaf, Mesh):
+        advice = "write NamedSharding(mesh, P(...))"
+    return f"{path} is {leaf!r} ({type(leaf).__name__}), which is no sharding: {advice}"
+
+
+def as_tiles(sharding: Sharding, shape: Sequence[int]) -> XLACompatibleSharding:
+    """Return a sharding that XLA takes, for arrays of a shape.
+
+    Raises:
+        GeometryError: If its tiles are not all of one size.
+        ShardingError: If it has no slice for one of its devices.
+    """
+    if isinstance(sharding, XLACompatibleSharding):
+        return sharding
+    tiles = sharding.tiling(tuple(shape)).to_tile_assignment()
+    return GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
+
+
+def described(sharding: Sharding) -> str:
+    """Describe a sharding with the sizes of its mesh: `NamedSharding(x=4, y=2; P('x', None))`."""
+    if not isinstance(sharding, NamedSharding):
+        return repr(sharding)
+    axes = format_axes(sharding.mesh.shape)
+    return f"NamedSharding({axes}; {sharding.spec}{_memory(sharding)})"
+
+
+def misfit(what: str, path: str, kind: str, sharding: Sharding, problem: object) -> ResourceError:
+    """Return the error for a sharding that does not fit its value.
+
+    Args:
+        what: The keyword of the sharding, or `the sharding`.
+        path: The path of the value.
+        kind: The type of the value: `float32[8,16]`.
+        sharding: The sharding.
+        problem: What does not fit, and what to write.
+    """
+    return ResourceError(
+        f"{what} of {path} ({kind}) is {described(sharding)}: {problem}", path=path
+    )
+
+
+def as_code(sharding: Sharding) -> str:
+    """Return a sharding as code, on the mesh or devices at hand."""
+    if isinstance(sharding, NamedSharding):
+        return f"NamedSharding(mesh, {sharding.spec}{_memory(sharding)})"
+    if isinstance(sharding, SingleDeviceSharding):
+        number = sharding.devices[0].id
+        return f"SingleDeviceSharding(jax.devices()[{number}]{_memory(sharding)})"
+    if isinstance(sharding, GSPMDSharding):
+        return f"GSPMDSharding(devices, {sharding.tile_assignment.to_text()!r}{_memory(sharding)})"
+    return "sharding"
+
+
+def or_whole(advice: str, sharding: Sharding, dims: Collection[int]) -> str:
+    """Return advice for dimensions that don't divide, and the spec that leaves them whole."""
+    if not isinstance(sharding, NamedSharding):
+        return advice
+    spec = sharding.normal_spec
+    kept = tuple(() if dim in dims else axes for dim, axes in enumerate(spec.dims))
+    return f"{advice}, or leave it whole: {replace(spec, dims=kept).describe()}"
+
+
+def _memory(sharding: Sharding) -> str:
+    kind = custom_memory_kind(sharding)
+    return "" if kind is None else f", memory_kind={kind!r}"
+
+
+def none_as_unspecified(tree: Any) -> Any:
+    """Return a tree of resources with `UNSPECIFIED` for each None, as `jax.jit` reads it."""
+    return jax.tree_util.tree_map(
+        lambda leaf: UNSPECIFIED if leaf is None else leaf, tree, is_leaf=_is_leaf
+    )
+
+
+def expand(resources: ResourceTree, treedef: Any, name: str) -> list[Resource]:
+    """Return one resource for each leaf of a tree, from a prefix of the tree.
+
+    Args:
+        resources: The prefix.
+        treedef: The structure of the full tree.
+        name: The path of the full tree as code: `state['params']`.
+
+    Raises:
+        ResourceError: With the first place where the prefix does not fit, and why.
+    """
+    if treedef == resources.treedef:
+        return list(resources.leaves)
+    full = treedef.unflatten([_FULL_LEAF] * treedef.num_leaves)
+    prefix = resources.tree()
+    if type(full) in (tuple, list) and type(prefix) in (tuple, list):
+        # A list and a tuple of arguments are interchangeable.
+        prefix = type(full)(prefix)
+    return broadcast_prefix(prefix, full, _is_resource, resources.what, name, _mismatch)
+
+
+# Stands for an array in a full tree.
+_FULL_LEAF = object()
+
+
+def _is_resource(x: object) -> bool:
+    return isinstance(x, Resource)
+
+
+def _mismatch(at: PrefixMismatch) -> ResourceError:
+    """Return the error for a node of a prefix that does not fit a node of the full tree."""
+    what, place = at.name, at.tree_name + at.steps
+    kind, expected = type(at.prefix).__name__, type(at.tree).__name__
+    if at.tree is _FULL_LEAF:
+        problem = f"{what} has a {kind} for {place}, which is an array: give one sharding there"
+    elif type(at.prefix) is not type(at.tree):
+        problem = (
+            f"{what} has a {kind} where {place} is a {expected}: give a {expected} of the same "
+            "structure, or one sharding for all of it"
+        )
+    else:
+        keys, others = ([str(key) for key, _ in child_nodes(x)] for x in (at.prefix, at.tree))
+        problem = _key_mismatch(what, place, keys, others, expected)
+    return ResourceError(problem, path=place)
+
+
+def _key_mismatch(
+    what: str, place: str, keys: Sequence[str], expected: Sequence[str], kind: str
+) -> str:
+    if kind in ("tuple", "list"):
+        return (
+            f"{what} has {counted(len(keys), 'entry', 'entries')} for {place}, which has "
+            f"{len(expected)}: give one for each, or one sharding for all"
+        )
+    missing = [k for k in expected if k not in keys]
+    surplus = [k for k in keys if k not in expected]
+    parts, advice = [], []
+    if missing:
+        parts.append(f"lacks {', '.join(missing)}")
+        advice.append(f"give a sharding for {', '.join(missing)}, or one for all of {place}")
+    if surplus:
+        parts.append(f"has {', '.join(surplus)} too many")
+        advice.append(f"leave {', '.join(surplus)} out")
+    return (
+        f"{what} does not fit {place}: it {' and '.join(parts) or 'differs in order'}: "
+        f"{'; '.join(advice) or 'give them in the order ' + ', '.join(expected)}"
+    )

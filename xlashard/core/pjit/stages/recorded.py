@@ -1,0 +1,283 @@
+"""Record the programs that JAX and pjit-ed functions compile in this process."""
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from xlashard._jax.runtime.tracebacks import script_line
+from xlashard._jax.trace import observed_programs
+from xlashard._jax.trace.jitted import renamed
+from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run
+from xlashard._jax.trace.origins import is_users_file
+from xlashard._jax.trace.rewriting import (
+    DeviceMap,
+    spread_arrays,
+    with_arguments_for_arrays,
+    with_leading_arguments,
+)
+from xlashard._jax.trace.tracing import (
+    in_default_registry,
+    inner_shardings,
+    physical_aval,
+    shaped,
+    source_of,
+    struct_of,
+)
+from xlashard.core.array.core.base import type_text
+from xlashard.core.pjit.shardings import explicit_errors
+from xlashard.core.pjit.stages.from_jax import call_of_jax
+from xlashard.core.pjit.stages.traced import Traced
+from xlashard.core.pjit.stages.wrapper_paths import NnxPaths, call_under_way, equinox_paths
+from xlashard.core.pjit.trace import PjitProgram
+from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.errors import ArgumentError
+from xlashard.wording import near_line
+
+
+@dataclass(eq=False, repr=False)
+class RecordedProgram:
+    """A program that was lowered or called while `record_programs` was in effect.
+
+    `explain` and `preflight` accept it without arguments.
+
+    Attributes:
+        name: The function's name.
+        source: File and line where the function is defined, such as `train.py:41`; empty if no
+            Python code defines it, or that of an installed package.
+        caller: File and line of the first call, or of `lower`.
+        is_operation: True for an operation of JAX outside of `jit`, such as `jnp.add`.
+        num_devices: Number of devices of its arguments, mesh, and shardings inside.
+        calls: Number of calls. Calls of an executable of `lower().compile()` are not counted.
+
+    Example:
+        >>> import jax, xlashard
+        >>> with xlashard.record_programs() as programs:
+        ...     y = jax.jit(lambda x: x + 1)(jax.numpy.ones((2, 3)))
+        >>> programs[-1].name, programs[-1].calls, programs[-1].argument_bytes
+        ('<lambda>', 1, 24)
+    """
+
+    name: str
+    source: str
+    caller: str
+    is_operation: bool
+    num_devices: int
+    calls: int = 0
+    _program: Any = field(default=None)
+
+    @property
+    def argument_bytes(self) -> int:
+        """Return the bytes of the arguments, not counting copies."""
+        return sum(map(_nbytes, self._program.jaxpr.in_avals))
+
+    @property
+    def result_bytes(self) -> int:
+        """Return the bytes of the results, not counting copies."""
+        return sum(map(_nbytes, self._program.jaxpr.out_avals))
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the arguments and results, not counting copies."""
+        return self.argument_bytes + self.result_bytes
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """Return the mesh of its arguments, requested shardings, or shardings inside."""
+        meshes = (getattr(sharding, "mesh", None) for sharding in _shardings(self._program))
+        return next((m for m in meshes if isinstance(m, Mesh) and not m.empty), None)
+
+    @cached_property
+    def stage(self) -> Traced:
+        """Return the program as a stage, with the types and shardings of its first call."""
+        program = self._program
+        if isinstance(program, PjitProgram):
+            return Traced(program.function, program.call)
+        return Traced(*call_of_jax(program.jaxpr, program.params, program.values))
+
+    def moved(self, devices: DeviceMap) -> Traced:
+        """Return the program as a stage on other devices.
+
+        Args:
+            devices: The new device of each of its devices.
+
+        Raises:
+            ArgumentError: If it closes over an array on several devices that can't become an
+                argument.
+        """
+        program = self._program
+        if isinstance(program, PjitProgram):
+            self._check_closed_over(program.jaxpr)
+            return _moved_call(program, devices)
+        jaxpr, closed = with_arguments_for_arrays(program.jaxpr)
+        self._check_closed_over(jaxpr)
+        params, values = with_leading_arguments(program.params, len(closed)), program.values
+        values = (*(struct_of(jax.typeof(v), v.sharding) for v in closed), *values)
+        params = devices.value(params)
+        return Traced(*call_of_jax(devices.jaxpr(jaxpr), params, devices.value(values)))
+
+    def _check_closed_over(self, jaxpr: Any) -> None:
+        for array in spread_arrays(jaxpr):
+            raise ArgumentError(  # no-catalogue: needs a program that was recorded before
+                f"{self.name} closes over {type_text(array)} on "
+                f"{array.sharding.num_devices} devices, which a topology has not: pass the array "
+                "as an argument"
+            )
+
+    def __repr__(self) -> str:
+        place = f" at {self.source}" if self.source else ""
+        return f"<RecordedProgram {self.name}{place}, {self.calls} calls>"
+
+
+def _moved_call(program: PjitProgram, devices: DeviceMap) -> Traced:
+    call = program.call
+    moved = replace(
+        call.on(devices.value(program.values)),
+        traced=replace(call.traced, jaxpr=devices.jaxpr(program.jaxpr)),
+        mesh=None if call.mesh is None else devices.mesh(call.mesh),
+        in_shardings=devices.value(call.in_shardings),
+        out_shardings=devices.value(call.out_shardings),
+    )
+    return Traced(program.function, moved)
+
+
+def _named(jaxpr: Any) -> Any:
+    """Return the jaxpr of a program of `nnx.jit` or `eqx.filter_jit` with the user's paths."""
+    debug = jaxpr.debug_info
+    own = debug.safe_arg_names(len(jaxpr.in_avals))
+    call = call_under_way(own)
+    if call is not None:
+        return renamed(
+            jaxpr, *equinox_paths(call, own, debug.safe_result_paths(len(jaxpr.out_avals)))
+        )
+    trees = observed_programs.trees_under_way(jaxpr)
+    if trees is None:
+        return jaxpr
+    ins, outs = map(in_default_registry, trees)
+    paths = NnxPaths.of(ins, outs, own)
+    return jaxpr if paths is None else renamed(jaxpr, paths.arguments, paths.results)
+
+
+def _nbytes(aval: Any) -> int:
+    aval = physical_aval(shaped(aval))
+    return int(np.prod(aval.shape, dtype=np.int64)) * aval.dtype.itemsize
+
+
+class ProgramRecorder:
+    """Observer that keeps each program once, in the order of their first calls.
+
+    Args:
+        programs: List to append to.
+        on_call: Function called after each recorded call is counted, before it runs. It returns
+            the results of the call, usually `run()`.
+    """
+
+    def __init__(
+        self,
+        programs: list[RecordedProgram],
+        on_call: Callable[[RecordedProgram, ObservedProgram, Run], list[Any]] | None = None,
+    ) -> None:
+        self._programs = programs
+        self._on_call = on_call
+        self._by_key: dict[Hashable, RecordedProgram] = {}
+        self._lock = threading.Lock()
+
+    def lowered(self, program: ObservedProgram) -> None:
+        """Record a program."""
+        self._recorded(program)
+
+    def failed(self, error: Exception) -> None:
+        """Add argument, axes and fix to an error of JAX about explicit mesh axes, as a note."""
+        explained = explicit_errors.explained(error)
+        if explained is not error:
+            error.add_note(f"xlashard: {explained}")
+
+    def called(self, program: ObservedProgram, run: Run) -> list[Any]:
+        """Record a program and count its call, and return the call's results."""
+        recorded = self._recorded(program)
+        with self._lock:
+            recorded.calls += 1
+        return run() if self._on_call is None else self._on_call(recorded, program, run)
+
+    def _recorded(self, program: ObservedProgram) -> RecordedProgram:
+        key = program.key
+        with self._lock:
+            recorded = self._by_key.get(key)
+            if recorded is None:
+                recorded = self._by_key[key] = _record(program)
+                self._programs.append(recorded)
+        return recorded
+
+
+def _record(program: ObservedProgram) -> RecordedProgram:
+    values = program.values
+    kept = program
+    if isinstance(program, PjitProgram):
+        # Without the arrays, which the program may donate.
+        kept = PjitProgram(program.function, program.call.on(values))
+    elif isinstance(program, JitLowering):
+        kept = replace(program, jaxpr=_named(program.jaxpr))
+    _, at, source = source_of(program.jaxpr).rpartition(" at ")
+    # A wrapper such as that of equinox is no place of the user's function.
+    is_own = is_users_file(source.rpartition(":")[0])
+    file, line = script_line()
+    return RecordedProgram(
+        name=program.name,
+        source=near_line(*source.rsplit(":", 1)) if at and ":" in source and is_own else "",
+        caller=near_line(file, line),
+        is_operation=observed_programs.is_operation(program.jaxpr),
+        num_devices=max([1, *(getattr(s, "num_devices", 1) for s in _shardings(program))]),
+        _program=kept,
+    )
+
+
+def _shardings(program: ObservedProgram) -> Iterator[Any]:
+    """Return shardings, and the mesh in force, by which a program names its devices."""
+    yield from (value.sharding for value in program.values)
+    if isinstance(program, JitLowering):
+        yield from (*program.params["in_shardings"], *program.params["out_shardings"])
+        mesh = program.params["ctx_mesh"]
+    else:
+        call = cast("PjitProgram", program).call
+        yield from (*call.in_shardings, *call.out_shardings)
+        mesh = call.mesh
+    yield from inner_shardings(program.jaxpr)
+    if isinstance(mesh, Mesh) and not mesh.empty:
+        yield NamedSharding(mesh, PartitionSpec())
+
+
+@contextmanager
+def record_programs() -> Iterator[list[RecordedProgram]]:
+    """Record each program that JAX or a pjit-ed function lowers or calls inside the block.
+
+    All threads of the process are recorded. While the block runs, calls go through JAX's Python
+    code instead of its C++ dispatcher, which takes some 100 µs more for each.
+
+    Returns:
+        The list of programs, which grows while the block runs. `explain` and `preflight` accept
+        each of them.
+
+    Example:
+        >>> import jax, xlashard
+        >>> import jax.numpy as jnp
+        >>> @jax.jit
+        ... def double(x):
+        ...     return x * 2
+        >>> with xlashard.record_programs() as programs:
+        ...     y = double(double(jnp.ones(4)))
+        >>> [(p.name, p.calls) for p in programs if not p.is_operation]
+        [('double', 2)]
+        >>> xlashard.explain(programs[-1]).inputs[0].type
+        'float32[4]'
+    """
+    programs: list[RecordedProgram] = []
+    end = observed_programs.observe(ProgramRecorder(programs))
+    try:
+        yield programs
+    finally:
+        end()

@@ -1,0 +1,321 @@
+"""The stages `Traced` and `Lowered` of a pjit-ed function."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.experimental.layout import Format
+
+from xlashard._jax.runtime import compiler, executables
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.topologies import unassigned_devices
+from xlashard._jax.runtime.transfer import default_device
+from xlashard._jax.trace import tracing
+from xlashard.core.pjit.function import Function
+from xlashard.core.pjit.lower import LoweredSignature, LoweringRequest, lower_jaxpr
+from xlashard.core.pjit.options import compiler_option_items
+from xlashard.core.pjit.shardings.automatic import planned_call
+from xlashard.core.pjit.shardings.device_assignment import names_devices
+from xlashard.core.pjit.shardings.resources import UNSPECIFIED
+from xlashard.core.pjit.stages.compiled import Compiled
+from xlashard.core.pjit.stages.info import Stage, StageInfo, checked_dialect, struct
+from xlashard.core.pjit.trace import Call
+from xlashard.core.program.compile import LoweredProgram, compiler_input
+from xlashard.core.sharding import XLACompatibleSharding, to_jax
+from xlashard.errors import ArgumentError, CompileError, DeviceMismatchError
+from xlashard.tracebacks import shortened
+from xlashard.wording import format_two_device_lists
+
+if TYPE_CHECKING:
+    from xlashard._jax.runtime.offline import CompileInput, PhaseInput
+
+
+class Traced(Stage, jax.stages.Traced):
+    """A traced function, before its shardings are resolved; a `jax.stages.Traced`.
+
+    Calling it runs the traced function.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard import pjit
+        >>> pjit(lambda x: x * 2).trace(np.ones(2, np.float32)).jaxpr
+        { lambda ; a:f32[2]. let b:f32[2] = mul a 2.0:f32[] in (b,) }
+    """
+
+    def __init__(self, function: Function, call: Call) -> None:
+        self._function = function
+        self._call = call
+        function.record(call)
+        options = function.options
+        moves = options.device is not None or options.backend is not None or any(call.moves)
+        self._info = StageInfo.of(call, moves_arguments=moves)
+        self._known_out_shardings = tuple(
+            requested
+            if isinstance(requested, XLACompatibleSharding) and names_devices(requested)
+            else tracing.explicit_sharding(aval)
+            for aval, requested in zip(self._info.out_avals, call.out_shardings, strict=True)
+        )
+
+    @shortened
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the traced function, at the top level or inside a trace.
+
+        Raises:
+            ArgumentError: If the arguments have another structure, shape or dtype.
+        """
+        result, _ = self._function.run(self._call.on(self._info.checked(args, kwargs, "traced")))
+        return result
+
+    @property
+    def jaxpr(self) -> Any:
+        """Return the closed jaxpr of the body."""
+        return self._call.traced.jaxpr
+
+    @property
+    def effects(self) -> Any:
+        """Return the side effects of running it."""
+        return self._call.traced.jaxpr.effects
+
+    @shortened
+    def lower(
+        self,
+        *,
+        lowering_platforms: Sequence[str] | None = None,
+        _private_parameters: Any = None,
+    ) -> "Lowered":
+        """Resolve the shardings, and lower the function to a module.
+
+        Args:
+            lowering_platforms: One platform such as `("tpu",)` whose lowering rules to use. If it
+                is not the platform of the devices, the module can be read, but not compiled.
+            _private_parameters: Parameters of `jax.export`, which gets a stage of JAX's own.
+
+        Raises:
+            ArgumentError: If more than one platform is given.
+            DeviceMismatchError: If the arguments are on different devices.
+            ResourceError: If a sharding does not fit its argument or result.
+        """
+        planned = planned_call(self._function, self._call)
+        if planned is not self._call:
+            traced = Traced(self._function, planned)
+            return traced.lower(
+                lowering_platforms=lowering_platforms, _private_parameters=_private_parameters
+            )
+        assign = None if lowering_platforms is None else unassigned_devices
+        call = replace(self._call, assign=assign)
+        request = self._function.lowering_request(call, self._function.arguments(call))
+        if _private_parameters is not None:
+            options = (lowering_platforms, _private_parameters)
+            by_jax: Any = lower_by_jax(self, self._info, request, *options)
+            return by_jax
+        own = None
+        if not request.placement.is_unassigned:
+            own = compiler.platform_of(request.placement.devices[0])
+        platform = _platform(lowering_platforms, own, self.fun_name)
+        if platform == own:
+            signature, program = self._function.lower(self._call, request)
+        else:
+            signature, program = lower_jaxpr(self.jaxpr, request.canonicalize(), platform)
+        return Lowered(self, request, signature, program, platform)
+
+
+def _platform(requested: Sequence[str] | None, own: str | None, name: str) -> str:
+    if requested is None and own is not None:
+        return own
+    platforms = (requested,) if isinstance(requested, str) else tuple(requested or ())
+    if len(platforms) != 1:
+        raise ArgumentError(
+            f"lowering_platforms must name one platform such as ('tpu',), not {platforms}; for a "
+            f"module that fits several write jax.export.export({name}, platforms=...)"
+        )
+    return compiler.known_platform(platforms[0])
+
+
+class Lowered(Stage, jax.stages.Lowered):
+    """A module with its annotations, not compiled yet. It is a `jax.stages.Lowered`.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard import pjit
+        >>> lowered = pjit(lambda x: x * 2).lower(np.ones(2, np.float32))
+        >>> "stablehlo.multiply" in lowered.as_text()
+        True
+    """
+
+    def __init__(
+        self,
+        traced: Traced,
+        request: LoweringRequest,
+        signature: LoweredSignature,
+        program: LoweredProgram,
+        platform: str,
+    ) -> None:
+        self._traced = traced
+        self._request = request
+        self._signature = signature
+        self._program = program
+        self._platform = platform
+        self._info = traced._info
+        self._known_out_shardings = request.placement.out_shardings
+        if request.placement.is_unassigned:
+            self._known_out_shardings = traced._call.out_shardings
+
+    @shortened
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """Return the module as text.
+
+        Args:
+            dialect: `"stablehlo"`, which is meant by None, or `"hlo"`.
+            debug_info: Include the source locations.
+        """
+        if dialect is None or checked_dialect(dialect) == "stablehlo":
+            return self._program.as_text(debug_info=debug_info)
+        return executables.hlo_text(self._program.body.module, debug_info=debug_info)
+
+    @shortened
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """Return the module as an object: of MLIR, or XLA's computation.
+
+        Args:
+            dialect: `"stablehlo"`, which is meant by None, or `"hlo"`.
+        """
+        if dialect is None or checked_dialect(dialect) == "stablehlo":
+            return self._program.body.module
+        return executables.hlo_computation(self._program.body.module)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Return XLA's estimates before optimisation: FLOP, bytes accessed."""
+        unassigned = self._request.placement.is_unassigned
+        device = default_device() if unassigned else self._request.placement.devices[0]
+        client = compiler.client_of(device)
+        return executables.lowered_cost(client, self._program.body.module)
+
+    @shortened
+    def compile(
+        self,
+        compiler_options: Mapping[str, Any] | None = None,
+        *,
+        share_binary: bool | None = None,
+        device_assignment: Sequence[Device] | None = None,
+    ) -> "Compiled":
+        """Compile the module.
+
+        Args:
+            compiler_options: Options of XLA for this compilation only.
+            device_assignment: The devices of a program whose shardings stand on abstract meshes.
+            share_binary: Let one process of several compile, and the others load its machine code;
+                all must then call this. Without it the option of `pjit` applies.
+
+        Raises:
+            ArgumentError: If it was lowered for another platform than that of its devices.
+            CompileError: If XLA refuses the module or an option, or it has no devices.
+            DeviceMismatchError: If its shardings name other devices than `device_assignment`.
+            DonationError: If a donated argument can't be reused, under `donation="strict"`.
+        """
+        function, call = self._traced._function, self._traced._call
+        request, module = self._request, (self._signature, self._program)
+        if device_assignment is not None or request.placement.is_unassigned:
+            devices = None if device_assignment is None else tuple(device_assignment)
+            request = self._assigned(devices)
+            module = function.lower(call, request)
+        self._check_platform(request)
+        function.report_donation(self._program)
+        if share_binary is not None:
+            request = replace(request, share_binary=share_binary)
+        options = compiler_option_items(compiler_options)
+        if options:
+            compiled = function.compile_uncached(call, request, module, options)
+        else:
+            compiled = function.compile(call, request)
+        function.report_donation(self._program, compiled)
+        return Compiled(self._info, compiled, call.traced.jaxpr)
+
+    def _compiler_input(
+        self, compiler_options: Mapping[str, Any]
+    ) -> "AbstractContextManager[PhaseInput | CompileInput]":
+        """Return the input of a compilation for a topology; see `compiler_input`."""
+        self._check_platform(self._request)
+        self._traced._function.report_donation(self._program)
+        return compiler_input(self._program, compiler_option_items(compiler_options))
+
+    def _check_platform(self, request: LoweringRequest) -> None:
+        own = compiler.platform_of(request.placement.devices[0])
+        if self._platform != own:
+            raise ArgumentError(
+                f"{self.fun_name} was lowered for {self._platform}, but its devices are of {own}: "
+                "leave lowering_platforms out to compile it here"
+            )
+
+    def _assigned(self, devices: tuple[Device, ...] | None) -> LoweringRequest:
+        """Return the request over the devices of a call of `compile`."""
+        lowered = self._request.placement.devices
+        if not self._request.placement.is_unassigned:
+            if devices != lowered:
+                texts = format_two_device_lists(devices or (), lowered)
+                raise DeviceMismatchError(
+                    f"device_assignment of {self.fun_name} is {texts[0]}, but "
+                    f"its shardings name {texts[1]}: leave device_assignment out"
+                )
+            return self._request
+        if devices is None or len(devices) != len(lowered):
+            actual = "missing" if devices is None else f"of {len(devices)} devices"
+            raise CompileError(
+                f"device_assignment of {self.fun_name} is {actual}, but its abstract mesh stands "
+                f"for {len(lowered)} devices: write "
+                f"lowered.compile(device_assignment=jax.devices()[:{len(lowered)}])"
+            )
+        function = self._traced._function
+        call = replace(self._traced._call, assign=lambda _: devices)
+        return function.lowering_request(call, function.arguments(call))
+
+
+def lower_by_jax(
+    fun: Any,
+    info: StageInfo,
+    request: LoweringRequest,
+    platforms: Sequence[str] | None,
+    private: Any,
+) -> Any:
+    """Lower a traced function as `jax.jit` would, with the shardings of this package.
+
+    An exported module follows JAX's calling convention, with symbolic dimensions and several
+    platforms, so JAX lowers it, with the shardings of the function.
+
+    Args:
+        fun: Runs the traced function in the trace of JAX.
+        info: Names, trees and types of the function.
+        request: The request for the program of the traced call.
+        platforms: The platforms of the module.
+        private: Parameters of `jax.export` for JAX's own stage.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fun(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = info.name
+    placement = request.placement
+    ins, outs = (
+        [
+            _place(sharding, layout, aval, alone=len(placement.devices) == 1)
+            for sharding, layout, aval in zip(shardings, layouts, avals, strict=True)
+        ]
+        for shardings, layouts, avals in (
+            (placement.in_shardings, request.layouts[0], info.in_avals),
+            (placement.out_shardings, request.layouts[1], info.out_avals),
+        )
+    )
+    args, kwargs = info.in_tree.unflatten(map(struct, info.in_avals, ins))
+    places = [UNSPECIFIED if place is None else place for place in outs]
+    outer = jax.jit(call, out_shardings=info.out_tree.unflatten(places))
+    traced: Any = outer.trace(*args, **kwargs)
+    return traced.lower(lowering_platforms=platforms, _private_parameters=private)
+
+
+def _place(sharding: Any, layout: Any, aval: Any, *, alone: bool) -> Any:
+    """Return the sharding of an argument or result as JAX takes it; None if unspecified."""
+    if sharding is None or (alone and layout is None and sharding.memory_kind is None):
+        return None
+    jax_sharding: Any = to_jax(sharding, aval.shape)
+    return jax_sharding if layout is None else Format(layout, jax_sharding)

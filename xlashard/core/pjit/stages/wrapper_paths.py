@@ -1,0 +1,213 @@
+"""Paths of arguments and results that `nnx.jit` and `eqx.filter_jit` pass to JAX as flat lists."""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from xlashard._jax.trace.observed_programs import caller_locals
+from xlashard.core.pjit.options import Selected
+from xlashard.core.pjit.signature import Parameters, function_name
+from xlashard.lazily import dataclass
+
+type Paths = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NnxPaths:
+    """Paths of a program of `nnx.jit`, as users write them.
+
+    A result that is a module's new state has the path of that argument.
+
+    Attributes:
+        arguments: The path of each argument.
+        results: The path of each result.
+    """
+
+    arguments: Paths
+    results: Paths
+
+    @classmethod
+    def of(
+        cls, in_tree: Any, out_tree: Any, arg_names: Paths, fun: Any = None
+    ) -> "NnxPaths | None":
+        """Return the paths of a program of `nnx.jit`; None for another one.
+
+        Args:
+            in_tree: The tree of `(args, kwargs)` that JAX saw.
+            out_tree: The tree of the result that JAX saw.
+            arg_names: JAX's path of each argument.
+            fun: The function, if known; else a program with modules is one of `nnx.jit`.
+        """
+        if fun is not None and not type(fun).__module__.startswith("flax.nnx"):
+            return None
+        args, out = (tree.unflatten(range(tree.num_leaves)) for tree in (in_tree, out_tree))
+        if isinstance(out, tuple) and len(out) == 2 and _are_updates(out[1]):
+            arguments = tuple(_STATE.sub(r".\1", name) for name in arg_names)
+            return cls(arguments, _with_updates(args, out, arguments))
+        if not (isinstance(out, tuple) and len(out) == 3 and isinstance(out[0], tuple)):
+            return None
+        if fun is None and not _has_module((args, out)):
+            return None
+        # Static arguments are no part of the tree of arguments, and None in that of results.
+        holders = [
+            [i for i, arg in enumerate(side) if _has_module(arg)] for side in (args[0], out[0])
+        ]
+        if len(holders[0]) != len(holders[1]) or not isinstance(out[1], dict):
+            return None
+        roots: dict[Any, str] = {}
+        argument_paths, result_paths = list(arg_names), [""] * out_tree.num_leaves
+        for path, index, below in _leaves(args):
+            root = arg_names[index].removesuffix(keystr(path[2:]))
+            roots[_key(path[0]), _key(path[1])] = root
+            argument_paths[index] = root + keystr(below[2:])
+        position = dict(zip(holders[1], holders[0], strict=True))
+        for path, index, below in _leaves(out):
+            side, root, rest = _key(path[0]), "result", below[1:]
+            if side < 2:
+                key = _key(path[1]) if side else position[_key(path[1])]
+                root, rest = roots[side, key], below[2:]
+            result_paths[index] = root + keystr(rest)
+        return cls(tuple(argument_paths), tuple(result_paths))
+
+
+def cached_arguments(fun: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    """Return the function and the arguments of `nnx.cached_partial`; None for another function."""
+    if getattr(fun, "__code__", None) is None or fun.__code__.co_name != "cache_args_wrapper":
+        return None
+    cells = inspect.getclosurevars(fun).nonlocals
+    return (cells["f"], tuple(cells["cached_args"])) if "cached_args" in cells else None
+
+
+# Of the state of a module under `nnx.jit(graph=True, graph_updates=False)`.
+_STATE = re.compile(r"\.__state__\['(\w+)'\]")
+
+
+def _are_updates(value: Any) -> bool:
+    """Return True for the new values of variables that `nnx.jit(graph=False)` returns."""
+    is_list = isinstance(value, list | tuple) and len(value) > 0
+    return is_list and all(type(u).__name__ == "Updates" and hasattr(u, "_keys") for u in value)
+
+
+def _with_updates(args: Any, out: Any, arg_names: Paths) -> Paths:
+    """Return the path of each result; for a variable's new value that of the argument."""
+    known = {
+        tuple(map(_key, path)): arg_names[index]
+        for path, index in jax.tree_util.tree_flatten_with_path(args)[0]
+    }
+    paths = ["result" + keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(out[0])[0]]
+    for group in out[1]:
+        for key, value in zip(group._keys, group._values, strict=True):
+            # Those of `nnx.jit_partial` are positions in its first argument.
+            start = (0, 0, key)
+            if not isinstance(key, int):
+                start = ({"args": 0, "kwargs": 1}[_key(key[0])], *map(_key, key[1:]))
+            for below, _ in jax.tree_util.tree_flatten_with_path(value)[0]:
+                path = (*start, *map(_key, below))
+                names = (name for at, name in known.items() if at[: len(path)] == path)
+                paths.append(next(names, f"update of {key}"))
+    return tuple(paths)
+
+
+def _key(entry: Any) -> Any:
+    """Return the index, key or name of an entry of a path."""
+    return getattr(entry, "idx", getattr(entry, "key", getattr(entry, "name", None)))
+
+
+type _Path = tuple[Any, ...]
+
+
+def _leaves(tree: Any) -> Iterator[tuple[_Path, int, _Path]]:
+    """Yield the path of each leaf in JAX's tree, its index, and its path in the user's tree."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_module)[0]:
+        if not _is_module(leaf):
+            yield path, leaf, path
+            continue
+        inner = jax.tree_util.tree_flatten_with_path(leaf)[0]
+        names = _module_paths(leaf)
+        for below, index in inner:
+            yield (*path, *below), index, (*path, *names.get(index, below))
+
+
+def _has_module(tree: Any) -> bool:
+    return any(map(_is_module, jax.tree_util.tree_leaves(tree, is_leaf=_is_module)))
+
+
+def _is_module(value: Any) -> bool:
+    """Return True for a module of nnx, split into its definition and a list of arrays."""
+    return type(value).__name__ == "NodeStates" and hasattr(value, "states")
+
+
+def _module_paths(split: Any) -> dict[int, _Path]:
+    """Return the path of each leaf below a module, by the leaf's index."""
+    nnx, definition = sys.modules["flax.nnx"], getattr(split, "_graphdef", None)
+    if definition is None or len(split.states) != 1:
+        return {}
+    try:
+        module = nnx.merge(definition, split.states[0])
+    except (KeyError, ValueError, TypeError):
+        # It refers to a module of an earlier argument.
+        return {}
+    paths: dict[int, _Path] = {}
+    for path, index in jax.tree_util.tree_flatten_with_path(module)[0]:
+        # Of a variable that two attributes share, the first.
+        if isinstance(index, int):
+            paths.setdefault(index, path)
+    return paths
+
+
+type Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+_OWN = re.compile(r"dynamic_(?:no)?donate\['(fun|first|rest)'\]\[(\d+)\]")
+_FILE, _RESULT = "equinox/_jit.py", "result[1]"
+
+
+def call_under_way(own: Paths) -> Call | None:
+    """Return the call of `eqx.filter_jit` that this thread makes, for the program of these paths.
+
+    Args:
+        own: JAX's path of each argument of the program.
+    """
+    if not any(map(_OWN.fullmatch, own)):
+        return None
+    values = caller_locals(_FILE, "_call")
+    return None if values is None else tuple(values[n] for n in ("jit_wrapper", "args", "kwargs"))
+
+
+def is_equinox(fun: Any) -> bool:
+    """Return True for a function that `eqx.filter_jit` returned."""
+    return type(fun).__module__ == "equinox._jit" and hasattr(fun, "_signature")
+
+
+def equinox_paths(call: Call, own: Paths, results: Paths) -> tuple[Paths, Paths]:
+    """Return the user's paths of the arguments and results of a program of `eqx.filter_jit`.
+
+    Args:
+        call: The function, and the arguments of its call.
+        own: JAX's path of each argument.
+        results: JAX's path of each result.
+    """
+    fun, args, kwargs = call
+    user, bound = fun.__wrapped__, fun._signature.bind(*args, **kwargs)
+    parameters = Parameters.of(user, Selected((), ()), Selected((), ()))
+    paths = parameters.paths(bound.args, bound.kwargs)
+    first = len(parameters.paths(bound.args[:1], {})) if bound.args else 0
+    name = function_name(user)
+    closed = [name + keystr(path) for path, _ in tree_flatten_with_path(user)[0]]
+    parts = {"fun": closed, "first": paths[:first], "rest": paths[first:]}
+
+    def named(path: str) -> str:
+        match = _OWN.fullmatch(path)
+        return parts[match[1]][int(match[2])] if match else path
+
+    return tuple(map(named, own)), tuple(map(_result, results))
+
+
+def _result(path: str) -> str:
+    if path == "result[0]":
+        return "marker of equinox"
+    return "result" + path.removeprefix(_RESULT) if path.startswith(_RESULT) else path

@@ -1,0 +1,350 @@
+"""Trace the function of a call, and find the shardings inside it and those requested for it."""
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from xlashard._jax.runtime import global_state
+from xlashard._jax.runtime.global_state import cached_by_jaxpr
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.tracebacks import attempt
+from xlashard._jax.trace import tracing
+from xlashard._jax.trace.jaxprs import used_parts
+from xlashard._jax.trace.primitives import CallPrimitive
+from xlashard.core.array.core.handles import KindOf
+from xlashard.core.pjit.arguments import Argument, are_arrays, check_values
+from xlashard.core.pjit.cache_miss import CacheMiss, CallKey, StaticValue
+from xlashard.core.pjit.constraint import boundary_p, constraint_p, constraints_in
+from xlashard.core.pjit.lower import LoweringRequest
+from xlashard.core.pjit.options import PjitOptions
+from xlashard.core.pjit.shardings.device_assignment import names_devices
+from xlashard.core.pjit.shardings.resolve import to_sharding
+from xlashard.core.pjit.shardings.resources import Auto, FromGda, Resource, ResourceTree, expand
+from xlashard.core.pjit.shardings.unreduced import check_axes
+from xlashard.core.pjit.signature import Parameters
+from xlashard.core.sharding import Mesh, Sharding, from_jax, to_jax
+from xlashard.errors import ResourceError, TracingError
+from xlashard.lazily import dataclass, deferred
+
+if TYPE_CHECKING:
+    from xlashard.core.pjit.shardings import explicit_errors
+else:
+    explicit_errors = deferred("xlashard.core.pjit.shardings.explicit_errors")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One traced call, before the placement of its program is resolved.
+
+    Attributes:
+        traced: The function, traced for the arguments.
+        values: The dynamic arguments, flat.
+        mesh: The mesh in force, or None.
+        in_shardings: The requested sharding of each argument, or None.
+        out_shardings: The requested sharding of each result, or None.
+        layouts: The requested layouts of arguments and of results.
+        donated: For each argument, True if its buffers may be reused.
+        statics: The static arguments: names, values, and True if passed by name.
+        kind_of: Returns the class of a result; None for `Array`.
+        miss: The stages that the call had to run.
+        assign: See `ShardingRequest`.
+        auto: For each argument, True if its sharding is `AUTO`; None for a call without `AUTO`.
+        moves: For each argument, True if its sharding was chosen, so that a committed array is
+            resharded; empty for a call without `AUTO`.
+        chosen_results: For each result, True if its sharding was chosen; empty likewise.
+    """
+
+    traced: tracing.TracedFunction
+    values: tuple[Any, ...]
+    mesh: Mesh | None
+    in_shardings: tuple[Sharding | None, ...]
+    out_shardings: tuple[Sharding | None, ...]
+    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
+    donated: tuple[bool, ...]
+    statics: tuple[tuple[str, Any, bool], ...] = ()
+    kind_of: KindOf | None = None
+    miss: CacheMiss = field(default_factory=CacheMiss)
+    assign: Callable[[int], tuple[Device, ...]] | None = None
+    auto: tuple[bool, ...] | None = None
+    moves: tuple[bool, ...] = ()
+    chosen_results: tuple[bool, ...] = ()
+
+    def on(self, values: Sequence[Any]) -> "Call":
+        """Return the call with other arguments of the same types."""
+        return replace(self, values=tuple(values), miss=CacheMiss())
+
+    def key(
+        self, request: LoweringRequest | None, options: tuple[tuple[str, Any], ...] = ()
+    ) -> CallKey:
+        """Return the key by which recompilations compare calls.
+
+        Args:
+            request: The request for its program; None for a call that is traced only.
+            options: Compiler options of a call without a request.
+        """
+        traced, arguments = self.traced, self.miss.arguments
+        if arguments is None:
+            types = zip(traced.arg_names, map(tracing.shaped, traced.in_avals), strict=True)
+            arguments = tuple([Argument(path, aval, None, False) for path, aval in types])
+        return CallKey(
+            source=tracing.source_of(traced.jaxpr),
+            in_tree=traced.in_tree,
+            arguments=arguments,
+            statics=tuple([StaticValue.of(*static) for static in self.statics]),
+            mesh=self.mesh,
+            in_shardings=self.in_shardings,
+            out_shardings=self.out_shardings,
+            donated=self.donated,
+            devices=None if request is None else request.placement.devices,
+            options=options if request is None else request.options,
+            context=global_state.trace_context() if request is None else request.context,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PjitProgram:
+    """A program of a pjit-ed function, as `_jax.trace.observed_programs` reports it to observers.
+
+    Attributes:
+        function: The `Function`.
+        call: A call of it.
+    """
+
+    function: Any
+    call: Call
+
+    @property
+    def name(self) -> str:
+        """Return the function's name."""
+        return self.call.traced.name
+
+    @property
+    def jaxpr(self) -> Any:
+        """Return the closed jaxpr."""
+        return self.call.traced.jaxpr
+
+    @property
+    def values(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Return the types of the arguments; those that are committed have shardings."""
+        return tuple(
+            tracing.struct_of(a.aval, to_jax(a.sharding, a.aval.shape) if a.committed else None)
+            for a in self.function.arguments(self.call)
+        )
+
+    @property
+    def key(self) -> Hashable:
+        """Return a value that equal programs share."""
+        call = self.call
+        requested = call.in_shardings, call.out_shardings, call.mesh, call.donated
+        return id(self.function), self.jaxpr, requested, tuple(map(_type_key, self.values))
+
+
+def _type_key(value: jax.ShapeDtypeStruct) -> Hashable:
+    return value.shape, value.dtype, value.weak_type, value.sharding
+
+
+def trace_call(
+    tracer: tracing.FunctionTracer,
+    parameters: Parameters,
+    options: PjitOptions,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Call:
+    """Trace a function for the arguments of a call.
+
+    Args:
+        tracer: Traces the function.
+        parameters: Its parameters.
+        options: Its options.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+
+    Raises:
+        ArgumentError: If an argument is no array, or a static one is not hashable.
+        MeshError: If a spec was requested and no mesh is in force.
+        ResourceError: If requested shardings do not fit the trees of arguments or results.
+        TracingError: If `jax.no_tracing` forbids to trace.
+    """
+    miss, mesh = CacheMiss(), tracing.mesh_in_force()
+    if parameters.needs_check:
+        parameters.check_call(args, kwargs)
+    values = parameters.leaves(args, kwargs)
+    if not are_arrays(values):
+        check_values(values, parameters.paths(args, kwargs))
+    traced = _traced(tracer, parameters.signature.function, (args, kwargs, mesh), values)
+    if traced.is_new:
+        miss.record_stage("trace")
+    in_resources, out_resources = options.in_resources, options.out_resources
+    ins = expand_in(in_resources, parameters, traced.in_tree)
+    outs = expand_out(out_resources, traced.out_tree)
+    _check_from_gda(ins, values, traced.arg_names, in_resources.what)
+    return Call(
+        traced=traced,
+        values=tuple(values),
+        mesh=mesh,
+        in_shardings=_shardings(ins, mesh, traced.arg_names, in_resources.what),
+        out_shardings=_shardings(outs, mesh, traced.result_paths, out_resources.what),
+        layouts=(tuple([r.layout for r in ins]), tuple([r.layout for r in outs])),
+        donated=parameters.donated(args, kwargs, len(values)),
+        statics=parameters.statics(args, kwargs),
+        kind_of=options.kind_of,
+        miss=miss,
+        auto=_auto(ins, (*in_resources.leaves, *out_resources.leaves)),
+    )
+
+
+def _auto(ins: Sequence[Resource], requested: Sequence[Resource]) -> tuple[bool, ...] | None:
+    """Return the arguments under `AUTO`; None if nothing is."""
+    if not any([isinstance(resource.value, Auto) for resource in requested]):
+        return None
+    return tuple([isinstance(resource.value, Auto) for resource in ins])
+
+
+def _check_from_gda(
+    resources: Sequence[Resource], values: Sequence[Any], paths: Sequence[str], what: str
+) -> None:
+    """Refuse arguments without a sharding of which `FROM_GDA` requests theirs.
+
+    Raises:
+        ResourceError: With the path of the first of them.
+    """
+    for resource, value, path in zip(resources, values, paths, strict=True):
+        if type(resource.value) is not FromGda or isinstance(value, jax.Array):
+            continue
+        if getattr(value, "sharding", None) is None:
+            raise ResourceError(
+                f"{what} of {path} is FROM_GDA, but a {type(value).__name__} has no sharding "
+                f"to take: give P(...) for it, or pass {path} as a global array, made by "
+                f"multihost.host_local_array_to_global_array({path}, mesh, P(...))",
+                path=path,
+            )
+
+
+def expand_in(tree: ResourceTree, parameters: Parameters, in_tree: Any) -> list[Resource]:
+    """Return the resource of each argument, for a tree of `(args, kwargs)` without static ones."""
+    if _is_one(tree):
+        return [tree.leaves[0]] * in_tree.num_leaves
+    return parameters.expand_in(tree, in_tree)
+
+
+def expand_out(tree: ResourceTree, out_tree: Any) -> list[Resource]:
+    """Return the resource of each result, for their tree."""
+    if _is_one(tree):
+        return [tree.leaves[0]] * out_tree.num_leaves
+    return expand(tree, out_tree, "result")
+
+
+def _is_one(tree: ResourceTree) -> bool:
+    """Return True for a single resource, which is for every value."""
+    return len(tree.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree.treedef)
+
+
+def _traced(
+    tracer: tracing.FunctionTracer, name: str, call: Any, values: Sequence[Any]
+) -> tracing.TracedFunction:
+    try:
+        return with_explained_axes(tracer, *call)
+    except AssertionError:
+        # JAX 0.11 asserts that no mesh of an unreduced value has automatic axes.
+        for value in values:
+            if isinstance(value, jax.Array):
+                check_axes(jax.typeof(value), name)
+        raise
+    except RuntimeError:
+        if not jax.config.jax_no_tracing:
+            raise
+        raise TracingError(
+            f"{name} would have to be traced, which jax.no_tracing forbids: call it once with such "
+            "arguments before"
+        ) from None
+
+
+def with_explained_axes[R](trace: Callable[..., R], *args: Any) -> R:
+    """Call a function that traces, and return its result.
+
+    Raises:
+        ShardingTypeError: For an error of JAX about explicit mesh axes, with its traceback.
+    """
+    result, error = attempt(trace, *args)
+    if error is None:
+        return result
+    try:
+        # no-catalogue: its traceback ends in JAX; the topic "explicit" has its messages
+        raise explicit_errors.explained(error)
+    finally:
+        del error  # its traceback holds this frame
+
+
+def _shardings(
+    resources: Sequence[Resource], mesh: Mesh | None, paths: Sequence[str], what: str
+) -> tuple[Sharding | None, ...]:
+    """Return the sharding that each resource stands for under a mesh."""
+    known: dict[int, Sharding | None] = {}
+    for resource, path in zip(resources, paths, strict=True):
+        if id(resource) not in known:
+            known[id(resource)] = to_sharding(resource, mesh, what, path)
+    return tuple([known[id(resource)] for resource in resources])
+
+
+@cached_by_jaxpr
+def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
+    """Return the shardings that constraints inside a jaxpr name, of ours and of JAX."""
+    known = OF_CONSTRAINED_BODIES.get(jaxpr)
+    if known is not None:
+        return known
+    shardings: dict[Sharding, None] = {}
+    others = []
+    for eqn in jaxpr.eqns:
+        params = eqn.params
+        if not params:
+            continue
+        primitive = eqn.primitive
+        if type(primitive) is CallPrimitive:
+            shardings |= dict.fromkeys(inner_shardings(params["jaxpr"]))
+        elif primitive is constraint_p or primitive is boundary_p:
+            if names_devices(params["sharding"]):
+                shardings[params["sharding"]] = None
+        elif tracing.may_name_shardings(params.values()):
+            others.append(eqn)
+    if others:
+        rest = jaxpr.replace(eqns=others)
+        shardings |= dict.fromkeys(constraints_in(rest))
+        shardings |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
+    return tuple(shardings)
+
+
+# Found with those of the jaxpr inside, so that the equations of a nested call are read once.
+OF_CONSTRAINED_BODIES: weakref.WeakKeyDictionary[Any, tuple[Sharding, ...]]
+OF_CONSTRAINED_BODIES = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class UsedParts:
+    """Parts of a jaxpr that results or effects depend on; no other part places a program.
+
+    Attributes:
+        args: For each argument, whether it is in use.
+        consts: For each closed-over value, whether it is in use.
+        inner: The shardings of the constraints in use.
+    """
+
+    args: tuple[bool, ...]
+    consts: tuple[bool, ...]
+    inner: tuple[Sharding, ...]
+
+
+@cached_by_jaxpr
+def used_parts_of(jaxpr: Any) -> UsedParts:
+    """Find the parts of a closed jaxpr that are in use."""
+    smaller, consts, args = used_parts(jaxpr)
+    return UsedParts(args, consts, inner_shardings(smaller))
+
+
+@cached_by_jaxpr
+def all_parts_of(jaxpr: Any) -> UsedParts:
+    """Return all parts of a closed jaxpr as used."""
+    args, consts = (True,) * len(jaxpr.invars), (True,) * len(jaxpr.consts)
+    return UsedParts(args, consts, inner_shardings(jaxpr))

@@ -1,0 +1,271 @@
+"""Pair donated arguments with results, and report the arguments that no result can take over."""
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import log, prod
+
+import numpy as np
+
+from xlashard.core.program.plan import ProgramPlan, ValuePlan
+from xlashard.core.sharding import GSPMDSharding, NamedSharding, XLACompatibleSharding
+from xlashard.lazily import dataclass
+from xlashard.wording import typed
+
+
+@dataclass(frozen=True)
+class Donation:
+    """Plan for a program's donated arguments.
+
+    Attributes:
+        alias: The result that certainly takes over the buffers of each argument, or None.
+        donor: Whether the compiler may reuse the buffers of each argument for any result.
+        unusable: Positions of donated arguments that no result can reuse.
+        partner: The result that each argument is paired with, or None.
+    """
+
+    alias: tuple[int | None, ...]
+    donor: tuple[bool, ...]
+    unusable: tuple[int, ...]
+    partner: tuple[int | None, ...]
+
+    @property
+    def pairs(self) -> dict[int, int]:
+        """Return the result of each paired argument."""
+        return {i: j for i, j in enumerate(self.partner) if j is not None}
+
+    def takers(self, plan: ProgramPlan) -> dict[int, int | None]:
+        """Return the argument of each paired result; None for pairs of the module itself."""
+        return {**dict.fromkeys(plan.aliased), **{j: i for i, j in self.pairs.items()}}
+
+
+NO_DONATION = Donation((), (), (), ())
+"""Plan for a program without donated arguments."""
+
+
+def plan_donation(plan: ProgramPlan) -> Donation:
+    """Pair donated arguments with results.
+
+    A result of the same shape, dtype, memory, layout and sharding takes the argument's buffers by
+    an alias. Where the partitioner still has to choose a sharding or a layout, or only the number
+    of bytes agrees, the compiler is offered the buffers and decides.
+    """
+    partner: list[int | None] = [None] * len(plan.args)
+    certain = set()
+    for key in (_same_place, _perhaps_same_place, _same_bytes, _perhaps_same_bytes):
+        used = {*plan.aliased, *partner}
+        free: dict[object, deque[int]] = defaultdict(deque)
+        for j, result in enumerate(plan.results):
+            if j not in used:
+                free[key(plan, result, True)].append(j)
+        for i in _unpaired(plan, partner):
+            candidates = free.get(key(plan, plan.args[i], False))
+            if candidates:
+                partner[i] = j = candidates.popleft()
+                if key is _same_place and _is_certain(plan, i, j):
+                    certain.add(i)
+    pairs = list(enumerate(partner))
+    return Donation(
+        alias=tuple([j if i in certain else None for i, j in pairs]),
+        donor=tuple([j is not None and i not in certain for i, j in pairs]),
+        unusable=tuple(_unpaired(plan, partner)),
+        partner=tuple(partner),
+    )
+
+
+def _unpaired(plan: ProgramPlan, partner: Sequence[int | None]) -> list[int]:
+    """Return the donated arguments that have no result yet."""
+    return [i for i, donated in enumerate(plan.donated) if donated and partner[i] is None]
+
+
+def _same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
+    same = _type(value), value.layout
+    if len(plan.devices) == 1:
+        return same
+    if not value.is_settled or value.sharding is None:
+        return *same, None
+    return *same, value.sharding.rank_tiling(len(value.shape))
+
+
+def _perhaps_same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
+    """Return a key that is equal where one sharding is open and may become the other."""
+    return value.is_settled != result, _type(value)
+
+
+def _type(value: ValuePlan) -> object:
+    return value.shape, value.dtype, value.memory_kind
+
+
+def _same_bytes(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
+    if not value.is_settled or value.sharding is None:
+        return "open", _bytes(value, value.shape), value.memory_kind
+    return _bytes(value, value.sharding.shard_shape(value.shape)), value.memory_kind
+
+
+def _perhaps_same_bytes(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
+    return value.is_settled != result, _bytes(value, value.shape), value.memory_kind
+
+
+def has_room(result: ValuePlan, value: ValuePlan) -> bool:
+    """Return whether a result may be as large as an argument on each device, in the same memory."""
+    if result.memory_kind != value.memory_kind:
+        return False
+    if result.is_settled and value.is_settled:
+        return bytes_of(result) == bytes_of(value)
+    return _bytes(result, result.shape) == _bytes(value, value.shape)
+
+
+def bytes_of(value: ValuePlan) -> object:
+    """Return the bytes of a value per device, or a comparable stand-in for keys."""
+    whole = value.sharding is None or value.is_free
+    sharding = None if whole else value.sharding
+    return _bytes(value, value.shape if sharding is None else sharding.shard_shape(value.shape))
+
+
+def _bytes(value: ValuePlan, shape: tuple[int, ...]) -> object:
+    try:
+        return prod(shape) * np.dtype(value.dtype).itemsize
+    except TypeError:
+        # PRNG keys compare with keys of their own kind only.
+        return prod(shape), value.dtype
+
+
+def _is_certain(plan: ProgramPlan, i: int, j: int) -> bool:
+    arg, result = plan.args[i], plan.results[j]
+    if "auto" in (arg.layout, result.layout):
+        return False
+    return len(plan.devices) == 1 or (arg.is_settled and result.is_settled)
+
+
+@dataclass(frozen=True)
+class UnusedDonation:
+    """A donated argument whose buffers stay as they are.
+
+    Attributes:
+        value: The argument.
+        reason: The reason, and advice.
+    """
+
+    value: ValuePlan
+    reason: str
+
+
+def report_text(refusals: Sequence[UnusedDonation], function: str) -> str:
+    """Return the message about donated arguments that can't be reused, each by its path."""
+    one = len(refusals) == 1
+    what = "a donated argument" if one else f"{len(refusals)} donated arguments"
+    lines = [f"{_described(refused.value)}: {refused.reason}" for refused in refusals]
+    return (
+        f"{function} got {what} whose buffers no result can take over: leave "
+        f"{'it' if one else 'them'} out of donate_argnums, or follow the advice:\n  "
+        + "\n  ".join(lines)
+    )
+
+
+def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) -> UnusedDonation:
+    """Return the reason why no result takes over the buffers of an argument.
+
+    Args:
+        plan: The program's plan, with the compiler's choices if known.
+        position: The argument.
+        takers: The argument whose buffers each result takes over; None for pairs of the module
+            itself.
+    """
+    value = plan.args[position]
+    alike = [
+        j for j, r in enumerate(plan.results) if (r.shape, r.dtype) == (value.shape, value.dtype)
+    ]
+    for candidates in (alike, range(len(plan.results))):
+        for j in candidates:
+            result = plan.results[j]
+            if j in takers and has_room(result, value):
+                return UnusedDonation(value, _conflict(plan, result, takers[j]))
+        for j in candidates:
+            reason = _difference(value, plan.results[j])
+            if reason is not None:
+                return UnusedDonation(value, reason)
+    return UnusedDonation(value, _nothing_near(plan, value))
+
+
+def _conflict(plan: ProgramPlan, result: ValuePlan, consumer: int | None) -> str:
+    name = "another argument" if consumer is None else _name(plan.args[consumer])
+    return f"{_described(result)} has room for it, but takes over the buffers of {name} already"
+
+
+def _difference(value: ValuePlan, result: ValuePlan) -> str | None:
+    """Return the difference that keeps a result of the same shape from taking over the buffers."""
+    if value.shape != result.shape:
+        return None
+    name = _name(result)
+    if value.dtype != result.dtype:
+        return f"{name} has its shape, but is {result.dtype}: return it as .astype({value.dtype!r})"
+    if value.memory_kind != result.memory_kind:
+        memory, result_memory = (_memory(v) for v in (value, result))
+        return (
+            f"{name} has its type, but is in the memory {result_memory}, and the argument in "
+            f"{memory}: give out_shardings with memory_kind={memory!r}"
+        )
+    if bytes_of(result) != bytes_of(value):
+        return (
+            f"{name} has its type, but is sharded as {_place(result.sharding)}, "
+            f"{_size_text(result)}, and the argument as {_place(value.sharding)}, "
+            f"{_size_text(value)}: give out_shardings={_place(value.sharding)} for {name}"
+        )
+    if value.layout != result.layout:
+        return (
+            f"{name} has its type, but the layout {_layout(result)}, and the argument as "
+            f"{_layout(value)}: give both the same Format"
+        )
+    return None
+
+
+def _memory(value: ValuePlan) -> str:
+    kind = None if value.sharding is None else value.sharding.memory_kind
+    return value.memory_kind or kind or "device"
+
+
+def _layout(value: ValuePlan) -> str:
+    return value.layout or "the default one"
+
+
+def _nothing_near(plan: ProgramPlan, value: ValuePlan) -> str:
+    if not plan.results:
+        return "the function returns no array"
+    count = prod(value.shape) or 1
+    nearest = min(plan.results, key=lambda r: abs(log((prod(r.shape) or 1) / count)))
+    both = value.is_settled and nearest.is_settled
+    size, other = (_size_text(v if both else replace(v, sharding=None)) for v in (value, nearest))
+    return (
+        f"no result has its shape {list(value.shape)} or its {size}; the nearest is "
+        f"{_described(nearest)}, {other}"
+    )
+
+
+def _size_text(value: ValuePlan) -> str:
+    size = bytes_of(value)
+    if not isinstance(size, int):
+        return f"{prod(value.shape)} keys"
+    many = value.sharding is not None and value.sharding.num_devices > 1
+    return f"{size:,} bytes{' on each device' if many else ''}"
+
+
+def _described(value: ValuePlan) -> str:
+    text = f"{_name(value)}: {typed(value.dtype, value.shape)}"
+    sharding = value.sharding
+    if sharding is None or sharding.num_devices == 1:
+        return text
+    return f"{text} as {_place(sharding)}"
+
+
+def _name(value: ValuePlan) -> str:
+    return value.name or "a value"
+
+
+def _place(sharding: XLACompatibleSharding | None) -> str:
+    if sharding is None:
+        return "the partitioner chooses"
+    if isinstance(sharding, NamedSharding):
+        return sharding.normal_spec.describe()
+    if isinstance(sharding, GSPMDSharding):
+        return sharding.tile_assignment.to_text()
+    return str(sharding)

@@ -1,0 +1,338 @@
+"""Execution of compiled programs on buffer handles."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from xlashard._jax import modules
+from xlashard._jax.lowering import LoweredBody
+from xlashard._jax.runtime import compiler, dispatch, executables, execute
+from xlashard._jax.runtime.shardings import is_compile_only
+from xlashard._jax.runtime.topologies import compile_only_error
+from xlashard._jax.runtime.transfer import shared_pair
+from xlashard.core.program.consistency import CONSISTENCY
+from xlashard.core.program.executables import LoadedExecutable, Source
+from xlashard.core.program.plan import ProgramPlan, ValuePlan
+from xlashard.core.sharding import XLACompatibleSharding
+from xlashard.errors import UnreducedError
+from xlashard.lazily import dataclass, deferred
+
+if TYPE_CHECKING:
+    from xlashard.core.program.consistency.fingerprint import ProgramFingerprint, ValueNamer
+    from xlashard.hlo import module as hlo
+else:
+    hlo = deferred("xlashard.hlo.module")
+
+type Handle = compiler.Handle
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramParts:
+    """Plan, shardings and types of a compiled program.
+
+    Attributes:
+        plan: Its plan.
+        in_shardings: The sharding of each argument, with propagated ones.
+        out_shardings: The sharding of each result, with propagated ones.
+        in_avals: The abstract values of the arguments.
+        out_avals: The abstract values of the results.
+        committed: Whether the results are committed to their devices.
+        body: The module, and objects that live as long as the program.
+        request: Its compile request; None for a program from a file.
+    """
+
+    plan: ProgramPlan
+    in_shardings: tuple[XLACompatibleSharding, ...]
+    out_shardings: tuple[XLACompatibleSharding, ...]
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    committed: bool
+    body: LoweredBody
+    request: compiler.CompileRequest | None = None
+
+
+class Program:
+    """A compiled program over a fixed list of devices.
+
+    Args:
+        loaded: PJRT's loaded executable, which equal programs share.
+        parts: Its parts.
+        source: Source of its executable.
+        fingerprint: Its fingerprint; None for a program of one process.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedExecutable,
+        parts: ProgramParts,
+        source: Source = "the compiler",
+        fingerprint: "ProgramFingerprint | None" = None,
+    ) -> None:
+        self.loaded = loaded
+        self.source: Source = source
+        self.executable: compiler.Executable = loaded.executable
+        self.parts = parts
+        self.fingerprint = fingerprint
+        # Digest of the module of a program from a file.
+        self.saved_digest = "" if fingerprint is None else fingerprint.saved
+
+    @property
+    def name(self) -> str:
+        """Return the function's name."""
+        return self.parts.plan.function_name
+
+    def executable_with_lines(
+        self, place: "Callable[[Sequence[hlo.Frame]], object]"
+    ) -> compiler.Executable:
+        """Return the executable, with the source lines of this program's own functions.
+
+        A shared executable has the lines of the module that was compiled first. Another program is
+        compiled again for its lines.
+
+        Args:
+            place: Returns the relevant location of a call stack, the innermost frame first.
+        """
+        own, used, request = self.parts.body.module, self.loaded.module, self.parts.request
+        executable = self.executable
+        if used is not None and used is not own and request is not None:
+            stacks = zip(_stacks(own), _stacks(used), strict=True)
+            if any(place(own_stack) != place(other) for own_stack, other in stacks):
+                executable = compiler.compile_uncached(own, request)
+        return executable
+
+    @cached_property
+    def in_jax_shardings(self) -> tuple[Any, ...]:
+        """Return JAX's own sharding of each argument."""
+        return _jax_shardings(self.parts.in_shardings, self.parts.in_avals)
+
+    @cached_property
+    def physical_in_shardings(self) -> tuple[Any, ...]:
+        """Return JAX's own sharding of each argument's buffers (for keys, of their integers)."""
+        return tuple(map(execute.physical_sharding, self.parts.in_avals, self.in_jax_shardings))
+
+    @cached_property
+    def out_jax_shardings(self) -> tuple[Any, ...]:
+        """Return JAX's own sharding of each result, which its handle carries."""
+        return _jax_shardings(self.parts.out_shardings, self.parts.out_avals)
+
+    @cached_property
+    def _raw_layouts(self) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+        raw, tokens = compiler.raw_layouts(self.executable), len(self.parts.body.ordered_effects)
+        return None if raw is None else (tuple(raw[0][tokens:]), tuple(raw[1][tokens:]))
+
+    @cached_property
+    def full_layouts(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return the layouts of arguments and of results in memory; None where unknown."""
+        if self._raw_layouts is None:
+            return (None,) * len(self.in_jax_shardings), (None,) * len(self.out_jax_shardings)
+        ins, outs = (tuple(map(compiler.layout_from_raw, side)) for side in self._raw_layouts)
+        return ins, outs
+
+    @cached_property
+    def raw_in_layouts(self) -> tuple[Any, ...]:
+        """Return the layout of each argument in the form of a handle's own; None if unknown."""
+        raw = self._raw_layouts
+        return (None,) * len(self.in_jax_shardings) if raw is None else raw[0]
+
+    @cached_property
+    def in_layouts(self) -> tuple[Any, ...]:
+        """Return the layout of each argument in memory; None where it is the default one."""
+        layouts = self.full_layouts[0]
+        return tuple(compiler.dispatch_layouts(layouts, self.in_jax_shardings, self.parts.in_avals))
+
+    @cached_property
+    def out_layouts(self) -> tuple[Any, ...]:
+        """Return the layout of each result in memory; None where it is the default one."""
+        layouts = self.full_layouts[1]
+        return tuple(
+            compiler.dispatch_layouts(layouts, self.out_jax_shardings, self.parts.out_avals)
+        )
+
+    @cached_property
+    def handlers(self) -> list[Any]:
+        """Return the function that makes a handle of each result's buffers."""
+        return [
+            execute.result_handler(aval, jax_sharding, self.parts.committed)
+            for aval, jax_sharding in zip(self.parts.out_avals, self.out_jax_shardings, strict=True)
+        ]
+
+    @cached_property
+    def is_compile_only(self) -> bool:
+        """Return whether its devices are those of a topology, which run nothing."""
+        return is_compile_only(self.parts.plan.devices[0])
+
+    def _must_run(self) -> None:
+        if self.is_compile_only:
+            raise compile_only_error(self.name, self.parts.plan.devices[0])
+
+    def keep(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return leading arguments for every run, placed unless the devices only compile."""
+        if not self.is_compile_only:
+            return tuple(self.place(values))
+        avals = self.parts.in_avals
+        return tuple(
+            v if isinstance(v, jax.Array) else np.asarray(v, aval.dtype)
+            for v, aval in zip(values, avals, strict=False)
+        )
+
+    def place(self, values: Sequence[Any]) -> list[Handle]:
+        """Return handles of the leading arguments, as the program requires them.
+
+        Values with the required placement are unchanged.
+        """
+        return self._place_arguments(values, slice(len(values)))
+
+    def place_one(self, position: int, value: Any) -> Handle:
+        """Return the handle of a value, as the program requires its argument at a position."""
+        return self._place_arguments([value], slice(position, position + 1))[0]
+
+    def _place_arguments(self, values: Sequence[Any], at: slice) -> list[Handle]:
+        if not values:
+            return []
+        parts = self.parts
+        self._check(values, parts.in_shardings[at], parts.plan.args[at])
+        layouts = _required_layouts(values, self.in_layouts[at], self.full_layouts[0][at])
+        return list(dispatch.place(values, self.in_jax_shardings[at], layouts))
+
+    def place_as_results(self, values: Sequence[Any]) -> list[Handle]:
+        """Return handles of values in the form of the program's leading results."""
+        parts, shardings = self.parts, self.out_jax_shardings[: len(values)]
+        self._check(values, parts.out_shardings, parts.plan.results)
+        layouts = _required_layouts(values, self.out_layouts, self.full_layouts[1])
+        return list(dispatch.place(values, shardings, layouts))
+
+    def _check(
+        self,
+        values: Sequence[Any],
+        shardings: Sequence[XLACompatibleSharding],
+        plans: Sequence[ValuePlan],
+    ) -> None:
+        """Check that values for unreduced arguments or results have the same pending reductions.
+
+        Raises:
+            CompileOnlyError: The devices only compile.
+            UnreducedError: A value has another one.
+        """
+        self._must_run()
+        for sharding, plan, value in zip(shardings, plans, values, strict=False):
+            if not sharding.is_unreduced:
+                continue
+            actual = getattr(value, "sharding", None)
+            if actual is not None and sharding.is_equivalent_to(actual, value.ndim):
+                continue
+            name = plan.name or "an argument"
+            raise UnreducedError(
+                f"{self.name} takes {name} as partial results, by "
+                f"{sharding}, and got a {type(value).__name__}: write device_put({name}, sharding)"
+            )
+
+    def admit(self, naming: "ValueNamer | None" = None) -> None:
+        """Return once all processes of the program have arrived at its first run.
+
+        Args:
+            naming: Returns the name of a closed-over value.
+
+        Raises:
+            CompileOnlyError: Its devices only compile.
+            ProgramsDifferError: A process has another program.
+            ProcessesError: A process did not arrive.
+        """
+        self._must_run()
+        if self.fingerprint is not None and CONSISTENCY.admit(self.fingerprint, naming):
+            self.fingerprint = None
+
+    def runner(self, out: list[list[Handle]]) -> execute.Runner:
+        """Return a function that runs on placed handles, one call at a time.
+
+        It deletes the handles of donated arguments; the results may not be computed yet when
+        it returns. Results that were appended survive an interrupt. `results` makes handles of
+        them.
+
+        Args:
+            out: Receives the list of raw results of each run.
+        """
+        executable, handlers = self.executable, self.handlers
+        plan, body = self.parts.plan, self.parts.body
+        names = [v.name or "a result" for v in plan.results]
+        if not body.has_effects:
+            takes_over = self._may_take_over
+            return execute.runner(executable, handlers, names, plan.donated, takes_over, out)
+
+        effects = body.ordered_effects
+        run_with_tokens = partial(execute.run_with_tokens, executable, handlers, effects)
+
+        def run(handles: Sequence[Handle]) -> None:
+            if execute.checks_results():
+                execute.run_checked(run_with_tokens, handles, names, plan.donated, out)
+            else:
+                run_with_tokens(handles, out)
+
+        return run
+
+    def results(self, raw: list[Handle]) -> list[Handle]:
+        """Return the handles of the results, without tokens and with key arrays wrapped."""
+        tokens, avals = len(self.parts.body.ordered_effects), self.parts.out_avals
+        if not self._has_keys:
+            return raw[tokens:] if tokens else raw
+        return list(map(execute.as_key_array, avals, raw[tokens:]))
+
+    @property
+    def is_spread(self) -> bool:
+        """Return True if it runs on several devices."""
+        return len(self.parts.plan.devices) > 1
+
+    def shared_pair(self, handles: Sequence[Handle]) -> tuple[int, int] | None:
+        """Return the positions of two placed handles that share a donated buffer.
+
+        Both positions are equal for a handle that lacks one of its buffers. Returns None without
+        either.
+        """
+        if not self._may_take_over or shared_pair(handles, range(len(handles))) is None:
+            return None
+        # Donations that the compiler left unused are read from its text only here.
+        return shared_pair(handles, self._taken_over)
+
+    @cached_property
+    def _may_take_over(self) -> bool:
+        return any(self.parts.plan.donated) or compiler.alias_bytes(self.executable) != 0
+
+    @cached_property
+    def _taken_over(self) -> frozenset[int]:
+        """Return the positions of the arguments whose buffers the compiled program takes over."""
+        tokens = len(self.parts.body.ordered_effects)
+        return frozenset(i - tokens for i in executables.aliases(self.executable).values())
+
+    @cached_property
+    def _has_keys(self) -> bool:
+        return execute.has_keys(self.parts.out_avals)
+
+    def __call__(self, values: Sequence[Any]) -> list[Handle]:
+        """Place values and run."""
+        self.admit()
+        out: list[list[Handle]] = []
+        self.runner(out)(self.place(values))
+        return self.results(out[0])
+
+
+def _stacks(module: modules.Module) -> "Iterator[list[hlo.Frame]]":
+    return ([hlo.Frame(*place) for place in stack] for stack in modules.source_locations(module))
+
+
+def _jax_shardings(
+    shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]
+) -> tuple[Any, ...]:
+    pairs = zip(shardings, avals, strict=True)
+    return tuple([sharding.jax_sharding(getattr(aval, "shape", ())) for sharding, aval in pairs])
+
+
+def _required_layouts(
+    values: Sequence[Any], layouts: Sequence[Any], full: Sequence[Any]
+) -> list[Any]:
+    """Return the layout required of each value; None for a default layout that it has already."""
+    return [
+        whole if layout is None and compiler.custom_layout(value) is not None else layout
+        for value, layout, whole in zip(values, layouts, full, strict=False)
+    ]

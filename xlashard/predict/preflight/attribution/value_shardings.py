@@ -1,0 +1,181 @@
+"""Shardings of jaxpr values, as specified by arguments and constraints."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from xlashard._jax.trace.origins import Line, Scope, origins, source_line
+from xlashard._jax.trace.primitive_names import CONSTRAINTS
+from xlashard.analysis.explain.closed_dimensions import constraint_of
+from xlashard.core.sharding import Mesh, NamedSharding, Sharding
+
+type Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class DimensionSource:
+    """An argument or constraint that determines the sharding of a dimension of another value.
+
+    Attributes:
+        path: Path of the argument; empty for a constraint.
+        line: Line of the constraint; None for an argument.
+        sharding: Its sharding.
+        shape: Shape of the argument or the constrained value.
+        dim: Its dimension.
+        lines: Lines of the operations between the two, its own included.
+    """
+
+    path: str
+    line: Line | None
+    sharding: NamedSharding
+    shape: tuple[int, ...]
+    dim: int
+    lines: frozenset[Line]
+
+    @property
+    def axes(self) -> Axes:
+        """Mesh axes that shard the dimension."""
+        return axes_of(self.sharding, len(self.shape))[self.dim]
+
+
+@dataclass(frozen=True, eq=False)
+class ConstraintChange:
+    """A constraint that differs from the sharding of the value's source.
+
+    Attributes:
+        lines: Its line, and the lines of the operations between.
+        arguments: Arguments that the value depends on.
+        moved: Mesh axes that shard another dimension, or none, under the constraint.
+        closed: Mesh axes that shard no dimension under the constraint.
+        used: All mesh axes of the constraint.
+    """
+
+    lines: frozenset[Line]
+    arguments: frozenset[str]
+    moved: frozenset[str]
+    closed: frozenset[str]
+    used: frozenset[str]
+
+
+@dataclass(frozen=True, eq=False)
+class ValueShardings:
+    """Shardings of the values of a jaxpr.
+
+    Attributes:
+        jaxpr: Closed jaxpr of the program.
+        arguments: Path and sharding of each argument; None for an unspecified sharding.
+        mesh: The mesh.
+    """
+
+    jaxpr: Any
+    arguments: Sequence[tuple[str, Sharding | None]]
+    mesh: Mesh
+
+    @cached_property
+    def _top(self) -> Scope:
+        return Scope.of(self.jaxpr)
+
+    @cached_property
+    def _argument_shardings(self) -> Mapping[Any, tuple[str, Sharding | None]]:
+        return dict(zip(self.jaxpr.invars, self.arguments, strict=False))
+
+    @cached_property
+    def equations(self) -> Mapping[Line, list[tuple[Scope, Any]]]:
+        """Equations by source line, with their scopes."""
+        equations: dict[Line, list[tuple[Scope, Any]]] = {}
+        for scope in self._top.all():
+            for eqn in scope.jaxpr.eqns:
+                line = source_line(eqn)
+                if line is not None:
+                    equations.setdefault(line, []).append((scope, eqn))
+        return equations
+
+    @cached_property
+    def constraints(self) -> tuple[tuple[Scope, Any, NamedSharding], ...]:
+        """Constraints on the axes of the mesh."""
+        return tuple(
+            (scope, eqn, sharding)
+            for scope in self._top.all()
+            for eqn in scope.jaxpr.eqns
+            if (sharding := self._constraint_sharding(eqn)) is not None
+        )
+
+    @cached_property
+    def changes(self) -> tuple[ConstraintChange, ...]:
+        """Constraints that differ from arguments and other constraints."""
+        changes = []
+        for scope, eqn, sharding in self.constraints:
+            value = eqn.invars[0]
+            own = axes_of(sharding, value.aval.ndim)
+            sources = [s for dim in self.sources(scope, value) for s in dim]
+            dims = [dim for dim, each in enumerate(self.sources(scope, value)) for _ in each]
+            moved = {a for s, d in zip(sources, dims, strict=True) for a in set(s.axes) - {*own[d]}}
+            if moved:
+                line = source_line(eqn)
+                lines = frozenset().union(*(s.lines for s in sources))
+                paths = frozenset(s.path for s in sources if s.path)
+                if line is not None:
+                    lines |= {line}
+                used = frozenset(axis for axes in own for axis in axes)
+                changes.append(
+                    ConstraintChange(lines, paths, frozenset(moved), frozenset(moved - used), used)
+                )
+        return tuple(changes)
+
+    def sources(self, scope: Scope, value: Any) -> list[list[DimensionSource]]:
+        """Return the sharding sources of each dimension of a value.
+
+        Args:
+            scope: Scope of the value.
+            value: Variable of its jaxpr.
+        """
+        return [
+            list(self._sources(scope, value, dim))
+            for dim in range(len(getattr(value.aval, "shape", ())))
+        ]
+
+    def _sources(self, scope: Scope, value: Any, dim: int) -> Iterator[DimensionSource]:
+        for origin in origins(scope, value, dim, CONSTRAINTS):
+            path, sharding = self._argument_shardings.get(origin.variable, ("", None))
+            line = None
+            if origin.eqn is not None:
+                path, sharding, line = (
+                    "",
+                    self._constraint_sharding(origin.eqn),
+                    source_line(origin.eqn),
+                )
+            if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
+                shape = tuple(origin.variable.aval.shape)
+                if origin.dim >= len(shape):
+                    # Slices of stacked loop outputs can't always be mapped to a dimension.
+                    continue
+                yield DimensionSource(path, line, sharding, shape, origin.dim, origin.lines)
+
+    def _constraint_sharding(self, eqn: Any) -> NamedSharding | None:
+        sharding = constraint_of(eqn, self.mesh)
+        return sharding if sharding is not None and sharding.mesh == self.mesh else None
+
+
+def axes_of(sharding: NamedSharding, rank: int) -> list[Axes]:
+    """Return the axes of each dimension; none for an unconstrained dimension."""
+    return [tuple(axes or ()) for axes in sharding.normal_spec.for_rank(rank)]
+
+
+def local_shape(
+    shape: Sequence[int], sharding: NamedSharding, without: frozenset[str]
+) -> tuple[int, ...]:
+    """Return the shape of a shard, ignoring some axes."""
+    sizes = sharding.mesh.shape
+    cut = axes_of(sharding, len(shape))
+    return tuple(
+        size // max(math.prod(sizes[a] for a in axes if a not in without), 1)
+        for size, axes in zip(shape, cut, strict=True)
+    )
+
+
+def spec_of(dims: Sequence[Axes]) -> str:
+    """Return the source text of a spec: `P('data', None)`."""
+    entries = [repr(a[0]) if len(a) == 1 else repr(tuple(a)) if a else "None" for a in dims]
+    return f"P({', '.join(entries)})"

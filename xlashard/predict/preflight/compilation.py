@@ -1,0 +1,343 @@
+"""Compile a program for a topology and collect the compiler's dumps.
+
+libtpu returns no executable for a program that exceeds the HBM, and an estimate stops before code
+generation, which takes 95 % of the compile time. The dump folder has the same contents in all
+cases: the scheduled module, buffer assignment and live ranges.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from xlashard._jax.runtime import executables
+from xlashard._jax.runtime.offline import BEGUN, CompileInput, PhaseInput, RefusalError
+from xlashard.analysis.explain.explain import explained_executable
+from xlashard.analysis.explain.explained_program import (
+    ExplainedProgram,
+    compiled_facts,
+    facts_from_hlo,
+)
+from xlashard.core.pjit.stages.compiled import Compiled
+from xlashard.core.pjit.stages.traced import Lowered
+from xlashard.core.program.remote_compile import crash_text, run_job
+from xlashard.errors import CompileError, ProgramTooLargeError, XlashardError
+from xlashard.hlo.hlo_program import HloProgram, read, read_executable
+from xlashard.hlo.proto_reader import buffers_of
+from xlashard.workers.dump_folder import temporary_dump_folder
+from xlashard.workers.job_pool import FAILED, TIMED_OUT, JobPool, WorkerJob
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A program compiled for a topology, with or without its code, or rejected for its memory.
+
+    Attributes:
+        program: Facts for reports, with or without an executable.
+        compiled: The executable; None for an estimate, and if the program exceeds the HBM.
+        module: The compiled module with its buffer assignment.
+        seconds: Compile time.
+        options: Compiler options of the caller.
+        too_large: Whether the compiler rejected the program for its memory.
+        is_estimate: Whether the compiler was stopped before code generation.
+    """
+
+    program: ExplainedProgram
+    compiled: Any
+    module: HloProgram
+    seconds: float
+    options: tuple[tuple[str, Any], ...] = ()
+    too_large: bool = False
+    is_estimate: bool = False
+
+
+def compile_for_report(
+    lowered: Lowered,
+    options: Mapping[str, Any] | None = None,
+    *,
+    estimate: bool = False,
+    forgotten: str = "",
+) -> Compilation:
+    """Compile a program and read the compiler's dump.
+
+    Args:
+        lowered: Program lowered for the devices of a topology.
+        options: Compiler options.
+        estimate: Stop before code generation. Module, buffer assignment and collectives are those
+            of the whole compilation; code size and cycle estimates are missing. The compiler for
+            GPUs has no such phase and compiles the whole program.
+        forgotten: Facts that the stage of the program did not keep, as one clause. Its call is no
+            call of the user then.
+
+    Raises:
+        CompileError: If compilation fails for a reason other than memory.
+        ProgramTooLargeError: If the program exceeds a memory other than HBM.
+        TopologyError: If the installed libtpu can't stop before code generation.
+    """
+    if estimate and lowered._program.plan.devices[0].platform != "gpu":
+        with Estimate.saved(lowered, options, forgotten=forgotten) as started:
+            return started.result(run_job(started.runner, started.request))
+    compiled, error = None, None
+    requested = dict(options or {})
+    with temporary_dump_folder() as folder:
+        began = time.perf_counter()
+        try:
+            compiled = lowered.compile(requested | _dumps_to(folder))
+        except ProgramTooLargeError as raised:
+            error = raised
+        seconds = time.perf_counter() - began
+        module = _read(folder, compiled, lowered.fun_name, error)
+    program = _program(lowered, compiled, module, forgotten)
+    return Compilation(
+        program, compiled, module, seconds, tuple(requested.items()), error is not None
+    )
+
+
+class Estimate:
+    """Compilation of a program that leaves its dumps, by this process or by a worker process.
+
+    For TPUs it stops before code generation; the compiler for GPUs has no such phase.
+
+    A context manager, which removes its folder.
+
+    Args:
+        lowered: Program lowered for the devices of a topology.
+        options: Compiler options.
+        forgotten: As for `compile_for_report`.
+
+    Attributes:
+        cpu_seconds: CPU time of the compiler, once it has run; the time of a worker that failed.
+        runner: Name of the worker's function, of a saved compilation.
+        request: Its argument.
+    """
+
+    def __init__(
+        self, lowered: Lowered, options: Mapping[str, Any] | None = None, *, forgotten: str = ""
+    ) -> None:
+        self._lowered, self._options, self._forgotten = lowered, dict(options or {}), forgotten
+        self.cpu_seconds = 0.0
+        self.runner, self.request = "", {}
+        self._stack = ExitStack()
+        self._folder = self._stack.enter_context(temporary_dump_folder())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self) -> Compilation:
+        """Compile the program in this process.
+
+        Raises:
+            CompileError: If compilation fails for a reason other than memory.
+            ProgramTooLargeError: If the program exceeds a memory other than HBM.
+            TopologyError: If the installed libtpu can't stop before code generation.
+        """
+        began, error = time.perf_counter(), None
+        # Other work of the machine has no say in the CPU time.
+        cpu_began = time.process_time()
+        try:
+            with self._passes() as passes:
+                passes.run()
+        except ProgramTooLargeError as raised:
+            error = raised
+        self.cpu_seconds = time.process_time() - cpu_began
+        return self._compilation(time.perf_counter() - began, error)
+
+    @classmethod
+    def saved(
+        cls, lowered: Lowered, options: Mapping[str, Any] | None = None, *, forgotten: str = ""
+    ) -> Self:
+        """Return the compilation of a program that is written to its folder, for a worker process.
+
+        Args:
+            lowered: The program.
+            options: Compiler options.
+            forgotten: As for `compile_for_report`.
+
+        Raises:
+            DonationError: If a donated argument can't be reused, under `donation="strict"`.
+        """
+        with ExitStack() as stack:
+            estimate = stack.enter_context(cls(lowered, options, forgotten=forgotten))
+            with estimate._passes() as passes:
+                estimate.runner, estimate.request = passes.runner, passes.save(estimate._folder)
+            stack.pop_all()
+        return estimate
+
+    def job(self, key: str) -> WorkerJob:
+        """Return the job of a worker process for the saved program, with a key."""
+        return WorkerJob(key, self.runner, self.request)
+
+    def result(self, answer: Mapping[str, Any] | None) -> Compilation:
+        """Return the program that a worker process compiled; if it couldn't, compile it here.
+
+        Args:
+            answer: Answer of the process; None without one.
+
+        Raises:
+            CompileError: If the compiler refused the program, crashed, or took too long.
+            ProgramTooLargeError: If the program exceeds a memory other than HBM.
+        """
+        if answer is None:
+            return self.run()
+        if answer.get("outcome") == FAILED:
+            timed_out = answer["reason"].startswith(TIMED_OUT)
+            if not timed_out and not (self._folder / BEGUN).exists():
+                return self.run()
+            self.cpu_seconds = answer["seconds"]
+            # no-catalogue: needs a crash of the compiler
+            reason = crash_text(answer["reason"])
+            raise CompileError(f"compiling {self._lowered.fun_name} failed: {reason}")
+        self.cpu_seconds, error = answer["cpu_seconds"], None
+        if answer["error"]:
+            try:
+                with self._passes():
+                    # no-catalogue: an error of XLA
+                    raise RefusalError(answer["error"], answer["code"])
+            except ProgramTooLargeError as raised:
+                error = raised
+        return self._compilation(answer["seconds"], error)
+
+    def _passes(self) -> AbstractContextManager[PhaseInput | CompileInput]:
+        return self._lowered._compiler_input(self._options | _dumps_to(self._folder))
+
+    def _compilation(self, seconds: float, error: ProgramTooLargeError | None) -> Compilation:
+        lowered, options = self._lowered, tuple(self._options.items())
+        module = _read(self._folder, None, lowered.fun_name, error)
+        program = _program(lowered, None, module, self._forgotten)
+        too_large = error is not None
+        whole = lowered._program.plan.devices[0].platform == "gpu"
+        return Compilation(program, None, module, seconds, options, too_large, not whole)
+
+
+def compile_estimates(
+    estimates: Iterable[Estimate], pool: JobPool
+) -> Iterator[tuple[Estimate, Compilation | Exception]]:
+    """Compile saved programs in worker processes; yield each as soon as it is done.
+
+    A crash of the compiler is an error of its program. Where no process can be started, this
+    process compiles.
+
+    Args:
+        estimates: The compilations, which are closed when they are done. Each is taken from the
+            iterable when a process is idle.
+        pool: The worker processes.
+    """
+    waiting: dict[str, Estimate] = {}
+
+    def jobs() -> Iterator[WorkerJob]:
+        for number, estimate in enumerate(estimates):
+            waiting[str(number)] = estimate
+            yield estimate.job(str(number))
+
+    def done(key: str, run: Callable[[], Compilation]) -> Compilation | Exception:
+        with waiting.pop(key):
+            try:
+                return run()
+            except COMPILER_ERRORS as error:
+                return error
+
+    series = jobs()
+    try:
+        try:
+            for job, answer in pool.run(series):
+                estimate = waiting[job.key]
+                yield estimate, done(job.key, partial(estimate.result, answer))
+        except OSError:
+            for key, estimate in list(waiting.items()):
+                yield estimate, done(key, estimate.run)
+            for job in series:
+                estimate = waiting[job.key]
+                yield estimate, done(job.key, estimate.run)
+    finally:
+        for estimate in waiting.values():
+            estimate.__exit__()
+
+
+COMPILER_ERRORS = (XlashardError, ValueError, RuntimeError, NotImplementedError)
+"""Errors of a program that can't be lowered or compiled."""
+
+
+def _program(
+    lowered: Lowered, compiled: Compiled | None, module: HloProgram, forgotten: str
+) -> ExplainedProgram:
+    call = lowered._traced._call
+    if compiled is not None:
+        facts = replace(compiled_facts(compiled._compiled), modules=lambda _: (module,))
+    else:
+        placement = lowered._request.placement
+        facts = facts_from_hlo(lowered._program, lowered._signature, placement, module)
+    if not forgotten:
+        return ExplainedProgram(lowered._info, facts, call)
+    source = call.traced.jaxpr.debug_info.func_src_info
+    return ExplainedProgram(lowered._info, facts, source=source, forgotten=forgotten)
+
+
+def read_compiled(stage: Any, forgotten: str) -> Compilation:
+    """Return a stage that was compiled for a topology as a compilation.
+
+    Its executable has the compiled module, but no buffer assignment.
+
+    Args:
+        stage: An `xlashard.Compiled` or a `jax.stages.Compiled`.
+        forgotten: Facts that the report lacks, as one clause.
+    """
+    program = explained_executable(stage)
+    executable = program.facts.executable
+    module = read_executable(executable, executables.buffer_assignment(executable))[0]
+    # Findings of a report read this module, which has no lines of another function.
+    facts = replace(program.facts, modules=lambda _: (module,))
+    program = replace(program, facts=facts, forgotten=forgotten)
+    return Compilation(program, stage, module, 0.0)
+
+
+def _dumps_to(folder: Path) -> dict[str, Any]:
+    """Return the compiler options that write its dumps to a folder."""
+    return {"xla_dump_hlo_as_proto": True, "xla_dump_to": str(folder)}
+
+
+def _ran_out_of_hbm(folder: Path) -> bool:
+    """Return whether the program exceeded HBM, rather than another memory such as VMEM."""
+    return any(folder.glob("*.oom_intermediate_module.hlo.pb"))
+
+
+def _with_advice(error: ProgramTooLargeError, name: str, folder: Path) -> ProgramTooLargeError:
+    """Return the error with advice, if buffers were assigned in HBM."""
+    if not any(folder.glob("*.after_optimizations.hlo.pb")):
+        return error
+    return ProgramTooLargeError(
+        f"{name} fits in HBM, but one of its operations exceeds an on-chip memory, such as VMEM: "
+        f"use smaller blocks in the kernel, or raise the compiler option "
+        f"xla_tpu_scoped_vmem_limit_kib. {error}"
+    )
+
+
+def _read(
+    folder: Path, compiled: Compiled | None, name: str, error: ProgramTooLargeError | None
+) -> HloProgram:
+    """Read the dump, or the executable's module with the buffer assignment of the dump.
+
+    The executable's module has the compiler's cycle estimates; dumps are written earlier.
+
+    Args:
+        folder: Folder of the dump.
+        compiled: The executable; None without one.
+        name: Name of the program.
+        error: The compiler's error if the program exceeds a memory.
+
+    Raises:
+        ProgramTooLargeError: If the program exceeds a memory other than HBM.
+    """
+    if error is not None and not _ran_out_of_hbm(folder):
+        # no-catalogue: an error of libtpu
+        raise _with_advice(error, name, folder) from None
+    # The name of the CPU compiler's dump is `cpu_after_optimizations`.
+    dump = min(folder.glob("*after_optimizations.hlo.pb"))
+    if compiled is None:
+        return read(dump)
+    return read_executable(compiled.runtime_executable(), buffers_of(dump.read_bytes()))[0]

@@ -1,0 +1,317 @@
+"""Texts for the fields of a preflight report, shared by terminal and HTML."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from xlashard.errors import counted
+from xlashard.predict.preflight.report.preflight_model import (
+    AxisReport,
+    PreflightFields,
+    TimeEstimate,
+    TopologyReport,
+)
+from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
+from xlashard.predict.preflight.report.step_model import SpillReport
+from xlashard.predict.targets.chip import Links
+from xlashard.wording import (
+    in_amount,
+    in_bytes,
+    in_seconds,
+    numbered,
+    sizes_text,
+)
+
+
+@dataclass(frozen=True)
+class Words:
+    """Names of what a report shows, by the kind of its chips.
+
+    Attributes:
+        chip: A chip.
+        group: Chips with faster links than the network.
+        layout: Place of mesh axes.
+        bounds: Resources that bound the time.
+        details: The same for readers who don't know the chips.
+        shares: Parts of the time of a schedule.
+        networks: Short names of networks.
+        available: Memory that a program may use.
+        reserves: Clause about the rest of the memory.
+    """
+
+    chip: str
+    group: str
+    layout: str
+    bounds: Mapping[str, str]
+    details: Mapping[str, str]
+    shares: Mapping[str, str]
+    networks: Mapping[str, str]
+    available: str
+    reserves: str
+
+    @property
+    def short(self) -> Mapping[str, str]:
+        """Short names of the resources."""
+        return {"compute": "compute", "hbm": "HBM", "vmem": "VMEM", "host": "host", **self.networks}
+
+
+_EVERYWHERE = {"compute": "arithmetic", "hbm": "HBM"}
+_HOST = "transfers to and from the host"
+_TPU = Words(
+    chip="chip",
+    group="slice",
+    layout="torus",
+    bounds={
+        **_EVERYWHERE,
+        "vmem": "VMEM",
+        "ici": "links within a slice",
+        "dcn": "network between slices",
+        "host": _HOST,
+    },
+    details={
+        "compute": "arithmetic",
+        "hbm": "the chip's memory (HBM)",
+        "vmem": "the memory of its cores (VMEM)",
+        "ici": "the links between chips (ICI)",
+        "dcn": "the network between slices (DCN)",
+        "host": "the host's memory",
+    },
+    shares={
+        "matrix": "matrix units",
+        "vector": "vector unit",
+        "hbm": "HBM",
+        "vmem": "VMEM",
+        "kernel": "kernels",
+        "launch": "launches",
+        "ici": "waiting for ICI",
+        "dcn": "waiting for DCN",
+        "host": "waiting for the host",
+    },
+    networks={"ici": "ICI", "dcn": "DCN"},
+    available="what the compiler lets a program use",
+    reserves="the runtime reserves",
+)
+
+
+def _gpu_words(links: str) -> Words:
+    return Words(
+        chip="GPU",
+        group="node",
+        layout="nodes",
+        bounds={**_EVERYWHERE, "ici": links, "dcn": "network between nodes", "host": _HOST},
+        details={
+            "compute": "arithmetic",
+            "hbm": "the GPU's memory (HBM)",
+            "ici": f"the links within a node ({links})",
+            "dcn": "the network between nodes",
+            "host": "the host's memory",
+        },
+        shares={
+            "matrix": "tensor cores",
+            "vector": "CUDA cores",
+            "hbm": "HBM",
+            "kernel": "kernels",
+            "launch": "launches",
+            "ici": f"waiting for {links}",
+            "dcn": "waiting for the network",
+            "host": "waiting for the host",
+        },
+        networks={"ici": links, "dcn": "network"},
+        available="the share of the memory that JAX's allocator takes",
+        reserves="JAX's allocator leaves",
+    )
+
+
+WORDS: Mapping[Links, Words] = {
+    "ici": _TPU,
+    "nvlink": _gpu_words("NVLink"),
+    "pcie": _gpu_words("PCIe"),
+}
+"""Names by the links of chips."""
+
+
+def words_of(topology: TopologyReport) -> Words:
+    """Return the names of what a report on a topology shows."""
+    return WORDS[topology.links]
+
+
+ESTIMATE = "compiled without code, which the memory lacks"
+"""Note on a report whose compilation was stopped before code generation."""
+
+ORIGINS: Mapping[str, str] = {
+    "constraint": "a constraint",
+    "explicit": "the program itself",
+    "gradient": "the sum of a gradient",
+    "reduction": "a sum over a cut dimension",
+    "argument": "an argument's sharding",
+    "result": "a result's sharding",
+    "resharding": "a resharding",
+}
+"""Causes of collectives."""
+
+
+def topology_text(topology: TopologyReport) -> str:
+    """Return the topology with its number of chips: `2 × v5p:4x4x2 (64 chips)`."""
+    devices = ""
+    if topology.devices != topology.chips:
+        devices = f", {topology.devices:,} devices"
+    return f"{topology_name(topology)} ({many(topology.chips, words_of(topology).chip)}{devices})"
+
+
+def topology_name(topology: TopologyReport) -> str:
+    """Return the topology with its number of slices: `2 × v5p:4x4x2`."""
+    return slices_text(topology.name, topology.slices)
+
+
+def slices_text(topology: str, slices: int) -> str:
+    """Return the name of a topology with its number of slices: `2 × v5p:4x4x2`."""
+    return topology if slices == 1 else f"{slices} × {topology}"
+
+
+def axes_text(mesh: Sequence[AxisReport]) -> str:
+    """Return the axes of a mesh with their sizes: `data=4 × model=2`."""
+    return sizes_text((axis.name, axis.size) for axis in mesh)
+
+
+def memory_summary(report: PreflightFields) -> str:
+    """Return the memory use and the bytes to spare or missing."""
+    m = report.memory
+    have = in_bytes(m.available_bytes)
+    if report.outcome == "fits":
+        spare = f"{in_bytes(m.spare_bytes)} ({m.spare_bytes / m.available_bytes:.0%}) to spare"
+        return f"{in_bytes(m.total_bytes)} of {have} of HBM on each device, {spare}"
+    needs = f"needs {in_bytes(m.total_bytes)} of HBM on each device"
+    if m.fits:
+        return f"{needs}, which the compiler could not fit into {have}"
+    return f"{needs}, {in_bytes(-m.spare_bytes)} more than the {have} available"
+
+
+def time_summary(report: PreflightFields) -> str:
+    """Return the time with its error, the resource that bounds it, and the roofline."""
+    time = report.time
+    least = f"at least {in_seconds(time.roofline_seconds)} by the roofline"
+    if time.is_lower_bound:
+        names, first = numbered(time.unknown_kernels), time.unknown_kernels[0][0]
+        text = f"at least {in_seconds(time.seconds)} without the kernels of unknown cost: {names}"
+        return f"{text}; give it: kernel_costs={{{first!r}: seconds}}, or --kernel-cost NAME=TIME"
+    return (
+        f"{in_seconds(time.seconds)} ({error_text(time)}), bound by "
+        f"{words_of(report.topology).bounds[time.bound]}; {least}"
+    )
+
+
+def error_text(time: TimeEstimate) -> str:
+    """Return the error of the time: `-8 % to +10 %`."""
+    above = "more" if time.above is None else f"{time.above * 100:+.0f} %"
+    return f"{time.below * 100:+.0f} % to {above}"
+
+
+def throughput_text(throughput: ThroughputReport) -> str:
+    """Return tokens per second, MFU and parameters."""
+    workload = throughput.workload
+    parameters = f"{in_amount(workload.parameters)} parameters"
+    if workload.active_parameters != workload.parameters:
+        parameters += f", {in_amount(workload.active_parameters)} of them active"
+    speed, use = in_amount(throughput.tokens_per_second), f"{throughput.utilisation:.1%}"
+    details = f"{parameters}, {in_amount(workload.tokens)} tokens a step"
+    return f"{speed} tokens/s at {use} model FLOP utilisation ({details})"
+
+
+def price_summary(price: PriceReport, chip: str = "chip") -> str:
+    """Return the cost of a step, an hour and 10⁹ tokens."""
+
+    def cost(amount: float) -> str:
+        return price_with_currency(amount, price.currency)
+
+    text = f"{cost(price.step)} a step, {cost(price.hour)} an hour"
+    if price.billion_tokens is not None:
+        text += f", {cost(price.billion_tokens)} for a billion tokens"
+    return f"{text} (at {cost(price.chip_hour)} a {chip} and hour)"
+
+
+def price_text(amount: float) -> str:
+    """Return a price with two decimals, or more for a small one."""
+    if amount >= 0.1 or amount == 0:
+        return f"{amount:,.2f}"
+    return f"{amount:.2g}" if amount >= 1e-4 else f"{amount:.1e}"
+
+
+def mesh_text(mesh: Sequence[AxisReport]) -> str:
+    """Return the position of each mesh axis on the torus, or on the nodes of GPUs."""
+    return ", ".join(_axis(axis) for axis in mesh)
+
+
+def is_visible_ring(axis: AxisReport) -> bool:
+    """Return whether a mesh axis is a ring of more than two chips.
+
+    Two chips along a dimension, or the two devices of a chip, have a single link. The GPUs of a
+    node have a switch.
+    """
+    chips = [count for dimension, count in axis.along if dimension not in _GROUPS]
+    return axis.ring and (len(chips) > 1 or max(chips, default=0) > 2)
+
+
+_GROUPS: Mapping[str, str] = {
+    "core": "the cores of a chip",
+    "slice": "the slices",
+    "gpu": "the GPUs of a node",
+    "node": "the nodes",
+}
+"""Dimensions other than those of a torus."""
+
+
+def _axis(axis: AxisReport) -> str:
+    if not axis.along:
+        return f"{axis.name} along no dimension"
+    along = " and ".join(_GROUPS.get(d, d) for d, _ in axis.along)
+    if is_visible_ring(axis):
+        return f"{axis.name} around {along}"
+    return f"{axis.name} along {along}"
+
+
+def three_digits(number: float) -> str:
+    """Return a number with three digits, or more if it is larger: `4.05`, `128`, `12,300`."""
+    if abs(number) >= 99.95:
+        return f"{number:,.0f}"
+    return f"{number:.1f}" if abs(number) >= 9.995 else f"{number:.2f}"
+
+
+def in_thousands(number: float) -> str:
+    """Return a large number with an SI prefix: `1.23 M`."""
+    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * size:
+            return f"{three_digits(number / size)} {unit}"
+    return three_digits(number)
+
+
+def price_with_currency(amount: float, currency: str = "") -> str:
+    """Return a price with its currency: `0.089 USD`, `1,234.50 USD`."""
+    return f"{price_text(amount)} {currency}".rstrip()
+
+
+def many(number: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun: `1 leaf`, `8,960 chips`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def spill_remedy(spill: SpillReport) -> str:
+    """Return how to keep attention scores in VMEM."""
+    return (
+        f"the scores of {spill.block:,} queries and keys stay in VMEM: attention_block = "
+        f"{spill.block} in [model], or a kernel such as splash attention"
+    )
+
+
+def uncounted_work(time: TimeEstimate) -> Iterator[str]:
+    """Yield notes on work that the times leave out."""
+    if time.unknown_loops:
+        loops = counted(time.unknown_loops, "loop")
+        verb = "counts" if time.unknown_loops == 1 else "count"
+        yield f"{loops} of unknown trip count {verb} as one iteration: the true times are longer."
+    if time.unknown_calls:
+        yield f"Calls and operations of unknown cost count as zero: {numbered(time.unknown_calls)}."
+    if time.unmatched_kernel_costs:
+        names = ", ".join(map(repr, time.unmatched_kernel_costs))
+        kernels = numbered((*time.kernels, *time.unknown_kernels)) or "none"
+        yield f"kernel_costs names no kernel of the program: {names}. Its kernels: {kernels}."
+    if time.not_understood:
+        yield f"Not understood in the compiled program: {numbered(time.not_understood)}."

@@ -1,0 +1,323 @@
+"""The timeline of a step: rows of a drawing over folded time, and a trace in Chrome's format."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from xlashard.analysis.explain.tables import line_text, operation_text
+from xlashard.errors import ArgumentError
+from xlashard.predict.preflight.render.report_text import topology_text, words_of
+from xlashard.predict.preflight.report.preflight_model import (
+    MemoryBreakdown,
+    PreflightFields,
+    TimeEstimate,
+)
+from xlashard.predict.preflight.report.step_model import (
+    CORES,
+    FoldedSpan,
+    FoldedTimeline,
+    Timeline,
+    TimelineSpan,
+)
+from xlashard.wording import in_bytes, in_seconds
+
+LANE = 20
+"""Pixels of a lane."""
+
+_MOST_LANES = 4
+_LEAST_TEXT = 0.2
+"""Least percent of the width at which a span has a text, which shows when it is zoomed."""
+_WIDTH, _HEIGHT = 1000, 100
+_ROUNDING = 1e-12
+"""Seconds by which neighbours may overlap, as sums of times are rounded."""
+
+
+class DrawnSpan(NamedTuple):
+    """Operation in a row.
+
+    Attributes:
+        x: Percent of the width.
+        width: Percent of the width.
+        y: Pixels from the top of the row.
+        kind: CSS class.
+        text: Text inside; empty for a short one.
+        title: Description.
+    """
+
+    x: float
+    width: float
+    y: int
+    kind: str
+    text: str
+    title: str
+
+
+class TimelineRow(NamedTuple):
+    """Row of operations that occupy the same.
+
+    Attributes:
+        label: Name of the track.
+        height: Pixels.
+        spans: Its operations, in order.
+    """
+
+    label: str
+    height: int
+    spans: list[DrawnSpan]
+
+
+class MemoryCurve(NamedTuple):
+    """HBM in use over folded time, in a box of 1000 x 100.
+
+    Attributes:
+        points: Corners of the area.
+        limit: Height of the available HBM; None if it lies far above.
+        words: Peak in words.
+    """
+
+    points: str
+    limit: float | None
+    words: str
+
+
+def timeline_rows(report: PreflightFields) -> list[TimelineRow]:
+    """Return the rows: loops by depth, the cores, networks, copies, host."""
+    time, shares = report.time, words_of(report.topology).shares
+    if time.timeline is None:
+        return []
+    folded = FoldedTimeline(time.timeline)
+    whole = folded.seconds or 1.0
+    tracks: dict[str, list[FoldedSpan]] = defaultdict(list)
+    for each in sorted(folded.spans(), key=lambda each: each.start):
+        is_loop = each.span.block >= 0
+        tracks[f"loops {each.depth}" if is_loop else each.span.track].append(each)
+    rows = []
+    for track in sorted(tracks, key=_track_order):
+        lanes = list(lanes_of([(e.start, e.start + e.seconds) for e in tracks[track]]))
+        spans = [
+            DrawnSpan(
+                x=100 * each.start / whole,
+                width=100 * each.seconds / whole,
+                y=LANE * min(lane, _MOST_LANES - 1),
+                kind=each.span.resource,
+                text=_text(each, time) if 100 * each.seconds / whole >= _LEAST_TEXT else "",
+                title=span_title(each.span, each.runs, time, shares),
+            )
+            for each, lane in zip(tracks[track], lanes, strict=True)
+        ]
+        height = LANE * min(max(lanes) + 1, _MOST_LANES)
+        rows.append(TimelineRow("loops" if track.startswith("loops") else track, height, spans))
+    return rows
+
+
+def track_order(track: str) -> tuple[int, str]:
+    """Return the key that sorts tracks: the cores, networks, copies, host."""
+    places = {CORES: 1, "HBM copies": 3, "host": 4, "asynchronous": 5}
+    return places.get(track, 2), track
+
+
+def _track_order(track: str) -> tuple[int, str]:
+    return (0, track) if track.startswith("loops") else track_order(track)
+
+
+def lanes_of(intervals: Iterable[tuple[float, float]]) -> Iterator[int]:
+    """Yield a lane for each interval, in order of their starts, so that none overlap in a lane.
+
+    Example:
+        >>> list(lanes_of([(0, 4), (1, 2), (2, 3), (4, 5)]))
+        [0, 1, 1, 0]
+    """
+    ends: list[float] = []
+    for start, end in intervals:
+        lane = next((n for n, last in enumerate(ends) if last <= start + _ROUNDING), len(ends))
+        ends[lane:] = [end, *ends[lane + 1 :]]
+        yield lane
+
+
+def _text(each: FoldedSpan, time: TimeEstimate) -> str:
+    span = each.span
+    if span.block >= 0:
+        return f"× {span.times:,}: {in_seconds(span.seconds)}"
+    return operation_text(time.lines[span.line].op_name) if span.line >= 0 else span.name
+
+
+def span_title(span: TimelineSpan, runs: int, time: TimeEstimate, shares: Mapping[str, str]) -> str:
+    """Return the description of an operation.
+
+    Args:
+        span: The operation.
+        runs: Number of its runs in a step.
+        time: Time of the step.
+        shares: Names of the units.
+    """
+    if span.block >= 0:
+        name = time.timeline.blocks[span.block].name if time.timeline is not None else ""
+        return f"{span.name} runs {name} {span.times:,} ×: {in_seconds(span.seconds)}"
+    parts = [span.name]
+    if span.line >= 0:
+        line = time.lines[span.line]
+        parts += [line.kind, operation_text(line.op_name)] if line.op_name else [line.kind]
+        parts += [line_text(line.source)] if line.source is not None else []
+    parts.append(in_seconds(span.seconds) + (f", {runs:,} ×" if runs > 1 else ""))
+    parts.append(shares.get(span.resource, span.resource) if span.track == CORES else span.track)
+    return " · ".join(part for part in parts if part)
+
+
+def timeline_ticks(time: TimeEstimate) -> list[tuple[float, str]]:
+    """Return percents of the width with their folded times."""
+    whole = 0.0 if time.timeline is None else FoldedTimeline(time.timeline).seconds
+    return [(20.0 * n, in_seconds(whole * n / 5)) for n in range(5)]
+
+
+def memory_curve(time: TimeEstimate, memory: MemoryBreakdown) -> MemoryCurve | None:
+    """Return the memory over the folded time, or None if it is unknown."""
+    points: Sequence[tuple[float, int]] = () if time.timeline is None else time.timeline.memory
+    if time.timeline is None or not points:
+        return None
+    whole = FoldedTimeline(time.timeline).seconds or 1.0
+    place, peak = max(points, key=lambda point: point[1])
+    least = min(nbytes for _, nbytes in points)
+    top = memory.available_bytes if memory.available_bytes < 2 * peak else peak
+    top = max(top, peak) * 1.05
+
+    def corner(seconds: float, nbytes: float) -> str:
+        x, y = _WIDTH * seconds / whole, _HEIGHT * (1 - nbytes / top)
+        return f"{x:.2f},{y:.2f}"
+
+    corners = [corner(0.0, 0), corner(0.0, points[0][1])]
+    corners += [corner(seconds, nbytes) for seconds, nbytes in points]
+    corners += [corner(whole, points[-1][1]), corner(whole, 0)]
+    limit = _HEIGHT * (1 - memory.available_bytes / top)
+    words = f"between {in_bytes(least)} and {in_bytes(peak)}, at its most after {in_seconds(place)}"
+    return MemoryCurve(" ".join(corners), limit if limit >= 0 else None, words)
+
+
+def timeline_key(report: PreflightFields) -> Mapping[str, str]:
+    """Return the names of the resources that the timeline shows, by CSS class."""
+    timeline, shares = report.time.timeline, words_of(report.topology).shares
+    blocks = () if timeline is None else timeline.blocks
+    used = {span.resource for block in blocks for span in block.spans}
+    return {name: words for name, words in shares.items() if name in used}
+
+
+MOST_EVENTS = 300_000
+"""Most operations of a trace; beyond, only the first iteration of loops is written."""
+
+
+def trace_of(report: PreflightFields) -> dict[str, Any]:
+    """Return a step as trace events, with a track per resource.
+
+    Each iteration of a loop has its own events, unless they are more than `MOST_EVENTS`: then the
+    rest of each loop after its first iteration is one event.
+
+    Args:
+        report: The report.
+
+    Raises:
+        ArgumentError: If the report has no schedule.
+
+    Returns:
+        Object of the JSON Trace Event Format; `json.dumps` makes a file that ui.perfetto.dev and
+        chrome://tracing open.
+    """
+    timeline = report.time.timeline
+    if timeline is None:
+        raise ArgumentError(
+            f"the report of {report.name} has no schedule: make it again with this version"
+        )
+    writer = _Writer(report, timeline, repeats=_count(timeline) <= MOST_EVENTS)
+    writer.block(0, 0.0, timeline.blocks[0].seconds)
+    title = f"{report.heading}, predicted: a device of {topology_text(report.topology)}"
+    events = [
+        {"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": title}},
+        *writer.events(),
+    ]
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+def _count(timeline: Timeline) -> int:
+    """Return the number of events with every iteration."""
+    counts: dict[int, int] = {}
+
+    def count(number: int) -> int:
+        if number not in counts:
+            spans = timeline.blocks[number].spans
+            inner = sum(s.times * count(s.block) for s in spans if s.block >= 0)
+            counts[number] = len(spans) + inner
+        return counts[number]
+
+    return count(0)
+
+
+@dataclass
+class _Writer:
+    """Operations of a trace, by track."""
+
+    report: PreflightFields
+    timeline: Timeline
+    repeats: bool
+    tracks: dict[str, list[tuple[int, int, str, dict[str, Any]]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+    def block(self, number: int, begin: float, limit: float) -> None:
+        """Add a run of a computation, which ends at a limit."""
+        for span in self.timeline.blocks[number].spans:
+            start = min(begin + span.start, limit)
+            end = min(start + span.seconds, limit)
+            self._add(span.track, start, end, _name(span, self.timeline), self._facts(span))
+            if span.block < 0:
+                continue
+            length = self.timeline.blocks[span.block].seconds
+            for iteration in range(span.times if self.repeats else 1):
+                self.block(span.block, start + iteration * length, end)
+            if not self.repeats and span.times > 1:
+                rest = {"iterations": span.times - 1}
+                self._add(span.track, start + length, end, "other iterations", rest)
+
+    def _add(self, track: str, start: float, end: float, name: str, facts: dict[str, Any]) -> None:
+        # Whole nanoseconds, so that events nest.
+        self.tracks[track].append((round(start * 1e9), round(end * 1e9), name, facts))
+
+    def _facts(self, span: TimelineSpan) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "bound": words_of(self.report.topology).shares.get(span.resource, span.resource)
+        }
+        if span.line >= 0:
+            line = self.report.time.lines[span.line]
+            facts |= {"kind": line.kind, "op_name": line.op_name}
+            if line.source is not None:
+                facts["source"] = f"{line.source.file}:{line.source.line}"
+        return facts
+
+    def events(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the names of the tracks, and their events."""
+        tid = 0
+        for track in sorted(self.tracks, key=track_order):
+            spans = sorted(self.tracks[track], key=lambda span: (span[0], -span[1]))
+            # Only loops and the operations inside of them nest.
+            is_nested = any(span[3].get("bound") == "loop" for span in spans)
+            lanes = [0] * len(spans) if is_nested else list(lanes_of([s[:2] for s in spans]))
+            names = [track, *(f"{track} {n}" for n in range(2, max(lanes) + 2))]
+            for number, name in enumerate(names, tid + 1):
+                common = {"ph": "M", "pid": 0, "tid": number}
+                yield {**common, "name": "thread_name", "args": {"name": name}}
+                yield {**common, "name": "thread_sort_index", "args": {"sort_index": number}}
+            for (start, end, name, facts), lane in zip(spans, lanes, strict=True):
+                yield {
+                    "ph": "X",
+                    "pid": 0,
+                    "tid": tid + 1 + lane,
+                    "ts": start / 1e3,
+                    "dur": (end - start) / 1e3,
+                    "name": name,
+                    "args": facts,
+                }
+            tid += len(names)
+
+
+def _name(span: TimelineSpan, timeline: Timeline) -> str:
+    if span.block < 0:
+        return span.name
+    return f"{span.name}: {timeline.blocks[span.block].name} × {span.times:,}"

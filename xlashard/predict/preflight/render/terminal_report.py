@@ -1,0 +1,348 @@
+"""Terminal output of a preflight report."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from xlashard.analysis.explain.model import SourceLine, ValueReport
+from xlashard.analysis.explain.sections import (
+    donations_section,
+    findings_of,
+    merged_values,
+    values_section,
+)
+from xlashard.analysis.explain.tables import (
+    WIDE,
+    Page,
+    cause_text,
+    columns_table,
+    groups_text,
+    head,
+    listing,
+    operation_text,
+    place_text,
+    runs_text,
+    section,
+    sharding_text,
+    short_type,
+    table,
+    types_text,
+)
+from xlashard.predict.preflight.render.report_text import (
+    ESTIMATE,
+    ORIGINS,
+    axes_text,
+    memory_summary,
+    mesh_text,
+    price_summary,
+    spill_remedy,
+    throughput_text,
+    time_summary,
+    topology_text,
+    uncounted_work,
+    words_of,
+)
+from xlashard.predict.preflight.report.preflight_model import (
+    BufferReport,
+    PreflightFields,
+    TemporaryReport,
+    TrafficReport,
+)
+from xlashard.predict.preflight.report.step_model import SpillReport
+from xlashard.wording import in_bytes, in_flop, in_seconds
+
+_VERY_WIDE = 130
+"""Minimum width for the types of collectives."""
+
+
+def preflight_sections(report: PreflightFields, page: Page) -> Iterator[RenderableType | None]:
+    """Yield the sections of a printed report."""
+    yield _head(report)
+    yield _memory(report, page)
+    yield _temporaries(report, page)
+    yield _time(report, page)
+    yield _lines(report, page)
+    yield _spills(report.spills, page)
+    yield _collectives(report, page)
+    yield _not_required(report.traffic, page)
+    for findings, rows in findings_of(report):
+        yield findings.section(rows, page)
+    yield _replicated(report, page)
+    yield values_section("Arguments", _as_held(report.inputs, report.memory.arguments), page)
+    yield _results(report, page)
+    yield donations_section(report.donations, page)
+    yield _versions(report)
+
+
+def _head(report: PreflightFields) -> RenderableType:
+    where = [report.title] if report.title else []
+    where += [topology_text(report.topology)]
+    where += [axes_text(report.mesh), report.partitioner]
+    return head(report.name, where, _facts(report))
+
+
+def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
+    if report.is_estimate:
+        yield "estimate", ESTIMATE
+    fits = report.outcome == "fits"
+    verdict = Text(memory_summary(report), "green" if fits else "red")
+    yield "fits" if fits else "too large", verdict
+    yield "takes", time_summary(report)
+    if report.throughput is not None:
+        yield "trains", throughput_text(report.throughput)
+    if report.price is not None:
+        yield "costs", price_summary(report.price, words_of(report.topology).chip)
+    if report.mesh:
+        yield "mesh", mesh_text(report.mesh)
+    if report.forgotten:
+        yield "unknown", report.forgotten
+
+
+def _bar(part: float, page: Page, style: str = "cyan") -> Text:
+    """Return a bar of a fraction."""
+    width = 24 if page.width >= WIDE else 12
+    filled = min(width, round(part * width))
+    filled = max(filled, 1) if part > 0 else 0
+    return Text.assemble(("█" * filled, style), ("░" * (width - filled), "dim"))
+
+
+def _memory(report: PreflightFields, page: Page) -> RenderableType:
+    m = report.memory
+    fresh = in_bytes(m.alias_bytes)
+    parts = [
+        (m.argument_bytes, "arguments", f"results reuse {fresh}" if m.alias_bytes else ""),
+        (m.temporary_bytes, "temporaries", "at their peak"),
+        (m.result_bytes, "other results" if m.alias_bytes else "results", ""),
+        (m.code_bytes, "the program", ""),
+        (m.constant_bytes, "constants", ""),
+    ]
+    rows: list[Sequence[RenderableType]] = [
+        (
+            in_bytes(size),
+            f"{size / m.available_bytes:.1%}",
+            _bar(size / m.available_bytes, page),
+            Text.assemble(word, (f"  {note}" if note else "", "dim")),
+        )
+        for size, word, note in sorted(parts, key=lambda part: -part[0])
+        if size
+    ]
+    over = m.total_bytes > m.available_bytes
+    total = f"{m.total_bytes / m.available_bytes:.1%}"
+    bar = _bar(m.total_bytes / m.available_bytes, page, "red" if over else "green")
+    rows.append((in_bytes(m.total_bytes), total, bar, Text("all together", "bold")))
+    host = f", and {in_bytes(m.host_bytes)} of its host's" if m.host_bytes else ""
+    note = f"of the {in_bytes(m.available_bytes)} of HBM available on one device{host}"
+    kept = ", ".join(f"{in_bytes(each.device_bytes)} {each.name}" for each in m.runtime)
+    rest = f"The runtime keeps beside them: {kept}." if kept else ""
+    return section("Memory", note, table((">bytes", ">of HBM", "", ""), rows), rest)
+
+
+def _temporaries(report: PreflightFields, page: Page) -> RenderableType | None:
+    return listing(
+        page,
+        ("Temporaries at the peak", "live at the peak of the heap"),
+        (">bytes", "type", "of"),
+        report.memory.temporaries,
+        lambda t: (in_bytes(t.device_bytes), _type(t), _operation_of(t.source, t.op_name, t.name)),
+        lambda t: t.device_bytes,
+    )
+
+
+def _type(t: TemporaryReport) -> str:
+    return f"{t.count} × {t.type}" if t.count > 1 else t.type
+
+
+def _operation_of(source: SourceLine | None, op_name: str, name: str = "") -> Text:
+    return Text.assemble(place_text(source), (operation_text(op_name) if op_name else name, "dim"))
+
+
+def _time(report: PreflightFields, page: Page) -> RenderableType:
+    time, topology, words = report.time, report.topology, words_of(report.topology)
+    peaks = dict(topology.peak_flops)
+    dtype = "bfloat16" if "bfloat16" in peaks else next(iter(peaks), "")
+    waits = [
+        ("compute", time.compute_seconds, in_flop(time.flops), in_flop(peaks.get(dtype, 0.0))),
+        ("hbm", time.hbm_seconds, in_bytes(time.hbm_bytes), in_bytes(topology.hbm_bandwidth)),
+    ]
+    links = {"ici": time.ici_seconds, "dcn": time.dcn_seconds}
+    rates = {"ici": topology.ici_bandwidth, "dcn": topology.dcn_bandwidth}
+    for network, seconds in links.items():
+        sent = sum(t.sent_bytes for t in time.traffic if t.network == network)
+        if sent:
+            waits.append((network, seconds, in_bytes(sent), in_bytes(rates[network])))
+    longest = max((time.seconds, *(seconds for _, seconds, _, _ in waits))) or 1.0
+    rows: list[Sequence[RenderableType]] = []
+    for bound, seconds, amount, rate in waits:
+        holds = bound == time.bound
+        share, style = _bar(seconds / longest, page, "yellow" if holds else "cyan"), "bold" * holds
+        at = f"at {rate}/s" + (" a link" if bound == topology.links else "")
+        rows.append((in_seconds(seconds), share, Text(words.bounds[bound], style), amount, at))
+        rows += [
+            (
+                Text(in_seconds(t.seconds), "dim"),
+                "",
+                Text(f"  along {t.along}", "dim"),
+                Text(in_bytes(t.sent_bytes), "dim"),
+                "",
+            )
+            for t in time.traffic
+            if t.network == bound
+        ]
+    parts = " + ".join(
+        f"{in_seconds(s)} {words.shares[name]}"
+        for name, s in time.shares
+        if s >= 0.01 * time.seconds
+    )
+    rows.append((in_seconds(time.seconds), _bar(time.seconds / longest, page), "schedule", "", ""))
+    note = "of one execution on each device; each resource alone, and the schedule"
+    rest = " ".join([f"The schedule: {parts}."] * bool(parts) + list(uncounted_work(time)))
+    return section("Time", note, table((">takes", "", "for", ">amount", ""), rows), rest)
+
+
+def _lines(report: PreflightFields, page: Page) -> RenderableType | None:
+    time, words = report.time, words_of(report.topology)
+    if not time.lines:
+        return None
+    rows = [
+        (
+            in_seconds(each.seconds),
+            f"{each.seconds / time.seconds:.1%}",
+            f"{each.runs:,} ×",
+            Text(each.kind, "cyan"),
+            words.shares[each.bound],
+            in_seconds(each.exposed_seconds) if each.exposed_seconds else "",
+            _operation_of(each.source, each.op_name),
+        )
+        for each in page.rows(time.lines)
+    ]
+    columns = (">takes", ">share", ">runs", "what", "bound by", ">exposed", "of")
+    note = "of the schedule; exposed: what the cores wait for"
+    left = time.lines[len(rows) :]
+    seconds = sum(each.seconds for each in left) + time.other_lines_seconds
+    others = f"{in_seconds(seconds)} ({seconds / time.seconds:.1%})"
+    rest = page.left(len(left), f"more and shorter ones, {others}")
+    rest = rest or (f"and shorter ones, {others}" if seconds else "")
+    return section("Time by source line", note, table(columns, rows), rest)
+
+
+def _spills(spills: Sequence[SpillReport], page: Page) -> RenderableType | None:
+    if not spills:
+        return None
+    vmem = in_bytes(spills[0].vmem_bytes)
+    return listing(
+        page,
+        ("VMEM spill", f"attention scores that pass through HBM; VMEM has {vmem}"),
+        (">bytes", ">runs", "type", "of", "remedy"),
+        spills,
+        lambda spill: (
+            in_bytes(spill.device_bytes),
+            f"{spill.runs:,} ×",
+            spill.type,
+            _operation_of(spill.source, spill.op_name),
+            spill_remedy(spill),
+        ),
+    )
+
+
+def _collectives(report: PreflightFields, page: Page) -> RenderableType | None:
+    traffic, networks = report.traffic, words_of(report.topology).networks
+    if not traffic:
+        return None
+    narrow = page if page.is_full else Page(page.width * 2 // 3, full=False)
+    shown = [(t, t.collective) for t in page.rows(traffic)]
+    columns = {
+        ">takes": [in_seconds(t.seconds) for t, _ in shown],
+        ">sends": [in_bytes(c.sent_bytes) for _, c in shown],
+        "what": [Text.assemble((c.kind, "cyan"), runs_text(c)) for _, c in shown],
+        "along": [_along(t, networks) for t, _ in shown],
+        "of": [types_text(c) for _, c in shown],
+        "for": [cause_text(c, narrow) for _, c in shown],
+        "cause": [_origin(t, page) for t, _ in shown],
+    }
+    if page.width < _VERY_WIDE and not page.is_full:
+        del columns["of"]
+    if page.width < WIDE:
+        del columns[">sends"]
+    return section(
+        "Collectives",
+        "of each device in one execution",
+        columns_table(columns),
+        page.rest(traffic, lambda t: t.collective.sent_bytes),
+    )
+
+
+def _along(t: TrafficReport, networks: Mapping[str, str]) -> str:
+    return groups_text(t.collective) + ("" if t.network == "ici" else f" ({networks[t.network]})")
+
+
+def _origin(t: TrafficReport, page: Page) -> Text:
+    text = ORIGINS[t.origin] if page.width >= WIDE else t.origin
+    return Text(text, "" if t.requested else "yellow")
+
+
+def _not_required(traffic: Sequence[TrafficReport], page: Page) -> RenderableType | None:
+    alike: dict[tuple[str, str, str], float] = {}
+    for t in traffic:
+        if not t.requested and t.suggestion:
+            key = (t.collective.kind, t.collective.along, t.suggestion)
+            alike[key] = alike.get(key, 0.0) + t.seconds
+
+    def row(item: tuple[tuple[str, str, str], float]) -> Sequence[RenderableType]:
+        (kind, along, suggestion), seconds = item
+        return in_seconds(seconds), Text.assemble((kind, "cyan"), f" along {along}"), suggestion
+
+    return listing(
+        page,
+        ("Not required", "inserted by the partitioner, with suggestions that remove them"),
+        (">takes", "what", "suggestion"),
+        sorted(alike.items(), key=lambda item: -item[1]),
+        row,
+    )
+
+
+def _replicated(report: PreflightFields, page: Page) -> RenderableType | None:
+    reused = set() if page.is_full else {h.path for h in report.memory.results if h.aliased}
+    values = [v for v in report.replicated if v.path not in reused]
+    return listing(
+        page,
+        (
+            "Fully replicated",
+            f"arguments and results of {in_bytes(report.replicated_above)} or more",
+        ),
+        (">each device", "path", "type", "sharding × copies"),
+        values if page.is_full else sorted(merged_values(values), key=lambda v: -v.device_bytes),
+        lambda v: (in_bytes(v.device_bytes), page.path(v.path), short_type(v), sharding_text(v)),
+        lambda v: v.device_bytes,
+    )
+
+
+def _as_held(
+    values: Sequence[ValueReport], held: Sequence[BufferReport]
+) -> tuple[ValueReport, ...]:
+    """Return values with their bytes in HBM, including padding."""
+    by_path = {h.path: h.device_bytes for h in held}
+    return tuple(replace(v, device_bytes=by_path.get(v.path, v.device_bytes)) for v in values)
+
+
+def _results(report: PreflightFields, page: Page) -> RenderableType | None:
+    """Return the results that don't reuse an argument's buffer."""
+    held = report.memory.results
+    values = _as_held(report.outputs, held)
+    reused = {h.path for h in held if h.aliased}
+    fresh = values if page.is_full else [v for v in values if v.path not in reused]
+    if fresh or not reused:
+        return values_section("Results", fresh, page)
+    return section("Results", "all of them reuse the memory of arguments", None)
+
+
+def _versions(report: PreflightFields) -> RenderableType:
+    v = report.versions
+    verb = "estimated" if report.is_estimate else "compiled"
+    spent = f"in {in_seconds(report.compile_seconds)}" if report.compile_seconds else "before"
+    compiler = f"JAX's CUDA plugin {v.cuda_plugin}" if v.cuda_plugin else f"libtpu {v.libtpu}"
+    text = f"{verb} {spent} by {compiler}, "
+    text += f"jax {v.jax}, jaxlib {v.jaxlib}, xlashard {v.xlashard}"
+    flags = "".join(f"\n{where}: {flag}" for where, flag in v.flags)
+    return Text(f"\n{text}{flags}", "dim")

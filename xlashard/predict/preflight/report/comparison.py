@@ -1,0 +1,357 @@
+"""Comparison of preflight reports: two of them, several side by side, and one with limits.
+
+Limits on the figures of a report are words such as `hbm=90%` and `all_gather_bytes=2GB`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from xlashard.analysis.explain.comparison import Comparison
+from xlashard.analysis.explain.report_changes import (
+    Amounts,
+    Breach,
+    BudgetKey,
+    BytesUse,
+    Facts,
+    amount_changes,
+    collective_lines,
+    fact_changes,
+    find_breaches,
+    held_uses,
+    traffic_use,
+    usage_changes,
+    value_changes,
+)
+from xlashard.analysis.explain.tables import (
+    WIDE,
+    Page,
+    PrintableReport,
+    columns_table,
+    line_text,
+    operation_text,
+    section,
+)
+from xlashard.hlo.collective_kinds import KINDS
+from xlashard.predict.preflight.render.report_text import (
+    Words,
+    axes_text,
+    mesh_text,
+    price_with_currency,
+    topology_text,
+    words_of,
+)
+from xlashard.predict.preflight.report.preflight_model import PreflightFields, TrafficReport
+from xlashard.predict.preflight.report.preflight_report import PreflightReport
+from xlashard.tracebacks import short_tracebacks
+from xlashard.wording import Limit, in_amount, in_bytes, in_seconds, parse_limits
+
+
+def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
+    """Compare two reports.
+
+    Args:
+        old: Report before the change, or of the first alternative.
+        new: Report after the change, or of the second alternative.
+
+    Example:
+        >>> import jax
+        >>> from xlashard import P, pjit, preflight
+        >>> x = jax.ShapeDtypeStruct((1024, 512), "bfloat16")
+        >>> gram = pjit(lambda x: x @ x.T, in_shardings=P("data"))
+        >>> small = preflight(gram, x, topology="v5e-8", mesh={"data": 8})
+        >>> large = preflight(gram, x, topology="v5e-16", mesh={"data": 16})
+        >>> [(c.old, c.new) for c in compare(small, large).facts if c.name == "topology"]
+        [('v5e:2x4 (8 chips)', 'v5e:4x4 (16 chips)')]
+    """
+    return Comparison(
+        old=_title(old),
+        new=_title(new),
+        facts=fact_changes(_facts(old, new), old, new),
+        amounts=amount_changes(_amounts(old, new), old, new),
+        memory=usage_changes(_held(old), _held(new)),
+        traffic=usage_changes(_sent(old), _sent(new)),
+        **value_changes(old, new),
+    )
+
+
+def _title(report: PreflightReport) -> str:
+    return f"{report.heading} on {topology_text(report.topology)}{_kind_text(report)}"
+
+
+def _kind_text(report: PreflightFields) -> str:
+    return " (estimate)" if report.is_estimate else ""
+
+
+def _names(name: Callable[[Words], str], *reports: PreflightReport) -> str:
+    """Return what reports name alike, or both names."""
+    return " or ".join(dict.fromkeys(name(words_of(report.topology)) for report in reports))
+
+
+def _facts(old: PreflightReport, new: PreflightReport) -> Facts[PreflightReport]:
+    layout = _names(lambda words: words.layout, old, new)
+    return {
+        "outcome": lambda r: r.outcome,
+        "compilation": lambda r: "without code" if r.is_estimate else "whole",
+        "bound by": lambda r: words_of(r.topology).bounds[r.time.bound],
+        "function": lambda r: r.name,
+        "topology": lambda r: topology_text(r.topology),
+        "mesh": lambda r: axes_text(r.mesh),
+        f"mesh on the {layout}": lambda r: mesh_text(r.mesh),
+        "partitioner": lambda r: r.partitioner,
+        "xlashard": lambda r: r.versions.xlashard,
+        "jax": lambda r: r.versions.jax,
+        "jaxlib": lambda r: r.versions.jaxlib,
+        "libtpu": lambda r: r.versions.libtpu,
+        "flags": lambda r: " ".join(f"{where}: {flag}" for where, flag in r.versions.flags),
+    }
+
+
+def _amounts(old: PreflightReport, new: PreflightReport) -> Amounts[PreflightReport]:
+    within = _names(lambda words: words.bounds["ici"], old, new)
+    between = _names(lambda words: words.bounds["dcn"], old, new)
+    alone = _names(lambda words: f"a {words.group}", old, new)
+    groups = _names(lambda words: f"{words.group}s", old, new)
+    return {
+        "memory": ("bytes", lambda r: r.memory.total_bytes),
+        "memory: arguments": ("bytes", lambda r: r.memory.argument_bytes),
+        "memory: other results": ("bytes", lambda r: r.memory.result_bytes),
+        "memory: temporaries": ("bytes", lambda r: r.memory.temporary_bytes),
+        "memory to spare": ("bytes", lambda r: r.memory.spare_bytes),
+        "time": ("seconds", lambda r: r.time.seconds),
+        "time by the roofline": ("seconds", lambda r: r.time.roofline_seconds),
+        "time of the schedule": ("seconds", lambda r: r.time.seconds),
+        "time: arithmetic": ("seconds", lambda r: r.time.compute_seconds),
+        "time: HBM": ("seconds", lambda r: r.time.hbm_seconds),
+        f"time: {within}": ("seconds", lambda r: r.time.ici_seconds),
+        f"time: {between}": ("seconds", lambda r: r.time.dcn_seconds),
+        "arithmetic": ("flop", lambda r: r.time.flops),
+        "HBM read and written": ("bytes", lambda r: r.time.hbm_bytes),
+        f"sent within {alone}": ("bytes", lambda r: _sent_bytes(r, _network("ici"))),
+        f"sent between {groups}": ("bytes", lambda r: _sent_bytes(r, _network("dcn"))),
+        "tokens per second": ("number", lambda r: r.tokens_per_second),
+        "model FLOP utilisation": ("part", lambda r: r.utilisation),
+        "price of a step": ("number", _step_price),
+        "price of a billion tokens": (
+            "number",
+            lambda r: None if r.price is None else r.price.billion_tokens,
+        ),
+        "time to compile": ("seconds", lambda r: r.compile_seconds),
+    }
+
+
+def _held(report: PreflightReport) -> list[BytesUse]:
+    memory = report.memory
+    fresh = [h for h in memory.results if not h.aliased]
+    uses = held_uses([*memory.arguments, *fresh])
+    for t in memory.temporaries:
+        operation = operation_text(t.op_name) if t.op_name else t.type
+        function = t.source.function if t.source is not None else ""
+        where = line_text(t.source) if t.source is not None else ""
+        key = ("temporary", operation, function)
+        uses.append(BytesUse(key, f"temporary of {operation}", where, t.device_bytes))
+    return uses
+
+
+def _sent(report: PreflightReport) -> list[BytesUse]:
+    return [traffic_use(t.collective, t.network, t.seconds) for t in report.traffic]
+
+
+class SummaryText(PrintableReport):
+    """Several reports as one table.
+
+    Args:
+        reports: Reports in row order.
+    """
+
+    def __init__(self, reports: Sequence[PreflightFields]) -> None:
+        self._reports = reports
+
+    def _sections(self, page: Page) -> Iterator[RenderableType]:
+        reports = self._reports
+        columns = {
+            "program": [f"{r.heading}{_kind_text(r)}" for r in reports],
+            "topology": [topology_text(r.topology) for r in reports],
+            "mesh": [axes_text(r.mesh).replace(" ", "") for r in reports],
+            "fits": [_fits(r) for r in reports],
+            ">takes": [in_seconds(r.time.seconds) for r in reports],
+            "bound by": [words_of(r.topology).bounds[r.time.bound] for r in reports],
+            ">tokens/s": [_shown(r.tokens_per_second, in_amount) for r in reports],
+            ">MFU": [_shown(r.utilisation, "{:.1%}".format) for r in reports],
+            ">a step": [_step(r) for r in reports],
+        }
+        if page.width < WIDE:
+            for name in ("mesh", "bound by"):
+                del columns[name]
+        yield section(f"{len(reports)} reports", "", columns_table(columns))
+
+
+def _fits(report: PreflightFields) -> Text:
+    spare = report.memory.spare_bytes
+    if report.outcome == "fits":
+        return Text(f"{in_bytes(spare)} to spare", "green")
+    return Text(f"lacks {in_bytes(-spare)}" if spare < 0 else "too large", "red")
+
+
+def _shown(figure: float | None, text: Callable[[float], str]) -> str:
+    return "" if figure is None else text(figure)
+
+
+def _step(report: PreflightFields) -> str:
+    if report.price is None:
+        return ""
+    return price_with_currency(report.price.step, report.price.currency)
+
+
+def _sent_bytes(report: PreflightReport, keep: Callable[[TrafficReport], bool]) -> float:
+    return sum(t.collective.sent_bytes for t in report.traffic if keep(t))
+
+
+def _step_price(report: PreflightFields) -> float | None:
+    return None if report.price is None else report.price.step
+
+
+def _traffic(description: str, keep: Callable[[TrafficReport], bool]) -> BudgetKey[PreflightReport]:
+    return BudgetKey(
+        "bytes",
+        description,
+        lambda r: _sent_bytes(r, keep),
+        lambda r: collective_lines(t.collective for t in r.traffic if keep(t)),
+    )
+
+
+def _kind(kind: str) -> Callable[[TrafficReport], bool]:
+    return lambda t: t.collective.kind == kind
+
+
+def _network(network: str) -> Callable[[TrafficReport], bool]:
+    return lambda t: t.network == network
+
+
+def _largest(report: PreflightReport) -> list[str]:
+    """Return the largest buffers in HBM."""
+    m = report.memory
+    fresh = [h for h in m.results if not h.aliased]
+    sizes = [(h.device_bytes, f"{h.path} {h.type}") for h in (*m.arguments, *fresh)]
+    sizes += _temporaries(report)
+    return [f"{in_bytes(size)} {what}" for size, what in sorted(sizes, reverse=True) if size]
+
+
+def _temporaries(report: PreflightReport) -> list[tuple[int, str]]:
+    return [
+        (
+            t.device_bytes,
+            f"{t.type} of {operation_text(t.op_name) if t.op_name else t.name}"
+            + (f" at {line_text(t.source)}" if t.source is not None else ""),
+        )
+        for t in report.memory.temporaries
+    ]
+
+
+def _waits(report: PreflightReport) -> list[str]:
+    t, bounds = report.time, words_of(report.topology).bounds
+    times = [
+        (t.compute_seconds, "of arithmetic"),
+        (t.hbm_seconds, "of HBM"),
+        (t.ici_seconds, f"of {bounds['ici']}"),
+        (t.dcn_seconds, f"of the {bounds['dcn']}"),
+        (t.seconds, "by the schedule"),
+    ]
+    return [f"{in_seconds(s)} {what}" for s, what in sorted(times, reverse=True) if s]
+
+
+KEYS: dict[str, BudgetKey[PreflightReport]] = {
+    "hbm": BudgetKey(
+        "bytes",
+        "HBM use",
+        lambda r: r.memory.total_bytes,
+        _largest,
+        whole=lambda r: r.memory.available_bytes,
+    ),
+    "argument_bytes": BudgetKey(
+        "bytes", "argument memory", lambda r: r.memory.argument_bytes, _largest
+    ),
+    "temporary_bytes": BudgetKey(
+        "bytes",
+        "temporary memory",
+        lambda r: r.memory.temporary_bytes,
+        lambda r: [f"{in_bytes(size)} {what}" for size, what in sorted(_temporaries(r))[::-1]],
+    ),
+    "time": BudgetKey("seconds", "the time of one execution", lambda r: r.time.seconds, _waits),
+    "flops": BudgetKey("flop", "the FLOP of a device", lambda r: r.time.flops),
+    "hbm_traffic_bytes": BudgetKey("bytes", "HBM traffic", lambda r: r.time.hbm_bytes),
+    **{
+        f"{kind.replace('-', '_')}_bytes": _traffic(f"the {kind} traffic of a device", _kind(kind))
+        for kind in KINDS
+    },
+    "collective_bytes": _traffic("the collective traffic of a device", lambda t: True),
+    "ici_bytes": _traffic("the traffic of a device within its slice", _network("ici")),
+    "dcn_bytes": _traffic("the traffic of a device between slices", _network("dcn")),
+    "nvlink_bytes": _traffic("the traffic of a GPU within its node", _network("ici")),
+    "network_bytes": _traffic("the traffic of a GPU between nodes", _network("dcn")),
+    "unrequested_bytes": _traffic(
+        "the traffic that the program does not require", lambda t: not t.requested
+    ),
+    "compile_time": BudgetKey("seconds", "the compile time", lambda r: r.compile_seconds),
+    "step_price": BudgetKey("number", "price of an execution", _step_price),
+    "mfu": BudgetKey(
+        "part",
+        "model FLOP utilisation",
+        lambda r: r.utilisation,
+        _waits,
+        at_least=True,
+    ),
+    "tokens_per_second": BudgetKey(
+        "number",
+        "number of tokens per second",
+        lambda r: r.tokens_per_second,
+        _waits,
+        at_least=True,
+    ),
+}
+"""Figures that a budget can limit; bytes, FLOP and seconds are per device and execution."""
+
+
+def read_budget(words: Iterable[str]) -> tuple[Limit, ...]:
+    """Parse limits.
+
+    Args:
+        words: Each `KEY=VALUE`: `hbm=90%`, `hbm=80GiB`, `all_gather_bytes=2GB`, `time=250ms`,
+            `mfu=40%`. GB are 10⁹ bytes, GiB 2³⁰.
+
+    Raises:
+        ArgumentError: If a key or value is invalid.
+
+    Example:
+        >>> [(limit.key, limit.value) for limit in read_budget(["hbm=90%", "time=250ms"])]
+        [('hbm', 0.9), ('time', 0.25)]
+    """
+    with short_tracebacks:
+        return parse_limits(map(_current, words), {name: key.units for name, key in KEYS.items()})
+
+
+def _current(word: str) -> str:
+    """Replace the key of an earlier release."""
+    return re.sub(r"^\s*unasked[_-]bytes(?=\s*=)", "unrequested_bytes", word)
+
+
+def broken_limits(report: PreflightReport, limits: Iterable[Limit]) -> tuple[Breach, ...]:
+    """Return the limits that a program exceeds.
+
+    Args:
+        report: Report of the program.
+        limits: Limits from `read_budget`.
+
+    Example:
+        >>> from xlashard import P, pjit, preflight
+        >>> import jax
+        >>> x = jax.ShapeDtypeStruct((1024, 512), "bfloat16")
+        >>> gram = pjit(lambda x: x @ x.T, in_shardings=P("data"))
+        >>> report = preflight(gram, x, topology="v5e-16", mesh={"data": 16})
+        >>> (breach,) = broken_limits(report, read_budget(["hbm=90%", "all_gather_bytes=1kB"]))
+        >>> breach.limit.key
+        'all_gather_bytes'
+    """
+    return find_breaches(report, limits, KEYS)

@@ -1,0 +1,119 @@
+"""The preflight report and its JSON schema."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+
+from xlashard.analysis.explain.tables import Page, SerializableReport
+from xlashard.documents import Schema
+from xlashard.predict.preflight.render.html import fragment, page
+from xlashard.predict.preflight.render.report_text import topology_text
+from xlashard.predict.preflight.render.step_timeline import trace_of
+from xlashard.predict.preflight.render.terminal_report import preflight_sections
+from xlashard.predict.preflight.report.preflight_model import REPORT_FORMAT, PreflightFields
+from xlashard.tracebacks import short_tracebacks
+from xlashard.wording import in_bytes, in_seconds
+
+
+@dataclass(frozen=True, repr=False)
+class PreflightReport(SerializableReport, PreflightFields):
+    """Report of a program on a TPU topology. Made by `xlashard.preflight`.
+
+    `print(report)`, rich's `print` and `report.print()` display it; `to_json` serializes it as
+    specified by the schema of `make_schema`.
+
+    Attributes:
+        name: Name of the function.
+        title: Source of the program: settings file, or `module:function`.
+        outcome: `fits`, or `out of memory` if the compiler rejects the program for its memory;
+            `memory`, `time` and `traffic` describe the rejected program.
+        topology: The devices.
+        mesh: Mesh axes and their position on the torus.
+        partitioner: `shardy` or `gspmd`.
+        memory: Memory of one device.
+        time: Time of one execution.
+        traffic: Collectives, longest time first.
+        inputs: Shardings of the arguments.
+        outputs: Shardings of the results.
+        donations: Donated arguments, and arguments that could be donated.
+        replications: Values with more copies than specified.
+        replicated: Fully replicated arguments and results that mesh axes could shard, largest
+            first.
+        replicated_above: Minimum bytes of the listed values.
+        throughput: Throughput of a training step.
+        price: Cost at the caller's price.
+        compile_seconds: Compile time on this machine.
+        versions: Versions and flags that the report depends on.
+        uneven: Dimensions that constraints shard and that do not divide, most padding first.
+        repeated: Products that every device computes whole, most FLOP first.
+        is_estimate: Whether the compiler was stopped before code generation. Memory then lacks the
+            code; all else is that of a whole compilation.
+        spills: Attention scores that are too large for VMEM, with the block that avoids it.
+        forgotten: The facts that a stage does not keep, and that the report therefore lacks, as one
+            clause; empty for a function.
+
+    Example:
+        >>> import jax
+        >>> from xlashard import pjit, preflight
+        >>> x = jax.ShapeDtypeStruct((1024,), "float32")
+        >>> double, chip = pjit(lambda x: x * 2), {"data": 1}
+        >>> report = preflight(double, x, topology="v5e-1", mesh=chip)  # doctest: +SKIP
+        >>> report.outcome, report.memory.argument_bytes  # doctest: +SKIP
+        ('fits', 4096)
+    """
+
+    _format = REPORT_FORMAT
+
+    @property
+    def fits(self) -> bool:
+        """True if the compiler accepted the program."""
+        return self.outcome == "fits"
+
+    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
+        return preflight_sections(self, page)
+
+    def __repr__(self) -> str:
+        used = f"{in_bytes(self.memory.total_bytes)} of {in_bytes(self.memory.available_bytes)}"
+        kind = "estimate, " if self.is_estimate else ""
+        facts = f"{kind}{self.outcome}, {used}, {in_seconds(self.time.seconds)}"
+        chips = topology_text(self.topology)
+        return f"<PreflightReport of {self.name} on {chips}: {facts}; print it>"
+
+    def to_html(self) -> str:
+        """Return the report as a self-contained HTML page, to be written in UTF-8.
+
+        The page draws the mesh on the torus, the memory of a device, the times and the roofline,
+        with tables that sort and filter.
+        """
+        return page(self)
+
+    def to_trace(self) -> str:
+        """Return the schedule of a step as a trace that ui.perfetto.dev opens.
+
+        The JSON has a track for the cores, the links along each mesh axis, copies, and the host,
+        and for each operation its unit, kind and source line. Every iteration of a loop is there,
+        unless they have more than 300,000 operations.
+
+        Raises:
+            ArgumentError: If an older version made the report, without a schedule.
+        """
+        with short_tracebacks:
+            return json.dumps(trace_of(self))
+
+    def _repr_html_(self) -> str:
+        return fragment(self)
+
+
+def make_schema() -> Schema:
+    """Return the JSON Schema (draft 2020-12) of `PreflightReport.to_json`.
+
+    Readers must ignore unknown fields: a new field doesn't change the format.
+
+    Example:
+        >>> schema = make_schema()
+        >>> schema["properties"]["compile_seconds"]
+        {'type': 'number', 'description': 'Compile time on this machine.'}
+    """
+    return PreflightReport.json_schema()

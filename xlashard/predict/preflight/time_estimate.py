@@ -1,0 +1,309 @@
+"""Time estimate of a program: bounds by resource, and the time of its schedule."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+from xlashard.core.sharding import Mesh
+from xlashard.core.sharding.named import grid_of
+from xlashard.hlo.collectives import Collective, along_text
+from xlashard.hlo.module import HloModule
+from xlashard.predict.costs.cost_analysis import analyze_cost
+from xlashard.predict.costs.kernel_costs import KernelCost
+from xlashard.predict.costs.kernel_work import is_kernel, is_ragged, kernel_name, unmatched_costs
+from xlashard.predict.costs.network_model import NetworkCost
+from xlashard.predict.costs.rates import Rates, borrowed_rates, product_seconds
+from xlashard.predict.costs.schedule import StepSchedule, walk_schedule
+from xlashard.predict.costs.targets import network_for, operations_for, rates_for
+from xlashard.predict.preflight.compilation import Compilation
+from xlashard.predict.preflight.report.preflight_model import AxisTraffic, Bound, TimeEstimate
+from xlashard.predict.targets.base_topology import BaseTopology
+from xlashard.predict.targets.chip import Chip
+from xlashard.predict.targets.gpu.gpu_models import GpuModel
+
+
+def estimate_time(
+    compilation: Compilation,
+    topology: BaseTopology,
+    mesh: Mesh,
+    kernel_costs: Mapping[str, KernelCost] | None = None,
+    schedule: StepSchedule | None = None,
+    rates: Rates | None = None,
+) -> TimeEstimate:
+    """Return the time of one execution, and lower bounds by resource.
+
+    The time follows the compiler's schedule, with each operation at the rates that published
+    measurements show (`rates`). The bounds let each resource run at its peak, independent of the
+    others: matrix units by operand dtype, HBM, the links of each dimension (collectives on
+    the same dimension run in sequence), and the network between slices. The longest is the
+    roofline; no schedule is faster.
+
+    Args:
+        compilation: The program, compiled or rejected for its memory.
+        topology: Topology of the program.
+        mesh: Mesh of the program.
+        kernel_costs: Costs of kernels that the caller gives, by name.
+        schedule: Result of `schedule_step`; None to make it.
+        rates: Rates of a device; those of published measurements if None.
+    """
+    module = compilation.module
+    work = analyze_cost(module, kernel_costs)
+    collectives = network_costs(compilation, topology, mesh)
+    chip = topology.chip
+    schedule = schedule or schedule_step(compilation, topology, mesh, kernel_costs, rates)
+    resources: dict[Bound, float] = {
+        "compute": compute_seconds(work.matmul_flops, chip),
+        "hbm": work.hbm_bytes / chip.device_hbm_bandwidth,
+        "ici": _busiest(collectives),
+        "dcn": sum(c.times * cost.dcn_seconds for c, cost in collectives),
+    }
+    roofline = max(resources.values())
+    shares = schedule.by_resource()
+    kernels = kernel_spread(module, schedule, chip, kernel_costs, rates)
+    below, above = error_bar(shares, dcn=resources["dcn"], kernels=kernels, chip=chip)
+    return TimeEstimate(
+        flops=work.flops,
+        flops_by_dtype=tuple(sorted(work.matmul_flops.items(), key=lambda item: -item[1])),
+        hbm_bytes=work.hbm_bytes,
+        traffic=_traffic(collectives, mesh),
+        compute_seconds=resources["compute"],
+        hbm_seconds=resources["hbm"],
+        ici_seconds=resources["ici"],
+        dcn_seconds=resources["dcn"],
+        roofline_seconds=roofline,
+        bound=_bound(shares, resources),
+        seconds=max(schedule.seconds, roofline),
+        below=below,
+        above=above,
+        shares=tuple(sorted(shares.items(), key=lambda item: -item[1])),
+        kernels=tuple(sorted(_runs_of_kernels(schedule, known=True).items())),
+        unknown_kernels=tuple(sorted(_runs_of_kernels(schedule, known=False).items())),
+        unmatched_kernel_costs=unmatched_costs(module, kernel_costs or {}),
+        unknown_loops=work.unknown_loops,
+        elementwise_flops=work.elementwise,
+        transcendentals=work.transcendental,
+        unknown_calls=tuple(sorted(work.unknown_calls.items())),
+        not_understood=tuple(sorted(module.not_understood.items())),
+    )
+
+
+def schedule_step(
+    compilation: Compilation,
+    topology: BaseTopology,
+    mesh: Mesh,
+    kernel_costs: Mapping[str, KernelCost] | None = None,
+    rates: Rates | None = None,
+) -> StepSchedule:
+    """Return the times of a program's operations in the compiler's order.
+
+    Args:
+        compilation: The program, compiled or rejected for its memory.
+        topology: Topology of the program.
+        mesh: Mesh of the program.
+        kernel_costs: Costs of kernels that the caller gives, by name.
+        rates: Rates of a device; those of published measurements if None.
+    """
+    rates = rates or rates_for(topology.chip)
+    if limit := dict(compilation.options).get(_SCOPED_VMEM):
+        rates = replace(rates, scoped_vmem_bytes=1024.0 * int(limit))
+    model = operations_for(compilation.module, rates, kernel_costs)
+    collectives = network_costs(compilation, topology, mesh, rates)
+    return walk_schedule(compilation.module, collectives, model, rates)
+
+
+_SCOPED_VMEM = "xla_tpu_scoped_vmem_limit_kib"
+
+
+def network_costs(
+    compilation: Compilation, topology: BaseTopology, mesh: Mesh, rates: Rates | None = None
+) -> list[tuple[Collective, NetworkCost]]:
+    """Return the collectives of a program with the network costs of one run.
+
+    Args:
+        compilation: The program, compiled or rejected for its memory.
+        topology: Topology of the program.
+        mesh: Mesh of the program.
+        rates: Rates of a device; those of published measurements if None.
+    """
+    network = network_for(topology, mesh, rates)
+    return [(c, network.of(c)) for c in compilation.module.collectives_on(mesh)]
+
+
+@dataclass(frozen=True)
+class KernelSpread:
+    """Uncertain time of the kernels of a step.
+
+    Attributes:
+        faster: Seconds that they take less at the best rates of other chips.
+        slower: Seconds that they take more at the worst rates of other chips.
+        ragged: Seconds of ragged products.
+        unknown: Whether there are kernels of unknown cost.
+    """
+
+    faster: float = 0.0
+    slower: float = 0.0
+    ragged: float = 0.0
+    unknown: bool = False
+
+
+def error_bar(
+    shares: Mapping[str, float],
+    *,
+    dcn: float = 0.0,
+    kernels: KernelSpread | None = None,
+    chip: Chip | None = None,
+) -> tuple[float, float | None]:
+    """Return the error of a predicted time below and above it, as shares of the time.
+
+    Its widths hold nine in ten of the published training runs (`benchmarks/truth.py`); waiting for
+    links and hosts is less certain than arithmetic. What the model does not know is added.
+
+    Args:
+        shares: Seconds of a step by the resource that the cores use or wait for.
+        dcn: Seconds of transfers between slices, also those that overlap with arithmetic.
+        kernels: Uncertainty of the kernels.
+        chip: Figures of the chip; a TPU's bar if None.
+
+    Returns:
+        A negative share, and a positive one; None instead of it with kernels of unknown cost,
+        without which the time is a lower bound.
+    """
+    whole, kernels = sum(shares.values()) or 1.0, kernels or KernelSpread()
+    waiting = (shares.get("ici", 0.0) + shares.get("host", 0.0)) / whole
+    bar = _GPU_BAR if isinstance(chip, GpuModel) else _TPU_BAR
+    ragged_below, ragged_above = _RAGGED_ERRORS
+    below = bar.below - 0.3 * waiting + bar.hbm * shares.get("hbm", 0.0) / whole
+    below += shares.get("dcn", 0.0) / whole * (1 / bar.network - 1)
+    below += (kernels.ragged * ragged_below - kernels.faster) / whole
+    if kernels.unknown:
+        return max(below, -1.0), None
+    above = bar.above + 0.2 * waiting + dcn / whole * (bar.network - 1)
+    above += (kernels.ragged * ragged_above + kernels.slower) / whole
+    return max(below, -1.0), above
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """Widths of an error bar.
+
+    Attributes:
+        below: Error below the time of a step that doesn't wait.
+        above: The same above.
+        network: Slowest by fastest time of a transfer between slices or nodes.
+        hbm: Error below the time of HBM traffic, besides `below`.
+    """
+
+    below: float
+    above: float
+    network: float
+    hbm: float = 0.0
+
+
+# Milliseconds of the same reduction over 2 and 8 slices: the README of the v6e benchmarks
+# (https://github.com/AI-Hypercomputer/tpu-recipes) gives no other figures between slices.
+_TPU_BAR = _Bar(-0.2, 0.2, 73.7 / 32.2)
+# Shares of a GPU's network interface that collectives between nodes may reach: the published ones
+# name no network, and clouds differ by their transport. The model assumes the first. Programs fuse
+# what others keep in HBM: a run with its attention there took 28 % less.
+_GPU_BAR = _Bar(-0.2, 0.3, 0.8 / 0.5, -0.15)
+
+_RAGGED_ERRORS = (-0.63, 0.2)
+"""Errors that hold nine in ten of 79 ragged products of tokamax: with how many rows each group has,
+the time changes, and the compiler does not know them."""
+
+
+def kernel_spread(
+    module: HloModule,
+    schedule: StepSchedule,
+    chip: Chip,
+    kernel_costs: Mapping[str, KernelCost] | None = None,
+    rates: Rates | None = None,
+) -> KernelSpread:
+    """Return the uncertainty of the kernels of a schedule.
+
+    Args:
+        module: The program.
+        schedule: Its schedule.
+        chip: Figures of the chip.
+        kernel_costs: Costs of kernels that the caller gives, by name.
+        rates: Rates of a device; those of published measurements if None.
+    """
+    others = [operations_for(module, r, kernel_costs) for r in borrowed_rates(chip, rates)]
+    faster = slower = ragged = 0.0
+    unknown = False
+    for operation, runs in schedule:
+        call = operation.instruction
+        if not is_kernel(call):
+            continue
+        unknown |= not operation.known
+        ragged += runs * operation.seconds * is_ragged(call)
+        computation = module.computations[operation.computation]
+        times = [other.of(computation, call).seconds for other in others]
+        faster += runs * max(operation.seconds - min(times, default=math.inf), 0.0)
+        slower += runs * max(max(times, default=0.0) - operation.seconds, 0.0)
+    return KernelSpread(faster, slower, ragged, unknown)
+
+
+_ARITHMETIC = ("matrix", "vector", "kernel", "launch")
+"""Units whose time is bound by `compute`."""
+
+
+def _bound(shares: Mapping[str, float], resources: Mapping[Bound, float]) -> Bound:
+    """Return the resource that the cores work with or wait for most of the time."""
+    sums: dict[Bound, float] = defaultdict(float)
+    for resource, seconds in shares.items():
+        sums["compute" if resource in _ARITHMETIC else cast(Bound, resource)] += seconds
+    return max(sums or resources, key=lambda name: (sums or resources)[name])
+
+
+def _runs_of_kernels(schedule: StepSchedule, *, known: bool) -> dict[str, int]:
+    """Return the number of runs of kernels of known or unknown cost, by name."""
+    runs_by_name: dict[str, int] = defaultdict(int)
+    for operation, runs in schedule:
+        if operation.known == known and is_kernel(operation.instruction):
+            runs_by_name[kernel_name(operation.instruction)] += round(runs)
+    return dict(runs_by_name)
+
+
+def compute_seconds(matmul_flops: Mapping[str, float], chip: Chip) -> float:
+    """Return the time of matrix products at peak FLOP/s.
+
+    Args:
+        matmul_flops: FLOP by dtype; `bfloat16 x6` counts six passes.
+        chip: Figures of the chip.
+    """
+    peaks = dict(chip.device_peak_flops)
+    return sum(product_seconds(flops, dtype, peaks) for dtype, flops in matmul_flops.items())
+
+
+def _busiest(collectives: Iterable[tuple[Collective, NetworkCost]]) -> float:
+    """Return the time of the dimension with the busiest links."""
+    busy: dict[str, float] = defaultdict(float)
+    for collective, cost in collectives:
+        for dimension in cost.dimensions:
+            busy[dimension] += collective.times * cost.seconds
+    return max(busy.values(), default=0.0)
+
+
+def _traffic(
+    collectives: Iterable[tuple[Collective, NetworkCost]], mesh: Mesh
+) -> tuple[AxisTraffic, ...]:
+    grid = grid_of(mesh)
+    sums: dict[tuple[str, str], list[float]] = {}
+    for collective, cost in collectives:
+        along = along_text(collective, grid)
+        for network, sent, seconds in (
+            ("ici", cost.sent_bytes, cost.seconds),
+            ("dcn", cost.dcn_bytes, cost.dcn_seconds),
+        ):
+            if sent:
+                total = sums.setdefault((along, network), [0.0, 0.0])
+                total[0] += collective.times * sent
+                total[1] += collective.times * seconds
+    traffic = [
+        AxisTraffic(along, "dcn" if network == "dcn" else "ici", round(sent), seconds)
+        for (along, network), (sent, seconds) in sums.items()
+    ]
+    return tuple(sorted(traffic, key=lambda t: (-t.seconds, -t.sent_bytes, t.along)))

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: `gpu_models` and `gpu_names` have figures and machines, `topologies` devices."""

@@ -1,0 +1,23 @@
+"""Environment variables that concern JAX, applied when `xlashard` is imported."""
+
+from typing import TYPE_CHECKING
+
+from xlashard._jax.registration import apply_flags
+from xlashard.config import Flags
+from xlashard.lazily import deferred
+
+if TYPE_CHECKING:
+    from xlashard.pods.multihost import consistency
+else:
+    consistency = deferred("xlashard.pods.multihost.consistency")
+
+
+def apply(flags: Flags) -> None:
+    """Apply the settings of JAX, and start what the variables request of `jax.jit`.
+
+    Args:
+        flags: Settings of the environment.
+    """
+    apply_flags(flags)
+    if flags.check_jit_programs:
+        consistency.watch_jit_programs()
