@@ -13,7 +13,7 @@ from types import TracebackType
 # Packages and modules whose code runs between a user's call and the traced function.
 _ROOMS = (
     *("_jax", "analysis", "auto", "cli", "core", "geometry", "hlo", "legacy", "numpy", "pods"),
-    *("predict", "workers", "documents.py", "wording.py"),
+    *("predict", "workers", "documents.py", "hooks.py", "tracebacks.py", "wording.py"),
 )
 INNER_FOLDERS = tuple(str(Path(__file__).with_name(room)) for room in _ROOMS)
 """Folders of this package whose frames are hidden."""

@@ -21,7 +21,7 @@ from xlashard.cli.commands.program_args import split_script
 from xlashard.cli.main import main, make_parser
 from xlashard.pods.testing.emulated_devices import DEVICE_COUNT_FLAG
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     "compile",
     "completion",

@@ -33,6 +33,7 @@ def explain_recompile(fun: Any) -> RecompileReport:
 
     Example:
         >>> import numpy as np
+        >>> from xlashard import pjit
         >>> double = pjit(lambda x: x * 2)
         >>> _ = double(np.ones(4)), double(np.ones(5))
         >>> print(explain_recompile(double).explanations[1].differences[0])
