@@ -138,9 +138,14 @@ bench: $(developing) ## Run all benchmarks (about 8 minutes); figures go to benc
 bench-auto: $(developing) ## Compare automatic shardings with layouts by hand (ARGS="--programs vit")
 	$(python) -m benchmarks.auto $(ARGS)
 
+.PHONY: wheel
+wheel: $(developing) ## Build the wheel and the sdist into dist/
+	rm -rf dist
+	$(python) -m hatchling build -d dist
+
 .PHONY: clean
 clean: ## Remove the virtual environments and everything that the tools cache
-	rm -rf .venv .venv-oldest .venv-torch bench-results .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-torch bench-results dist .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/pyvenv.cfg: .python-version .ci/find-python
 	@interpreter=$$(.ci/find-python $(PYTHON_WANTED)); \

@@ -46,7 +46,6 @@ def test_every_requirement_has_a_lower_bound() -> None:
 def test_the_oldest_versions_are_the_lower_bounds() -> None:
     lines = (ROOT / ".ci" / "oldest.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    assert pinned.pop("jaxlib") == pinned["jax"]
     names = ("equinox", "flatbuffers", "flax", "ipython", "orbax")
     libraries = [entry for entry in EXTRAS["dev"] if entry.startswith(names)]
     used = [*EXTRAS["train"], *EXTRAS["legacy"], *EXTRAS["gpu-target"], *libraries]
@@ -57,11 +56,77 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
 
 
 def test_target_extras_support_one_jax_version() -> None:
-    (core,) = [e for e in PROJECT["project"]["dependencies"] if e.startswith("jax")]
+    (core,) = [e for e in PROJECT["project"]["dependencies"] if e.startswith("jax>")]
     (tpu,) = EXTRAS["tpu"]
     assert tpu == core.replace("jax", "jax[tpu]")
     plugin, *_ = (entry.partition(" ;")[0] for entry in EXTRAS["gpu-target"])
     assert plugin == core.replace("jax", "jax-cuda13-plugin")
+    assert core.replace("jax", "jaxlib") in PROJECT["project"]["dependencies"]
+
+
+# Distributions by the names of their modules, where the names differ.
+DISTRIBUTIONS = {
+    "_pytest": "pytest",
+    "absl": "absl-py",
+    "libtpu": "jax[tpu]",
+    "orbax": "orbax-checkpoint",
+}
+
+# Modules that only work with an extra.
+EXTRA_MODULES = {
+    "legacy": ("xlashard._jax.array_serialization", "xlashard.legacy.migration"),
+    "tpu": ("xlashard._jax.runtime.topologies",),
+    "train": ("xlashard.cloud.doctor", "xlashard.train"),
+    # pytest loads its plugin.
+    "dev": ("xlashard.testing.pytest_plugin", "xlashard_pytest"),
+}
+
+
+def list_distributions(requirements: list[str]) -> set[str]:
+    """Return the names of the required distributions, with their extras."""
+    return {re.split(r"[<>=; ]", requirement, maxsplit=1)[0] for requirement in requirements}
+
+
+def is_inside(module: str, homes: tuple[str, ...]) -> bool:
+    """Return whether the module is one of the packages or modules, or lies in one."""
+    return any(f"{module}.".startswith(f"{home}.") for home in homes)
+
+
+@pytest.mark.slow
+def test_imported_distributions_are_declared() -> None:
+    modules = read_package(ROOT, "xlashard") | read_package(ROOT, "xlashard_pytest")
+    core = list_distributions(PROJECT["project"]["dependencies"])
+    unused, undeclared = set(core), set()
+    for module in modules.values():
+        declared = core.union(
+            *(
+                list_distributions(EXTRAS[extra])
+                for extra, homes in EXTRA_MODULES.items()
+                if is_inside(module.name, homes)
+            )
+        )
+        heads = {entry.target.partition(".")[0] for entry in module.imports}
+        for head in heads - sys.stdlib_module_names - {"__main__", "xlashard", "xlashard_pytest"}:
+            distribution = DISTRIBUTIONS.get(head, head)
+            unused.discard(distribution)
+            if distribution not in declared:
+                undeclared.add((module.name, distribution))
+    assert not undeclared
+    assert not unused
+
+
+def read_opening(path: str) -> str:
+    """Return the first paragraph below the title of a page, without markup."""
+    text = (ROOT / path).read_text(encoding="utf-8").split("\n\n")[1]
+    return " ".join(re.sub(r"[*`]", "", text).split())
+
+
+def test_one_sentence_describes_the_purpose() -> None:
+    purpose = PROJECT["project"]["description"]
+    assert purpose.count(". ") == 0 and purpose.endswith(".")
+    pages = ("README.md", "docs/index.md", "docs/how/architecture.md")
+    assert {read_opening(page) for page in pages} == {purpose}
+    assert " ".join((xlashard.__doc__ or "").split("\n\n")[0].split()) == purpose
 
 
 @pytest.mark.slow
@@ -120,7 +185,7 @@ def test_conftest_refuses_an_early_import_of_jax(tmp_path: Path) -> None:
 
 
 def test_import_check_agrees_with_the_jax_version_range() -> None:
-    (core,) = [e for e in PROJECT["project"]["dependencies"] if e.startswith("jax")]
+    (core,) = [e for e in PROJECT["project"]["dependencies"] if e.startswith("jax>")]
     window = re.fullmatch(r"jax>=([0-9.]+),<([0-9.]+)", core)
     assert window
     _jax.check_supported(f"{window[1]}.0")
@@ -142,8 +207,9 @@ print(*sorted(sys.modules))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "xlashard.core.array" in loaded
-    late = {"rich", *(f"xlashard.{name}" for name in FEW_NEED.split())}
-    assert late - {"rich"} <= read_package(ROOT, "xlashard").keys()
+    libraries = {"jinja2", "markupsafe", "rich"}
+    late = {*libraries, *(f"xlashard.{name}" for name in FEW_NEED.split())}
+    assert late - libraries <= read_package(ROOT, "xlashard").keys()
     assert not loaded.intersection(late)
 
 

@@ -1,4 +1,5 @@
-"""xlashard: arrays over many devices, their shardings, and pjit, on today's JAX.
+"""xlashard shows what a sharded JAX program does before it runs, and reimplements JAX's Array,
+Sharding and pjit layer in Python on today's jax and jaxlib.
 
 Importing it neither imports JAX nor changes anything in it; each name is imported when it is first
 read. Environment variables that concern JAX (`xlashard.config`) are applied at import.
@@ -12,7 +13,7 @@ Example:
     >>> x = xlashard.device_put(np.ones((16, 4)), NamedSharding(mesh, P("data")))
     >>> xlashard.pjit(lambda x: x.sum())(x)
     Array(64., dtype=float32)
-"""
+"""  # noqa: D205 (the sentence of the README takes two lines)
 
 import os as _os
 import typing as _typing

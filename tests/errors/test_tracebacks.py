@@ -12,7 +12,7 @@ from tests.errors.catalogue import SETUP, Topic, read_topics
 from tests.errors.running import PACKAGE, execute
 from xlashard import device_put, make_array_from_callback, pjit
 from xlashard import numpy as xnp
-from xlashard._jax.runtime import tracebacks
+from xlashard import tracebacks
 from xlashard.core.array.core import protocols
 from xlashard.errors import ArgumentError
 

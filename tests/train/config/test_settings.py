@@ -50,6 +50,18 @@ def test_error_of_a_missing_file_suggests_similar_names() -> None:
     assert "tiny_dp.toml" in text
 
 
+def test_shipped_files_are_found_by_name_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = load_settings(ROOT / "configs" / "tiny.toml")
+    monkeypatch.chdir(tmp_path)
+    assert load_settings("tiny.toml") == load_settings("configs/tiny.toml") == shipped
+    assert "xlashard has: configs/tiny.toml, " in refusal(Path("tinny.toml"))
+    assert "does not exist" in refusal(tmp_path / "tiny.toml")
+    (tmp_path / "tiny.toml").write_text('[run]\nname = "mine"\n')
+    assert load_settings("tiny.toml").run.name == "mine"
+
+
 def test_invalid_toml_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "any.toml"
     path.write_text("[model]\nlayers = = 3\n")

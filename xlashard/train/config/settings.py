@@ -317,7 +317,8 @@ def load_settings(path: str | os.PathLike[str], words: Iterable[str] = ()) -> Se
     """Read a settings file and apply ``key=value`` overrides.
 
     Args:
-        path: A TOML file.
+        path: A TOML file. ``configs/NAME.toml`` and ``NAME.toml`` are files that come with xlashard
+            where the working directory has none of that name.
         words: Overrides such as ``"model.layers=4"``.
 
     Returns:
@@ -334,7 +335,7 @@ def load_settings(path: str | os.PathLike[str], words: Iterable[str] = ()) -> Se
     """
     path = Path(path)
     try:
-        table = read_toml(path)
+        table = read_toml(_find_settings_file(path))
     except FileNotFoundError:
         raise SettingsError(_missing(path)) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -350,13 +351,34 @@ def load_settings(path: str | os.PathLike[str], words: Iterable[str] = ()) -> Se
     return replace(settings, run=replace(settings.run, name=path.stem))
 
 
-def _closeness(one: Path, other: Path) -> float:
-    return SequenceMatcher(None, one.name, other.name).ratio()
+def list_shipped_files() -> dict[str, Path]:
+    """Return the settings files that come with xlashard, by their names."""
+    # A link in a checkout, a folder in a wheel.
+    folder = Path(__file__).parents[2] / "configs"
+    return {path.name: path for path in sorted(folder.glob("*.toml"))}
+
+
+def _find_settings_file(path: Path) -> Path:
+    """Return the file, or the one that comes with xlashard if the file does not exist."""
+    if path.parent in (Path(), Path("configs")) and not os.path.exists(path):
+        return list_shipped_files().get(path.name, path)
+    return path
+
+
+def _list_by_closeness(paths: Iterable[Path], name: str) -> str:
+    def distance(path: Path) -> tuple[float, Path]:
+        return -SequenceMatcher(None, path.name, name).ratio(), path
+
+    return ", ".join(map(str, sorted(paths, key=distance)[:8]))
 
 
 def _missing(path: Path) -> str:
-    others = sorted(path.parent.glob("*.toml"), key=lambda x: (-_closeness(x, path), x))[:8]
-    listed = f"; {path.parent} has: {', '.join(map(str, others))}" if others else ""
+    others = list(path.parent.glob("*.toml"))
+    shipped = list_shipped_files().keys() - {other.name for other in others}
+    listed = f"; {path.parent} has: {_list_by_closeness(others, path.name)}" if others else ""
+    if shipped:
+        files = (Path("configs", name) for name in shipped)
+        listed += f"; xlashard has: {_list_by_closeness(files, path.name)}"
     return f"the settings file {path} does not exist{listed}. Write the path of an existing file."
 
 
