@@ -16,6 +16,7 @@ import jax
 from rich.console import Console
 from rich.text import Text
 
+from xlashard._jax.runtime.topologies import quiet_backends
 from xlashard.background import StopSignal, listening_to_signals, repeating
 from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.documents import parse_json
@@ -263,7 +264,11 @@ def explain_target(target: str, mesh: str) -> ProgramReport:
     Raises:
         XlashardError: If the function doesn't exist, returns no program, or can't be compiled.
     """
-    axes = read_mesh(mesh) if mesh else None
+    with quiet_backends():
+        return _explain(target, read_mesh(mesh) if mesh else None)
+
+
+def _explain(target: str, axes: Mapping[str, int] | None) -> ProgramReport:
     function = load_function(target)
     if hasattr(function, "lower"):
         try:

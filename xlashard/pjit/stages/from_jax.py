@@ -10,8 +10,9 @@ import numpy as np
 
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard._jax.trace import jitted, module_calls
+from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.jaxprs import as_function
-from xlashard._jax.trace.tracing import TracedFunction, Tracer
+from xlashard._jax.trace.tracing import TracedFunction, Tracer, mesh_in_force
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.function import Function
@@ -21,7 +22,7 @@ from xlashard.pjit.shardings.resources import UNSPECIFIED, read_resources
 from xlashard.pjit.signature import Parameters, function_name
 from xlashard.pjit.stages.traced import Lowered, Traced
 from xlashard.pjit.stages.wrapper_paths import NnxPaths, cached_arguments, equinox_paths, is_equinox
-from xlashard.pjit.trace import Call, with_explained_axes
+from xlashard.pjit.trace import Call, find_target_device, with_explained_axes
 from xlashard.program.plan import option_items
 from xlashard.sharding import Mesh, Sharding, from_jax
 
@@ -53,6 +54,17 @@ def traced_call(
     """
     fun, args, kwargs = unwrapped(fun, tuple(args), dict(kwargs or {}))
     _check_tracers(fun, args, kwargs)
+    leaves = jax.tree_util.tree_leaves((args, kwargs))
+    with assume_cudnn(find_target_device(mesh_in_force(), leaves, _requested(fun))):
+        return _traced_call(fun, args, kwargs)
+
+
+def _requested(fun: Any) -> Sequence[Any]:
+    inner = jitted.jitted_within(fun)
+    return () if inner is None else jitted.requested_shardings(inner)
+
+
+def _traced_call(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Function, Call]:
     own = getattr(fun, "_function", None)
     if isinstance(own, Function):
         return own, own.trace(args, kwargs)
