@@ -70,7 +70,6 @@ else:
     from xlashard._jax.registration import apply_flags as _apply_flags
     from xlashard._jax.registration import install as _install
     from xlashard._jax.runtime.dispatch import Wrappers as _Wrappers
-    from xlashard._jax.trace.observed_programs import watch_misses as _watch_misses
     from xlashard._version import __version__
     from xlashard.array import (
         Array,
@@ -82,9 +81,8 @@ else:
     from xlashard.array.core.handles import wrap_first as _wrap_first
     from xlashard.lazily import deferred as _deferred
     from xlashard.lazily import on_demand as _on_demand
-    from xlashard.pjit.api import explain_recompile, jit, pjit
+    from xlashard.pjit.api import explain_recompile, jit, pjit, watch_recompiles
     from xlashard.pjit.constraint import with_sharding_constraint
-    from xlashard.pjit.recompile.compile_log import JIT_LOGS as _JIT_LOGS
     from xlashard.pjit.shardings.automatic import use_planner as _use_planner
     from xlashard.pjit.shardings.resources import AUTO, UNSPECIFIED
     from xlashard.program.consistency import CONSISTENCY as _CONSISTENCY
@@ -230,7 +228,8 @@ else:
         (NamedSharding, _PmapSharding, SingleDeviceSharding),
         _check_constant,
     )
-    _watch_misses(_JIT_LOGS.observe)
+    if _flags.explain_recompiles:
+        watch_recompiles()
     if _flags.check_jit_programs:
         from xlashard.multihost.consistency import watch_jit_programs as _watch_jit_programs
 
@@ -295,5 +294,6 @@ __all__ = [
     "unpad",
     "use_abstract_mesh",
     "visualize",
+    "watch_recompiles",
     "with_sharding_constraint",
 ]

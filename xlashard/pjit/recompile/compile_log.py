@@ -7,6 +7,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,8 @@ import jax
 
 from xlashard._jax.runtime.global_state import trace_context
 from xlashard._jax.runtime.tracebacks import calling_line
-from xlashard._jax.trace.observed_programs import JitCall, JitFunction, Stage
+from xlashard._jax.trace import jitted
+from xlashard._jax.trace.observed_programs import JitCall, JitFunction, Stage, watch_misses
 from xlashard._jax.trace.tracing import abstractify, mesh_in_force
 from xlashard.config import RECOMPILE_LOGGER
 from xlashard.lazily import deferred
@@ -294,11 +297,19 @@ class _JitLog:
         )
 
 
+_UNWATCHED = (
+    "functions of jax.jit are recorded on request: write xlashard.watch_recompiles() before the "
+    "first call, or set XLASHARD_EXPLAIN_RECOMPILES=1"
+)
+
+
 class JitLogs:
     """Logs of the functions of `jax.jit` that missed the cache, dropped with the functions."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._watches = 0
+        self._end: Callable[[], None] = lambda: None
         # A Python function can be jitted several times, with other options.
         self._by_fun: weakref.WeakKeyDictionary[Any, dict[int, tuple[Any, _JitLog]]] = (
             weakref.WeakKeyDictionary()
@@ -313,14 +324,34 @@ class JitLogs:
                 logs[key] = function.options, _JitLog(function)
             return logs[key][1]
 
+    def watch(self) -> ExitStack:
+        """Record cache misses until each watch is closed."""
+        with jitted.INFER_PARAMS_LOCK:
+            self._watches += 1
+            if self._watches == 1:
+                self._end = watch_misses(self.observe)
+        undo = ExitStack()
+        undo.callback(self._end_one)
+        return undo
+
+    def _end_one(self) -> None:
+        with jitted.INFER_PARAMS_LOCK:
+            self._watches -= 1
+            if not self._watches:
+                self._end()
+
     def observe(self, call: JitCall, stage: Stage, seconds: float, source: str | None) -> None:
         """Add a stage of a call to the log of its function."""
         self._of(call.function).record(call, stage, seconds, source)
 
-    def log(self, jitted: Any) -> CompileLog:
-        """Return the log of a function that `jax.jit` returned."""
-        return self._of(JitFunction(jitted._fun, jitted._jit_info)).compile_log
+    def report(self, function: Any) -> "recompile_report.RecompileReport":
+        """Return the report of a function that `jax.jit` returned."""
+        log = self._of(JitFunction(function._fun, function._jit_info)).compile_log
+        report = log.report()
+        if report.explanations or (self._watches and not jitted.has_programs(function)):
+            return report
+        return replace(report, watched=False, hints=(_UNWATCHED,))
 
 
 JIT_LOGS = JitLogs()
-"""The logs of this process, since xlashard was imported."""
+"""The logs of this process."""
