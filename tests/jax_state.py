@@ -1,4 +1,4 @@
-"""What other packages can replace in JAX: attributes of its modules and classes, hooks, loggers."""
+"""Snapshots of all that other packages can replace in JAX."""
 
 import logging
 import sys

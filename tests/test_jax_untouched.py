@@ -1,4 +1,4 @@
-"""What `import xlashard` and its functions replace in JAX."""
+"""JAX is the same after `import xlashard`, and after arrays and programs, but for a few names."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ INSTALLED = {
 """Functions of JAX that stay replaced once arrays are registered with it."""
 
 LISTENERS = "jax._src.monitoring._event_listeners"
-"""Where hits in the persistent cache are counted, likewise."""
+"""The list that has a listener to the persistent cache from then on."""
 
 BEFORE = """
 import json
@@ -77,12 +77,17 @@ step(np.ones(4))
 assert len(xs.explain_recompile(step).explanations) == 1
 """
 CUDNN = """
+from concurrent.futures import ThreadPoolExecutor
 from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard.gpu import topology
 gpu = topology("h100-8").devices[0]
 try:
     with assume_cudnn(gpu), assume_cudnn(gpu, all_threads=True):
         assert fused_attention_stablehlo.check_cudnn_version() > 90000
+    with assume_cudnn(gpu), ThreadPoolExecutor() as others:
+        check = others.submit(fused_attention_stablehlo.check_compute_capability, "8.0")
+        assert not check.result()  # another thread's programs are for its own devices
+    with assume_cudnn(gpu), assume_cudnn(gpu, all_threads=True):
         assert fused_attention_stablehlo.check_compute_capability("9.0")
         assert not fused_attention_stablehlo.check_compute_capability("10.0")
         raise KeyError

@@ -80,8 +80,8 @@ def _end(scope: _Scope) -> None:
 
 def _find_capability() -> _Capability | None:
     """Return the compute capability that this thread's innermost block assumes, if any."""
-    ours = (None, threading.get_ident())
-    return next((s.capability for s in reversed(_scopes) if s.thread in ours), None)
+    threads = (None, threading.get_ident())
+    return next((s.capability for s in reversed(_scopes) if s.thread in threads), None)
 
 
 def _replace_checks(checks: object) -> None:
