@@ -84,8 +84,8 @@ def test_a_wrong_variable_is_refused(environment: dict[str, str], text: str) -> 
 
 SHARDY = "import xlashard, jax; print(jax.config.jax_use_shardy_partitioner)"
 TWO_SHAPES = """
-import numpy, xlashard
-double = xlashard.pjit(lambda x: x * 2)
+import jax, numpy, xlashard
+double = {jit}(lambda x: x * 2)
 for size in (3, 3, 4):
     double(numpy.ones(size))
 """
@@ -111,8 +111,8 @@ def test_the_variable_chooses_the_partitioner(partitioner: str, shardy: str) -> 
 
 
 @pytest.mark.slow
-def test_a_wrong_value_stops_the_import() -> None:
-    done = imported(XLASHARD_PARTITIONER="both")
+def test_wrong_value_is_reported_when_a_name_is_read() -> None:
+    done = imported("import xlashard; xlashard.hlo", XLASHARD_PARTITIONER="both")
     assert done.returncode == 1
     assert "ConfigError: XLASHARD_PARTITIONER is 'both'" in done.stderr
     # The line of the import, and one of the package: no chain of imports.
@@ -120,10 +120,12 @@ def test_a_wrong_value_stops_the_import() -> None:
 
 
 @pytest.mark.slow
-def test_recompilations_are_logged_on_request() -> None:
-    silent = imported(TWO_SHAPES, JAX_PLATFORMS="cpu")
+@pytest.mark.parametrize("jit", ["xlashard.pjit", "jax.jit"])
+def test_recompilations_are_logged_on_request(jit: str) -> None:
+    code = TWO_SHAPES.format(jit=jit)
+    silent = imported(code, JAX_PLATFORMS="cpu")
     assert (silent.returncode, silent.stderr) == (0, "")
-    done = imported(TWO_SHAPES, JAX_PLATFORMS="cpu", XLASHARD_EXPLAIN_RECOMPILES="1")
+    done = imported(code, JAX_PLATFORMS="cpu", XLASHARD_EXPLAIN_RECOMPILES="1")
     first, hint = done.stderr.splitlines()
     assert first.startswith("compilation 2 of <lambda> at <string>:5 (")
     assert first.endswith("differs from number 1 in x: float32[3] → float32[4] (shape)")

@@ -76,9 +76,9 @@ DISTRIBUTIONS = {
 EXTRA_MODULES = {
     "legacy": ("xlashard._jax.array_serialization", "xlashard.legacy.migration"),
     "tpu": ("xlashard._jax.runtime.topologies",),
-    "train": ("xlashard.cloud.doctor", "xlashard.train"),
+    "train": ("xlashard.cli.cloud.doctor", "xlashard.train"),
     # pytest loads its plugin.
-    "dev": ("xlashard.testing.pytest_plugin", "xlashard_pytest"),
+    "dev": ("xlashard.pods.testing.pytest_plugin", "xlashard_pytest"),
 }
 
 
@@ -215,13 +215,13 @@ print(*sorted(sys.modules))
 
 FEW_NEED = """
 _jax.array_serialization _jax.legacy_api _jax.stablehlo_parse _jax.trace.origins
-array.constructors array.device_buffers array.dlpack array.reshard.compiled
-array.reshard.p2p array.reshard.permute array.reshard.plan array.reshard.report array.stacked
-geometry.groups geometry.reshard legacy multihost numpy pictures pjit.recompile.call_differences
-pjit.recompile.recompile_report pjit.report pjit.stages.bound_step pjit.stages.traced processes
-program.consistency.exchange program.consistency.fingerprint program.environment
-hlo.collectives hlo.module program.parsed_module program.saved_program
-program.remote_compile tpu train
+analysis core.array.constructors core.array.device_buffers core.array.dlpack
+core.array.reshard.compiled core.array.reshard.p2p core.array.reshard.permute
+core.array.reshard.plan core.array.reshard.report core.array.stacked core.pjit.stages.bound_step
+core.pjit.stages.traced core.processes core.program.consistency.exchange
+core.program.consistency.fingerprint core.program.environment core.program.parsed_module
+core.program.remote_compile core.program.saved_program geometry.groups geometry.reshard
+hlo.collectives hlo.module legacy multihost numpy pods predict train
 """
 
 

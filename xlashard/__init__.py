@@ -19,15 +19,17 @@ import os as _os
 import typing as _typing
 
 from xlashard._version import __version__
-from xlashard.config import apply_environment as _apply_environment
-from xlashard.errors import ConfigError as _ConfigError
 
-_refused: _ConfigError | None = None
-try:
-    _apply_environment(_os.environ)
-except _ConfigError as _error:
-    # Raised when a name is first read; the command line prints it.
-    _refused = _error
+_refused: Exception | None = None
+if any(_name.startswith("XLASHARD_") for _name in _os.environ):
+    from xlashard.config import apply_environment as _apply_environment
+    from xlashard.errors import ConfigError as _ConfigError
+
+    try:
+        _apply_environment(_os.environ)
+    except _ConfigError as _error:
+        # Raised when a name is first read; the command line prints it.
+        _refused = _error
 
 # Names that `__all__` lacks are of 2022; `xlashard.legacy` lists them.
 if _typing.TYPE_CHECKING:
@@ -58,7 +60,7 @@ if _typing.TYPE_CHECKING:
         TreePicture,
         visualize,
     )
-    from xlashard.analysis.recompile.explain_recompile import explain_recompile
+    from xlashard.analysis.recompile.explain_recompile import explain_recompile, watch_recompiles
     from xlashard.analysis.recompile.recompile_report import RecompileReport
     from xlashard.auto.auto_shard import auto_shard
     from xlashard.auto.plan.auto_plan import AutoPlan
@@ -131,7 +133,10 @@ else:
             "xlashard.analysis.pictures.sharding_picture": (
                 *("ShardingPicture", "TreePicture", "visualize"),
             ),
-            "xlashard.analysis.recompile.explain_recompile": ("explain_recompile",),
+            "xlashard.analysis.recompile.explain_recompile": (
+                "explain_recompile",
+                "watch_recompiles",
+            ),
             "xlashard.analysis.recompile.recompile_report": ("RecompileReport",),
             "xlashard.auto.auto_shard": ("auto_shard",),
             "xlashard.auto.plan.auto_plan": ("AutoPlan",),
@@ -236,6 +241,7 @@ __all__ = [
     "unpad",
     "use_abstract_mesh",
     "visualize",
+    "watch_recompiles",
     "with_sharding_constraint",
 ]
 

@@ -8,8 +8,6 @@ and compiling them takes Python 0.4 ms for each, which was half of the import.
 import importlib
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import FrozenInstanceError
-from dataclasses import dataclass as _dataclass
 from typing import TYPE_CHECKING, Any
 
 
@@ -81,12 +79,15 @@ else:
         A class with options other than `frozen`, `eq` and `repr`, with slots, with a metaclass or
         with bases that act on their subclasses is completed at once.
         """
+        # Not at the top: the command line starts without it.
+        import dataclasses
+
         if cls is None:
             return lambda cls: dataclass(cls, **options)
         acting = any("__init_subclass__" in base.__dict__ for base in cls.__mro__[:-1])
         plain = type(cls) is type and not acting and "__slots__" not in cls.__dict__
         if not plain or not {"frozen", "eq", "repr"}.issuperset(options):
-            return _dataclass(cls, **options)
+            return dataclasses.dataclass(cls, **options)
         _Placeholders(cls, **options)
         return cls
 
@@ -140,13 +141,15 @@ class _Placeholders:
 
     def replace(self) -> None:
         """Write the methods and put them in place, unless another thread has."""
+        import dataclasses
+
         with _WRITING:
             if not self.waiting:
                 return
             cls = self.cls
             copy = type(cls.__name__, cls.__bases__, self.defined)
             copy.__qualname__ = cls.__qualname__
-            written = _dataclass(copy, **self.options).__dict__
+            written = dataclasses.dataclass(copy, **self.options).__dict__
             # A field with a default leaves that default in the class, or nothing.
             for name in (*written["__dataclass_fields__"], "__doc__", *self.waiting):
                 if name in written:
@@ -181,6 +184,7 @@ class _Attribute:
 
 def _freezing(cls: type) -> dict[str, Callable[..., None]]:
     """Return the methods by which instances refuse to be changed."""
+    from dataclasses import FrozenInstanceError
 
     def refuses(self: object, name: str) -> bool:
         return type(self) is cls or name in cls.__dataclass_fields__

@@ -7,8 +7,10 @@ from xlashard.config import Flags
 from xlashard.lazily import deferred
 
 if TYPE_CHECKING:
+    from xlashard.analysis.recompile import explain_recompile
     from xlashard.pods.multihost import consistency
 else:
+    explain_recompile = deferred("xlashard.analysis.recompile.explain_recompile")
     consistency = deferred("xlashard.pods.multihost.consistency")
 
 
@@ -19,5 +21,7 @@ def apply(flags: Flags) -> None:
         flags: Settings of the environment.
     """
     apply_flags(flags)
+    if flags.explain_recompiles:
+        explain_recompile.watch_recompiles()
     if flags.check_jit_programs:
         consistency.watch_jit_programs()

@@ -10,9 +10,8 @@ import pytest
 
 from tests.errors.catalogue import SETUP, Topic, read_topics
 from tests.errors.running import PACKAGE, execute
-from xlashard import device_put, make_array_from_callback, pjit
+from xlashard import device_put, make_array_from_callback, pjit, tracebacks
 from xlashard import numpy as xnp
-from xlashard import tracebacks
 from xlashard.core.array.core import protocols
 from xlashard.errors import ArgumentError
 

@@ -18,7 +18,6 @@ from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.compiler import note_event
 from xlashard._jax.runtime.coordination import exit_on_uncaught_error, listen_on_loopback
 from xlashard._jax.runtime.execute import watch_flags
-from xlashard._jax.runtime.topologies import discover_plugins_quietly, probe_for_tpus_quietly
 from xlashard._jax.runtime.tracebacks import hide_frames
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.config import RECOMPILE_LOGGER, Flags
@@ -31,9 +30,6 @@ def install() -> None:
     watch_flags()
     # Hits in the persistent compilation cache.
     jax.monitoring.register_event_listener(note_event)
-    # Messages of libtpu on a machine without TPUs.
-    probe_for_tpus_quietly()
-    discover_plugins_quietly()
     # Source locations and tracebacks name the user's line, and not ours.
     for folder in INNER_FOLDERS:
         source_info_util.register_exclusion(folder)
@@ -100,7 +96,9 @@ _NAMES = ("_handle_array_process_allgather", "assert_equal")
 def unwrap_in_multihost_utils(array_type: type, handle_of: Callable[[Any], Any]) -> None:
     """Make functions of `jax.experimental.multihost_utils` take the handles of arrays of a type.
 
-    These functions treat any array of another class than JAX's as local NumPy data.
+    These functions treat any array of another class than JAX's as local NumPy data. They test for
+    `ArrayImpl`, which has no virtual subclasses; a `__class__` that claims to be one would pass the
+    same test all over JAX, in front of code that reads the fields of jaxlib's class.
     """
 
     def bare(x: Any) -> Any:
@@ -115,38 +113,3 @@ def unwrap_in_multihost_utils(array_type: type, handle_of: Callable[[Any], Any])
 
     for name in _NAMES:
         setattr(multihost_utils, name, on_handles(getattr(multihost_utils, name)))
-
-
-_CUDNN = 91002
-"""Version of cuDNN that programs are traced for on a machine without it: 9.10.2."""
-
-_assumed_capability: list[tuple[int, int]] = []
-"""Compute capability that `assume_cudnn` got last."""
-
-
-def assume_cudnn(capability: tuple[int, int]) -> None:
-    """Let programs with cuDNN's attention be traced on a machine without cuDNN and without a GPU.
-
-    JAX asks for the version of cuDNN, and for the compute capability of the process's own GPU, to
-    refuse heads that the kernels do not take. The compiler itself needs neither.
-
-    Args:
-        capability: Compute capability of the GPU that programs are compiled for.
-    """
-    is_installed = bool(_assumed_capability)
-    _assumed_capability[:] = [capability]
-    if is_installed:
-        return
-    # A tenth of a second, which runs without GPUs save.
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
-    try:
-        cudnn.check_cudnn_version()
-    except RuntimeError:
-        cudnn.check_cudnn_version = lambda: _CUDNN
-    of_process = cudnn.check_compute_capability
-
-    def of_target(least: str) -> bool:
-        return tuple(map(int, least.split("."))) <= _assumed_capability[0] or of_process(least)
-
-    cudnn.check_compute_capability = of_target

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from xlashard._jax.runtime.topologies import quiet_backends
 from xlashard.errors import ProcessesError
 from xlashard.multihost import initialize, leave
 from xlashard.pods.testing.emulated_devices import request_devices
@@ -94,7 +95,8 @@ def start_devices(emulated: int, processes: int = 1) -> list[Any]:
             processes.
     """
     if not emulated:
-        return jax.devices()
+        with quiet_backends():
+            return jax.devices()
     if emulated % processes:
         raise SettingsError(
             f"devices.emulate = {emulated} does not divide over {processes} processes. Start as "

@@ -3,6 +3,7 @@
 import functools
 import gc
 import inspect
+import json
 import logging
 import threading
 
@@ -12,11 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax._src import monitoring
+from jax._src import pjit as jax_pjit
 
 from tests.core.pjit.helpers import f32, make_mesh
-from xlashard import explain_recompile, pjit
+from xlashard import explain_recompile, pjit, watch_recompiles
+from xlashard.analysis.recompile.jit_logs import JIT_LOGS
 from xlashard.config import RECOMPILE_LOGGER
-from xlashard.core.pjit.compile_log import JIT_LOGS
+
+
+@pytest.fixture(autouse=True)
+def watch():
+    with watch_recompiles() as stack:
+        yield stack
 
 
 def parts(f):
@@ -186,3 +195,57 @@ def test_reasons_are_logged(caplog):
         step(f32(3))
     (record,) = [r for r in caplog.records if r.name == RECOMPILE_LOGGER]
     assert "float32[2] → float32[3]" in record.getMessage()
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_function_that_was_not_watched_has_a_hint(watch, called):
+    watch.close()
+    step = jax.jit(lambda x: x * 2)
+    if called:
+        step(f32(2))
+    report = explain_recompile(step)
+    assert not report.watched and report.explanations == ()
+    assert "was not watched" in report.headline
+    assert "xlashard.watch_recompiles()" in report.hints[0]
+    assert json.loads(report.to_json())["watched"] is False
+
+
+def test_function_that_was_compiled_before_the_watch_was_not_watched(watch):
+    watch.close()
+    step, other = jax.jit(lambda x: x * 2), jax.jit(lambda x: x * 2)
+    step(f32(2))
+    with watch_recompiles():
+        step(f32(2))
+        assert not explain_recompile(step).watched
+        assert explain_recompile(other).watched
+        step(f32(3))
+    assert explain_recompile(step).watched
+    assert len(explain_recompile(step).explanations) == 1
+
+
+def test_each_call_is_recorded_once_however_many_watch(watch):
+    step = jax.jit(lambda x: x * 2)
+    with watch_recompiles():
+        step(f32(2))
+    step(f32(3))
+    watch.close()
+    step(f32(4))
+    assert [e.kind for e in explain_recompile(step).explanations] == ["compilation"] * 2
+
+
+def test_watch_ends_though_listeners_are_gone(watch, monkeypatch):
+    for name in ("_event_listeners", "_event_duration_secs_listeners"):
+        monkeypatch.setattr(monitoring, name, [])
+    watch.close()
+
+
+def test_function_that_another_library_replaced_stays_replaced(watch):
+    step, ours = jax.jit(lambda x: x * 2), jax_pjit._infer_params
+    jax_pjit._infer_params = theirs = lambda *args: ours(*args)
+    try:
+        watch.close()
+        assert jax_pjit._infer_params is theirs
+        step(f32(2))
+        assert explain_recompile(step).explanations == ()
+    finally:
+        jax_pjit._infer_params = ours.__self__._infer

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from jax.experimental.pallas.tpu import force_tpu_interpret_mode
 
+from tests.predict.targets.gpu.plugin import needs_plugin
 from xlashard import Mesh
-from xlashard._jax.registration import assume_cudnn
+from xlashard._jax.trace.cudnn import assume_cudnn
+from xlashard.gpu import topology
 from xlashard.train.config.settings import KernelSettings, ModelSettings, Rules
 from xlashard.train.model.attention import attend, kernel_attention, with_kernel_of
 from xlashard.train.model.blockwise import blockwise_attention
@@ -150,12 +152,12 @@ def test_attention_kernel_is_chosen_by_platform(requested, changes, found) -> No
         assert replace(chosen, kernel=kernel) == model
 
 
+@needs_plugin
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "passes"), [("minimal", 2), ("minimal_with_context", 1)])
 def test_remat_policy_keeps_the_residuals_of_cudnn_attention(policy: str, passes: int) -> None:
     kernel = KernelSettings(attention="cudnn")
     model = ModelSettings(remat=True, remat_policy=policy, kernel=kernel)
-    assume_cudnn((9, 0))
 
     @functools.partial(jax.checkpoint, policy=kept_residuals(model))
     def layer(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -165,7 +167,8 @@ def test_remat_policy_keeps_the_residuals_of_cudnn_attention(policy: str, passes
         return jnp.sum(jnp.sin(layer(*inputs)), dtype=jnp.float32)
 
     shapes = [jax.ShapeDtypeStruct((2, 256, heads, 64), jnp.bfloat16) for heads in (4, 2, 2)]
-    step = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*shapes)
+    with assume_cudnn(topology("h100-1").devices[0]):
+        step = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*shapes)
     text = step.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("__cudnn$fmhaSoftmax(") == passes
     assert text.count("__cudnn$fmhaSoftmaxBackward(") == 1

@@ -5,7 +5,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
@@ -147,19 +147,38 @@ def _cuda_libraries_optional() -> AbstractContextManager[None]:
     return _environment({variable: "1"})
 
 
-def discover_plugins_quietly() -> None:
-    """Let JAX find its CUDA plugin on a machine without a GPU, with no traceback on the terminal.
+@contextmanager
+def quiet_backends() -> Iterator[None]:
+    """Let JAX's backends start within a block without messages about chips that are not there.
 
-    The extra `gpu-target` installs the plugin without the libraries that only running needs, and
-    JAX reports each that is missing when it starts.
+    For programs of this package, such as its command line: what JAX prints in the programs of users
+    is not ours to change. The extra `gpu-target` installs the CUDA plugin without the libraries
+    that only running needs, and JAX prints a traceback for each that is missing; libtpu, on a
+    machine without TPUs, reports missing variables for their type and hosts. Variables that the
+    user has set stay unchanged.
     """
-    discover = xla_bridge.discover_pjrt_plugins
+    discover, registration = (
+        xla_bridge.discover_pjrt_plugins,
+        xla_bridge._backend_factories.get("tpu"),
+    )
 
-    def quiet() -> None:
+    def discover_quietly() -> None:
         with _cuda_libraries_optional():
             discover()
 
-    xla_bridge.discover_pjrt_plugins = quiet
+    def probe_quietly() -> Any:
+        assert registration is not None
+        needed = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES")
+        with _libtpu_environment({n: _COMPILE_ONLY[n] for n in needed if n not in os.environ}):
+            return registration.factory()
+
+    with ExitStack() as undo:
+        undo.callback(setattr, xla_bridge, "discover_pjrt_plugins", discover)
+        xla_bridge.discover_pjrt_plugins = discover_quietly
+        if registration is not None:
+            undo.callback(xla_bridge._backend_factories.__setitem__, "tpu", registration)
+            xla_bridge._backend_factories["tpu"] = replace(registration, factory=probe_quietly)
+        yield
 
 
 _REQUESTS: WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = WeakKeyDictionary()
@@ -225,25 +244,6 @@ def load_libtpu() -> None:
             xla_client.load_pjrt_plugin_dynamically("tpu", path or "")
         if not xla_client.pjrt_plugin_initialized("tpu"):
             xla_client.initialize_pjrt_plugin("tpu")
-
-
-def probe_for_tpus_quietly() -> None:
-    """Let JAX find no TPU on a machine without chips, with no errors of libtpu on the terminal.
-
-    libtpu is loaded with the first backend, and reports missing variables for the type and the
-    hosts of a TPU. Variables that the user has set stay unchanged.
-    """
-    registration = xla_bridge._backend_factories.get("tpu")
-    if registration is None:
-        return
-    make_client = registration.factory
-
-    def probe() -> Any:
-        needed = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES")
-        with _libtpu_environment({n: _COMPILE_ONLY[n] for n in needed if n not in os.environ}):
-            return make_client()
-
-    xla_bridge._backend_factories["tpu"] = replace(registration, factory=probe)
 
 
 def _libtpu_environment(variables: Mapping[str, str]) -> AbstractContextManager[None]:

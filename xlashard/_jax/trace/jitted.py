@@ -59,6 +59,11 @@ def jitted_within(fun: Any) -> Any | None:
     return None
 
 
+def has_programs(jitted: Any) -> bool:
+    """Return True if a jitted function has compiled programs, of calls outside of other traces."""
+    return jitted._cache_size() > 0
+
+
 def function_of(jitted: Any) -> tuple[Callable[..., Any], tuple[int, ...], tuple[str, ...]]:
     """Return the Python function of a jitted one, with positions and names of static arguments."""
     info = jitted._jit_info
@@ -142,7 +147,8 @@ def inner_stage(stage: Any) -> Any:
 
 _STAGES = (jax.stages.Traced, jax.stages.Lowered, jax.stages.Compiled)
 
-_LOCK = threading.RLock()
+INFER_PARAMS_LOCK = threading.RLock()
+"""Held while JAX's `_infer_params` is replaced: while a wrapper is read, and to begin a watch."""
 
 
 class _Reached(BaseException):
@@ -216,7 +222,7 @@ def _recorded() -> Iterator[list[tuple[Any, Sequence[Any]]]]:
     """Record the parameters and arguments of each jitted function that this thread traces."""
     recorded: list[tuple[Any, Sequence[Any]]] = []
     thread = threading.get_ident()
-    with _LOCK:
+    with INFER_PARAMS_LOCK:
         infer = jax_pjit._infer_params
 
         def record(*args: Any) -> Any:

@@ -1,13 +1,12 @@
 """Observe `jax.jit` in this process: the programs that it lowers and calls, and its cache misses.
 
-For the programs JAX is changed only while there is an observer: functions of its Python path are
-replaced, and calls are kept on that path instead of the C++ dispatcher, so that every call is seen.
-
-Only a call that misses the dispatcher's cache reaches the functions that are wrapped for the
-misses, so repeat calls cost what they cost without it.
+JAX is changed only while there is an observer: functions of its Python path are replaced, and put
+back when the last observer ends. Observers of programs keep calls on that path instead of the C++
+dispatcher, so that every call is seen. Observers of misses don't: only a call that misses the
+dispatcher's cache reaches the functions that are replaced for them, so repeat calls cost what they
+cost without it.
 """
 
-import functools
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from jax._src import pjit as jax_pjit
 
 from xlashard._jax.runtime.dispatch import forget_calls
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER, callers
+from xlashard._jax.trace.jitted import INFER_PARAMS_LOCK
 from xlashard._jax.trace.tracing import struct_of
 from xlashard.lazily import dataclass
 
@@ -303,8 +303,8 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 
 
-def watch_misses(observer: MissObserver) -> None:
-    """Report cache misses of functions that `jax.jit` made to an observer, from now on.
+def watch_misses(observer: MissObserver) -> Callable[[], None]:
+    """Report cache misses of functions that `jax.jit` made to an observer, one at a time.
 
     Calls inside another trace are part of the outer program, and JAX's own functions, such as those
     of `jax.numpy`, are left out.
@@ -312,40 +312,78 @@ def watch_misses(observer: MissObserver) -> None:
     Args:
         observer: The observer, called in the thread of the call. Its exceptions are dropped: they
             must not break a call.
-    """
-    infer, run = jax_pjit._infer_params, jax_pjit._run_python_pjit
 
-    def report(call: JitCall, stage: Stage, seconds: float, source: str | None = None) -> None:
+    Returns:
+        A function that ends it, and puts back what it replaced in JAX.
+    """
+    watch = _MissWatch(observer)
+    watch.begin()
+    return watch.end
+
+
+class _MissWatch:
+    """Replacement of JAX's functions that a cache miss runs, and listeners to its stages."""
+
+    def __init__(self, observer: MissObserver) -> None:
+        self._observer: MissObserver | None = observer
+        self._infer, self._run = jax_pjit._infer_params, jax_pjit._run_python_pjit
+
+    def begin(self) -> None:
+        with INFER_PARAMS_LOCK:
+            self._infer, self._run = jax_pjit._infer_params, jax_pjit._run_python_pjit
+            jax_pjit._infer_params = self._infer_params
+            jax_pjit._run_python_pjit = self._run_python_pjit
+        jax.monitoring.register_event_duration_secs_listener(self._on_duration)
+        jax.monitoring.register_event_listener(self._on_event)
+
+    def end(self) -> None:
+        self._observer = None
+        with INFER_PARAMS_LOCK:
+            # A function that another library has put in front of ours calls it, and it JAX's.
+            if jax_pjit._infer_params == self._infer_params:
+                jax_pjit._infer_params = self._infer
+            if jax_pjit._run_python_pjit == self._run_python_pjit:
+                jax_pjit._run_python_pjit = self._run
+        # JAX asserts that a listener is registered; `clear_event_listeners` drops them all.
+        with suppress(AssertionError, ValueError):
+            jax.monitoring.unregister_event_duration_listener(self._on_duration)
+        with suppress(AssertionError, ValueError):
+            jax.monitoring.unregister_event_listener(self._on_event)
+
+    def _report(
+        self, call: JitCall, stage: Stage, seconds: float, source: str | None = None
+    ) -> None:
+        observer = self._observer
+        if observer is None:
+            return
         # For instance a deleted argument, about which JAX will raise.
         with suppress(Exception):
             observer(call, stage, seconds, source)
 
-    @functools.wraps(infer)
-    def infer_params(fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
-        if not core.trace_state_clean() or _is_of_jax(fun):
-            return infer(fun, options, args, kwargs)
+    def _infer_params(self, fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
+        if self._observer is None or not core.trace_state_clean() or _is_of_jax(fun):
+            return self._infer(fun, options, args, kwargs)
         _THREAD.call = call = JitCall(JitFunction(fun, options), (args, kwargs))
         _THREAD.traced = 0.0
         try:
-            result = infer(fun, options, args, kwargs)
+            result = self._infer(fun, options, args, kwargs)
             if _THREAD.traced:
-                report(call, "trace", _THREAD.traced)
+                self._report(call, "trace", _THREAD.traced)
             return result
         finally:
             call.arguments = None
 
-    @functools.wraps(run)
-    def run_python_pjit(params: Any, leaves: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+    def _run_python_pjit(self, params: Any, leaves: Any, fun: Any, args: Any, kwargs: Any) -> Any:
         call = _THREAD.call
         if call is None or call.function.fun is not fun or not core.trace_state_clean():
-            return run(params, leaves, fun, args, kwargs)
+            return self._run(params, leaves, fun, args, kwargs)
         call.arguments = args, kwargs
         try:
-            return run(params, leaves, fun, args, kwargs)
+            return self._run(params, leaves, fun, args, kwargs)
         finally:
             _THREAD.call = None
 
-    def on_duration(event: str, duration_secs: float, **kwargs: str | int) -> None:
+    def _on_duration(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         stage, call = _STAGES.get(event), _THREAD.call
         if stage is None or call is None:
             return
@@ -355,15 +393,11 @@ def watch_misses(observer: MissObserver) -> None:
         elif kwargs.get("fun_name") == f"jit({call.function.name})":
             hit, _THREAD.hit = _THREAD.hit, False
             source = "the persistent cache" if hit else "the compiler"
-            report(call, stage, duration_secs, source if stage == "compile" else None)
+            self._report(call, stage, duration_secs, source if stage == "compile" else None)
 
-    def on_event(event: str, **_: Any) -> None:
+    def _on_event(self, event: str, **_: Any) -> None:
         if event == _CACHE_HIT:
             _THREAD.hit = True
-
-    jax_pjit._infer_params, jax_pjit._run_python_pjit = infer_params, run_python_pjit
-    jax.monitoring.register_event_duration_secs_listener(on_duration)
-    jax.monitoring.register_event_listener(on_event)
 
 
 def _is_of_jax(fun: Any) -> bool:

@@ -1,10 +1,11 @@
 """`explain_recompile`: why a jitted function was compiled again."""
 
+from contextlib import ExitStack
 from typing import Any
 
 from xlashard._jax.trace import jitted
+from xlashard.analysis.recompile.jit_logs import JIT_LOGS
 from xlashard.analysis.recompile.recompile_report import RecompileReport
-from xlashard.core.pjit.compile_log import JIT_LOGS
 from xlashard.core.pjit.function import Function
 from xlashard.errors import ArgumentError
 
@@ -15,8 +16,9 @@ def explain_recompile(fun: Any) -> RecompileReport:
     Each cache miss is compared with the most similar earlier call: the report lists the arguments,
     settings and meshes in which the two differ.
 
-    To log each cache miss, set `XLASHARD_EXPLAIN_RECOMPILES=1`, or
-    `logging.getLogger("xlashard.recompile").setLevel(logging.INFO)`, or JAX's own
+    Calls of functions of `jax.jit`, `nnx.jit` and `eqx.filter_jit` are recorded after
+    `watch_recompiles`. To log each cache miss, set `XLASHARD_EXPLAIN_RECOMPILES=1`, which watches,
+    too, or `logging.getLogger("xlashard.recompile").setLevel(logging.INFO)`, or JAX's own
     `jax_explain_cache_misses`.
 
     Args:
@@ -24,9 +26,9 @@ def explain_recompile(fun: Any) -> RecompileReport:
 
     Returns:
         A report of the last 64 cache misses since the function was made or its `clear_cache`
-        called; of a function of `jax.jit`, since `xlashard` was imported. Executables that JAX
-        keeps for equal modules are reported as lowered only.
-        Print it, or take `to_dict()` or `to_json()`.
+        called; of a function of `jax.jit`, of those that were watched. `watched` is False if none
+        was, and a hint has the line to write. Executables that JAX keeps for equal modules are
+        reported as lowered only. Print it, or take `to_dict()` or `to_json()`.
 
     Raises:
         ArgumentError: If `fun` is no jitted function.
@@ -49,4 +51,25 @@ def explain_recompile(fun: Any) -> RecompileReport:
             "jax.jit, pjit or nnx.jit; write f = jax.jit(fun), or nnx.jit(fun) for modules, call "
             "f, then explain_recompile(f)"
         )
-    return JIT_LOGS.log(inner).report()
+    return JIT_LOGS.report(inner)
+
+
+def watch_recompiles() -> ExitStack:
+    """Record cache misses of functions of `jax.jit` for `explain_recompile`, from now on.
+
+    Functions of `pjit` are always recorded. While it watches, two functions of JAX that run at a
+    cache miss are replaced; a call that hits JAX's cache costs what it cost before.
+
+    Returns:
+        A context manager that ends it and puts JAX's functions back; so does its `close()`. What
+        was recorded stays.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> double = jax.jit(lambda x: x * 2)
+        >>> with watch_recompiles():
+        ...     _ = double(np.ones(4)), double(np.ones(5))
+        >>> print(explain_recompile(double).explanations[1].differences[0])
+        x: float32[4] → float32[5] (shape)
+    """
+    return JIT_LOGS.watch()

@@ -289,6 +289,8 @@ class RecompileReport:
         derived_programs: The programs that transformations derived from its calls.
         dropped: Number of earlier cache misses that are no longer recorded.
         hints: Changes that avoid further compilations.
+        watched: False if cache misses were not recorded: those of a function of `jax.jit` are
+            recorded after `watch_recompiles`.
 
     Example:
         >>> from xlashard import explain_recompile, pjit
@@ -303,6 +305,7 @@ class RecompileReport:
     derived_programs: tuple[DerivedProgram, ...]
     dropped: int
     hints: tuple[str, ...]
+    watched: bool = True
 
     @property
     def compilations(self) -> tuple[Explanation, ...]:
@@ -325,6 +328,8 @@ class RecompileReport:
     @property
     def headline(self) -> str:
         """Return the counts and the total duration in one line."""
+        if not self.watched:
+            return f"{self.function} was not watched: its compilations are unknown"
         if not self.explanations:
             return f"{self.function} has not been traced or compiled yet"
         done = len(self.compilations)

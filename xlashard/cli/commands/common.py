@@ -16,6 +16,7 @@ import jax
 from rich.console import Console
 from rich.text import Text
 
+from xlashard._jax.runtime.topologies import quiet_backends
 from xlashard.analysis.explain.explain import explain
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.background import StopSignal, listening_to_signals, repeating
@@ -263,7 +264,11 @@ def explain_target(target: str, mesh: str) -> ProgramReport:
     Raises:
         XlashardError: If the function doesn't exist, returns no program, or can't be compiled.
     """
-    axes = read_mesh(mesh) if mesh else None
+    with quiet_backends():
+        return _explain(target, read_mesh(mesh) if mesh else None)
+
+
+def _explain(target: str, axes: Mapping[str, int] | None) -> ProgramReport:
     function = load_function(target)
     if hasattr(function, "lower"):
         try:

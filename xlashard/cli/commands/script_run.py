@@ -151,9 +151,12 @@ class _LazyRecorder:
         self.reason = ""
 
     def begin(self) -> None:
-        importlib.import_module("xlashard._jax.runtime.topologies").probe_for_tpus_quietly()
+        topologies = importlib.import_module("xlashard._jax.runtime.topologies")
         observing = importlib.import_module("xlashard._jax.trace.observed_programs")
-        self.end = observing.observe(self)
+        undo = contextlib.ExitStack()
+        undo.enter_context(topologies.quiet_backends())
+        undo.callback(observing.observe(self))
+        self.end = undo.close
 
     def lowered(self, program: Any) -> None:
         self._inner().lowered(program)

@@ -12,6 +12,7 @@ from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import attempt
 from xlashard._jax.trace import tracing
+from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.jaxprs import used_parts
 from xlashard._jax.trace.primitives import CallPrimitive
 from xlashard.core.array.core.handles import KindOf
@@ -174,7 +175,9 @@ def trace_call(
     values = parameters.leaves(args, kwargs)
     if not are_arrays(values):
         check_values(values, parameters.paths(args, kwargs))
-    traced = _traced(tracer, parameters.signature.function, (args, kwargs, mesh), values)
+    requested = [resource.value for resource in options.in_resources.leaves]
+    with assume_cudnn(find_target_device(mesh, values, requested)):
+        traced = _traced(tracer, parameters.signature.function, (args, kwargs, mesh), values)
     if traced.is_new:
         miss.record_stage("trace")
     in_resources, out_resources = options.in_resources, options.out_resources
@@ -194,6 +197,22 @@ def trace_call(
         miss=miss,
         auto=_auto(ins, (*in_resources.leaves, *out_resources.leaves)),
     )
+
+
+def find_target_device(
+    mesh: Mesh | None, values: Sequence[Any], requested: Sequence[Any]
+) -> Device | None:
+    """Return a device of the first mesh that a call of shapes names; None if it names none.
+
+    Args:
+        mesh: The mesh in force.
+        values: Arguments. Arrays are left out: they are never on the devices of a topology.
+        requested: Requested shardings and other resources.
+    """
+    structs = [v.sharding for v in values if isinstance(v, jax.ShapeDtypeStruct)]
+    named = [s for s in (*structs, *requested) if isinstance(s, jax.sharding.NamedSharding)]
+    meshes = (mesh, *(sharding.mesh for sharding in named))
+    return next((m.devices.flat[0] for m in meshes if isinstance(m, Mesh) and m.size), None)
 
 
 def _auto(ins: Sequence[Resource], requested: Sequence[Resource]) -> tuple[bool, ...] | None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.trace import jitted
+from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.rewriting import DeviceMap
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.stages.compiled import Compiled
@@ -162,6 +163,13 @@ def lower_for(
         topology: Topology to lower for.
         mesh: Mesh, as in `preflight`.
     """
+    with assume_cudnn(topology.devices[0]):
+        return _lower(fun, args, kwargs, topology, mesh)
+
+
+def _lower(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], topology: BaseTopology, mesh: Any
+) -> tuple[Mesh, Lowered]:
     stage = fun if isinstance(fun, RecordedProgram) else jitted.inner_stage(fun)
     if stage is not None:
         _check_stage(stage, args, kwargs)

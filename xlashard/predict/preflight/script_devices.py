@@ -1,7 +1,7 @@
 """Run a script for a topology: its programs are compiled for the topology instead of run."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from xlashard._jax.runtime.stand_in_devices import Zeros, emulate_devices, stand_in
+from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run, unobserved
 from xlashard._jax.trace.rewriting import DeviceMap
 from xlashard.core.array.core.handles import wrap_result
@@ -64,7 +65,10 @@ class ScriptDevices:
         self._to_topology = DeviceMap(dict(zip(emulated, devices, strict=True)))
         self._to_emulated = DeviceMap(dict(zip(devices, emulated, strict=True)))
         self._zeros = Zeros()
-        self.end = stand_in(dict(zip(emulated, devices, strict=True)))
+        undo = ExitStack()
+        undo.enter_context(assume_cudnn(devices[0], all_threads=True))
+        undo.callback(stand_in(dict(zip(emulated, devices, strict=True))))
+        self.end = undo.close
 
     def check_options(self) -> None:
         """Compile a small program with the compiler options, before the script runs.

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.jitted import inner_stage
 from xlashard._jax.trace.origins import is_users_file
 from xlashard.core.sharding import Mesh
@@ -88,7 +89,9 @@ def load_program(
             f"{target} requires {', '.join(missing)}: the parameters of a preflight target are "
             f"mesh and topology, both optional"
         )
-    with user_code_errors(f"{target} failed"):
+    # A function may return a stage, which it has traced itself.
+    device = None if topology is None else topology.devices[0]
+    with user_code_errors(f"{target} failed"), assume_cudnn(device):
         result = function(**keywords)
     return _program(target, result, mesh)
 

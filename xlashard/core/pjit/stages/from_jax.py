@@ -10,8 +10,9 @@ import numpy as np
 
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard._jax.trace import jitted, module_calls
+from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.jaxprs import as_function
-from xlashard._jax.trace.tracing import TracedFunction, Tracer
+from xlashard._jax.trace.tracing import TracedFunction, Tracer, mesh_in_force
 from xlashard.core.pjit.arguments import check_values
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.lower import LoweringRequest
@@ -25,7 +26,7 @@ from xlashard.core.pjit.stages.wrapper_paths import (
     equinox_paths,
     is_equinox,
 )
-from xlashard.core.pjit.trace import Call, with_explained_axes
+from xlashard.core.pjit.trace import Call, find_target_device, with_explained_axes
 from xlashard.core.program.plan import option_items
 from xlashard.core.sharding import Mesh, Sharding, from_jax
 from xlashard.errors import ArgumentError
@@ -58,6 +59,17 @@ def traced_call(
     """
     fun, args, kwargs = unwrapped(fun, tuple(args), dict(kwargs or {}))
     _check_tracers(fun, args, kwargs)
+    leaves = jax.tree_util.tree_leaves((args, kwargs))
+    with assume_cudnn(find_target_device(mesh_in_force(), leaves, _requested(fun))):
+        return _traced_call(fun, args, kwargs)
+
+
+def _requested(fun: Any) -> Sequence[Any]:
+    inner = jitted.jitted_within(fun)
+    return () if inner is None else jitted.requested_shardings(inner)
+
+
+def _traced_call(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Function, Call]:
     own = getattr(fun, "_function", None)
     if isinstance(own, Function):
         return own, own.trace(args, kwargs)

@@ -10,7 +10,6 @@ from typing import Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from xlashard._jax.registration import assume_cudnn
 from xlashard._jax.runtime import topologies
 from xlashard.errors import counted
 from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology, counted_in_thousands
@@ -113,9 +112,7 @@ def topology(name: str, nodes: int = 1) -> GpuTopology:
         50000000000.0
     """
     with short_tracebacks:
-        gpus = _make_topology(parse_gpu_name(name, nodes))
-        assume_cudnn(gpus.chip.compute_capability)
-        return gpus
+        return _make_topology(parse_gpu_name(name, nodes))
 
 
 # Cached, because meshes are equal only if their devices are the same objects.

@@ -1,0 +1,132 @@
+"""JAX is the same after `import xlashard`, and after arrays and programs, but for a few names."""
+
+import json
+import subprocess
+
+import pytest
+
+from tests.fork_server import python_command
+from tests.predict.targets.gpu.plugin import needs_plugin
+
+INSTALLED = {
+    # They would take an `Array` for local data of this process.
+    "jax.experimental.multihost_utils._handle_array_process_allgather",
+    "jax.experimental.multihost_utils.assert_equal",
+    # It raises without the name of a closed-over array.
+    "jax._src.interpreters.mlir._constant_handlers.[<class 'jaxlib._jax.ArrayImpl'>]",
+    # Results of programs of this package are checked, too.
+    *(
+        f"{module}.debug_{kind}._update_{scope}_hook"
+        for module in ("jax", "jax._src.config")
+        for kind in ("nans", "infs")
+        for scope in ("global", "thread_local")
+    ),
+}
+"""Functions of JAX that stay replaced once arrays are registered with it."""
+
+LISTENERS = "jax._src.monitoring._event_listeners"
+"""The list that has a listener to the persistent cache from then on."""
+
+BEFORE = """
+import json
+import jax
+import jax.experimental.multihost_utils
+from jax._src.cudnn import fused_attention_stablehlo
+from tests.jax_state import JaxState
+before = JaxState()
+"""
+PRINT = """
+print(json.dumps([sorted(before.replaced()), sorted(before.added())]))
+"""
+
+
+def changes(code: str) -> tuple[set[str], set[str]]:
+    """Run code in a process that has imported JAX.
+
+    Returns:
+        The names that it replaced, and the listeners, handlers and filters that it added.
+    """
+    command = [*python_command(), "-c", BEFORE + code + PRINT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    replaced, added = json.loads(done.stdout.splitlines()[-1])
+    return set(replaced), {name for name in added if "listeners" in name or "log" in name}
+
+
+IMPORT = """
+import sys
+import xlashard
+assert not any(name.startswith("xlashard._jax") for name in sys.modules), sys.modules.keys()
+from xlashard import errors, geometry, hlo, tpu
+hlo.read("HloModule m\\n\\nENTRY %e {\\n  ROOT %c = s32[] constant(1)\\n}\\n")
+assert not any(name.startswith("xlashard._jax") for name in sys.modules), sys.modules.keys()
+"""
+EVERY_NAME = """
+import xlashard
+[getattr(xlashard, name) for name in dir(xlashard)]
+"""
+USE = """
+import numpy as np
+import xlashard as xs
+mesh = xs.Mesh(np.array(jax.devices()), ("x",))
+x = xs.device_put(np.ones((8, 8), np.float32), xs.NamedSharding(mesh, xs.P("x")))
+double, triple = xs.pjit(lambda x: 2 * x), jax.jit(lambda x: 3 * x)
+double(x), triple(x), xs.explain(double, x), xs.explain(triple, x)
+xs.explain_recompile(double), xs.explain_recompile(triple)
+"""
+WATCH = """
+step = jax.jit(lambda x: 5 * x)
+with xs.watch_recompiles() as first, xs.watch_recompiles():
+    first.close()
+    inside = before.replaced()
+    step(np.ones(3))
+assert {"jax._src.pjit._infer_params", "jax._src.pjit._run_python_pjit"} <= inside
+step(np.ones(4))
+assert len(xs.explain_recompile(step).explanations) == 1
+"""
+CUDNN = """
+from concurrent.futures import ThreadPoolExecutor
+from xlashard._jax.trace.cudnn import assume_cudnn
+from xlashard.gpu import topology
+gpu = topology("h100-8").devices[0]
+try:
+    with assume_cudnn(gpu), assume_cudnn(gpu, all_threads=True):
+        assert fused_attention_stablehlo.check_cudnn_version() > 90000
+    with assume_cudnn(gpu), ThreadPoolExecutor() as others:
+        check = others.submit(fused_attention_stablehlo.check_compute_capability, "8.0")
+        assert not check.result()  # another thread's programs are for its own devices
+    with assume_cudnn(gpu), assume_cudnn(gpu, all_threads=True):
+        assert fused_attention_stablehlo.check_compute_capability("9.0")
+        assert not fused_attention_stablehlo.check_compute_capability("10.0")
+        raise KeyError
+except KeyError:
+    pass
+"""
+BACKENDS = """
+from xlashard._jax.runtime.topologies import quiet_backends
+with quiet_backends():
+    assert "jax._src.xla_bridge.discover_pjrt_plugins" in before.replaced()
+    jax.devices()
+"""
+
+
+@pytest.mark.integration
+def test_import_changes_nothing_in_jax() -> None:
+    assert changes(IMPORT) == (set(), set())
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(EVERY_NAME, id="every public name"),
+        pytest.param(USE, id="arrays and programs"),
+        pytest.param(USE + WATCH, id="watched functions of jax.jit"),
+        pytest.param(BACKENDS + USE, id="quiet start of backends"),
+        pytest.param(USE + CUDNN, id="cuDNN", marks=needs_plugin),
+    ],
+)
+def test_use_replaces_nothing_else_in_jax(code: str) -> None:
+    replaced, added = changes(code)
+    assert replaced == INSTALLED
+    assert added == {LISTENERS}
