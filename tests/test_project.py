@@ -126,6 +126,7 @@ def test_one_sentence_describes_the_purpose() -> None:
     assert purpose.count(". ") == 0 and purpose.endswith(".")
     pages = ("README.md", "docs/index.md", "docs/how/architecture.md")
     assert {read_opening(page) for page in pages} == {purpose}
+    assert f"site_description: {purpose}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert " ".join((xlashard.__doc__ or "").split("\n\n")[0].split()) == purpose
 
 

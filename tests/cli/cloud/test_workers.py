@@ -38,6 +38,16 @@ def test_archive_has_tracked_and_untracked_unignored_files(tmp_path: Path) -> No
         assert archive.getnames() == [".gitignore", "b/c.py", "new.py", "train.py"]
 
 
+def test_archive_keeps_links_to_folders(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path / "code")], check=True)
+    fill(tmp_path / "code", "configs/a.toml")
+    (tmp_path / "code" / "link").symlink_to("configs")
+    (tmp_path / "code" / "broken").symlink_to("none")
+    assert write_archive(tmp_path / "code", tmp_path / "code.bin") == 2
+    with tarfile.open(tmp_path / "code.bin") as archive:
+        assert archive.getmember("link").linkname == "configs"
+
+
 def test_folders_that_cannot_be_copied_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CloudError, match=naming(str(tmp_path / "none"))):
         list_files(tmp_path / "none")

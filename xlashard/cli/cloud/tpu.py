@@ -284,7 +284,13 @@ def list_files(folder: Path) -> list[Path]:
             code=2,
         )
     names = {Path(os.fsdecode(name)) for name in done.stdout.split(b"\0") if name}
-    files = sorted(name for name in names if (folder / name).is_file())
+    # git lists a link to a folder (`xlashard/configs`) like a file, and a submodule as a folder.
+    paths = {name: folder / name for name in names}
+    files = sorted(
+        name
+        for name, path in paths.items()
+        if path.is_file() or (path.is_symlink() and path.exists())
+    )
     if not files:
         # no-catalogue: needs a folder of its own, as in tests/cli/cloud/test_workers.py
         raise CloudError(f"--code={folder}: the folder has no files to copy", code=2)
