@@ -282,10 +282,10 @@ def test_serialization_modules_do_not_import_pickle():
     package = Path(xlashard.__file__).parent
     ways = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")
     seen, found = [], []
-    for name in ("pjit/stages/serialization", "program/saved_*"):
+    for name in ("core/pjit/stages/serialization", "core/program/saved_*"):
         seen += package.glob(f"{name}.py")
     for name in ("environment", "executables"):
-        seen.append(package / f"program/{name}.py")
+        seen.append(package / f"core/program/{name}.py")
     seen += [package / f"_jax/runtime/{name}.py" for name in ("executables", "topologies")]
     for path in seen:
         for node in ast.walk(ast.parse(path.read_text())):

@@ -147,7 +147,7 @@ def test_reading_a_tree_imports_no_module(monkeypatch):
     encoded = tree_to_json(structure(Pair(1, 2)))
     monkeypatch.delitem(sys.modules, Pair.__module__)
     with pytest.raises(
-        SavedProgramError, match=r"Pair of tests\.pjit\.saved\.cases.*import tests.*in_tree="
+        SavedProgramError, match=r"Pair of tests\.core\.pjit\.saved\.cases.*import tests.*in_tree="
     ):
         tree_from_json(encoded)
     assert Pair.__module__ not in sys.modules
