@@ -1,7 +1,6 @@
 """NVIDIA GPUs that programs are compiled for, on a machine without a GPU.
 
-`gpu_models` holds public figures of GPUs, `gpu_names` the machines of clouds and the parser of
-names; `topologies` makes devices.
+The room behind it is `xlashard.predict.targets.gpu`.
 """
 
 from typing import TYPE_CHECKING

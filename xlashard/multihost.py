@@ -1,14 +1,6 @@
 """Programs of several processes: startup, host-level collectives, host-local arrays, shutdown.
 
-| modules | contents |
-|---|---|
-| `join`, `cluster_info` | `initialize`, `leave`, cluster detection, launch commands |
-| `shutdown` | exit of this process, and of peers that failed |
-| `watchdog` | detection of a stalled program, and a report of the stuck processes |
-| `collective_call` | leaves that processes exchange, and agreement on calls; `barrier` |
-| `host_collectives` | values of pytrees exchanged or compared between processes |
-| `host_local_arrays`, `host_mesh` | conversion between host-local and global arrays |
-| `consistency` | comparison of replicated inputs, and of programs before their first run |
+The room behind it is `xlashard.pods.multihost`.
 """
 
 from xlashard.pods.multihost.cluster_info import MutualTLS

@@ -1,13 +1,6 @@
-"""Preflight: compile a program for TPUs or GPUs elsewhere, and report memory, time and cost.
+"""Preflights: compile a program for TPUs or GPUs elsewhere, and report memory, time and cost.
 
-| folder or module | contents |
-|---|---|
-| `preflight_run`, `compilation` | `preflight()`: shard arguments, compile, report |
-| `memory_breakdown`, `time_estimate` | memory by argument, result and temporary; step time |
-| `attribution/` | causes of collectives, time by source line, scores that leave VMEM |
-| `report/` | the report: data model, JSON schema, comparison, budget, prices, profiles beside it |
-| `render/` | reports in a terminal, as HTML pages, and as traces for Perfetto |
-| `target_loading`, `sweep/` | programs named `module:function`; every mesh, in worker processes |
+The rooms behind it are `xlashard.predict.preflight` and `xlashard.predict.sweep`.
 """
 
 import typing as _typing
@@ -17,6 +10,7 @@ from xlashard.lazily import on_demand as _on_demand
 if _typing.TYPE_CHECKING:
     from xlashard.predict.costs.kernel_costs import KernelCost
     from xlashard.predict.preflight.preflight_run import preflight
+    from xlashard.predict.preflight.render.html import page
     from xlashard.predict.preflight.report.comparison import (
         Breach,
         Comparison,
@@ -36,6 +30,7 @@ else:
         {
             "xlashard.predict.costs.kernel_costs": ("KernelCost",),
             "xlashard.predict.preflight.preflight_run": ("preflight",),
+            "xlashard.predict.preflight.render.html": ("page",),
             f"{_report}.comparison": (
                 *("Breach", "Comparison", "Limit", "broken_limits", "compare", "read_budget"),
             ),
@@ -57,6 +52,7 @@ __all__ = [
     "compare",
     "compare_with_profile",
     "make_schema",
+    "page",
     "preflight",
     "read_budget",
 ]

@@ -1,6 +1,6 @@
 """TPU topologies and device meshes on them, on a machine without a TPU.
 
-`generations` holds public chip figures, `topology_names` parses names, `topologies` makes devices.
+The room behind it is `xlashard.predict.targets.tpu`.
 """
 
 from typing import TYPE_CHECKING
