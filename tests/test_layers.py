@@ -47,7 +47,7 @@ XLASHARD = Layers(
     common=frozenset(
         {
             *("errors", "types", "config", "wording", "documents", "lazily", "background"),
-            *("program_runner", "_version"),
+            *("program_runner", "lending", "supported_jax", "_version"),
         }
     ),
     door="_jax",
@@ -64,6 +64,8 @@ XLASHARD = Layers(
             ("xlashard.commands.script_run", "xlashard._jax.runtime.topologies"),
             ("xlashard.commands.script_run", "xlashard._jax.trace.observed_programs"),
             ("xlashard.commands.script_run", "xlashard.pjit.stages.recorded"),
+            # `xlashard --help` starts without it.
+            ("xlashard.cli", "xlashard.commands.other_python"),
             # The search for layouts loads SciPy's solver; other preflights don't.
             ("xlashard.commands.preflight", "xlashard.commands.automatic_layouts"),
             # A step of training needs the packages of the extra `train`; other programs don't.

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.errors import ArgumentError, PodError
+from xlashard.lending import repeat_words
 from xlashard.testing.emulated_devices import check_seconds, check_whole
 from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
 from xlashard.testing.pod_worker import FunctionCall, check_is_no_import, name_of, unwrap_partial
@@ -104,7 +105,7 @@ class EmulatedPod:
                 "its full path: pod.run_script(Path(__file__).with_name('script.py'))"
             )
         plan = LaunchPlan(
-            [sys.executable, os.fspath(script), *map(str, args)],
+            [sys.executable, *repeat_words(), os.fspath(script), *map(str, args)],
             self._size,
             environment=self._environment,
             one_stream=True,
