@@ -10,7 +10,7 @@ finds the packages of `LENT` in FOLDERS, those of the launcher's environment, an
 - The finder is asked last: a package that the environment has, such as its own rich, is found
   there. Folders in `PYTHONPATH` would come first.
 - The launcher's `site-packages` on the path would lend compiled packages, too, built for another
-  version of Python. JAX and NumPy are never lent: the program brings them.
+  version of Python. JAX and what it requires, such as NumPy, are never lent.
 - A temporary folder of links would remain after a process that is killed.
 - A process that a lent one starts is lent nothing, unless its command has `repeat_words`: those of
   workers that compile, and of emulated pods.
@@ -31,8 +31,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 
 LENT = ("xlashard", "absl", "jinja2", "markdown_it", "markupsafe", "mdurl", "pygments", "rich")
-"""This package and those that it requires, without JAX and NumPy. MarkupSafe does without its
-compiled module."""
+"""This package and those that it requires, without JAX and what JAX requires. MarkupSafe does
+without its compiled module."""
 
 
 class LentPackages:
@@ -74,6 +74,18 @@ def repeat_words() -> list[str]:
         if folders := getattr(finder, "lent_folders", ()):
             return start_words(folders)
     return []
+
+
+def install_command(extra: str, packages: str) -> str:
+    """Return the command that installs what an extra of this package adds.
+
+    Args:
+        extra: Name of the extra, for an environment that has this package.
+        packages: The same packages, for an environment that this package is lent to.
+    """
+    if repeat_words():
+        return f"{sys.executable} -m pip install {packages}"
+    return f"pip install 'xlashard[{extra}]'"
 
 
 def _run(folders: str, words: Sequence[str]) -> None:

@@ -115,19 +115,24 @@ def _find_other_python(script: Script) -> PythonEnvironment | None:
     if not word:
         return None
     is_bare = word in _BARE
-    path = shutil.which(word, path=_search_path() if is_bare and not has_jax else None)
+    path = shutil.which(word, path=_search_path(has_jax) if is_bare else None)
     target = script.program.target
+    if path is None and is_bare and has_jax:
+        return None
     if path is None:
-        raise ArgumentError(
+        raise ArgumentError(  # no-catalogue: starts no program
             f"no program {word!r} was found: write the path of your program's Python, such as "
             f"-- .venv/bin/python {target}"
         )
-    other = None if _is_current(path) else inspect_python(path, script.options)
-    if _is_current(path) or (other and os.path.samefile(other.prefix, sys.prefix)):
-        fault, other = "" if has_jax else "has no jax", None
-    else:
-        fault = _find_fault(other)
-    if fault and is_bare and has_jax:
+    other = None
+    is_current = _is_current(path)
+    if not is_current:
+        other = inspect_python(path, script.options)
+        is_current = other is not None and _is_same_folder(other.prefix, sys.prefix)
+    if is_current and has_jax:
+        return None
+    fault = "has no jax" if is_current else _find_fault(other)
+    if fault and is_bare and has_jax and not (other and other.jax):
         print(f"xlashard: {path} {fault}; {target} runs in {sys.executable}", file=sys.stderr)
         return None
     if fault:
@@ -138,14 +143,21 @@ def _find_other_python(script: Script) -> PythonEnvironment | None:
     return other
 
 
-def _search_path() -> str:
-    """Return `PATH` without the folder of this environment's own programs.
+def _search_path(has_jax: bool) -> str:
+    """Return `PATH`, without this environment's own programs if the user can't mean its Python.
 
-    Tools that run a program in an environment of its own put that first.
+    Tools that run a program in an environment of its own, such as uvx, put that first in `PATH`.
     """
+    active = os.environ.get("VIRTUAL_ENV", sys.prefix)
+    path = os.environ.get("PATH", os.defpath)
+    if has_jax and _is_same_folder(active, sys.prefix):
+        return path
     own = os.path.dirname(sys.executable)
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return os.pathsep.join(folder for folder in folders if os.path.abspath(folder) != own)
+    return os.pathsep.join(entry for entry in path.split(os.pathsep) if entry != own)
+
+
+def _is_same_folder(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _is_current(path: str) -> bool:
