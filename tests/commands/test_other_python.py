@@ -166,7 +166,7 @@ def test_bare_python_is_not_that_of_the_tool(
     folders = [os.path.dirname(sys.executable), os.path.dirname(python), os.defpath]
     monkeypatch.setenv("PATH", os.pathsep.join(folders))
     if without == "jax":
-        monkeypatch.setattr(other_python, "find_spec", lambda name: None)
+        monkeypatch.setattr(other_python, "has_jax", lambda: False)
         # No interpreter at all means `python`, too.
         change_python(["run"], ["train.py"])
     else:

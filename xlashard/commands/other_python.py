@@ -78,9 +78,16 @@ def change_python(words: Sequence[str], to_script: Sequence[str]) -> None:
         to_script: The words after `--`.
 
     Raises:
-        ArgumentError: If the words name no Python program, or a Python that can't run it.
+        ArgumentError: If the words name a Python that can't run the script, or no Python program
+            where this process can't run the command.
     """
-    script = parse_script(to_script)
+    try:
+        script = parse_script(to_script)
+    except ArgumentError:
+        if not has_jax():
+            raise
+        # The command raises it, after the errors of its own words.
+        return
     other = _find_other_python(script)
     if other is not None:
         print(f"xlashard: {_describe_start(script, other)}", file=sys.stderr)
@@ -94,6 +101,11 @@ def change_python(words: Sequence[str], to_script: Sequence[str]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(executable, [executable, *script.options, *start, *words, "--", *again])
+
+
+def has_jax() -> bool:
+    """Return True if the environment of this process has JAX, without importing it."""
+    return find_spec("jax") is not None
 
 
 def _describe_start(script: Script, other: PythonEnvironment) -> str:
@@ -110,14 +122,13 @@ def _find_other_python(script: Script) -> PythonEnvironment | None:
     Raises:
         ArgumentError: If the Python does not exist, or can't run a program with JAX.
     """
-    has_jax = find_spec("jax") is not None
-    word = script.interpreter or ("" if has_jax else "python")
+    word = script.interpreter or ("" if has_jax() else "python")
     if not word:
         return None
     is_bare = word in _BARE
-    path = shutil.which(word, path=_search_path(has_jax) if is_bare else None)
+    path = shutil.which(word, path=_search_path() if is_bare else None)
     target = script.program.target
-    if path is None and is_bare and has_jax:
+    if path is None and is_bare and has_jax():
         return None
     if path is None:
         raise ArgumentError(  # no-catalogue: starts no program
@@ -129,10 +140,10 @@ def _find_other_python(script: Script) -> PythonEnvironment | None:
     if not is_current:
         other = inspect_python(path, script.options)
         is_current = other is not None and _is_same_folder(other.prefix, sys.prefix)
-    if is_current and has_jax:
+    if is_current and has_jax():
         return None
     fault = "has no jax" if is_current else _find_fault(other)
-    if fault and is_bare and has_jax and not (other and other.jax):
+    if fault and is_bare and has_jax() and not (other and other.jax):
         print(f"xlashard: {path} {fault}; {target} runs in {sys.executable}", file=sys.stderr)
         return None
     if fault:
@@ -143,14 +154,14 @@ def _find_other_python(script: Script) -> PythonEnvironment | None:
     return other
 
 
-def _search_path(has_jax: bool) -> str:
+def _search_path() -> str:
     """Return `PATH`, without this environment's own programs if the user can't mean its Python.
 
     Tools that run a program in an environment of its own, such as uvx, put that first in `PATH`.
     """
     active = os.environ.get("VIRTUAL_ENV", sys.prefix)
     path = os.environ.get("PATH", os.defpath)
-    if has_jax and _is_same_folder(active, sys.prefix):
+    if has_jax() and _is_same_folder(active, sys.prefix):
         return path
     own = os.path.dirname(sys.executable)
     return os.pathsep.join(entry for entry in path.split(os.pathsep) if entry != own)
