@@ -334,6 +334,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.integration
+@pytest.mark.jax_version
 def test_processes_that_a_script_starts_through_xlashard_are_lent_it(
     launcher: Path, user: Path, tmp_path: Path
 ) -> None:
@@ -348,6 +349,7 @@ def test_processes_that_a_script_starts_through_xlashard_are_lent_it(
 
 
 @pytest.mark.integration
+@pytest.mark.jax_version
 def test_programs_are_preflighted_in_an_environment_without_xlashard(
     launcher: Path, user: Path, tmp_path: Path
 ) -> None:
