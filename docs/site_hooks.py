@@ -24,8 +24,8 @@ from benchmarks import _page, _preflights
 from docs import site_errors, site_names
 from tests.documents import LINK
 from tests.errors.catalogue import read_topics
-from xlashard.pjit.report.script_report import ScriptReport
 from xlashard.cli.main import make_parser
+from xlashard.pjit.report.script_report import ScriptReport
 
 ROOT = Path(__file__).resolve().parent.parent
 

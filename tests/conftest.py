@@ -55,6 +55,9 @@ def _prepare_jax() -> None:
 
 
 _prepare_jax()
+# `python` in the command lines of tests is the one that runs the tests.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+os.environ.pop("VIRTUAL_ENV", None)
 
 # A shell starts background processes with SIGINT ignored, and children inherit that: tests of
 # Ctrl-C would wait in vain.

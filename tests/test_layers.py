@@ -51,7 +51,7 @@ XLASHARD = Layers(
     common=frozenset(
         {
             *("errors", "config", "wording", "documents", "lazily", "background", "hooks"),
-            *("program_runner", "tracebacks", "wire", "_version"),
+            *("program_runner", "lending", "supported_jax", "tracebacks", "wire", "_version"),
         }
     ),
     door="_jax",
@@ -67,6 +67,8 @@ XLASHARD = Layers(
             ("xlashard.cli.commands.script_run", "xlashard._jax.runtime.topologies"),
             ("xlashard.cli.commands.script_run", "xlashard._jax.trace.observed_programs"),
             ("xlashard.cli.commands.script_run", "xlashard.core.pjit.stages.recorded"),
+            # `xlashard --help` starts without it.
+            ("xlashard.cli.main", "xlashard.cli.commands.other_python"),
             # The search for layouts loads SciPy's solver; other preflights don't.
             ("xlashard.cli.commands.preflight", "xlashard.cli.commands.automatic_layouts"),
             # A step of training needs the packages of the extra `train`; other programs don't.

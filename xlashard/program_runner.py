@@ -6,7 +6,6 @@ import io
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -152,7 +151,7 @@ def _from_the_program(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-_PYTHON = re.compile(r"python(\d(\.\d+)?)?(\.exe)?")
+_PYTHON = re.compile(r"python(\d(\.\d+)?t?)?(\.exe)?")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
 
@@ -162,7 +161,8 @@ class Script:
 
     Attributes:
         program: The script or module, and its arguments.
-        interpreter: Path of another Python interpreter; empty for the current one.
+        interpreter: The interpreter, as the command line or the console script names it; empty
+            without one.
         options: Options of the interpreter, such as `-u`.
     """
 
@@ -187,7 +187,7 @@ def parse_script(words: Sequence[str]) -> Script:
     """
     rest = list(words)
     if rest and _PYTHON.fullmatch(os.path.basename(rest[0])):
-        interpreter = _other_interpreter(rest.pop(0))
+        interpreter = rest.pop(0)
         options = _interpreter_options(rest)
         return Script(_program(rest), interpreter, options)
     if rest and (rest[0].endswith(".py") or rest[0] == "-m" or os.path.isdir(rest[0])):
@@ -218,26 +218,6 @@ def _interpreter_options(words: list[str]) -> tuple[str, ...]:
     return tuple(options)
 
 
-def _other_interpreter(word: str) -> str:
-    """Return the path of an interpreter; empty for the current one, and for a bare `python`.
-
-    A bare `python` is the interpreter that xlashard is installed in.
-    """
-    if word in ("python", "python3", "python.exe"):
-        return ""
-    path = shutil.which(word)
-    if path is None:
-        raise ArgumentError(f"no program {word!r} was found: write -- python train.py")
-    return "" if _environment_of(path) == _environment_of(sys.executable) else path
-
-
-def _environment_of(interpreter: str) -> str:
-    """Return the folder of a virtual environment, or the interpreter outside of one."""
-    path = Path(os.path.abspath(interpreter))
-    folder = path.parent.parent
-    return str(folder if (folder / "pyvenv.cfg").exists() else path.resolve())
-
-
 _SHEBANG = re.compile(rb"#!\s*(?:/usr/bin/env\s+(?:-S\s+)?)?(\S*python[\d.]*)\b")
 # pip writes this where the path of the interpreter is too long for a shebang.
 _SHELL = re.compile(rb"#!/bin/sh\n'''exec' \"?([^\"\n]*?python[\d.]*)\"? ")
@@ -256,37 +236,4 @@ def _console_script(words: list[str]) -> Script:
             f"{word!r} after -- is no Python program: write -- python train.py, or the name of a "
             "console script"
         )
-    interpreter = _other_interpreter(os.fsdecode(match[1]))
-    return Script(ScriptOrModule(path, False, tuple(words[1:])), interpreter)
-
-
-def read_script(words: Sequence[str], to_script: Sequence[str]) -> ScriptOrModule:
-    """Return the program of a command line, whose interpreter is the current one.
-
-    For another interpreter it does not return: the command starts again there. The process is
-    replaced, so that signals reach the script.
-
-    Args:
-        words: The words of the command before `--`.
-        to_script: The words after `--`.
-
-    Raises:
-        ArgumentError: If the words name no Python program, or its interpreter has no xlashard.
-    """
-    script = parse_script(to_script)
-    if not script.interpreter and not script.options:
-        return script.program
-    python = script.interpreter or sys.executable
-    if script.interpreter:
-        check = "import importlib.util as u, sys; sys.exit(u.find_spec('xlashard') is None)"
-        if subprocess.run([python, "-c", check], check=False).returncode:
-            raise ArgumentError(  # no-catalogue: needs another interpreter
-                f"{python} has no xlashard: {python} -m pip install xlashard, or write "
-                f"-- {sys.executable} {script.program.target}"
-            )
-    rest = to_script[len(to_script) - len(script.program.arguments) :]
-    module = ["-m"] if script.program.is_module else []
-    command = [python, *script.options, "-m", "xlashard", *words, "--"]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(python, [*command, *module, script.program.target, *rest])
+    return Script(ScriptOrModule(path, False, tuple(words[1:])), os.fsdecode(match[1]))

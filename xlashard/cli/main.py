@@ -161,6 +161,16 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 def _run(arguments: argparse.Namespace) -> int:
     command = _COMMANDS[arguments.command]
+    if arguments.script:
+        # Only for scripts: `--help` is to start quickly.
+        from xlashard.cli.commands import other_python
+
+        try:
+            # Before JAX, which the environment of this process may lack.
+            other_python.change_python(arguments.command_line, arguments.script)
+        except XlashardError as error:
+            print_error(error)
+            return 2
     if command.needs_jax:
         try:
             # Any name of the layer: it requires JAX and valid variables in the environment.

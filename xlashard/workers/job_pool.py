@@ -21,6 +21,7 @@ from textwrap import shorten
 from typing import IO, Any, Self
 
 from xlashard.background import end_process, python_path
+from xlashard.lending import repeat_words
 from xlashard.wording import in_bytes, signal_name
 
 _WORKER = Path(__file__).with_name("job_worker.py")
@@ -207,7 +208,7 @@ class _Worker:
         try:
             self._process = subprocess.Popen(
                 # Started by path, without importing the package.
-                [sys.executable, "-P", str(_WORKER), str(os.getpid())],
+                [sys.executable, "-P", *repeat_words(), str(_WORKER), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

@@ -22,6 +22,7 @@ from jaxlib.plugin_support import check_plugin_version
 from xlashard._jax.runtime.shardings import Device, is_compile_only, slice_of
 from xlashard.errors import CompileOnlyError, TopologyError
 from xlashard.lazily import dataclass, deferred
+from xlashard.lending import install_command
 
 if TYPE_CHECKING:
     from xlashard import wire
@@ -71,7 +72,7 @@ def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
     """
     if cloud_tpu_init.get_tpu_library_path() is None:
         raise TopologyError(  # no-catalogue: needs an environment without libtpu
-            "compiling for TPUs requires libtpu: pip install 'xlashard[tpu]'"
+            f"compiling for TPUs requires libtpu: {install_command('tpu', "'jax[tpu]'")}"
         )
     check_libtpu(libtpu_version(), metadata.requires("jax") or ())
     try:
@@ -116,8 +117,9 @@ def _check_cuda_packages() -> None:
     plugin = next((name for name in packages if _version(name)), None)
     if plugin is None or lib.cuda_path is None:
         missing = "JAX's CUDA plugin" if plugin is None else "NVIDIA's ptxas and libdevice"
+        needed = f"'jax-cuda13-plugin=={lib.version_str}' nvidia-cuda-nvcc nvidia-nvvm"
         raise TopologyError(  # no-catalogue: needs an environment without the plugin
-            f"compiling for GPUs requires {missing}: pip install 'xlashard[gpu-target]'"
+            f"compiling for GPUs requires {missing}: {install_command('gpu-target', needed)}"
         )
     version = _version(plugin) or ""
     with warnings.catch_warnings(action="ignore"):

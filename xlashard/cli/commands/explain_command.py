@@ -31,7 +31,7 @@ from xlashard.documents import parse_json, read_text
 from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
 from xlashard.hlo.collective_kinds import KINDS
 from xlashard.lazily import deferred
-from xlashard.program_runner import read_script
+from xlashard.program_runner import parse_script
 from xlashard.wording import Unit, parse_limits, print_error
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _run_script(arguments: argparse.Namespace) -> int:
-    program = read_script(arguments.command_line, arguments.script)
+    program = parse_script(arguments.script).program
     with output_to_stderr(prints_results(arguments)):
         rule = StopRule(*(arguments.stop_after or ()))
         result = run_script(program, rule, _counter(arguments.programs))

@@ -24,7 +24,7 @@ from xlashard.legacy.run_command import (
     run_old_program,
     set_flags,
 )
-from xlashard.program_runner import read_script
+from xlashard.program_runner import parse_script
 from xlashard.wording import print_error
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _check_words(arguments: argparse.Namespace) -> None:
 def _command(arguments: argparse.Namespace) -> RunCommand:
     """Return the program to run, its flags and its report."""
     check_writable(arguments.report)
-    program = read_script(arguments.command_line, arguments.script)
+    program = parse_script(arguments.script).program
     flags = dict(map(parse_flag, arguments.flags))
     has_report = arguments.report is not None
     return RunCommand(program, has_report, arguments.report or "", flags)

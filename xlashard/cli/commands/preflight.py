@@ -62,7 +62,7 @@ from xlashard.predict.preflight.report.pricing import parse_price
 from xlashard.predict.preflight.script_devices import ScriptDevices
 from xlashard.predict.preflight.target_loading import check_target, user_code_errors
 from xlashard.predict.targets.base_topology import BaseTopology
-from xlashard.program_runner import ProgramStopped, ScriptOrModule, read_script
+from xlashard.program_runner import ProgramStopped, ScriptOrModule, parse_script
 from xlashard.wording import print_error
 
 _CALLS = 20
@@ -294,7 +294,7 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport
             f"--topology {arguments.topology} names {len(places)} topologies, but a script runs "
             f"for one: write --topology {places[0].name}"
         )
-    program = read_script(arguments.command_line, arguments.script)
+    program = parse_script(arguments.script).program
     options = preflight_options(arguments)["compiler_options"] or {}
     devices = ScriptDevices(places[0], options, arguments.estimate, status_line)
     rates = read_calibration_files(arguments.rates, places).get(places[0].chip.name)

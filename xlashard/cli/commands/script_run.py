@@ -31,7 +31,7 @@ from xlashard.program_runner import (
     ProgramNotFoundError,
     ProgramStopped,
     ScriptOrModule,
-    read_script,
+    parse_script,
 )
 from xlashard.program_runner import run as run_program
 from xlashard.wording import closest, in_bytes, print_error, printable
@@ -367,7 +367,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if not arguments.script:
             raise ArgumentError("which program? Write xlashard run -- python train.py")
-        program = read_script(arguments.command_line, arguments.script)
+        program = parse_script(arguments.script).program
         read_flags(os.environ)
     except XlashardError as error:
         print_error(error)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from xlashard.errors import ArgumentError, PodError
+from xlashard.lending import repeat_words
 from xlashard.pods.testing.emulated_devices import check_seconds, check_whole
 from xlashard.pods.testing.launcher import Launch, LaunchPlan, PodSize
 from xlashard.pods.testing.pod_worker import (
@@ -109,7 +110,7 @@ class EmulatedPod:
                 "its full path: pod.run_script(Path(__file__).with_name('script.py'))"
             )
         plan = LaunchPlan(
-            [sys.executable, os.fspath(script), *map(str, args)],
+            [sys.executable, *repeat_words(), os.fspath(script), *map(str, args)],
             self._size,
             environment=self._environment,
             one_stream=True,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from xlashard.errors import PodError
+from xlashard.lending import repeat_words
 from xlashard.pods.testing.launcher import (
     CHANNEL,
     Event,
@@ -175,7 +176,7 @@ class WorkerPool:
         self._unpackers = [Unpacker() for _ in range(size.processes)]
         self._launch = Launch(
             LaunchPlan(
-                [*_python(size, environment), str(_BOOTSTRAP), CHANNEL],
+                [*_python(size, environment), *repeat_words(), str(_BOOTSTRAP), CHANNEL],
                 size,
                 environment=environment,
                 one_stream=True,
