@@ -67,6 +67,10 @@ else:
     except _ConfigError as _error:
         raise _error.with_traceback(None) from None
 
+    from xlashard._jax import warn_of_untested_version as _warn_of_untested_version
+
+    _warn_of_untested_version()
+
     from xlashard._jax.registration import apply_flags as _apply_flags
     from xlashard._jax.registration import install as _install
     from xlashard._jax.runtime.dispatch import Wrappers as _Wrappers

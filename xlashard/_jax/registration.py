@@ -10,17 +10,16 @@ from operator import attrgetter
 from typing import Any
 
 import jax
-from jax._src import source_info_util
-from jax._src.interpreters import mlir, pxla
 from jax.experimental import multihost_utils
 
+from xlashard._jax.private import cudnn, mlir, pxla, replace_name, source_info_util, xc
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.compiler import note_event
 from xlashard._jax.runtime.coordination import exit_on_uncaught_error, listen_on_loopback
 from xlashard._jax.runtime.execute import watch_flags
+from xlashard._jax.runtime.global_state import clear_caches_with_jax
 from xlashard._jax.runtime.topologies import discover_plugins_quietly, probe_for_tpus_quietly
 from xlashard._jax.runtime.tracebacks import INNER_FOLDERS, hide_frames
-from xlashard._jax.runtime.transfer import HandleType
 from xlashard.config import RECOMPILE_LOGGER, Flags
 
 
@@ -41,7 +40,7 @@ def install(
     """
     if array_type in dispatch.ARRAY_TYPES:
         return
-    bare_constant = mlir.get_constant_handler(HandleType)
+    bare_constant = mlir.get_constant_handler(xc.ArrayImpl)
 
     def constant_of_handle(val: Any, aval: Any) -> Any:
         try:
@@ -51,7 +50,7 @@ def install(
             raise
 
     # Operators replace an array by its handle, so only the error is ours.
-    mlir.register_constant_handler(HandleType, constant_of_handle)
+    mlir.register_constant_handler(xc.ArrayImpl, constant_of_handle)
     dispatch.register_array_type(array_type)
     # Results of jaxlib's dispatcher.
     dispatch.register_wrapping(wrappers)
@@ -62,6 +61,8 @@ def install(
         for base, name_on_mesh in list(pxla._orig_out_sharding_handlers.items()):
             if issubclass(kind, base):
                 pxla._orig_out_sharding_handlers[kind] = name_on_mesh
+    # Our caches, which jax.clear_caches() empties.
+    clear_caches_with_jax()
     # jax_debug_nans and jax_debug_infs.
     watch_flags()
     # Hits in the persistent compilation cache.
@@ -130,16 +131,13 @@ def assume_cudnn(capability: tuple[int, int]) -> None:
     _assumed_capability[:] = [capability]
     if is_installed:
         return
-    # A tenth of a second, which runs without GPUs save.
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
     try:
         cudnn.check_cudnn_version()
     except RuntimeError:
-        cudnn.check_cudnn_version = lambda: _CUDNN
+        replace_name(cudnn, "check_cudnn_version", lambda: _CUDNN)
     of_process = cudnn.check_compute_capability
 
     def of_target(least: str) -> bool:
         return tuple(map(int, least.split("."))) <= _assumed_capability[0] or of_process(least)
 
-    cudnn.check_compute_capability = of_target
+    replace_name(cudnn, "check_compute_capability", of_target)

@@ -13,7 +13,7 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import attempt
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import used_parts
-from xlashard._jax.trace.primitives import CallPrimitive
+from xlashard._jax.trace.primitives import is_call_primitive
 from xlashard.array.core.handles import KindOf
 from xlashard.errors import ResourceError, TracingError
 from xlashard.lazily import dataclass, deferred
@@ -302,7 +302,7 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
         if not params:
             continue
         primitive = eqn.primitive
-        if type(primitive) is CallPrimitive:
+        if is_call_primitive(primitive):
             shardings |= dict.fromkeys(inner_shardings(params["jaxpr"]))
         elif primitive is constraint_p or primitive is boundary_p:
             if names_devices(params["sharding"]):

@@ -15,10 +15,18 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import jax
-from jax._src import cloud_tpu_init, hardware_utils, lib, tpu_info, xla_bridge
-from jax._src.lib import _jax, xla_client
-from jaxlib.plugin_support import check_plugin_version
 
+from xlashard._jax.private import (
+    cloud_tpu_init,
+    hardware_utils,
+    lib,
+    lib_jax,
+    plugin_support,
+    replace_name,
+    tpu_info,
+    xc,
+    xla_bridge,
+)
 from xlashard._jax.runtime.shardings import Device, is_compile_only, slice_of
 from xlashard.errors import CompileOnlyError, TopologyError
 from xlashard.lazily import dataclass, deferred
@@ -121,7 +129,7 @@ def _check_cuda_packages() -> None:
         )
     version = _version(plugin) or ""
     with warnings.catch_warnings(action="ignore"):
-        fits = check_plugin_version(plugin, lib.version_str, version)
+        fits = plugin_support.check_plugin_version(plugin, lib.version_str, version)
     if not fits:
         raise TopologyError(  # no-catalogue: needs another plugin
             f"jaxlib {lib.version_str} works with {plugin} {lib.version_str}, but {plugin} "
@@ -159,7 +167,7 @@ def discover_plugins_quietly() -> None:
         with _cuda_libraries_optional():
             discover()
 
-    xla_bridge.discover_pjrt_plugins = quiet
+    replace_name(xla_bridge, "discover_pjrt_plugins", quiet)
 
 
 _REQUESTS: WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = WeakKeyDictionary()
@@ -213,18 +221,18 @@ def serialized_slice(devices: Sequence[Device]) -> tuple[bytes, int]:
         # libtpu can't serialize several slices.
         one = {option: value for option, value in options.items() if option != "num_slices"}
         devices = compile_only_devices(name, one)
-    return _jax.get_topology_for_devices(list(devices)).serialize(), slices
+    return lib_jax.get_topology_for_devices(list(devices)).serialize(), slices
 
 
 def load_libtpu() -> None:
     """Load libtpu to compile, without the use of a chip; another process may use the chips."""
     with _libtpu_environment(_COMPILE_ONLY):
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-        if not xla_client.pjrt_plugin_loaded("tpu"):
+        if not xc.pjrt_plugin_loaded("tpu"):
             path = cloud_tpu_init.get_tpu_library_path()
-            xla_client.load_pjrt_plugin_dynamically("tpu", path or "")
-        if not xla_client.pjrt_plugin_initialized("tpu"):
-            xla_client.initialize_pjrt_plugin("tpu")
+            xc.load_pjrt_plugin_dynamically("tpu", path or "")
+        if not xc.pjrt_plugin_initialized("tpu"):
+            xc.initialize_pjrt_plugin("tpu")
 
 
 def probe_for_tpus_quietly() -> None:
@@ -285,7 +293,7 @@ def torus_wraps(device: Device) -> tuple[bool, ...]:
     Empty if the topology was created without this property: then its shape decides.
     """
     try:
-        message = wire.Message(_jax.get_topology_for_devices([device]).serialize())
+        message = wire.Message(lib_jax.get_topology_for_devices([device]).serialize())
         for field in _WRAPS:
             message = message.message(field)
         return tuple(message.number(n) == 1 for n in (1, 2, 3)) if message.fields else ()

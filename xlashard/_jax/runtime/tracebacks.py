@@ -14,10 +14,13 @@ from types import FrameType
 from typing import Any
 
 import jax
-from jax._src import traceback_util
 
-hide_frames = traceback_util.register_exclusion
-"""Hide the frames of the code in a folder from tracebacks."""
+from xlashard._jax.private import traceback_util
+
+
+def hide_frames(folder: str) -> None:
+    """Hide the frames of the code in a folder from tracebacks."""
+    traceback_util.register_exclusion(folder)
 
 
 def shorten(error: BaseException) -> None:
@@ -66,12 +69,15 @@ def shortened[**P, R](method: Callable[P, R]) -> Callable[P, R]:
     return called
 
 
-@traceback_util.api_boundary
 def attempt(fun: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
     """Return the result of a function, or the exception that it raised.
 
     Below a boundary of its API JAX leaves its own frames in tracebacks: they hold the operands.
     """
+    return traceback_util.api_boundary(_attempt)(fun, *args)
+
+
+def _attempt(fun: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
     try:
         return fun(*args), None
     except Exception as error:

@@ -15,10 +15,8 @@ from functools import cached_property, partial
 from typing import Any, Literal, Protocol
 
 import jax
-from jax._src import core
-from jax._src import dispatch as jax_dispatch
-from jax._src import pjit as jax_pjit
 
+from xlashard._jax.private import core, jax_dispatch, jax_pjit, replace_name
 from xlashard._jax.runtime.dispatch import forget_calls
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER, callers
 from xlashard._jax.trace.tracing import struct_of
@@ -192,14 +190,14 @@ def _install() -> None:
     # The dispatchers would repeat the calls that they know without JAX's Python code.
     forget_calls()
     _originals.update({name: getattr(jax_pjit, name) for name in _PATCHED})
-    jax_pjit._resolve_and_lower = _lower  # pyright: ignore[reportAttributeAccessIssue]
-    jax_pjit._pjit_call_impl_python = _call  # pyright: ignore[reportAttributeAccessIssue]
-    jax_pjit._trace_for_jit = _trace
+    replace_name(jax_pjit, "_resolve_and_lower", _lower)
+    replace_name(jax_pjit, "_pjit_call_impl_python", _call)
+    replace_name(jax_pjit, "_trace_for_jit", _trace)
 
 
 def _uninstall() -> None:
     for name in _PATCHED:
-        setattr(jax_pjit, name, _originals[name])
+        replace_name(jax_pjit, name, _originals[name])
     # They would leave the calls that they have seen since to JAX's Python code.
     forget_calls()
 
@@ -241,11 +239,17 @@ def _call(*args: Any, jaxpr: Any, **params: Any) -> Any:
 
 type Stage = Literal["trace", "lower", "compile"]
 
-_STAGES: dict[str, Stage] = {
-    jax_dispatch.JAXPR_TRACE_EVENT: "trace",
-    jax_dispatch.JAXPR_TO_MLIR_MODULE_EVENT: "lower",
-    jax_dispatch.BACKEND_COMPILE_EVENT: "compile",
-}
+
+@functools.lru_cache(maxsize=1)
+def _stages() -> dict[str, Stage]:
+    """Return the stage that each event of JAX reports."""
+    return {
+        jax_dispatch.JAXPR_TRACE_EVENT: "trace",
+        jax_dispatch.JAXPR_TO_MLIR_MODULE_EVENT: "lower",
+        jax_dispatch.BACKEND_COMPILE_EVENT: "compile",
+    }
+
+
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
@@ -346,7 +350,7 @@ def watch_misses(observer: MissObserver) -> None:
             _THREAD.call = None
 
     def on_duration(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        stage, call = _STAGES.get(event), _THREAD.call
+        stage, call = _stages().get(event), _THREAD.call
         if stage is None or call is None:
             return
         if stage == "trace":
@@ -361,7 +365,8 @@ def watch_misses(observer: MissObserver) -> None:
         if event == _CACHE_HIT:
             _THREAD.hit = True
 
-    jax_pjit._infer_params, jax_pjit._run_python_pjit = infer_params, run_python_pjit
+    replace_name(jax_pjit, "_infer_params", infer_params)
+    replace_name(jax_pjit, "_run_python_pjit", run_python_pjit)
     jax.monitoring.register_event_duration_secs_listener(on_duration)
     jax.monitoring.register_event_listener(on_event)
 

@@ -6,18 +6,23 @@ from itertools import compress
 from typing import Any
 
 import jax
-from jax._src import checkify, core
-from jax._src.interpreters import ad, batching, mlir, remat
-from jax._src.interpreters import partial_eval as pe
 
 # Public as jax.extend.core.register_call_primitive_rules, whose package imports Pallas.
-from jax._src.lax.eval_jaxpr import register_call_primitive_rules
-from jax._src.state import discharge
-
+from xlashard._jax.private import (
+    ad,
+    batching,
+    checkify,
+    core,
+    discharge,
+    eval_jaxpr,
+    mlir,
+    pe,
+    remat,
+    sharding_impls,
+)
 from xlashard._jax.runtime.shardings import (
     AbstractMesh,
     Device,
-    JaxGSPMDSharding,
     JaxNamedSharding,
     Mesh,
     device_list,
@@ -26,25 +31,34 @@ from xlashard._jax.trace.residuals import register_linearization
 from xlashard.errors import CompileError
 from xlashard.lazily import dataclass
 
-Primitive = core.Primitive
+type Primitive = core.Primitive
 AxisData = Any
 
 
-class CallPrimitive(Primitive):
-    """Primitive that calls a jaxpr, its parameter `jaxpr`.
+@lru_cache(maxsize=1)
+def _call_primitive_class() -> Any:
+    """Return the class of primitives that call a jaxpr, their parameter `jaxpr`.
 
     JAX's rules for calls name that parameter `call_jaxpr`; `bind` takes both names.
     """
 
-    multiple_results = True
+    class CallPrimitive(core.Primitive):
+        multiple_results = True
 
-    def bind(self, *args: Any, **params: Any) -> Any:
-        """Bind the call; donation is dropped where the arguments are no longer its own."""
-        if "call_jaxpr" in params:
-            params["jaxpr"] = params.pop("call_jaxpr")
-        if len(params.get("donated_invars", ())) != len(args):
-            params["donated_invars"] = (False,) * len(args)
-        return super().bind(*args, **params)
+        def bind(self, *args: Any, **params: Any) -> Any:
+            """Bind the call; donation is dropped where the arguments are no longer its own."""
+            if "call_jaxpr" in params:
+                params["jaxpr"] = params.pop("call_jaxpr")
+            if len(params.get("donated_invars", ())) != len(args):
+                params["donated_invars"] = (False,) * len(args)
+            return super().bind(*args, **params)
+
+    return CallPrimitive
+
+
+def is_call_primitive(primitive: Primitive) -> bool:
+    """Return True for a primitive of `call_primitive`."""
+    return type(primitive) is _call_primitive_class()
 
 
 def call_primitive(
@@ -64,8 +78,8 @@ def call_primitive(
     a flag for each argument, which only batching and evaluation preserve; `options` of the
     compiler; `donation`, the mode of reporting unusable donations.
     """
-    primitive = CallPrimitive(name)
-    register_call_primitive_rules(primitive)
+    primitive = _call_primitive_class()(name)
+    eval_jaxpr.register_call_primitive_rules(primitive)
     _take_renamed(primitive)
     primitive.def_impl(impl)
     mlir.register_lowering(primitive, _lower_call, cacheable=False)
@@ -218,7 +232,7 @@ def identity_primitive(
         lower: `lower(ctx, value, **params)` returns the MLIR value.
         abstract: `abstract(aval, **params)` returns the type of the result.
     """
-    primitive = Primitive(name)
+    primitive = core.Primitive(name)
     primitive.def_impl(impl)
     primitive.def_abstract_eval(abstract)
     core.pp_eqn_rules[primitive] = _print_without_witness
@@ -250,7 +264,7 @@ class LinearRules:
 
 def transposed_pair(forward: LinearRules, backward: LinearRules) -> tuple[Primitive, Primitive]:
     """Return two linear primitives of one value, each the transpose of the other."""
-    first, second = Primitive(forward.name), Primitive(backward.name)
+    first, second = core.Primitive(forward.name), core.Primitive(backward.name)
     _give_rules(first, forward, second)
     _give_rules(second, backward, first)
     return first, second
@@ -314,7 +328,7 @@ def device_witness(devices: tuple[Device, ...], mesh: Mesh | AbstractMesh | None
     if not devices:
         return _Witness()
     if not isinstance(mesh, Mesh):
-        everywhere = JaxGSPMDSharding.get_replicated(device_list(devices))
+        everywhere = sharding_impls.GSPMDSharding.get_replicated(device_list(devices))
     else:
         everywhere = JaxNamedSharding(mesh, jax.sharding.PartitionSpec())
     # Unlike a constraint, a call accepts any sharding on explicit axes.

@@ -6,10 +6,8 @@ from types import FrameType
 from typing import Any
 
 import jax
-from jax._src import core
-from jax._src.interpreters import partial_eval as pe
-from jax._src.named_sharding import DuplicateSpecError
 
+from xlashard._jax.private import core, named_sharding, pe
 from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.runtime.tracebacks import INNER_FOLDERS, JAX_FOLDER
 from xlashard._jax.trace.origins import is_users_file
@@ -159,7 +157,7 @@ def _problem(error: BaseException, last: FrameType) -> InvalidSpec | TypeDiffere
     match last.f_code.co_name:
         case "_check_mesh_resource_axis":
             invalid = InvalidSpec(local["mesh"], local["pspec"], None)
-        case "_check_unique_resources" if isinstance(error, DuplicateSpecError):
+        case "_check_unique_resources" if isinstance(error, named_sharding.DuplicateSpecError):
             invalid = InvalidSpec(error.mesh, error.pspec, None)
         case "_check_divisibility":
             sharding = local["sharding"]
