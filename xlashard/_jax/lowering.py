@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from xlashard._jax import modules
 from xlashard._jax.private import (
     config,
@@ -245,4 +247,4 @@ def aval_text(aval: Any) -> str:
     """Return the type of a value as jaxprs print it, such as `float32[8,16]` or `token`."""
     if aval is core.abstract_token:
         return "token"
-    return aval.str_short() if isinstance(aval, core.ShapedArray) else str(aval)
+    return aval.str_short() if isinstance(aval, jax.core.ShapedArray) else str(aval)

@@ -12,6 +12,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ _REPLACED = {
 """Names that this package replaces in JAX, by module. They are read anew at each use."""
 
 _ORIGINALS: dict[tuple[str, str], Any] = {}
-"""What the replaced names were before their first replacement."""
+"""Values of the replaced names before their first replacement."""
 
 
 class _Reader:
@@ -74,9 +75,9 @@ def _import_module(name: str) -> ModuleType:
     parent, _, member = name.rpartition(".")
     try:
         if parent:
-            found = getattr(importlib.import_module(parent), member, None)
-            if isinstance(found, ModuleType):
-                return found
+            module = getattr(importlib.import_module(parent), member, None)
+            if isinstance(module, ModuleType):
+                return module
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
@@ -162,6 +163,12 @@ def original_value(stand_in: ModuleType, name: str) -> Any:
     return _ORIGINALS[key] if key in _ORIGINALS else getattr(stand_in, name)
 
 
+def find_libtpu() -> str | None:
+    """Return the file of libtpu's package without importing it; None if it is not installed."""
+    package = find_spec("libtpu")
+    return None if package is None else package.origin
+
+
 def read_lazily(
     members: dict[str, Any], readers: dict[str, Callable[[], Any]]
 ) -> Callable[[str], Any]:
@@ -185,7 +192,6 @@ def read_lazily(
 
 if TYPE_CHECKING:
     import jaxlib as jaxlib
-    from jax import _src as _src
     from jax._src import ad_util as ad_util
     from jax._src import api as api
     from jax._src import api_util as api_util
@@ -212,12 +218,10 @@ if TYPE_CHECKING:
     from jax._src import named_sharding as named_sharding
     from jax._src import pjit as jax_pjit
     from jax._src import pmap as pmap_lib
-    from jax._src import prng as prng
     from jax._src import random as random_lib
     from jax._src import sharding as sharding_lib
     from jax._src import sharding_impls as sharding_impls
     from jax._src import source_info_util as source_info_util
-    from jax._src import stages as stages_lib
     from jax._src import tpu_info as tpu_info
     from jax._src import traceback_util as traceback_util
     from jax._src import tree_util as tree_util
@@ -243,6 +247,7 @@ if TYPE_CHECKING:
     from jax._src.lib.mlir.dialects import func as func_dialect
     from jax._src.lib.mlir.dialects import hlo as hlo_dialect
     from jax._src.lib.mlir.dialects import sdy as sdy
+    from jax._src.random import prng as prng
     from jax._src.state import discharge as discharge
     from jax._src.state import types as state_types
     from jax.extend import backend as extend_backend
@@ -253,7 +258,6 @@ if TYPE_CHECKING:
     from jaxlib import plugin_support as plugin_support
     from jaxlib.mlir.dialects import mhlo as mhlo
 else:
-    _src = _stand_in("jax._src")
     ad = _stand_in("jax._src.interpreters.ad")
     ad_util = _stand_in("jax._src.ad_util")
     api = _stand_in("jax._src.api")
@@ -304,7 +308,7 @@ else:
     pe = _stand_in("jax._src.interpreters.partial_eval")
     plugin_support = _stand_in("jaxlib.plugin_support")
     pmap_lib = _stand_in("jax._src.pmap")
-    prng = _stand_in("jax._src.prng")
+    prng = _stand_in("jax._src.random.prng")
     pxla = _stand_in("jax._src.interpreters.pxla")
     random_lib = _stand_in("jax._src.random")
     remat = _stand_in("jax._src.interpreters.remat")
@@ -312,7 +316,6 @@ else:
     sharding_impls = _stand_in("jax._src.sharding_impls")
     sharding_lib = _stand_in("jax._src.sharding")
     source_info_util = _stand_in("jax._src.source_info_util")
-    stages_lib = _stand_in("jax._src.stages")
     state_types = _stand_in("jax._src.state.types")
     tpu_dialect = _stand_in("jax._src.lib.tpu")
     tpu_info = _stand_in("jax._src.tpu_info")

@@ -13,7 +13,6 @@ import numpy as np
 from xlashard._jax import modules
 from xlashard._jax.private import (
     config,
-    core,
     jax_compiler,
     jax_dispatch,
     layout_lib,
@@ -307,7 +306,7 @@ def custom_struct_layout(struct: jax.ShapeDtypeStruct) -> Any:
     layout = struct.format.layout
     if layout is None or isinstance(layout, type(layout_lib.AutoLayout)):
         return layout
-    aval = core.ShapedArray(struct.shape, struct.dtype)
+    aval = jax.core.ShapedArray(struct.shape, struct.dtype)
     return None if pxla.is_default_layout(layout, struct.sharding, aval) else layout
 
 

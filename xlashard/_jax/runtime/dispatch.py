@@ -9,9 +9,11 @@ result would cost more than the wrapping itself.
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
+
+import jax
 
 from xlashard._jax.private import core, dtypes, jax_pjit, lib_jax, mlir, pxla, tree_util, xc
 from xlashard._jax.runtime.global_state import cleared_with_jax
@@ -114,10 +116,7 @@ def register_wrapping(wrappers: Wrappers) -> None:
         tree_util.dispatch_registry.register_node(node, attrgetter("handles", "data"), wrap)
 
 
-@lru_cache(maxsize=1)
-def _leaf() -> TreeDef:
-    """Return the tree of a single leaf."""
-    return tree_util.tree_structure(0)
+_LEAF = jax.tree_util.tree_structure(0)
 
 
 class FastPath(NamedTuple):
@@ -147,7 +146,7 @@ def output_tree(
     out = _Outputs(tuple(handles), treedef)
     if kinds is not None:
         out = _KindOutputs(tuple(handles), (treedef, kinds))
-    elif treedef == _leaf():
+    elif treedef == _LEAF:
         out = _Output(tuple(handles))
     return tree_util.dispatch_registry.flatten(out, None)[1]
 
@@ -249,7 +248,7 @@ class _Checked:
         return self._dispatcher(self._miss)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        handles = list(filter(_is_spread, tree_util.tree_leaves((args, kwargs))))
+        handles = list(filter(_is_spread, jax.tree_util.tree_leaves((args, kwargs))))
         # The errors of a miss name the argument.
         try:
             if not handles or any(map(lacks_buffer, map(base_handle, handles))):

@@ -14,7 +14,6 @@ import numpy as np
 
 from xlashard._jax import modules
 from xlashard._jax.private import (
-    core,
     gpu_solver,
     hlo_lib,
     jax_dispatch,
@@ -78,7 +77,7 @@ def aval(
 ) -> Any:
     """Return an abstract value; with a sharding of JAX, that of an array under this sharding."""
     if sharding is None:
-        return core.ShapedArray(shape, dtype, weak_type=weak_type)
+        return jax.core.ShapedArray(shape, dtype, weak_type=weak_type)
     return make_aval(shape, dtype, sharding, weak_type)
 
 

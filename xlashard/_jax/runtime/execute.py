@@ -23,7 +23,6 @@ import numpy as np
 
 from xlashard._jax.private import (
     api,
-    config,
     core,
     jax_dispatch,
     lib_jax,
@@ -168,7 +167,7 @@ def _result_checks() -> Any:
 
 
 def _flags() -> tuple[Any, ...]:
-    return config.debug_nans, config.debug_infs
+    return jax.debug_nans, jax.debug_infs
 
 
 def checks_results() -> bool:
@@ -183,8 +182,8 @@ class NonFinite:
         self._tests = [
             (kind, test)
             for kind, test, flag in (
-                ("nan", np.isnan, config.debug_nans),
-                ("inf", np.isinf, config.debug_infs),
+                ("nan", np.isnan, jax.debug_nans),
+                ("inf", np.isinf, jax.debug_infs),
             )
             if flag.value
         ]
@@ -264,7 +263,7 @@ def run_checked(
 @contextmanager
 def unchecked() -> Iterator[None]:
     """Disable the checks of results within a block."""
-    with config.debug_nans(False), config.debug_infs(False):
+    with jax.debug_nans(False), jax.debug_infs(False):
         yield
 
 

@@ -55,7 +55,7 @@ WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 def unsupported(avals: Iterable[Any]) -> Iterator[Any]:
     """Return the abstract values that JAX has only under `jax_enable_x64`, unless it is on."""
-    wide = frozenset() if config.enable_x64.value else WIDE
+    wide = frozenset() if jax.enable_x64.value else WIDE
     return (aval for aval in avals if aval.dtype in wide)
 
 
@@ -140,9 +140,9 @@ _FREE = (None, "allow")
 def active_guards() -> TransferGuards | None:
     """Return the guards of this thread; None, in little time, if all transfers are free."""
     to_device, between, to_host = (
-        config.transfer_guard_host_to_device.value,
-        config.transfer_guard_device_to_device.value,
-        config.transfer_guard_device_to_host.value,
+        jax.transfer_guard_host_to_device.value,
+        jax.transfer_guard_device_to_device.value,
+        jax.transfer_guard_device_to_host.value,
     )
     if to_device in _FREE and between in _FREE and to_host in _FREE:
         return None

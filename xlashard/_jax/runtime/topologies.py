@@ -18,6 +18,7 @@ import jax
 
 from xlashard._jax.private import (
     cloud_tpu_init,
+    find_libtpu,
     hardware_utils,
     lib,
     lib_jax,
@@ -281,8 +282,8 @@ _WRAPS = (9, 2, 1, 7)
 def libtpu_in_use() -> str | None:
     """Return the version of libtpu; None if the library is not that of an installed package."""
     path = os.environ.get("TPU_LIBRARY_PATH")
-    package = find_spec("libtpu")
-    if path and (package is None or Path(path).parent != Path(package.origin or "").parent):
+    package = find_libtpu()
+    if path and (package is None or Path(path).parent != Path(package).parent):
         return None
     return libtpu_version()
 

@@ -11,7 +11,6 @@ import numpy as np
 from xlashard._jax.private import (
     core,
     dlpack,
-    dtypes,
     lib_jax,
     pxla,
     read_lazily,
@@ -58,13 +57,13 @@ def make_aval(
     shape: tuple[int, ...], dtype: Any, sharding: JaxSharding, weak_type: bool = False
 ) -> Aval:
     """Return the abstract value of an array; it contains a mesh with explicit axes."""
-    aval = core.ShapedArray(shape, dtype, weak_type=weak_type)
+    aval = jax.core.ShapedArray(shape, dtype, weak_type=weak_type)
     return core.update_aval_with_sharding(aval, sharding)
 
 
 def aval_of(value: Any) -> Aval:
     """Return the abstract value of an array for JAX; raises `TypeError` for any other object."""
-    return core.typeof(value)
+    return jax.typeof(value)
 
 
 def default_device() -> Device:
@@ -354,7 +353,7 @@ def is_takeable(block: np.ndarray) -> bool:
 @lru_cache(maxsize=256)
 def bits_of(dtype: Any) -> int:
     """Return the bits of an element; devices pack elements of less than 8 bits."""
-    return dtypes.itemsize_bits(dtype)
+    return jax.dtypes.itemsize_bits(dtype)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -227,15 +227,15 @@ def _callback_name(callback: Any) -> str | None:
 def is_ref(value: Any) -> bool:
     """Return True if a value is a concrete reference, not a tracer of one."""
     # isinstance is also true for tracers of references.
-    return type(value) is core.Ref
+    return type(value) is jax.Ref
 
 
-def buffer_of(ref: "core.Ref") -> Handle:
+def buffer_of(ref: "jax.Ref") -> Handle:
     """Return the handle of a reference's current value."""
     return ref._refs._buf
 
 
-def write(ref: "core.Ref", handle: Handle) -> None:
+def write(ref: "jax.Ref", handle: Handle) -> None:
     """Replace the value of a reference by another array of its type."""
     ref._refs._buf = handle
 

@@ -138,7 +138,7 @@ def read_lowered(lowered: Any) -> jitted.JaxProgram:
 
 
 def _plain(aval: Any) -> Any:
-    return core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _of_all(kept: Sequence[bool], of_kept: Any, of_unused: Any) -> tuple[Any, ...]:

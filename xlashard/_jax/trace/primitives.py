@@ -194,7 +194,7 @@ def _check_call(
     errors, error_tree = jax.tree.flatten(error)
     values = [*errors, *args]
     checked, out_tree, _ = checkify.jaxpr_to_checkify_jaxpr(
-        context, jaxpr, enabled_errors, error_tree, *map(core.typeof, values)
+        context, jaxpr, enabled_errors, error_tree, *map(jax.typeof, values)
     )
     out = primitive.bind(*values, **{**params, "jaxpr": checked, "donated_invars": ()})
     return jax.tree.unflatten(out_tree, out)
@@ -275,7 +275,7 @@ def _give_rules(primitive: Primitive, rules: LinearRules, transpose: Primitive) 
         shape = rules.shape(aval.shape, **params)
         if shape == aval.shape:
             return aval  # with the explicit axes of its type
-        return core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+        return jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
 
     def batch(
         axis_data: AxisData, values: Sequence[Any], dims: Sequence[int | None], **params: Any

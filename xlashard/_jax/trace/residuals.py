@@ -9,7 +9,9 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
-from xlashard._jax.private import ad, ad_util, core, find_name, pe, tree_util, util
+import jax
+
+from xlashard._jax.private import ad, ad_util, core, find_name, pe, util
 from xlashard.lazily import dataclass
 
 type Jaxpr = Any
@@ -92,7 +94,7 @@ def _linearize(
         out = backward.bind(
             *residuals,
             *nonzero_tangents,
-            *tree_util.tree_leaves(structured),
+            *jax.tree_util.tree_leaves(structured),
             jaxpr=parts.backward,
             **params,
         )
@@ -109,7 +111,7 @@ def _linearize(
 
 def _stays_where_it_is(primal: Any) -> bool:
     """Return True if an argument can replace its constrained value among the residuals."""
-    return isinstance(primal, core.Tracer) or bool(getattr(primal, "committed", False))
+    return isinstance(primal, jax.core.Tracer) or bool(getattr(primal, "committed", False))
 
 
 def _with_zeros(

@@ -166,7 +166,7 @@ class _Insertion:
     def _applied(self, site: InsertionSite, atom: Any, like: Any, eqns: list[Any]) -> Any:
         """Append the equation of a site, with the source of another one; return its result."""
         skipped = isinstance(atom, core.Literal | core.DropVar)
-        if skipped or not isinstance(atom.aval, core.ShapedArray):
+        if skipped or not isinstance(atom.aval, jax.core.ShapedArray):
             return atom
         result = core.Var(atom.aval)
         parts = [atom], [result], self._primitive, self._params(site.value), set()

@@ -163,9 +163,9 @@ def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
     if mesh is None:
         return nullcontext()
     stack = ExitStack()
-    if mesh_lib.get_abstract_mesh().empty:
+    if jax.get_abstract_mesh().empty:
         stack.enter_context(sharding_impls._internal_use_concrete_mesh(mesh))
-        stack.enter_context(mesh_lib.use_abstract_mesh(mesh.abstract_mesh))
+        stack.enter_context(jax.use_abstract_mesh(mesh.abstract_mesh))
     return stack
 
 
@@ -180,7 +180,7 @@ def mesh_in_force() -> Mesh | None:
 
 def manual_axes() -> frozenset[str]:
     """Return the manual mesh axes of an enclosing `shard_map`."""
-    mesh = mesh_lib.get_abstract_mesh()
+    mesh = jax.get_abstract_mesh()
     return frozenset() if mesh.empty else frozenset(mesh.manual_axes)
 
 
@@ -308,7 +308,7 @@ def entry_axes(entry: Any) -> tuple[str, ...]:
 def moved_to_memory(value: Any, kind: str | None) -> Any:
     """Return a traced value in another memory; its gradient is transferred back."""
     space = core.mem_kind_to_space(kind)
-    return jax.device_put(value, space, src=core.typeof(value).memory_space)
+    return jax.device_put(value, space, src=jax.typeof(value).memory_space)
 
 
 def physical_aval(aval: Any) -> Any:

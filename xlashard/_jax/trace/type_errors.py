@@ -203,7 +203,7 @@ def _is_of_types(error: BaseException, last: FrameType, operation: _Operation | 
     names = ("assert_shardings_equal", "_mapped_axis_spec", "check_avals_context_mesh")
     if last.f_code.co_name not in names and not last.f_code.co_name.endswith("_sharding_rule"):
         return False
-    meshes = [core.typeof(value).sharding.mesh for value in operation[2]] if operation else []
+    meshes = [jax.typeof(value).sharding.mesh for value in operation[2]] if operation else []
     return any(mesh._any_axis_explicit for mesh in meshes if not mesh.empty)
 
 
@@ -254,7 +254,7 @@ class _Naming:
 
     def operand(self, value: Any) -> Operand:
         """Return an operand with its name and origins."""
-        aval, value = core.typeof(value), self._outside(_staged(value))
+        aval, value = jax.typeof(value), self._outside(_staged(value))
         constant = _constant(value)
         if constant is not None:
             same = (name for name, held in self._visible.items() if held is constant)
@@ -264,7 +264,7 @@ class _Naming:
         name = self._local_name(value)
         if not name and is_argument and origins[0].split("[")[0].split(".")[0] in self._locals:
             name = origins[0]
-        internal = isinstance(value, core.Tracer) and value._trace in self._calls
+        internal = isinstance(value, jax.core.Tracer) and value._trace in self._calls
         return Operand(aval, name, origins, is_argument, is_internal=internal)
 
     def _outside(self, value: Any) -> Any:
@@ -291,7 +291,7 @@ class _Naming:
     def _local_name(self, value: Any) -> str:
         """Return the local variable of the user's line that holds a value."""
         for name, held in self._locals.items():
-            if isinstance(held, core.Tracer) and _staged(held) is value:
+            if isinstance(held, jax.core.Tracer) and _staged(held) is value:
                 return name
         return ""
 
