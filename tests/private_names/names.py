@@ -124,6 +124,7 @@ class _Uses(ast.NodeVisitor):
     at_import: list[str] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
     for_checkers: bool = False
+    runs_later: int = 0
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         if node.module == PRIVATE:
@@ -136,6 +137,8 @@ class _Uses(ast.NodeVisitor):
             return
         where = ".".join(self.functions)
         self.found.append((module, name, f"{self.file}: {where}" if where else self.file, optional))
+        if not self.runs_later:
+            self.at_import.append(f"{self.file}: {module}.{name}")
 
     def visit_If(self, node: ast.If) -> None:
         before = self.for_checkers
@@ -153,8 +156,10 @@ class _Uses(ast.NodeVisitor):
         for outside in (*node.decorator_list, node.args, *filter(None, [node.returns])):
             self.visit(outside)
         self.functions.append(node.name)
+        self.runs_later += 1
         for entry in node.body:
             self.visit(entry)
+        self.runs_later -= 1
         self.functions.pop()
 
     visit_FunctionDef = visit_AsyncFunctionDef = _visit_function
@@ -166,6 +171,11 @@ class _Uses(ast.NodeVisitor):
         for entry in node.body:
             self.visit(entry)
         self.functions.pop()
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self.runs_later += 1
+        self.generic_visit(node)
+        self.runs_later -= 1
 
     def visit_TypeAlias(self, node: ast.TypeAlias) -> None:
         """Skip it: no program computes its value."""
@@ -213,6 +223,11 @@ def _read_files() -> tuple[dict[str, str], list[_Uses]]:
 def wrong_uses() -> list[str]:
     """Return the uses of stand-ins that don't reach JAX."""
     return [line for uses in _read_files()[1] for line in uses.wrong]
+
+
+def reads_at_import() -> list[str]:
+    """Return the names that importing a file of the room reads."""
+    return [line for uses in _read_files()[1] for line in uses.at_import]
 
 
 def read_uses() -> list[PrivateName]:
@@ -344,7 +359,8 @@ class Difference:
         if self.now is None:
             kind = "missing, optional" if self.entry.optional else "missing"
             return f"{kind}: {self.entry.full} (used by {', '.join(self.entry.users)})"
-        return f"changed: {self.entry.full}{self.entry.signature} is now {self.now or '()'}"
+        now = self.now or "without known parameters"
+        return f"changed: {self.entry.full}{self.entry.signature} is now {now}"
 
 
 def find_differences(names: Iterable[PrivateName]) -> Iterator[Difference]:

@@ -10,6 +10,7 @@ private name, and a name that a release of JAX lacks breaks the features that us
 
 import importlib
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from xlashard._jax import installed_version, tested_requirement, tested_versions
-from xlashard.errors import JaxVersionError
+from xlashard.errors import JaxVersionError, JaxVersionWarning
 
 _REPLACED = {
     "jax._src.cudnn.fused_attention_stablehlo": {"check_compute_capability", "check_cudnn_version"},
@@ -161,6 +162,19 @@ def original_value(stand_in: ModuleType, name: str) -> Any:
     """Return what a name of JAX was before this package replaced it."""
     key = stand_in.__name__, name
     return _ORIGINALS[key] if key in _ORIGINALS else getattr(stand_in, name)
+
+
+def try_steps(*steps: Callable[[], object]) -> None:
+    """Take steps that stand alone; warn of a step for which JAX lacks a private name, and go on.
+
+    Args:
+        *steps: Functions, such as registrations of rules, of which each serves some features only.
+    """
+    for step in steps:
+        try:
+            step()
+        except JaxVersionError as error:
+            warnings.warn(str(error), JaxVersionWarning, stacklevel=2)
 
 
 def find_libtpu() -> str | None:

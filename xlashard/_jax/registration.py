@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from xlashard._jax.private import cudnn, mlir, pxla, replace_name, source_info_util, xc
+from xlashard._jax.private import cudnn, mlir, pxla, replace_name, source_info_util, try_steps, xc
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.compiler import note_event
 from xlashard._jax.runtime.coordination import exit_on_uncaught_error, listen_on_loopback
@@ -56,24 +56,34 @@ def install(
     dispatch.register_wrapping(wrappers)
     # Functions of JAX that accept only its own class of arrays.
     unwrap_in_multihost_utils(array_type, attrgetter("_handle"))
-    # Results of jax.jit are named on the mesh of the arguments.
-    for kind in sharding_types:
-        for base, name_on_mesh in list(pxla._orig_out_sharding_handlers.items()):
-            if issubclass(kind, base):
-                pxla._orig_out_sharding_handlers[kind] = name_on_mesh
-    # Our caches, which jax.clear_caches() empties.
-    clear_caches_with_jax()
-    # jax_debug_nans and jax_debug_infs.
-    watch_flags()
+    try_steps(
+        # Results of jax.jit are named on the mesh of the arguments.
+        functools.partial(_name_on_meshes, sharding_types),
+        # Our caches, which jax.clear_caches() empties.
+        clear_caches_with_jax,
+        # jax_debug_nans and jax_debug_infs.
+        watch_flags,
+        # Messages of libtpu on a machine without TPUs.
+        probe_for_tpus_quietly,
+        discover_plugins_quietly,
+        # Source locations and tracebacks name the user's line, and not ours.
+        *[functools.partial(_hide_folder, folder) for folder in INNER_FOLDERS],
+    )
     # Hits in the persistent compilation cache.
     jax.monitoring.register_event_listener(note_event)
-    # Messages of libtpu on a machine without TPUs.
-    probe_for_tpus_quietly()
-    discover_plugins_quietly()
-    # Source locations and tracebacks name the user's line, and not ours.
-    for folder in INNER_FOLDERS:
-        source_info_util.register_exclusion(folder)
-        hide_frames(folder)
+
+
+def _name_on_meshes(sharding_types: Sequence[type]) -> None:
+    handlers = pxla._orig_out_sharding_handlers
+    for kind in sharding_types:
+        for base, name_on_mesh in list(handlers.items()):
+            if issubclass(kind, base):
+                handlers[kind] = name_on_mesh
+
+
+def _hide_folder(folder: str) -> None:
+    source_info_util.register_exclusion(folder)
+    hide_frames(folder)
 
 
 def apply_flags(flags: Flags) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Layout
 
 from xlashard._jax import modules
 from xlashard._jax.private import (
@@ -286,7 +287,7 @@ def raw_layouts(executable: Executable) -> tuple[list[Any], list[Any]] | None:
 
 def layout_from_raw(layout: Any) -> Any:
     """Return an element of `raw_layouts` as JAX's `Layout`."""
-    return layout_lib.Layout.from_pjrt_layout(layout)
+    return Layout.from_pjrt_layout(layout)
 
 
 def dispatch_layouts(*args: Any) -> Any:
@@ -312,7 +313,7 @@ def custom_struct_layout(struct: jax.ShapeDtypeStruct) -> Any:
 
 @lru_cache(maxsize=4096)
 def _unless_default(pjrt_layout: Any, sharding: Any, aval: Any) -> Any:
-    layout = layout_lib.Layout.from_pjrt_layout(pjrt_layout)
+    layout = Layout.from_pjrt_layout(pjrt_layout)
     return None if pxla.is_default_layout(layout, sharding, aval) else layout
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Format as Format
+from jax.experimental.layout import Layout as Layout
 
 from xlashard._jax.private import (
     core,
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     JaxGSPMDSharding = sharding_impls.GSPMDSharding
     HloSharding = xc.HloSharding
     OpSharding = xc.OpSharding
-    Format = layout_lib.Format
-    Layout = layout_lib.Layout
     UNSPECIFIED = named_sharding.UNSPECIFIED
     UnspecifiedValue = named_sharding.UnspecifiedValue
 else:
@@ -41,8 +41,6 @@ else:
             "JaxGSPMDSharding": lambda: sharding_impls.GSPMDSharding,
             "HloSharding": lambda: xc.HloSharding,
             "OpSharding": lambda: xc.OpSharding,
-            "Format": lambda: layout_lib.Format,
-            "Layout": lambda: layout_lib.Layout,
             "UNSPECIFIED": lambda: named_sharding.UNSPECIFIED,
             "UnspecifiedValue": lambda: named_sharding.UnspecifiedValue,
         },

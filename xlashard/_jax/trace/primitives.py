@@ -19,6 +19,7 @@ from xlashard._jax.private import (
     pe,
     remat,
     sharding_impls,
+    try_steps,
 )
 from xlashard._jax.runtime.shardings import (
     AbstractMesh,
@@ -80,30 +81,52 @@ def call_primitive(
     """
     primitive = _call_primitive_class()(name)
     eval_jaxpr.register_call_primitive_rules(primitive)
-    _take_renamed(primitive)
+    primitive.def_effectful_abstract_eval(_renamed(primitive.abstract_eval))
+    primitive.to_lojax = _renamed(primitive.to_lojax)
     primitive.def_impl(impl)
     mlir.register_lowering(primitive, _lower_call, cacheable=False)
-    register_linearization(primitive, is_placing)
-    checkify.error_checks[primitive] = partial(_check_call, primitive)
-    core.pp_eqn_rules[primitive] = _print_call
+    # Each rule serves one transformation, and the others work without it.
+    try_steps(
+        partial(_rename_rule, primitive, lambda: ad.primitive_jvps, donates=False),
+        partial(_rename_rule, primitive, lambda: ad.fancy_transposes, donates=False),
+        partial(_rename_rule, primitive, lambda: remat.rules, donates=False),
+        partial(_rename_rule, primitive, lambda: batching.fancy_primitive_batchers),
+        partial(_rename_rule, primitive, lambda: core.custom_typechecks),
+        partial(_register_discharge, primitive),
+        partial(_set_rule, primitive, lambda: pe.dce_rules, _dce_call),
+        partial(_register_partial_eval, primitive),
+        partial(_register_remat, primitive),
+        partial(register_linearization, primitive, is_placing),
+        partial(
+            _set_rule, primitive, lambda: checkify.error_checks, partial(_check_call, primitive)
+        ),
+        partial(_set_rule, primitive, lambda: core.pp_eqn_rules, _print_call),
+    )
     return primitive
 
 
-def _take_renamed(primitive: Primitive) -> None:
-    """Wrap the rules that JAX registered for a call, for the parameter names of this package."""
-    for table in (ad.primitive_jvps, ad.fancy_transposes, remat.rules):
-        if primitive in table:  # JAX 0.11 has no rule of remat for calls.
-            table[primitive] = _renamed(table[primitive], donates=False)
-    for table in (batching.fancy_primitive_batchers, core.custom_typechecks):
-        table[primitive] = _renamed(table[primitive])
-    primitive.def_effectful_abstract_eval(_renamed(primitive.abstract_eval))
-    primitive.to_lojax = _renamed(primitive.to_lojax)
+def _set_rule(primitive: Primitive, table: Callable[[], Any], rule: Callable[..., Any]) -> None:
+    table()[primitive] = rule
+
+
+def _rename_rule(primitive: Primitive, table: Callable[[], Any], *, donates: bool = True) -> None:
+    """Wrap a rule that JAX registered for a call, for the parameter names of this package."""
+    rules = table()
+    if primitive in rules:  # JAX 0.11 has no rule of remat for calls.
+        rules[primitive] = _renamed(rules[primitive], donates=donates)
+
+
+def _register_discharge(primitive: Primitive) -> None:
     discharged = partial(discharge._eval_jaxpr_discharge_rule, primitive)
     discharge.register_discharge_rule(primitive)(_renamed(discharged))
-    pe.dce_rules[primitive] = _dce_call
-    pe.custom_partial_eval_rules[primitive] = partial(
-        _partial_eval_call, pe.custom_partial_eval_rules[primitive]
-    )
+
+
+def _register_partial_eval(primitive: Primitive) -> None:
+    rules = pe.custom_partial_eval_rules
+    rules[primitive] = partial(_partial_eval_call, rules[primitive])
+
+
+def _register_remat(primitive: Primitive) -> None:
     rule: Any = partial(pe.closed_call_partial_eval_custom_rule, "jaxpr", _without_donation)
     pe.partial_eval_jaxpr_custom_rules[primitive] = rule
 
@@ -235,10 +258,12 @@ def identity_primitive(
     primitive = core.Primitive(name)
     primitive.def_impl(impl)
     primitive.def_abstract_eval(abstract)
-    core.pp_eqn_rules[primitive] = _print_without_witness
-    ad.deflinear2(primitive, lambda ct, _, **params: (primitive.bind(ct, **params),))
-    batching.fancy_primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, lambda ctx, x, **params: [lower(ctx, x, **params)])
+    try_steps(
+        partial(_set_rule, primitive, lambda: core.pp_eqn_rules, _print_without_witness),
+        partial(_register_transpose, primitive, primitive),
+        partial(_set_rule, primitive, lambda: batching.fancy_primitive_batchers, batch),
+    )
     return primitive
 
 
@@ -290,14 +315,22 @@ def _give_rules(primitive: Primitive, rules: LinearRules, transpose: Primitive) 
 
     primitive.def_impl(rules.impl)
     primitive.def_abstract_eval(abstract)
-    ad.deflinear2(primitive, lambda ct, _, **params: (transpose.bind(ct, **params),))
-    batching.fancy_primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, lower)
+    try_steps(
+        partial(_register_transpose, primitive, transpose),
+        partial(_set_rule, primitive, lambda: batching.fancy_primitive_batchers, batch),
+    )
+
+
+def _register_transpose(primitive: Primitive, transpose: Primitive) -> None:
+    ad.deflinear2(primitive, lambda ct, _, **params: (transpose.bind(ct, **params),))
 
 
 def recompute_in_remat(primitive: Primitive) -> None:
     """Make remat recompute a primitive of one value whatever its policy, and save the operand."""
-    pe.partial_eval_jaxpr_custom_rules[primitive] = _apply_again
+    try_steps(
+        partial(_set_rule, primitive, lambda: pe.partial_eval_jaxpr_custom_rules, _apply_again)
+    )
 
 
 def _apply_again(
