@@ -273,7 +273,7 @@ class _Default:
 
 _DEFAULT = _Default()
 
-# Later ones are as public as the documentation of jax.extend says: without promises.
+# Later ones are public without promises, as the documentation of jax.extend specifies.
 PUBLIC = (
     *("jax", "jax.core", "jax.sharding", "jax.tree_util", "jax.dtypes", "jax.errors"),
     *("jax.stages", "jax.random", "jax.dlpack", "jax.distributed", "jax.lax"),

@@ -91,7 +91,7 @@ def test_replaced_name_is_seen_by_jax_and_by_every_stand_in() -> None:
     assert private.jax_pjit._trace_for_jit is before
 
 
-def test_optional_name_is_none_where_it_is_missing() -> None:
+def test_missing_optional_name_gives_none() -> None:
     assert private.find_name(private.core, "no_such_name") is None
     assert private.find_name(private.core, "Jaxpr") is private.core.Jaxpr
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -208,7 +209,16 @@ def cached_by_jaxpr[T](function: Callable[[Any], T]) -> Callable[[Any], T]:
     A function that calls itself for the jaxprs inside one is linear in their depth by this: each
     level of nested calls is visited once, and not again by all levels around it.
     """
-    return util.weakref_lru_cache(function, trace_context_in_key=False)
+
+    @lru_cache(maxsize=1)
+    def cache() -> Callable[[Any], T]:
+        return util.weakref_lru_cache(function, trace_context_in_key=False)
+
+    @wraps(function)
+    def compute(jaxpr: Any) -> T:
+        return cache()(jaxpr)
+
+    return compute
 
 
 class _Caches:

@@ -132,6 +132,11 @@ def hlo_from_text(text: str) -> Any:
     return xc.HloSharding.from_string(text)
 
 
+def is_hlo_sharding(value: object) -> bool:
+    """Return True for an `HloSharding` or an `OpSharding` proto."""
+    return isinstance(value, (xc.OpSharding, xc.HloSharding))
+
+
 def hlo_text(sharding: Any) -> str:
     """Return an `HloSharding` or an `OpSharding` proto in the HLO syntax."""
     if isinstance(sharding, xc.OpSharding):

@@ -19,6 +19,7 @@ import jax
 from xlashard._jax.private import (
     cloud_tpu_init,
     find_libtpu,
+    find_name,
     hardware_utils,
     lib,
     lib_jax,
@@ -151,7 +152,9 @@ def _register_cuda_plugin() -> None:
 def _cuda_libraries_optional() -> AbstractContextManager[None]:
     """Let the plugin load without cuDNN and its siblings on a machine without a GPU."""
     variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
-    if variable in os.environ or hardware_utils.has_visible_nvidia_gpu():
+    # JAX's search for plugins, which every program runs, does without it.
+    sees_gpu = find_name(hardware_utils, "has_visible_nvidia_gpu")
+    if variable in os.environ or sees_gpu is None or sees_gpu():
         return nullcontext()
     return _environment({variable: "1"})
 

@@ -34,16 +34,14 @@ else:
 if TYPE_CHECKING:
     HandleType: Any
     """Class of buffer handles."""
-    UnnamedResultError = sharding_lib.IndivisibleError
-    """Error of JAX for a result whose sharding has no spec on the mesh of the arguments."""
 else:
-    __getattr__ = read_lazily(
-        globals(),
-        {
-            "HandleType": lambda: xc.ArrayImpl,
-            "UnnamedResultError": lambda: sharding_lib.IndivisibleError,
-        },
-    )
+    __getattr__ = read_lazily(globals(), {"HandleType": lambda: xc.ArrayImpl})
+
+
+def is_unnamed_result(error: BaseException) -> bool:
+    """Return True for JAX's error for a result without a spec on the mesh of the arguments."""
+    return isinstance(error, sharding_lib.IndivisibleError)
+
 
 ALIGNMENT = 64
 """Alignment of the CPU client's zero-copy buffers, in bytes."""

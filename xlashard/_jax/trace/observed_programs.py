@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 
-from xlashard._jax.private import core, jax_dispatch, jax_pjit, replace_name
+from xlashard._jax.private import core, find_name, jax_dispatch, jax_pjit, replace_name
 from xlashard._jax.runtime.dispatch import forget_calls
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER, callers
 from xlashard._jax.trace.tracing import struct_of
@@ -242,11 +242,14 @@ type Stage = Literal["trace", "lower", "compile"]
 
 @functools.lru_cache(maxsize=1)
 def _stages() -> dict[str, Stage]:
-    """Return the stage that each event of JAX reports."""
+    """Return the stage that each event of JAX reports; an event without a name reports none.
+
+    The events arrive inside of programs, which must not break without them.
+    """
     return {
-        jax_dispatch.JAXPR_TRACE_EVENT: "trace",
-        jax_dispatch.JAXPR_TO_MLIR_MODULE_EVENT: "lower",
-        jax_dispatch.BACKEND_COMPILE_EVENT: "compile",
+        find_name(jax_dispatch, "JAXPR_TRACE_EVENT"): "trace",
+        find_name(jax_dispatch, "JAXPR_TO_MLIR_MODULE_EVENT"): "lower",
+        find_name(jax_dispatch, "BACKEND_COMPILE_EVENT"): "compile",
     }
 
 
