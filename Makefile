@@ -23,6 +23,8 @@ PROCESSES := 4
 DEVICES := 2
 JOBS := 2
 ARGS :=
+# The release that `make check-jax` compares with.
+JAX := 0.11.1
 
 comma := ,
 python := $(VENV)/bin/python
@@ -38,6 +40,8 @@ train = $(python) -m xlashard train $(if $(RESUME),--resume $(RESUME),--config $
 # The banner about another site generator does not concern this site.
 mkdocs := NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 $(python) -m mkdocs
 pytest := $(python) -m pytest -n $(JOBS) --dist worksteal
+# Requirements of the package itself, without comments.
+needed = $(shell sed -n '/^dependencies = \[/,/^\]/s/^ *"\([^"]*\)",/\1/p' pyproject.toml)
 oldest := VENV=.venv-oldest PYTHON_WANTED='3.12 exactly' CONSTRAINTS=.ci/oldest.txt
 
 .PHONY: help
@@ -97,6 +101,23 @@ goldens: $(developing) ## Rewrite all golden files, or those of ARGS=tests/FOLDE
 	$(python) -m pytest -q --update-goldens $(or $(ARGS),tests)
 	git diff --stat -- tests docs
 
+.PHONY: names
+names: $(developing) ## Rewrite xlashard/_jax/names.toml, the private names of JAX that are in use
+	$(python) -m tests.private_names --write
+
+# A release of JAX by itself, with what the package needs; the requirement of the package may refuse it.
+.PHONY: check-jax
+check-jax: .venv-jax-$(JAX)/.installed ## Print the private names that another release of JAX lacks (JAX=0.11.1)
+	.venv-jax-$(JAX)/bin/python -m tests.private_names --check
+
+.venv-jax-%/.installed: pyproject.toml
+	@interpreter=$$(.ci/find-python $(PYTHON_WANTED)); \
+	echo "Making .venv-jax-$* with $$($$interpreter --version)"; \
+	$$interpreter -m venv --clear .venv-jax-$*
+	@.venv-jax-$*/bin/python -m pip install --quiet --disable-pip-version-check \
+		'jax==$*' $(patsubst %,'%',$(filter-out jax%,$(needed)))
+	@touch $@
+
 .PHONY: docs
 docs: $(documenting) browser ## Build the documentation into site/ and test it in a browser
 	$(mkdocs) build --strict
@@ -145,7 +166,8 @@ wheel: $(developing) ## Build the wheel and the sdist into dist/
 
 .PHONY: clean
 clean: ## Remove the virtual environments and everything that the tools cache
-	rm -rf .venv .venv-oldest .venv-torch bench-results dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-torch .venv-jax-* bench-results dist
+	rm -rf .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/pyvenv.cfg: .python-version .ci/find-python
 	@interpreter=$$(.ci/find-python $(PYTHON_WANTED)); \

@@ -24,7 +24,7 @@ class Layers:
         rooms: Its direct members to their numbers; a room imports from lower numbers only. A module
             with an entry of its own ("room.module") counts as a room.
         common: Members that everything may import and that themselves import only each other.
-        door: The one room that may import `INTERNALS`.
+        door: The one module that may import `INTERNALS`.
         pure: Rooms that import nothing but the standard library and `pure_allowed`, however far
             one follows their imports.
         pure_allowed: Distributions that a pure room may use.
@@ -248,11 +248,11 @@ def _hidden_imports(modules: Mapping[str, Module], layers: Layers) -> Iterator[V
 
 def _second_doors(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation]:
     for module in modules.values():
-        if _room(module.name, layers) == layers.door:
+        if module.name == f"{layers.package}.{layers.door}":
             continue
         for entry in module.imports:
             if _is_internal(entry.target):
-                yield _violation(module, entry.line, f"{entry.target} used outside {layers.door}/")
+                yield _violation(module, entry.line, f"{entry.target} used outside {layers.door}")
 
 
 def _surplus_importers(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation]:

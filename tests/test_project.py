@@ -14,6 +14,7 @@ import xlashard
 from tests.layers import read_package
 from xlashard import _jax
 from xlashard._version import __version__
+from xlashard.errors import JaxVersionError, JaxVersionWarning
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -75,7 +76,7 @@ DISTRIBUTIONS = {
 # Modules that only work with an extra.
 EXTRA_MODULES = {
     "legacy": ("xlashard._jax.array_serialization", "xlashard.legacy.migration"),
-    "tpu": ("xlashard._jax.runtime.topologies",),
+    "tpu": ("xlashard._jax.private", "xlashard._jax.runtime.topologies"),
     "train": ("xlashard.cli.cloud.doctor", "xlashard.train"),
     # pytest loads its plugin.
     "dev": ("xlashard.pods.testing.pytest_plugin", "xlashard_pytest"),
@@ -185,13 +186,31 @@ def test_conftest_refuses_an_early_import_of_jax(tmp_path: Path) -> None:
     assert "JAX was imported before tests/conftest.py" in done.stdout + done.stderr
 
 
-def test_import_check_agrees_with_the_jax_version_range() -> None:
-    (core,) = [e for e in PROJECT["project"]["dependencies"] if e.startswith("jax>")]
-    window = re.fullmatch(r"jax>=([0-9.]+),<([0-9.]+)", core)
-    assert window
-    _jax.check_supported(f"{window[1]}.0")
-    with pytest.raises(ImportError, match=f"<{window[2]}"):
-        _jax.check_supported(f"{window[2]}.0")
+def test_import_check_agrees_with_the_requirement() -> None:
+    bounds = lower_bounds(PROJECT["project"]["dependencies"])
+    assert bounds["jax"] == bounds["jaxlib"] == ".".join(map(str, _jax.MINIMUM))
+
+
+def test_tested_versions_of_jax_are_accepted_silently(recwarn: pytest.WarningsRecorder) -> None:
+    for version in ("0.11.2", "0.11.2.1", "0.11.9", "0.12.0", "0.12.99"):
+        _jax.warn_of_untested_version(version)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("version", ["0.11.1", "0.4.30", "0.10.99.1"])
+def test_older_jax_is_refused_with_the_versions_to_install(version: str) -> None:
+    with pytest.raises(ImportError, match=re.escape("'jax>=0.11.2,<0.13'")) as caught:
+        _jax.warn_of_untested_version(version)
+    assert isinstance(caught.value, JaxVersionError)
+    assert (caught.value.installed, caught.value.tested) == (version, "0.11.2 to 0.12")
+
+
+@pytest.mark.parametrize("version", ["0.13.0", "0.13.0.dev20270101", "1.0"])
+def test_newer_jax_gets_one_warning_that_names_the_tested_versions(version: str) -> None:
+    with pytest.warns(JaxVersionWarning, match=r"jax 0\.11\.2 to 0\.12") as caught:
+        _jax.warn_of_untested_version(version)
+    assert len(caught) == 1
+    assert version in str(caught[0].message)
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ if _typing.TYPE_CHECKING:
     )
 
     from xlashard import errors as errors
+    from xlashard import geometry as geometry
     from xlashard import gpu as gpu
     from xlashard import hardware as hardware
     from xlashard import hlo as hlo
@@ -115,7 +116,7 @@ else:
     from xlashard.lazily import on_demand as _on_demand
 
     _modules = (
-        *("errors", "gpu", "hardware", "hlo", "multihost", "numpy", "preflights"),
+        *("errors", "geometry", "gpu", "hardware", "hlo", "multihost", "numpy", "preflights"),
         *("testing", "tpu"),
     )
     _member, _ = _on_demand(

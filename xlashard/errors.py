@@ -54,6 +54,22 @@ class ConfigError(XlashardError, ValueError):
     """An environment variable or flag with an invalid value."""
 
 
+class JaxVersionError(XlashardError, ImportError):
+    """A function that needs a private module or name of JAX, which the installed release lacks.
+
+    Attributes:
+        feature: The function of this package: `xlashard.device_put`, `Array.__add__`.
+        private_name: The full name that JAX lacks; empty for a JAX that is too old as a whole.
+        installed: The installed version of JAX.
+        tested: The versions that this release is tested with: `0.11.2 to 0.12`.
+    """
+
+    feature: str
+    private_name: str = ""
+    installed: str
+    tested: str
+
+
 class GeometryError(XlashardError, ValueError):
     """An invalid mesh, spec, tiling or shape, or two that do not match."""
 
@@ -372,6 +388,10 @@ class XlashardWarning(UserWarning):
 
     def __str__(self) -> str:
         return "\n".join([super().__str__(), *_page_notes(type(self))])
+
+
+class JaxVersionWarning(XlashardWarning):
+    """A JAX that is newer than the versions that this release is tested with."""
 
 
 class SharedBinaryWarning(XlashardWarning):

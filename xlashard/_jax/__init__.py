@@ -1,28 +1,75 @@
 """The only door to JAX's internals and to jaxlib.
 
-Nothing outside this package imports `jax._src`, `jaxlib`, `jax.interpreters` or `jax.extend`
-(a lint rule and `tests/test_layers.py` check it), and no other module acts on JAX's version. Each
-internal function or class that another package needs has a short function here, so that a new JAX
-release requires changes in one place. Importing this package registers nothing with JAX: all
-registrations are in `registration.install`.
+`private.py` names the private modules, and nothing else imports `jax._src`, `jaxlib`,
+`jax.interpreters` or `jax.extend` (a lint rule and `tests/test_layers.py` check it); no other
+package tests JAX's version. Each internal function or class that another package needs has a short
+function here, so that a new JAX release requires changes in one place. Importing this package
+registers nothing with JAX and checks nothing: all registrations are in `registration.install`.
 """
 
-import jax
+import re
+import warnings
 
-from xlashard.supported_jax import REQUIREMENT, is_supported
+from xlashard.errors import JaxVersionError, JaxVersionWarning
+
+MINIMUM = (0, 11, 2)
+"""The oldest release of JAX that works, which the tests run on."""
+
+NEWEST = (0, 12)
+"""The newest minor release of JAX that the tests run on. Later ones may lack private names."""
 
 
-def check_supported(version: str = jax.__version__) -> None:
-    """Refuse a JAX outside of the supported versions.
+def parse_version(text: str) -> tuple[int, ...]:
+    """Parse the leading numbers of a version: `"0.12.0.1"` is `(0, 12, 0, 1)`."""
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(map(int, match[0].split("."))) if match is not None else ()
+
+
+def is_too_old(version: str) -> bool:
+    """Return True for a release of JAX that is older than the oldest that works."""
+    return parse_version(version) < MINIMUM
+
+
+def installed_version() -> str:
+    """Return the version of JAX."""
+    import jax  # not needed before a version is asked for
+
+    return jax.__version__
+
+
+def tested_versions() -> str:
+    """Return the versions of JAX that the tests run on, such as `0.11.2 to 0.12`."""
+    return f"{'.'.join(map(str, MINIMUM))} to {'.'.join(map(str, NEWEST))}"
+
+
+def tested_requirement() -> str:
+    """Return the requirement of pip for the versions of JAX that the tests run on."""
+    after = (*NEWEST[:-1], NEWEST[-1] + 1)
+    return f"jax>={'.'.join(map(str, MINIMUM))},<{'.'.join(map(str, after))}"
+
+
+def warn_of_untested_version(version: str = "") -> None:
+    """Refuse a JAX that is too old, and warn of one that is newer than the tested versions.
+
+    Args:
+        version: The version; that of the installed JAX if empty.
 
     Raises:
-        ImportError: If `version` is older or newer.
+        JaxVersionError: If it is too old.
     """
-    if not is_supported(version):
-        raise ImportError(  # no-catalogue: raised at import
-            f"xlashard works with {REQUIREMENT}, but jax {version} is installed: "
-            f"pip install '{REQUIREMENT}'"
+    version = version or installed_version()
+    if is_too_old(version):
+        raise JaxVersionError(  # no-catalogue: raised at import
+            f"xlashard works with jax {'.'.join(map(str, MINIMUM))} and newer, but jax {version} "
+            f"is installed: pip install {tested_requirement()!r}",
+            feature="xlashard",
+            installed=version,
+            tested=tested_versions(),
         )
-
-
-check_supported()
+    if parse_version(version)[: len(NEWEST)] > NEWEST:
+        warnings.warn(
+            f"xlashard is tested with jax {tested_versions()}, and jax {version} is installed: "
+            "functions that need a private name of JAX which it lacks raise a JaxVersionError",
+            JaxVersionWarning,
+            stacklevel=2,
+        )

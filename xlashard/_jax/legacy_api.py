@@ -4,51 +4,81 @@ import functools
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
 # JAX imports multihost_utils and pjit lazily. The legacy modules replace them in sys.modules, and
 # need the originals loaded before.
-import jax._src
 import jax.core
 import jax.experimental.multihost_utils
 import jax.experimental.pjit
-import jax.extend.backend
-import jax.extend.core
-import jax.extend.linear_util
-import jax.extend.random
-from jax._src import config, dispatch, pjit
-from jax._src import mesh as mesh_lib
-from jax._src import pmap as pmap_module
-from jax._src.array import ArrayImpl
-from jax._src.mesh import Mesh
+from jax.sharding import Mesh
 
+from xlashard._jax import private
+from xlashard._jax.private import (
+    array_lib,
+    config,
+    jax_dispatch,
+    jax_pjit,
+    mesh_lib,
+    original_value,
+    pmap_lib,
+    read_lazily,
+    real_module,
+    replace_name,
+)
 from xlashard._jax.runtime.global_state import hook_before
 from xlashard.errors import MeshError
 from xlashard.tracebacks import short_tracebacks
 
-# Whole modules: `xlashard.legacy.modules` lists the names that programs use.
-_src: Any = jax._src
-core: Any = _src.core
-jaxprs: Any = jax.extend.core
-functions: Any = jax.extend.linear_util
-linear_util: Any = _src.linear_util
-util: Any = _src.util
-xla_bridge: Any = _src.xla_bridge
-xla_client: Any = _src.lib.xla_client
-xla_extension: Any = _src.lib._jax
-generators: Any = jax.extend.random
-key_types: Any = _src.random.prng
-random: Any = _src.random
-compilation_cache: Any = _src.compilation_cache
-backend: Any = jax.extend.backend
-compile_options: Any = _src.compiler.get_compile_options
+if TYPE_CHECKING:
+    # Whole modules: `xlashard.legacy.modules` lists the names that programs use.
+    core: Any
+    jaxprs: Any
+    functions: Any
+    linear_util: Any
+    util: Any
+    xla_bridge: Any
+    xla_client: Any
+    xla_extension: Any
+    generators: Any
+    key_types: Any
+    random: Any
+    compilation_cache: Any
+    backend: Any
+    compile_options: Any
+    pmap: Any
+    """JAX's own `pmap`, also while `jax.pmap` is replaced."""
+    EMPTY_MESH: Mesh
+    """The mesh without devices, which is in force outside of every `with mesh:` block."""
+else:
+    __getattr__ = read_lazily(
+        globals(),
+        {
+            "core": lambda: real_module(private.core),
+            "jaxprs": lambda: real_module(private.extend_core),
+            "functions": lambda: real_module(private.extend_linear_util),
+            "linear_util": lambda: real_module(private.linear_util),
+            "util": lambda: real_module(private.util),
+            "xla_bridge": lambda: real_module(private.xla_bridge),
+            "xla_client": lambda: real_module(private.xc),
+            "xla_extension": lambda: real_module(private.lib_jax),
+            "generators": lambda: real_module(private.extend_random),
+            "key_types": lambda: real_module(private.prng),
+            "random": lambda: real_module(private.random_lib),
+            "compilation_cache": lambda: real_module(private.compilation_cache),
+            "backend": lambda: real_module(private.extend_backend),
+            "compile_options": lambda: private.jax_compiler.get_compile_options,
+            "pmap": lambda: pmap_lib.pmap,
+            "EMPTY_MESH": lambda: mesh_lib.EMPTY_ENV.physical_mesh,
+        },
+    )
 
 
 def concrete_class(shown: type) -> Any:
     """Return the concrete class of a public class of JAX, for `jax.Array` that of handles."""
-    return ArrayImpl if shown is jax.Array else shown
+    return array_lib.ArrayImpl if shown is jax.Array else shown
 
 
 def call_when_set(flag: Any, callback: Callable[[], None]) -> Callable[[], None]:
@@ -70,10 +100,6 @@ def call_when_set(flag: Any, callback: Callable[[], None]) -> Callable[[], None]
         hook_before(hook, callback) for hook in before
     )
     return end
-
-
-EMPTY_MESH: Mesh = mesh_lib.EMPTY_ENV.physical_mesh
-"""The mesh without devices, which is in force outside of every `with mesh:` block."""
 
 
 def stacked_meshes() -> tuple[Mesh, ...]:
@@ -112,7 +138,7 @@ class PlaceholderMesh(Mesh):
         fields = {
             "devices": held,
             "axis_names": axis_names,
-            "axis_types": (mesh_lib.AxisType.Auto,) * len(axis_names),
+            "axis_types": (jax.sharding.AxisType.Auto,) * len(axis_names),
             "size": held.size,
             "_cached_device_list": None,
         }
@@ -159,7 +185,7 @@ def refuse_in_pmap(array_type: type, refuse: Callable[[Any], None]) -> None:
         array_type: The class.
         refuse: Function of the argument, which raises.
     """
-    size_of = pmap_module._mapped_axis_size
+    size_of = pmap_lib._mapped_axis_size
 
     @functools.wraps(size_of)
     def checked(args: Sequence[Any], in_axes: Any) -> Any:
@@ -170,11 +196,7 @@ def refuse_in_pmap(array_type: type, refuse: Callable[[Any], None]) -> None:
         return size_of(args, in_axes)
 
     # Every call looks the function up by this name, also calls of functions wrapped before.
-    pmap_module._mapped_axis_size = checked
-
-
-pmap = pmap_module.pmap
-"""JAX's own `pmap`, also while `jax.pmap` is replaced."""
+    replace_name(pmap_lib, "_mapped_axis_size", checked)
 
 
 class TopLevelComputation(NamedTuple):
@@ -190,15 +212,13 @@ class TopLevelComputation(NamedTuple):
     is_eager: bool
 
 
-_compile_and_run = pjit._pjit_call_impl_python
-
-
 def watch_computations(check: Callable[[TopLevelComputation, Sequence[Any]], None] | None) -> None:
     """Call a function with each computation that JAX's dispatcher has not seen; None for no more.
 
     An exception of the function keeps the computation from running, and from being repeated by the
     dispatcher.
     """
+    compile_and_run = original_value(jax_pjit, "_pjit_call_impl_python")
 
     def checked(*args: Any, **parameters: Any) -> Any:
         name = parameters["name"]
@@ -206,12 +226,12 @@ def watch_computations(check: Callable[[TopLevelComputation, Sequence[Any]], Non
         # JAX inlines most functions of jax.numpy, and runs primitives by a function of its own.
         inline = parameters["inline"]
         inlined = getattr(inline, "name", inline) in (True, "JAX_EARLY")
-        is_eager = inlined or f" at {dispatch.__file__}:" in source
+        is_eager = inlined or f" at {jax_dispatch.__file__}:" in source
         assert check is not None
         check(TopLevelComputation(name, is_eager), args)
-        return _compile_and_run(*args, **parameters)
+        return compile_and_run(*args, **parameters)
 
-    pjit._pjit_call_impl_python = _compile_and_run if check is None else checked
+    replace_name(jax_pjit, "_pjit_call_impl_python", compile_and_run if check is None else checked)
 
 
 type Flag = Any

@@ -1,15 +1,22 @@
 """Lower jaxprs to the body of a StableHLO module, by JAX's lowering rules."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax._src import config, core, sharding_impls
-from jax._src import effects as effects_lib
-from jax._src.interpreters import mlir, pxla
-from jax._src.lib.mlir import ir, passmanager
+import jax
 
 from xlashard._jax import modules
+from xlashard._jax.private import (
+    config,
+    core,
+    effects_lib,
+    ir,
+    mlir,
+    passmanager,
+    pxla,
+    sharding_impls,
+)
 from xlashard._jax.runtime.shardings import (
     AbstractMesh,
     Device,
@@ -231,12 +238,13 @@ def manual_text(ctx: Any, sharding: JaxSharding, ndim: int) -> str:
     return hlo_text(mlir.add_manual_axes(axis_context, sharding, ndim)._to_xla_hlo_sharding(ndim))
 
 
-register_lowering = mlir.register_lowering
-"""Register the lowering rule of a primitive, for every platform."""
+def register_lowering(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Register the lowering rule of a primitive, for every platform."""
+    mlir.register_lowering(primitive, rule)
 
 
 def aval_text(aval: Any) -> str:
     """Return the type of a value as jaxprs print it, such as `float32[8,16]` or `token`."""
     if aval is core.abstract_token:
         return "token"
-    return aval.str_short() if isinstance(aval, core.ShapedArray) else str(aval)
+    return aval.str_short() if isinstance(aval, jax.core.ShapedArray) else str(aval)

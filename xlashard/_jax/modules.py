@@ -5,11 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax._src.interpreters import mlir
-from jax._src.lib.mlir import ir, passmanager
-from jax._src.lib.mlir.dialects import func as func_dialect
-from jax._src.lib.mlir.dialects import hlo
-
+from xlashard._jax.private import func_dialect, hlo_dialect, ir, mlir, passmanager
 from xlashard.lazily import dataclass
 
 type Module = Any
@@ -60,8 +56,9 @@ def to_text(module: Module, *, debug_info: bool = False) -> str:
     return mlir.module_to_string(module, enable_debug_info=debug_info)
 
 
-to_bytecode = mlir.module_to_bytecode
-"""Return the module as MLIR bytecode."""
+def to_bytecode(module: Module) -> bytes:
+    """Return the module as MLIR bytecode."""
+    return mlir.module_to_bytecode(module)
 
 
 def from_bytecode(code: bytes) -> Module:
@@ -320,7 +317,7 @@ def constrain_boundary(
                 else:
                     pinned = sharding_call(ret.operands[i], constraint).result
                     # GSPMD drops a constraint whose value is a result.
-                    ret.operands[i] = hlo.optimization_barrier([pinned])
+                    ret.operands[i] = hlo_dialect.optimization_barrier([pinned])
 
 
 def annotate_memory_kinds(main: Function, memory_kinds: Sequence[str | None]) -> None:

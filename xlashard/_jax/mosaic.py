@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from jax._src.interpreters import mlir
-from jax._src.lib import tpu
-from jax._src.lib.mlir import ir, passmanager
+from xlashard._jax.private import ir, mlir, passmanager, tpu_dialect
 
 _DYNAMIC = -(1 << 63)
 _OF_FUNCTIONS = ("iteration_bounds", "scalar_prefetch", "window_params")
@@ -108,7 +106,7 @@ def read_kernel(body: bytes) -> KernelModule | None:
         The kernel; None for a module that this release of JAX can't read.
     """
     context = mlir.make_ir_context()
-    tpu.register_dialect(context)
+    tpu_dialect.register_dialect(context)
     # The dialect of serialized modules has no name in Python.
     context.allow_unregistered_dialects = True
     try:

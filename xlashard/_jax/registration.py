@@ -10,30 +10,38 @@ from operator import attrgetter
 from typing import Any
 
 import jax
-from jax._src import source_info_util
-from jax._src.interpreters import mlir, pxla
 from jax.experimental import multihost_utils
 
+from xlashard._jax import warn_of_untested_version
+from xlashard._jax.private import mlir, pxla, source_info_util, try_steps, xc
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.compiler import note_event
 from xlashard._jax.runtime.coordination import exit_on_uncaught_error, listen_on_loopback
 from xlashard._jax.runtime.execute import watch_flags
+from xlashard._jax.runtime.global_state import clear_caches_with_jax
 from xlashard._jax.runtime.tracebacks import hide_frames
-from xlashard._jax.runtime.transfer import HandleType
 from xlashard.config import RECOMPILE_LOGGER, Flags
 from xlashard.tracebacks import INNER_FOLDERS
 
 
 def install() -> None:
     """Prepare JAX for this package: settings, events, and frames that tracebacks leave out."""
-    # jax_debug_nans and jax_debug_infs.
-    watch_flags()
+    warn_of_untested_version()
+    try_steps(
+        # Our caches, which jax.clear_caches() empties.
+        clear_caches_with_jax,
+        # jax_debug_nans and jax_debug_infs.
+        watch_flags,
+        # Source locations and tracebacks name the user's line, and not ours.
+        *[functools.partial(_hide_folder, folder) for folder in INNER_FOLDERS],
+    )
     # Hits in the persistent compilation cache.
     jax.monitoring.register_event_listener(note_event)
-    # Source locations and tracebacks name the user's line, and not ours.
-    for folder in INNER_FOLDERS:
-        source_info_util.register_exclusion(folder)
-        hide_frames(folder)
+
+
+def _hide_folder(folder: str) -> None:
+    source_info_util.register_exclusion(folder)
+    hide_frames(folder)
 
 
 def install_arrays(
@@ -49,7 +57,7 @@ def install_arrays(
     """
     if array_type in dispatch.ARRAY_TYPES:
         return
-    bare_constant = mlir.get_constant_handler(HandleType)
+    bare_constant = mlir.get_constant_handler(xc.ArrayImpl)
 
     def constant_of_handle(val: Any, aval: Any) -> Any:
         try:
@@ -59,7 +67,7 @@ def install_arrays(
             raise
 
     # Operators replace an array by its handle, so only the error is ours.
-    mlir.register_constant_handler(HandleType, constant_of_handle)
+    mlir.register_constant_handler(xc.ArrayImpl, constant_of_handle)
     dispatch.register_array_type(array_type)
     # Results of jaxlib's dispatcher.
     dispatch.register_wrapping(wrappers)
@@ -72,10 +80,15 @@ def install_shardings(sharding_types: Sequence[type]) -> None:
 
     Results of `jax.jit` are then named on the mesh of the arguments.
     """
+    try_steps(functools.partial(_name_on_meshes, sharding_types))
+
+
+def _name_on_meshes(sharding_types: Sequence[type]) -> None:
+    handlers = pxla._orig_out_sharding_handlers
     for kind in sharding_types:
-        for base, name_on_mesh in list(pxla._orig_out_sharding_handlers.items()):
+        for base, name_on_mesh in list(handlers.items()):
             if issubclass(kind, base):
-                pxla._orig_out_sharding_handlers[kind] = name_on_mesh
+                handlers[kind] = name_on_mesh
 
 
 def apply_flags(flags: Flags) -> None:

@@ -7,23 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from jax._src.interpreters import mlir
-from jax._src.lib.mlir import ir, passmanager
-from jax._src.lib.mlir.dialects import hlo, sdy
 
 from xlashard._jax import modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.modules import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE, Function, Module
-from xlashard.lazily import deferred
-
-if TYPE_CHECKING:
-    from jaxlib.mlir.dialects import mhlo
-else:
-    # Importing it takes a tenth of the time of xlashard.
-    mhlo = deferred("jaxlib.mlir.dialects.mhlo")
+from xlashard._jax.private import hlo_dialect, ir, mhlo, mlir, passmanager, sdy
 
 _PORTABLE = "vhlo."
 _PLACE = re.compile(r':(\d+):(\d+)"?\)?$')
@@ -65,7 +56,7 @@ def read_module(source: str | bytes) -> Module:
         if not any(op.operation.name.startswith(_PORTABLE) for op in module.body.operations):
             return module
         try:
-            return hlo.deserialize_portable_artifact(context, source)
+            return hlo_dialect.deserialize_portable_artifact(context, source)
         except Exception as error:
             # no-catalogue: no supported JAX writes one
             raise ValueError(f"the portable artifact is of a version too new: {error}") from None

@@ -24,13 +24,13 @@ from tests.cli.commands.environments import (
 )
 from tests.message_patterns import naming
 from xlashard import lending
+from xlashard._jax import tested_requirement
 from xlashard.analysis.explain.script_report import ScriptReport
 from xlashard.cli.commands import other_python
 from xlashard.cli.commands.other_python import change_python
 from xlashard.cli.main import main
 from xlashard.errors import ArgumentError
 from xlashard.lending import LENT, LentPackages, install_command, repeat_words, start_words
-from xlashard.supported_jax import REQUIREMENT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -96,8 +96,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_python_that_cannot_run_a_program_is_refused(fake: Fake, capsys) -> None:
     cases = [
         (fake(python=(3, 8, 18)), ("is Python 3.8.18", "Python 3.12 or later")),
-        (fake(), ("has no jax", REQUIREMENT)),
-        (fake(jax="0.4.30"), ("has jax 0.4.30", REQUIREMENT)),
+        (fake(), ("has no jax", tested_requirement())),
+        (fake(jax="0.4.30"), ("has jax 0.4.30", tested_requirement())),
         (fake("no JSON"), ("does not answer as a Python",)),
         ("/nowhere/bin/python", ("was found",)),
     ]

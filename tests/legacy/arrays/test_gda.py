@@ -23,6 +23,7 @@ from xlashard import (
 )
 from xlashard import multihost as xmultihost
 from xlashard._jax import legacy_api as jax_pmap
+from xlashard._jax.private import pmap_lib, replace_name
 from xlashard.core.array import wrap_kinds
 from xlashard.errors import (
     DeletedError,
@@ -251,14 +252,14 @@ def test_pmap_refuses_only_the_registered_type():
     def refuse(_):
         raise ValueError("refused")
 
-    before = jax_pmap.pmap_module._mapped_axis_size
+    before = pmap_lib._mapped_axis_size
     jax_pmap.refuse_in_pmap(Odd, refuse)
     try:
         with pytest.raises(ValueError, match="refused"):
             jax.pmap(lambda x: x)(Odd())
         np.testing.assert_array_equal(jax.pmap(lambda row: row + 1)(WHOLE), WHOLE + 1)
     finally:
-        jax_pmap.pmap_module._mapped_axis_size = before
+        replace_name(pmap_lib, "_mapped_axis_size", before)
 
 
 def test_without_a_mesh_mesh_and_mesh_axes_raise(mesh):

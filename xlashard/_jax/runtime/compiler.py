@@ -9,13 +9,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import compiler, config, core, dispatch, xla_bridge
-from jax._src.interpreters import pxla
-from jax._src.layout import AutoLayout, Layout
+from jax.experimental.layout import Layout
 
 from xlashard._jax import modules
+from xlashard._jax.private import (
+    config,
+    jax_compiler,
+    jax_dispatch,
+    layout_lib,
+    pxla,
+    xc,
+    xla_bridge,
+)
 from xlashard._jax.runtime.shardings import Device, device_list, hlo_text, if_reported
-from xlashard._jax.runtime.transfer import HandleType
 from xlashard.errors import ArgumentError
 from xlashard.lazily import dataclass
 
@@ -23,8 +29,9 @@ type Executable = Any
 type Handle = jax.Array
 
 
-client_of = xla_bridge.get_device_backend
-"""Return the PJRT client of a device."""
+def client_of(device: Device) -> Any:
+    """Return the PJRT client of a device."""
+    return xla_bridge.get_device_backend(device)
 
 
 def platform_of(device: Device) -> str:
@@ -84,7 +91,7 @@ def compile_module(module: modules.Module, request: CompileRequest) -> Executabl
     client = client_of(devices[0])
     options = compile_options(module, request)
     callbacks = list(request.host_callbacks)
-    return compiler.compile_or_get_cached(
+    return jax_compiler.compile_or_get_cached(
         client, module, _device_grid(devices)[0], options, callbacks, device_list(devices), None
     )
 
@@ -125,7 +132,7 @@ def compile_uncached(module: modules.Module, request: CompileRequest) -> Executa
         RuntimeError: With the compiler's message, if it refuses the module or an option.
     """
     devices = request.devices
-    return compiler.backend_compile_and_load(
+    return jax_compiler.backend_compile_and_load(
         client_of(devices[0]),
         module,
         device_list(devices),
@@ -187,7 +194,7 @@ def _configured(options: Any) -> dict[str, str]:
 
 def assigned(devices: Sequence[Device], client: Any, **how: Any) -> Any:
     """Return the compiler's options for one replica over devices."""
-    return compiler.get_compile_options(
+    return jax_compiler.get_compile_options(
         num_replicas=1,
         num_partitions=len(devices),
         device_assignment=_device_grid(devices),
@@ -212,14 +219,14 @@ def compile_options(module: modules.Module, request: CompileRequest) -> Any:
         devices,
         client,
         env_options_overrides=dict(request.options),
-        detailed_logging=compiler.use_detailed_logging(module),
+        detailed_logging=jax_compiler.use_detailed_logging(module),
     )
     build = options.executable_build_options
     build.use_shardy_partitioner = request.shardy
     # A program without results has the empty tuple as its result.
     build.allow_spmd_sharding_propagation_to_output = list(request.free_results) or [False]
     build.allow_spmd_sharding_propagation_to_parameters = list(request.free_args)
-    options.parameter_is_tupled_arguments = dispatch.should_tuple_args(
+    options.parameter_is_tupled_arguments = jax_dispatch.should_tuple_args(
         len(request.free_args), client.platform
     )
     return options
@@ -278,16 +285,19 @@ def raw_layouts(executable: Executable) -> tuple[list[Any], list[Any]] | None:
     )
 
 
-layout_from_raw = Layout.from_pjrt_layout
-"""Return an element of `raw_layouts` as JAX's `Layout`."""
+def layout_from_raw(layout: Any) -> Any:
+    """Return an element of `raw_layouts` as JAX's `Layout`."""
+    return Layout.from_pjrt_layout(layout)
 
-dispatch_layouts = pxla.get_dispatch_layouts
-"""Return layouts for the placement of arguments, with None for default layouts."""
+
+def dispatch_layouts(*args: Any) -> Any:
+    """Return layouts for the placement of arguments, with None for default layouts."""
+    return pxla.get_dispatch_layouts(*args)
 
 
 def custom_layout(handle: Any) -> Any:
     """Return the layout of an array if it differs from the default one, else None."""
-    if type(handle) is not HandleType:
+    if type(handle) is not xc.ArrayImpl:
         return None
     return _unless_default(handle._pjrt_layout, handle.sharding, handle.aval)
 
@@ -295,9 +305,9 @@ def custom_layout(handle: Any) -> Any:
 def custom_struct_layout(struct: jax.ShapeDtypeStruct) -> Any:
     """Return the layout of a `jax.ShapeDtypeStruct`, None for the default one."""
     layout = struct.format.layout
-    if layout is None or isinstance(layout, type(AutoLayout)):
+    if layout is None or isinstance(layout, type(layout_lib.AutoLayout)):
         return layout
-    aval = core.ShapedArray(struct.shape, struct.dtype)
+    aval = jax.core.ShapedArray(struct.shape, struct.dtype)
     return None if pxla.is_default_layout(layout, struct.sharding, aval) else layout
 
 

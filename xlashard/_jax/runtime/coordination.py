@@ -14,10 +14,18 @@ from types import TracebackType
 from typing import Any
 
 import jax
-from jax._src import api, cloud_tpu_init, clusters, config, distributed, xla_bridge
-from jax._src.clusters import cloud_tpu_cluster
-from jax._src.lib import _jax
 
+from xlashard._jax.private import (
+    api,
+    cloud_tpu_cluster,
+    cloud_tpu_init,
+    clusters,
+    config,
+    distributed,
+    lib_jax,
+    replace_name,
+    xla_bridge,
+)
 from xlashard.lazily import dataclass
 
 SHUTDOWN_TIMEOUT = 24 * 24 * 3600
@@ -110,9 +118,9 @@ def join(
     """
     # JAX aborts a process whose program ends five minutes before those of its peers, although they
     # are alive; `jax.distributed.initialize` sets the timeout of its service only.
-    make_client = _jax.get_distributed_runtime_client
+    make_client = lib_jax.get_distributed_runtime_client
     patient = partial(make_client, shutdown_timeout=SHUTDOWN_TIMEOUT)
-    _jax.get_distributed_runtime_client = patient  # pyright: ignore[reportPrivateImportUsage]
+    replace_name(lib_jax, "get_distributed_runtime_client", patient)
     try:
         jax.distributed.initialize(
             coordinator,
@@ -127,7 +135,7 @@ def join(
             **(credentials or {}),
         )
     finally:
-        _jax.get_distributed_runtime_client = make_client
+        replace_name(lib_jax, "get_distributed_runtime_client", make_client)
 
 
 def after_shutdown(callback: Callable[[], object]) -> None:
@@ -173,7 +181,7 @@ def set_cpu_collectives_address(address: str) -> None:
 def _make_client(address: str) -> Any:
     if client() is None:
         return xla_bridge.make_cpu_client()
-    collectives = _jax.make_gloo_tcp_collectives(distributed_client=client(), hostname=address)
+    collectives = lib_jax.make_gloo_tcp_collectives(distributed_client=client(), hostname=address)
     return xla_bridge.make_cpu_client(collectives)
 
 

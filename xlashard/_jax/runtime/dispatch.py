@@ -13,13 +13,11 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from jax._src import core, dtypes, tree_util
-from jax._src import pjit as jax_pjit
-from jax._src.interpreters import mlir, pxla
-from jax._src.lib import _jax
+import jax
 
+from xlashard._jax.private import core, dtypes, jax_pjit, lib_jax, mlir, pxla, tree_util, xc
 from xlashard._jax.runtime.global_state import cleared_with_jax
-from xlashard._jax.runtime.transfer import HandleType, Tracer, base_handle, lacks_buffer
+from xlashard._jax.runtime.transfer import Tracer, base_handle, lacks_buffer
 from xlashard.tracebacks import shorten
 
 type Handle = Any
@@ -94,7 +92,7 @@ def register_array_type(array_type: type) -> None:
     ) -> Sequence[Any]:
         return pxla.shard_args(shardings, layouts, semantics, [x._handle for x in xs])
 
-    constant_of_handle = mlir.get_constant_handler(HandleType)
+    constant_of_handle = mlir.get_constant_handler(xc.ArrayImpl)
 
     def constant(val: Any, aval: Any) -> Any:
         return constant_of_handle(val._handle, aval)
@@ -118,7 +116,7 @@ def register_wrapping(wrappers: Wrappers) -> None:
         tree_util.dispatch_registry.register_node(node, attrgetter("handles", "data"), wrap)
 
 
-_LEAF = tree_util.tree_structure(0)
+_LEAF = jax.tree_util.tree_structure(0)
 
 
 class FastPath(NamedTuple):
@@ -192,7 +190,7 @@ def forget_calls() -> None:
     """Drop the calls that dispatchers have seen, of JAX and of this package; programs are kept."""
     jax_pjit._cpp_pjit_cache_fun_only.clear()
     jax_pjit._cpp_pjit_cache_explicit_attributes.clear()
-    _jax.PjitFunctionCache.clear_all()
+    lib_jax.PjitFunctionCache.clear_all()
     _DISPATCHERS.cache_clear()
 
 
@@ -220,7 +218,7 @@ def new_dispatcher(
 
     def dispatcher(miss: Callable[..., Any]) -> Any:
         registry, shard = tree_util.dispatch_registry, pxla.cc_shard_arg
-        return _jax.pjit(name, fun, miss, list(argnums), list(argnames), name, registry, shard)
+        return lib_jax.pjit(name, fun, miss, list(argnums), list(argnames), name, registry, shard)
 
     checked = _Checked(cache_miss, dispatcher)
     outer = dispatcher(checked)
@@ -250,7 +248,7 @@ class _Checked:
         return self._dispatcher(self._miss)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        handles = list(filter(_is_spread, tree_util.tree_leaves((args, kwargs))))
+        handles = list(filter(_is_spread, jax.tree_util.tree_leaves((args, kwargs))))
         # The errors of a miss name the argument.
         try:
             if not handles or any(map(lacks_buffer, map(base_handle, handles))):
@@ -275,10 +273,10 @@ def _is_spread(value: Any) -> bool:
 
 def place(values: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]) -> Any:
     """Return handles of values under shardings; a handle with the requested sharding is reused."""
-    semantics = [_jax.ArrayCopySemantics.REUSE_INPUT] * len(shardings)
+    semantics = [lib_jax.ArrayCopySemantics.REUSE_INPUT] * len(shardings)
     return pxla.shard_args(shardings, layouts, semantics, values)
 
 
 def handles_of_keys(values: Sequence[Any]) -> list[Handle]:
     """Return the values, with every key array replaced by the handle of its integers."""
-    return [v if type(v) is _jax.ArrayImpl else v._base_array for v in values]
+    return [v if type(v) is lib_jax.ArrayImpl else v._base_array for v in values]

@@ -10,15 +10,19 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
-from jax._src import core, dispatch, tree_util
-from jax._src.lax import linalg
-from jax._src.lib import _jax, hlo
-from jax._src.lib import xla_client as xc
-from jaxlib import gpu_solver
 
 from xlashard._jax import modules
+from xlashard._jax.private import (
+    gpu_solver,
+    hlo_lib,
+    jax_dispatch,
+    jaxlib,
+    lib_jax,
+    linalg,
+    tree_util,
+    xc,
+)
 from xlashard._jax.runtime.compiler import Executable, assigned, client_of
 from xlashard._jax.runtime.shardings import Device, device_list, if_reported
 from xlashard._jax.runtime.transfer import make_aval
@@ -63,7 +67,9 @@ def from_bytes(data: bytes, devices: Sequence[Device], arguments: int) -> Execut
     gpu_solver.initialize_hybrid_kernels()
     client = client_of(devices[0])
     options = assigned(devices, client)
-    options.parameter_is_tupled_arguments = dispatch.should_tuple_args(arguments, client.platform)
+    options.parameter_is_tupled_arguments = jax_dispatch.should_tuple_args(
+        arguments, client.platform
+    )
     return client.deserialize_executable(data, device_list(devices), options)
 
 
@@ -72,7 +78,7 @@ def aval(
 ) -> Any:
     """Return an abstract value; with a sharding of JAX, that of an array under this sharding."""
     if sharding is None:
-        return core.ShapedArray(shape, dtype, weak_type=weak_type)
+        return jax.core.ShapedArray(shape, dtype, weak_type=weak_type)
     return make_aval(shape, dtype, sharding, weak_type)
 
 
@@ -171,7 +177,7 @@ def lowered_cost(client: Any, module: Any) -> dict[str, float]:
 
 def hlo_text(module: Any, *, debug_info: bool = False) -> str:
     """Return the module as HLO text, with or without source locations."""
-    options = hlo.HloPrintOptions()
+    options = hlo_lib.HloPrintOptions()
     options.print_metadata = debug_info
     return _hlo(module).to_string(options)
 
@@ -290,7 +296,7 @@ def _sharding(data: bytes) -> Any:
 
 
 def _layout(text: str) -> Any:
-    layout = _jax.PjRtLayout.__new__(_jax.PjRtLayout)
+    layout = lib_jax.PjRtLayout.__new__(lib_jax.PjRtLayout)
     layout.__setstate__((text.encode(),))
     return layout
 

@@ -13,25 +13,32 @@ enters Python.
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from itertools import repeat
 from operator import methodcaller
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api, config, core, dispatch, sharding_impls
-from jax._src.interpreters import pxla
 
+from xlashard._jax.private import (
+    api,
+    core,
+    jax_dispatch,
+    lib_jax,
+    named_sharding,
+    pxla,
+    sharding_impls,
+    xc,
+)
 from xlashard._jax.runtime.compiler import Executable, Handle
 from xlashard._jax.runtime.global_state import (
-    UNSET,
     dispatch_flag,
     follow_settings,
     hook_before,
 )
-from xlashard._jax.runtime.shardings import Device, UnspecifiedValue
-from xlashard._jax.runtime.transfer import HandleType, copy_to, split
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.transfer import copy_to, split
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import NonFiniteError
 from xlashard.lazily import dataclass
@@ -86,12 +93,13 @@ def runner(
         out: Receives the list of raw results of each run.
     """
     execute, consume = executable.execute_sharded, methodcaller("consume_with_handlers", handlers)
+    checks = _result_checks()
 
     def run_once(handles: Sequence[Handle], results: list[list[Handle]]) -> None:
         results.append(consume(execute(handles)))
 
     def run(handles: Sequence[Handle]) -> None:
-        if _RESULT_CHECKS.value:
+        if checks.value:
             run_checked(run_once, handles, names, donated, out)
         else:
             out.append(consume(execute(handles)))
@@ -106,7 +114,7 @@ def runner(
     steps = map(out.append, map(consume, map(execute, popped)))
 
     def run_uninterrupted(handles: Sequence[Handle]) -> None:
-        if _RESULT_CHECKS.value:
+        if checks.value:
             run_checked(run_once, handles, names, donated, out)
             return
         if pending:
@@ -129,7 +137,7 @@ def run_with_tokens(
     The raw results that it appends to `out` begin with one list of buffers for each ordered effect.
     """
     devices = executable.local_devices()
-    runtime = dispatch.runtime_tokens
+    runtime = jax_dispatch.runtime_tokens
     tokens = [runtime.get_token_input(e, devices)._buf for e in ordered_effects]
     execute = partial(executable.execute_sharded, with_tokens=True)
     launched: dict[str, Any] = {}
@@ -152,13 +160,19 @@ def _joined_token(buffers: Sequence[Any]) -> Any:
     return jax.make_array_from_single_device_arrays((0,), sharding, list(buffers))
 
 
-_flags = (config.debug_nans, config.debug_infs)
-_RESULT_CHECKS = dispatch_flag("xlashard_checks_results")
+@lru_cache(maxsize=1)
+def _result_checks() -> Any:
+    """Return the flag that is on while any result has to be checked."""
+    return dispatch_flag("xlashard_checks_results")
+
+
+def _flags() -> tuple[Any, ...]:
+    return jax.debug_nans, jax.debug_infs
 
 
 def checks_results() -> bool:
     """Return True if results have to be checked for NaN or infinity."""
-    return _RESULT_CHECKS.value
+    return _result_checks().value
 
 
 class NonFinite:
@@ -168,8 +182,8 @@ class NonFinite:
         self._tests = [
             (kind, test)
             for kind, test, flag in (
-                ("nan", np.isnan, config.debug_nans),
-                ("inf", np.isinf, config.debug_infs),
+                ("nan", np.isnan, jax.debug_nans),
+                ("inf", np.isinf, jax.debug_infs),
             )
             if flag.value
         ]
@@ -185,7 +199,7 @@ class NonFinite:
 
 def _pieces(value: Any) -> list[np.ndarray]:
     """Return the local pieces of a floating-point value; no pieces of other values."""
-    if type(value) is HandleType:
+    if type(value) is xc.ArrayImpl:
         if not jax.dtypes.issubdtype(value.dtype, np.inexact):
             return []
         buffers = split(value)[:1] if value.is_fully_replicated else split(value)
@@ -249,22 +263,22 @@ def run_checked(
 @contextmanager
 def unchecked() -> Iterator[None]:
     """Disable the checks of results within a block."""
-    with config.debug_nans(False), config.debug_infs(False):
+    with jax.debug_nans(False), jax.debug_infs(False):
         yield
 
 
 def watch_flags() -> None:
     """Make the flags part of the dispatch key."""
-    follow_settings(_RESULT_CHECKS, _flags)
-    for flag in _flags:
+    follow_settings(_result_checks(), _flags())
+    for flag in _flags():
         flag._update_thread_local_hook = hook_before(flag._update_thread_local_hook, _set_posthook)
 
 
 def _set_posthook() -> None:
     """Set JAX's own hook of the thread, which at the end of a block ignores the global flags."""
-    unset = all(flag.get_local() is UNSET for flag in _flags)
-    checking = api._nan_check_posthook if _RESULT_CHECKS.value else None
-    api._post_hook_state.set_local(UNSET if unset else checking)
+    unset = all(flag.get_local() is lib_jax.config.unset for flag in _flags())
+    checking = api._nan_check_posthook if checks_results() else None
+    api._post_hook_state.set_local(lib_jax.config.unset if unset else checking)
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +314,7 @@ class JitProgram:
     ordered_effects: int
 
     @classmethod
-    def of(cls, computation: pxla.MeshComputation, devices: Sequence[Device]) -> "JitProgram":
+    def of(cls, computation: "pxla.MeshComputation", devices: Sequence[Device]) -> "JitProgram":
         """Return the program of a lowered computation."""
         facts = computation.compile_args
         kept = sorted(facts["kept_var_idx"])
@@ -308,7 +322,9 @@ class JitProgram:
         names = everything.debug_info.safe_arg_names(len(everything.in_avals))
         donated = tuple(computation._donated_invars)
         specified = [
-            tuple([None if isinstance(s, UnspecifiedValue) else s for s in facts[side]])
+            tuple(
+                [None if isinstance(s, named_sharding.UnspecifiedValue) else s for s in facts[side]]
+            )
             for side in ("in_shardings", "out_shardings")
         ]
         return cls(
@@ -327,17 +343,24 @@ class JitProgram:
         )
 
 
-class _FirstRun(pxla.ExecuteReplicated):
-    """Runner of a program that has not run yet. It turns into JAX's own with the first run."""
+@lru_cache(maxsize=1)
+def _first_run_class() -> type:
+    """Return the class of the runner of a program that has not run yet.
 
-    __slots__ = ()
+    A runner turns into JAX's own with the first run.
+    """
 
-    def __call__(self, *args: Any) -> Any:
-        admit, program = _NOT_YET_RUN[self]
-        admit(program)
-        self.__class__ = pxla.ExecuteReplicated
-        del _NOT_YET_RUN[self]
-        return self(*args)
+    class FirstRun(pxla.ExecuteReplicated):
+        __slots__ = ()
+
+        def __call__(self, *args: Any) -> Any:
+            admit, program = _NOT_YET_RUN[self]
+            admit(program)
+            self.__class__ = pxla.ExecuteReplicated
+            del _NOT_YET_RUN[self]
+            return self(*args)
+
+    return FirstRun
 
 
 _NOT_YET_RUN: weakref.WeakKeyDictionary[Any, tuple[Callable[[JitProgram], None], JitProgram]] = (
@@ -367,7 +390,7 @@ def watch_first_runs(admit: Callable[[JitProgram], None]) -> None:
         if type(run) is pxla.ExecuteReplicated and run not in seen:
             seen.add(run)
             _NOT_YET_RUN[run] = admit, JitProgram.of(self, devices)
-            run.__class__ = _FirstRun
+            run.__class__ = _first_run_class()
         return executable
 
     pxla.MeshComputation.compile = compile_and_watch

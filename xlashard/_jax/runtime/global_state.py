@@ -5,20 +5,24 @@ transfer itself then runs unguarded: its implementation is internal.
 """
 
 import logging
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
-from typing import Any, Literal, NamedTuple, Protocol
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jax._src import config, util
-from jax._src.lib import _jax, guard_lib
 
+from xlashard._jax.private import config, guard_lib, lib_jax, read_lazily, util
 from xlashard.errors import TransferGuardError
 
-UNSET: Any = _jax.config.unset
-"""Value of a setting that a thread has not set."""
+if TYPE_CHECKING:
+    UNSET: Any
+    """Value of a setting that a thread has not set."""
+else:
+    __getattr__ = read_lazily(globals(), {"UNSET": lambda: lib_jax.config.unset})
 
 # These settings repeat the mesh in force.
 _MESHES = ("mesh_context_manager", "abstract_mesh_context_manager")
@@ -52,7 +56,7 @@ WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 def unsupported(avals: Iterable[Any]) -> Iterator[Any]:
     """Return the abstract values that JAX has only under `jax_enable_x64`, unless it is on."""
-    wide = frozenset() if config.enable_x64.value else WIDE
+    wide = frozenset() if jax.enable_x64.value else WIDE
     return (aval for aval in avals if aval.dtype in wide)
 
 
@@ -63,7 +67,7 @@ def dispatch_flag(name: str, default: Any = False) -> Any:
         name: Its name in jaxlib.
         default: Its value in threads that set none.
     """
-    return _jax.config.Config(name, default, include_in_jit_key=True)
+    return lib_jax.config.Config(name, default, include_in_jit_key=True)
 
 
 def follow_settings(flag: Any, settings: Sequence[Any]) -> None:
@@ -73,8 +77,10 @@ def follow_settings(flag: Any, settings: Sequence[Any]) -> None:
         flag.set_global(any(setting.get_global() for setting in settings))
 
     def follow_thread() -> None:
-        unset = all(setting.get_local() is UNSET for setting in settings)
-        flag.set_local(UNSET if unset else any(setting.value for setting in settings))
+        unset = all(setting.get_local() is lib_jax.config.unset for setting in settings)
+        flag.set_local(
+            lib_jax.config.unset if unset else any(setting.value for setting in settings)
+        )
 
     for setting in settings:
         setting._add_hooks(
@@ -130,17 +136,14 @@ class TransferGuards(NamedTuple):
 
 
 _FREE = (None, "allow")
-_host_to_device = config.transfer_guard_host_to_device
-_device_to_device = config.transfer_guard_device_to_device
-_device_to_host = config.transfer_guard_device_to_host
 
 
 def active_guards() -> TransferGuards | None:
     """Return the guards of this thread; None, in little time, if all transfers are free."""
     to_device, between, to_host = (
-        _host_to_device.value,
-        _device_to_device.value,
-        _device_to_host.value,
+        jax.transfer_guard_host_to_device.value,
+        jax.transfer_guard_device_to_device.value,
+        jax.transfer_guard_device_to_host.value,
     )
     if to_device in _FREE and between in _FREE and to_host in _FREE:
         return None
@@ -206,13 +209,44 @@ def cached_by_jaxpr[T](function: Callable[[Any], T]) -> Callable[[Any], T]:
     A function that calls itself for the jaxprs inside one is linear in their depth by this: each
     level of nested calls is visited once, and not again by all levels around it.
     """
-    return util.weakref_lru_cache(function, trace_context_in_key=False)
+
+    @lru_cache(maxsize=1)
+    def cache() -> Callable[[Any], T]:
+        return util.weakref_lru_cache(function, trace_context_in_key=False)
+
+    @wraps(function)
+    def compute(jaxpr: Any) -> T:
+        return cache()(jaxpr)
+
+    return compute
+
+
+class _Caches:
+    """The caches of this package that are alive, as one cache."""
+
+    def __init__(self) -> None:
+        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def add(self, cache: Clearable) -> None:
+        self._alive.add(cache)
+
+    def cache_clear(self) -> None:
+        for cache in list(self._alive):
+            cache.cache_clear()
+
+
+_CACHES = _Caches()
 
 
 def cleared_with_jax[C: Clearable](cache: C) -> C:
     """Let `jax.clear_caches()` empty a cache too while it is alive. Also a decorator."""
-    util.register_cache(cache, f"xlashard: {cache!r}")
+    _CACHES.add(cache)
     return cache
+
+
+def clear_caches_with_jax() -> None:
+    """Let `jax.clear_caches()` empty the caches of `cleared_with_jax`."""
+    util.register_cache(_CACHES, "xlashard")
 
 
 _log = logging.getLogger("xlashard.transfer")

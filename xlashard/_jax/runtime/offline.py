@@ -22,12 +22,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from jax._src import cloud_tpu_init
-from jax._src import compiler as jax_compiler
-from jax._src.lib import xla_client as xc
-
 from xlashard import wire
 from xlashard._jax import modules
+from xlashard._jax.private import cloud_tpu_init, jax_compiler, xc
 from xlashard._jax.runtime.compiler import CompileRequest, Executable, compile_options
 from xlashard._jax.runtime.executables import OfflineExecutable
 from xlashard._jax.runtime.shardings import Device, device_list, is_compile_only

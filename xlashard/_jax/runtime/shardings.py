@@ -2,20 +2,22 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax._src import core
-from jax._src.layout import AutoLayout
-from jax._src.layout import Format as Format
-from jax._src.layout import Layout as Layout
-from jax._src.lib import _jax
-from jax._src.lib import xla_client as xc
-from jax._src.mesh import AbstractMesh, Mesh
-from jax._src.named_sharding import UNSPECIFIED as UNSPECIFIED
-from jax._src.named_sharding import UnspecifiedValue as UnspecifiedValue
-from jax._src.sharding_impls import GSPMDSharding
+from jax.experimental.layout import Format as Format
+from jax.experimental.layout import Layout as Layout
+
+from xlashard._jax.private import (
+    core,
+    layout_lib,
+    lib_jax,
+    named_sharding,
+    read_lazily,
+    sharding_impls,
+    xc,
+)
 
 type Device = Any
 """A device of JAX; jaxlib has no stub of its class."""
@@ -23,9 +25,26 @@ type Device = Any
 JaxSharding = jax.sharding.Sharding
 JaxNamedSharding = jax.sharding.NamedSharding
 JaxSingleDeviceSharding = jax.sharding.SingleDeviceSharding
-JaxGSPMDSharding = GSPMDSharding
-HloSharding = xc.HloSharding
-OpSharding = xc.OpSharding
+Mesh = jax.sharding.Mesh
+AbstractMesh = jax.sharding.AbstractMesh
+
+if TYPE_CHECKING:
+    JaxGSPMDSharding = sharding_impls.GSPMDSharding
+    HloSharding = xc.HloSharding
+    OpSharding = xc.OpSharding
+    UNSPECIFIED = named_sharding.UNSPECIFIED
+    UnspecifiedValue = named_sharding.UnspecifiedValue
+else:
+    __getattr__ = read_lazily(
+        globals(),
+        {
+            "JaxGSPMDSharding": lambda: sharding_impls.GSPMDSharding,
+            "HloSharding": lambda: xc.HloSharding,
+            "OpSharding": lambda: xc.OpSharding,
+            "UNSPECIFIED": lambda: named_sharding.UNSPECIFIED,
+            "UnspecifiedValue": lambda: named_sharding.UnspecifiedValue,
+        },
+    )
 
 
 def with_interface[T](interface: type[T], jax_class: type) -> type[T]:
@@ -63,7 +82,10 @@ def listed_sharding(
     grid = np.array(devices, dtype=object).reshape(*counts, copies)
     spec = jax.sharding.PartitionSpec(*names[:-1])
     return JaxNamedSharding(
-        Mesh(grid, tuple(names)), spec, memory_kind=memory_kind, _logical_device_ids=tuple(order)
+        Mesh(grid, tuple(names)),
+        spec,
+        memory_kind=memory_kind,
+        _logical_device_ids=tuple(order),
     )
 
 
@@ -105,25 +127,31 @@ def device_list(devices: Sequence[Device]) -> Any:
     return xc.DeviceList(tuple(devices))
 
 
-hlo_from_text = HloSharding.from_string
-"""Parse the HLO syntax, `{devices=[2,4]<=[8]}`."""
+def hlo_from_text(text: str) -> Any:
+    """Parse the HLO syntax, `{devices=[2,4]<=[8]}`."""
+    return xc.HloSharding.from_string(text)
+
+
+def is_hlo_sharding(value: object) -> bool:
+    """Return True for an `HloSharding` or an `OpSharding` proto."""
+    return isinstance(value, (xc.OpSharding, xc.HloSharding))
 
 
 def hlo_text(sharding: Any) -> str:
     """Return an `HloSharding` or an `OpSharding` proto in the HLO syntax."""
-    if isinstance(sharding, OpSharding):
-        sharding = HloSharding.from_proto(sharding)
+    if isinstance(sharding, xc.OpSharding):
+        sharding = xc.HloSharding.from_proto(sharding)
     if elements := sharding.tuple_elements():
         return f"{{{', '.join(map(hlo_text, elements))}}}"
     # The partitioner may return the mesh form (V3), which has an equivalent tile form.
-    return HloSharding.v3_to_v2_sharding(sharding).to_string()
+    return xc.HloSharding.v3_to_v2_sharding(sharding).to_string()
 
 
 def op_sharding_text(data: bytes) -> str:
     """Return a serialized `OpSharding` in the HLO syntax, as HLO text has it."""
-    proto = OpSharding()
+    proto = xc.OpSharding()
     proto.ParseFromString(data)
-    return HloSharding.from_proto(proto).to_string()
+    return xc.HloSharding.from_proto(proto).to_string()
 
 
 def tile_texts(text: str) -> list[str]:
@@ -136,7 +164,7 @@ def tile_texts(text: str) -> list[str]:
         >>> tile_texts("{{mesh['a'=2,'b'=2], [{}, {'a'}]}, {replicated}}")
         ['{devices=[1,2,2]<=[4] last_tile_dim_replicate}', '{replicated}']
     """
-    sharding = HloSharding.from_string(text)
+    sharding = xc.HloSharding.from_string(text)
     return [hlo_text(element) for element in sharding.tuple_elements() or [sharding]]
 
 
@@ -156,7 +184,7 @@ def jax_hlo_sharding(sharding: JaxSharding, ndim: int) -> Any:
 
 def is_auto_layout(layout: object) -> bool:
     """Return True for the marker that leaves a layout to the compiler."""
-    return isinstance(layout, type(AutoLayout))
+    return isinstance(layout, type(layout_lib.AutoLayout))
 
 
 def layout_text(layout: Any, dtype: Any) -> str | None:
@@ -170,7 +198,7 @@ def layout_text(layout: Any, dtype: Any) -> str | None:
 
 def is_compile_only(device: Device) -> bool:
     """Return True if a device is a compile-only device of a topology."""
-    return isinstance(device.client, _jax.CompileOnlyPyClient)
+    return isinstance(device.client, lib_jax.CompileOnlyPyClient)
 
 
 def slice_of(device: Device) -> int:
@@ -194,8 +222,9 @@ def memory_kinds(device: Device) -> tuple[str, ...]:
     return if_reported(lambda: tuple(m.kind for m in device.addressable_memories())) or ()
 
 
-is_symbolic_size = core.is_symbolic_dim
-"""Return True if a size of a shape is an expression of `jax.export`."""
+def is_symbolic_size(size: Any) -> bool:
+    """Return True if a size of a shape is an expression of `jax.export`."""
+    return core.is_symbolic_dim(size)
 
 
 def default_memory_kind(device: Device) -> str | None:

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.experimental.mesh_utils as public_mesh_utils
 import numpy as np
-from jax._src import mesh_utils, xla_bridge
 
+from xlashard._jax.private import mesh_utils, replace_name, xla_bridge
 from xlashard._jax.runtime.shardings import Device
 
 
@@ -58,9 +58,11 @@ def stand_in(devices: Mapping[Device, Device]) -> Callable[[], None]:
         setattr(owner, name, value)
 
     for name in _MESHES:
-        arranged = _arranged(getattr(mesh_utils, name), devices)
-        for owner in (mesh_utils, public_mesh_utils):
-            replace(owner, name, arranged)
+        create = getattr(mesh_utils, name)
+        arranged = _arranged(create, devices)
+        undo.callback(replace_name, mesh_utils, name, create)
+        replace_name(mesh_utils, name, arranged)
+        replace(public_mesh_utils, name, arranged)
     for name in _QUERIES:
         replace(jax, name, _accepting(getattr(jax, name), names))
     replace(jax, "default_backend", lambda: platform)

@@ -15,10 +15,20 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import jax
-from jax._src import cloud_tpu_init, hardware_utils, lib, tpu_info, xla_bridge
-from jax._src.lib import _jax, xla_client
-from jaxlib.plugin_support import check_plugin_version
 
+from xlashard._jax.private import (
+    cloud_tpu_init,
+    find_libtpu,
+    find_name,
+    hardware_utils,
+    lib,
+    lib_jax,
+    plugin_support,
+    replace_name,
+    tpu_info,
+    xc,
+    xla_bridge,
+)
 from xlashard._jax.runtime.shardings import Device, is_compile_only, slice_of
 from xlashard.errors import CompileOnlyError, TopologyError
 from xlashard.lazily import dataclass, deferred
@@ -123,7 +133,7 @@ def _check_cuda_packages() -> None:
         )
     version = _version(plugin) or ""
     with warnings.catch_warnings(action="ignore"):
-        fits = check_plugin_version(plugin, lib.version_str, version)
+        fits = plugin_support.check_plugin_version(plugin, lib.version_str, version)
     if not fits:
         raise TopologyError(  # no-catalogue: needs another plugin
             f"jaxlib {lib.version_str} works with {plugin} {lib.version_str}, but {plugin} "
@@ -144,7 +154,9 @@ def _register_cuda_plugin() -> None:
 def _cuda_libraries_optional() -> AbstractContextManager[None]:
     """Let the plugin load without cuDNN and its siblings on a machine without a GPU."""
     variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
-    if variable in os.environ or hardware_utils.has_visible_nvidia_gpu():
+    # JAX's search for plugins, which every program runs, does without it.
+    sees_gpu = find_name(hardware_utils, "has_visible_nvidia_gpu")
+    if variable in os.environ or sees_gpu is None or sees_gpu():
         return nullcontext()
     return _environment({variable: "1"})
 
@@ -175,8 +187,8 @@ def quiet_backends() -> Iterator[None]:
             return registration.factory()
 
     with ExitStack() as undo:
-        undo.callback(setattr, xla_bridge, "discover_pjrt_plugins", discover)
-        xla_bridge.discover_pjrt_plugins = discover_quietly
+        undo.callback(replace_name, xla_bridge, "discover_pjrt_plugins", discover)
+        replace_name(xla_bridge, "discover_pjrt_plugins", discover_quietly)
         if registration is not None:
             undo.callback(xla_bridge._backend_factories.__setitem__, "tpu", registration)
             xla_bridge._backend_factories["tpu"] = replace(registration, factory=probe_quietly)
@@ -234,18 +246,18 @@ def serialized_slice(devices: Sequence[Device]) -> tuple[bytes, int]:
         # libtpu can't serialize several slices.
         one = {option: value for option, value in options.items() if option != "num_slices"}
         devices = compile_only_devices(name, one)
-    return _jax.get_topology_for_devices(list(devices)).serialize(), slices
+    return lib_jax.get_topology_for_devices(list(devices)).serialize(), slices
 
 
 def load_libtpu() -> None:
     """Load libtpu to compile, without the use of a chip; another process may use the chips."""
     with _libtpu_environment(_COMPILE_ONLY):
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-        if not xla_client.pjrt_plugin_loaded("tpu"):
+        if not xc.pjrt_plugin_loaded("tpu"):
             path = cloud_tpu_init.get_tpu_library_path()
-            xla_client.load_pjrt_plugin_dynamically("tpu", path or "")
-        if not xla_client.pjrt_plugin_initialized("tpu"):
-            xla_client.initialize_pjrt_plugin("tpu")
+            xc.load_pjrt_plugin_dynamically("tpu", path or "")
+        if not xc.pjrt_plugin_initialized("tpu"):
+            xc.initialize_pjrt_plugin("tpu")
 
 
 def _libtpu_environment(variables: Mapping[str, str]) -> AbstractContextManager[None]:
@@ -275,8 +287,8 @@ _WRAPS = (9, 2, 1, 7)
 def libtpu_in_use() -> str | None:
     """Return the version of libtpu; None if the library is not that of an installed package."""
     path = os.environ.get("TPU_LIBRARY_PATH")
-    package = find_spec("libtpu")
-    if path and (package is None or Path(path).parent != Path(package.origin or "").parent):
+    package = find_libtpu()
+    if path and (package is None or Path(path).parent != Path(package).parent):
         return None
     return libtpu_version()
 
@@ -287,7 +299,7 @@ def torus_wraps(device: Device) -> tuple[bool, ...]:
     Empty if the topology was created without this property: then its shape decides.
     """
     try:
-        message = wire.Message(_jax.get_topology_for_devices([device]).serialize())
+        message = wire.Message(lib_jax.get_topology_for_devices([device]).serialize())
         for field in _WRAPS:
             message = message.message(field)
         return tuple(message.number(n) == 1 for n in (1, 2, 3)) if message.fields else ()

@@ -13,12 +13,14 @@ from types import FrameType
 from typing import Any
 
 import jax
-from jax._src import traceback_util
 
+from xlashard._jax.private import traceback_util
 from xlashard.tracebacks import INNER_FOLDERS, use_filter
 
-hide_frames = traceback_util.register_exclusion
-"""Hide the frames of the code in a folder from tracebacks."""
+
+def hide_frames(folder: str) -> None:
+    """Hide the frames of the code in a folder from tracebacks."""
+    traceback_util.register_exclusion(folder)
 
 
 def _remove_hidden_frames(error: BaseException) -> None:
@@ -34,12 +36,15 @@ def _remove_hidden_frames(error: BaseException) -> None:
 use_filter(_remove_hidden_frames)
 
 
-@traceback_util.api_boundary
 def attempt(fun: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
     """Return the result of a function, or the exception that it raised.
 
     Below a boundary of its API JAX leaves its own frames in tracebacks: they hold the operands.
     """
+    return traceback_util.api_boundary(_attempt)(fun, *args)
+
+
+def _attempt(fun: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
     try:
         return fun(*args), None
     except Exception as error:

@@ -1,19 +1,23 @@
 """Move values between host memory, buffers, handles and DLPack, and reshard handles in place."""
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax._src import core, dlpack, dtypes
-from jax._src.interpreters import pxla
-from jax._src.lib import _jax
-from jax._src.lib import xla_client as xc
-from jax._src.sharding import IndivisibleError
-from jax._src.sharding_impls import GSPMDSharding
 
+from xlashard._jax.private import (
+    core,
+    dlpack,
+    lib_jax,
+    pxla,
+    read_lazily,
+    sharding_impls,
+    sharding_lib,
+    xc,
+)
 from xlashard._jax.runtime.global_state import WIDE
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
@@ -22,13 +26,22 @@ type Handle = Any
 type Aval = Any
 type JaxSharding = jax.sharding.Sharding
 
-HandleType: Any = xc.ArrayImpl
-"""Class of buffer handles."""
+if TYPE_CHECKING:
+    Tracer = core.Tracer
+else:
+    Tracer = jax.core.Tracer
 
-Tracer = core.Tracer
+if TYPE_CHECKING:
+    HandleType: Any
+    """Class of buffer handles."""
+else:
+    __getattr__ = read_lazily(globals(), {"HandleType": lambda: xc.ArrayImpl})
 
-UnnamedResultError = IndivisibleError
-"""Error of JAX for a result whose sharding has no spec on the mesh of the arguments."""
+
+def is_unnamed_result(error: BaseException) -> bool:
+    """Return True for JAX's error for a result without a spec on the mesh of the arguments."""
+    return isinstance(error, sharding_lib.IndivisibleError)
+
 
 ALIGNMENT = 64
 """Alignment of the CPU client's zero-copy buffers, in bytes."""
@@ -42,15 +55,18 @@ def make_aval(
     shape: tuple[int, ...], dtype: Any, sharding: JaxSharding, weak_type: bool = False
 ) -> Aval:
     """Return the abstract value of an array; it contains a mesh with explicit axes."""
-    aval = core.ShapedArray(shape, dtype, weak_type=weak_type)
+    aval = jax.core.ShapedArray(shape, dtype, weak_type=weak_type)
     return core.update_aval_with_sharding(aval, sharding)
 
 
-aval_of: Callable[[Any], Aval] = core.typeof
-"""Return the abstract value of an array for JAX; raises `TypeError` for any other object."""
+def aval_of(value: Any) -> Aval:
+    """Return the abstract value of an array for JAX; raises `TypeError` for any other object."""
+    return jax.typeof(value)
 
-default_device: Callable[[], Device] = pxla.get_default_device
-"""Return the device of uncommitted values."""
+
+def default_device() -> Device:
+    """Return the device of uncommitted values."""
+    return pxla.get_default_device()
 
 
 def split(handle: Handle) -> Sequence[Handle]:
@@ -67,7 +83,7 @@ def callback_result(value: Any) -> Any:
     XLA places the result as maximal: buffers exist on all devices, and one of them is written.
     Other values, and a result whose device belongs to another process, come back as they are.
     """
-    if type(value) is not HandleType or type(value.sharding) is not GSPMDSharding:
+    if type(value) is not xc.ArrayImpl or type(value.sharding) is not sharding_impls.GSPMDSharding:
         return value
     sharding = value.sharding
     match = _ONE_DEVICE.search(str(sharding._hlo_sharding))
@@ -77,7 +93,7 @@ def callback_result(value: Any) -> Any:
     pieces = [shard.data for shard in value.addressable_shards if shard.device == device]
     if not pieces:
         return value
-    whole = GSPMDSharding.get_replicated(
+    whole = sharding_impls.GSPMDSharding.get_replicated(
         sharding._device_assignment, memory_kind=sharding.memory_kind
     )
     return jax.device_put(pieces[0], whole)
@@ -85,10 +101,10 @@ def callback_result(value: Any) -> Any:
 
 def base_handle(value: Any) -> Handle | None:
     """Return the handle of a handle or of a key array, and None for any other value."""
-    if type(value) is HandleType:
+    if type(value) is xc.ArrayImpl:
         return value
     base = getattr(value, "_base_array", None)
-    return base if type(base) is HandleType else None
+    return base if type(base) is xc.ArrayImpl else None
 
 
 def lacks_buffer(handle: Handle) -> bool:
@@ -162,7 +178,7 @@ def assemble(
 
     Nothing is checked or copied; shares memory.
     """
-    return HandleType(aval, sharding, list(buffers), committed=committed, _skip_checks=True)
+    return xc.ArrayImpl(aval, sharding, list(buffers), committed=committed, _skip_checks=True)
 
 
 def put(
@@ -322,8 +338,9 @@ def aligned_strides(shape: tuple[int, ...], dtype: np.dtype) -> tuple[int, ...]:
     return (-(-size // ALIGNMENT) * ALIGNMENT, *reversed(strides))
 
 
-collect_garbage = xc._xla.collect_garbage
-"""Free the host memory of deleted buffers, which jaxlib delays until this call."""
+def collect_garbage() -> None:
+    """Free the host memory of deleted buffers, which jaxlib delays until this call."""
+    xc._xla.collect_garbage()
 
 
 def is_takeable(block: np.ndarray) -> bool:
@@ -334,7 +351,7 @@ def is_takeable(block: np.ndarray) -> bool:
 @lru_cache(maxsize=256)
 def bits_of(dtype: Any) -> int:
     """Return the bits of an element; devices pack elements of less than 8 bits."""
-    return dtypes.itemsize_bits(dtype)
+    return jax.dtypes.itemsize_bits(dtype)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -346,8 +363,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 HOST_MEMORY = 1
 """DLPack's device type of host memory: `kDLCPU`."""
-
-_NEWEST = dlpack.DLPACK_VERSION
 
 
 def host_capsule(external: Any, *, copy: bool) -> Any:
@@ -362,7 +377,7 @@ def host_capsule(external: Any, *, copy: bool) -> Any:
     """
     how = {"copy": True} if copy else {}
     try:
-        return external.__dlpack__(max_version=_NEWEST, **how)
+        return external.__dlpack__(max_version=dlpack.DLPACK_VERSION, **how)
     except TypeError:
         # The producer predates versions of DLPack.
         return external.__dlpack__(**how)
@@ -380,7 +395,7 @@ def handle_of_capsule(capsule: Any, device: Device, *, copy: bool | None) -> Han
         ValueError: If the memory is not aligned and `copy` is False.
         RuntimeError: If the memory is not contiguous, or for an unsupported dtype.
     """
-    return _jax.dlpack_managed_tensor_to_buffer(capsule, device, None, copy, HOST_MEMORY)
+    return lib_jax.dlpack_managed_tensor_to_buffer(capsule, device, None, copy, HOST_MEMORY)
 
 
 def handle_on_device(external: Any, copy: bool | None) -> Handle:

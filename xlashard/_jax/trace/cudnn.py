@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from xlashard._jax.private import cudnn, replace_name
 from xlashard._jax.runtime.shardings import Device, is_compile_only
 from xlashard.lazily import dataclass
 
@@ -58,24 +59,19 @@ def assume_cudnn(device: Device | None, *, all_threads: bool = False) -> Iterato
 
 def _begin(scope: _Scope) -> None:
     global _scopes
-    # A tenth of a second, which runs without GPUs save.
-    from jax._src.cudnn import fused_attention_stablehlo as checks
-
     with _lock:
         if not _scopes:
-            _replace_checks(checks)
+            _replace_checks()
         _scopes = (*_scopes, scope)
 
 
 def _end(scope: _Scope) -> None:
     global _scopes
-    from jax._src.cudnn import fused_attention_stablehlo as checks
-
     with _lock:
         _scopes = tuple([other for other in _scopes if other is not scope])
         if not _scopes:
             for name, original in _originals.items():
-                setattr(checks, name, original)
+                replace_name(cudnn, name, original)
 
 
 def _find_capability() -> _Capability | None:
@@ -84,9 +80,9 @@ def _find_capability() -> _Capability | None:
     return next((s.capability for s in reversed(_scopes) if s.thread in threads), None)
 
 
-def _replace_checks(checks: object) -> None:
-    check_version = checks.check_cudnn_version
-    check_capability = checks.check_compute_capability
+def _replace_checks() -> None:
+    check_version = cudnn.check_cudnn_version
+    check_capability = cudnn.check_compute_capability
 
     def version() -> int:
         try:
@@ -103,5 +99,5 @@ def _replace_checks(checks: object) -> None:
         return capability >= tuple(map(int, least.split(".")))
 
     _originals.update(check_cudnn_version=check_version, check_compute_capability=check_capability)
-    checks.check_cudnn_version = version
-    checks.check_compute_capability = has_capability
+    replace_name(cudnn, "check_cudnn_version", version)
+    replace_name(cudnn, "check_compute_capability", has_capability)

@@ -9,22 +9,22 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from itertools import chain, compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax._src import core, literals
-from jax._src.interpreters import partial_eval as pe
-from jax._src.state.discharge import discharge_state
-from jax._src.state.types import AbstractRef
 
+from xlashard._jax.private import core, discharge, literals, pe, read_lazily, state_types
 from xlashard._jax.trace.primitive_names import INDEXING, PRODUCTS, SCATTERS
 from xlashard._jax.trace.tracing import equations, with_inner_jaxprs
 
 type Jaxpr = Any
 type Handle = Any
 
-Literal = core.Literal
+if TYPE_CHECKING:
+    Literal = core.Literal
+else:
+    __getattr__ = read_lazily(globals(), {"Literal": lambda: core.Literal})
 
 
 def has_unreduced(jaxpr: Jaxpr) -> bool:
@@ -140,12 +140,13 @@ def hoist(jaxpr: Jaxpr, chosen: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
     )
 
 
-array_literals = core.jaxpr_const_args
-"""Return the arrays that stand in a jaxpr and in those inside it, each with its aval.
+def array_literals(jaxpr: Jaxpr) -> Any:
+    """Return the arrays that stand in a jaxpr and in those inside it, each with its aval.
 
-JAX puts closed-over arrays there under `jax_use_simplified_jaxpr_constants`, and passes those above
-`jax_embedded_constants_max_bytes` to the program as its first arguments.
-"""
+    JAX puts closed-over arrays there under `jax_use_simplified_jaxpr_constants`, and passes those
+    above `jax_embedded_constants_max_bytes` to the program as its first arguments.
+    """
+    return core.jaxpr_const_args(jaxpr)
 
 
 def drop_unused(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...]]:
@@ -179,8 +180,9 @@ def is_host_array(value: Any) -> bool:
     return isinstance(value, np.ndarray | literals.TypedNdArray)
 
 
-as_function: Callable[[Jaxpr], Callable[..., list[Any]]] = core.jaxpr_as_fun
-"""Return a function of flat arguments that evaluates a closed jaxpr."""
+def as_function(jaxpr: Jaxpr) -> Callable[..., list[Any]]:
+    """Return a function of flat arguments that evaluates a closed jaxpr."""
+    return core.jaxpr_as_fun(jaxpr)
 
 
 def from_function(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], name: str) -> Jaxpr:
@@ -225,22 +227,22 @@ def _callback_name(callback: Any) -> str | None:
 def is_ref(value: Any) -> bool:
     """Return True if a value is a concrete reference, not a tracer of one."""
     # isinstance is also true for tracers of references.
-    return type(value) is core.Ref
+    return type(value) is jax.Ref
 
 
-def buffer_of(ref: core.Ref) -> Handle:
+def buffer_of(ref: "jax.Ref") -> Handle:
     """Return the handle of a reference's current value."""
     return ref._refs._buf
 
 
-def write(ref: core.Ref, handle: Handle) -> None:
+def write(ref: "jax.Ref", handle: Handle) -> None:
     """Replace the value of a reference by another array of its type."""
     ref._refs._buf = handle
 
 
 def is_reference(aval: Any) -> bool:
     """Return True if an abstract value is that of a reference."""
-    return isinstance(aval, AbstractRef)
+    return isinstance(aval, state_types.AbstractRef)
 
 
 def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[int, ...]]:
@@ -256,7 +258,7 @@ def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[int, ...]]:
     makes_own = any(isinstance(e, core.InternalMutableArrayEffect) for e in jaxpr.effects)
     if not reference_positions and not makes_own:
         return jaxpr, ()
-    pure = discharge_state(jaxpr)
+    pure = discharge.discharge_state(jaxpr)
     results = len(jaxpr.outvars)
     # References that are only read need no result.
     written = [

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-from jax._src import api_util, stages
-from jax._src import pjit as jax_pjit
 
+from xlashard._jax.private import api_util, jax_pjit, replace_name
 from xlashard._jax.trace.tracing import Jaxpr, Tracer, TreeDef, in_default_registry, struct_of
 from xlashard.lazily import dataclass
 
@@ -95,7 +94,7 @@ def _program(traced: Any, values: Sequence[Any]) -> JaxProgram:
     if jaxpr.is_high:
         types = list(map(jax_pjit.convert_to_metaty, values))
         parts = types, traced.params, traced.in_tree, traced.out_tree, traced.consts, ""
-        return read_traced(stages.Traced(*parts))
+        return read_traced(jax.stages.Traced(*parts))
     return JaxProgram(
         jaxpr=jaxpr,
         params=traced.params,
@@ -231,32 +230,28 @@ def _recorded() -> Iterator[list[tuple[Any, Sequence[Any]]]]:
                 recorded.append(result)
             return result
 
-        with _replaced(jax_pjit, "_infer_params", record):
+        replace_name(jax_pjit, "_infer_params", record)
+        try:
             yield recorded
+        finally:
+            replace_name(jax_pjit, "_infer_params", infer)
 
 
 @contextmanager
 def _stopped() -> Iterator[None]:
     """Raise `_Reached` with a stage of this thread in place of lowering it."""
-    lower, thread = stages.Traced.lower, threading.get_ident()
+    lower, thread = jax.stages.Traced.lower, threading.get_ident()
 
     def stop(stage: Any, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread:
             raise _Reached(stage)  # no-catalogue: `capture` catches it
         return lower(stage, *args, **kwargs)
 
-    with _replaced(stages.Traced, "lower", stop):
-        yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
+    jax.stages.Traced.lower = stop
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        jax.stages.Traced.lower = lower
 
 
 _RENAMED: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -368,7 +363,7 @@ def target_of(lowered: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
 
 def name_and_devices(stage: Any) -> tuple[str, tuple[Any, ...]]:
     """Return the function's name and the devices of a `jax.stages.Lowered` or `Compiled`."""
-    if isinstance(stage, stages.Lowered):
+    if isinstance(stage, jax.stages.Lowered):
         return _function_name(stage._lowering._name), target_of(stage)[0]
     executable = stage.runtime_executable()
     name = getattr(stage, "fun_name", "") or executable.hlo_modules()[0].name.removeprefix("jit_")

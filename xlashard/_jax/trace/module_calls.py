@@ -1,19 +1,24 @@
 """Read a `jax.stages.Lowered` as a jaxpr that calls its StableHLO module."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import compress
 from typing import Any
 
 import jax
-from jax._src import core, source_info_util
-from jax._src.interpreters import mlir
-from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import func as func_dialect
-from jax._src.lib.mlir.dialects import sdy
 
 from xlashard._jax import modules, stablehlo_parse
 from xlashard._jax.lowering import device_count, uses_shardy
-from xlashard._jax.runtime.shardings import UNSPECIFIED, AbstractMesh
+from xlashard._jax.private import (
+    core,
+    func_dialect,
+    ir,
+    mlir,
+    named_sharding,
+    sdy,
+    source_info_util,
+)
+from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.jaxprs import from_function
 from xlashard._jax.trace.tracing import struct_of
@@ -98,7 +103,7 @@ def read_lowered(lowered: Any) -> jitted.JaxProgram:
 
     def call(*args: Any) -> Sequence[Any]:
         operands = [*lowering.const_args, *compress(args, kept)]
-        return module_call_p.bind(
+        return _module_call().bind(
             *operands, module=called, out_avals=out_avals, meshes=meshes, fixes_axes=fixes_axes
         )
 
@@ -116,7 +121,9 @@ def read_lowered(lowered: Any) -> jitted.JaxProgram:
     donated = tuple(info.donated for info in infos)
     params = {
         "name": name,
-        "in_shardings": _of_all(kept, map(_request, ins[first:], avals), UNSPECIFIED),
+        "in_shardings": _of_all(
+            kept, map(_request, ins[first:], avals), named_sharding.UNSPECIFIED
+        ),
         "out_shardings": outs,
         "in_layouts": _of_all(kept, parts["in_layouts"][first:], None),
         "out_layouts": tuple(parts["out_layouts"]),
@@ -131,7 +138,7 @@ def read_lowered(lowered: Any) -> jitted.JaxProgram:
 
 
 def _plain(aval: Any) -> Any:
-    return core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _of_all(kept: Sequence[bool], of_kept: Any, of_unused: Any) -> tuple[Any, ...]:
@@ -142,7 +149,7 @@ def _of_all(kept: Sequence[bool], of_kept: Any, of_unused: Any) -> tuple[Any, ..
 
 def _request(sharding: Any, aval: Any) -> Any:
     # JAX replicates scalars that no one placed.
-    return UNSPECIFIED if not aval.shape and not _is_named(sharding) else sharding
+    return named_sharding.UNSPECIFIED if not aval.shape and not _is_named(sharding) else sharding
 
 
 def _is_named(sharding: Any) -> bool:
@@ -215,7 +222,11 @@ def _check(ctx: Any, module: StableHLOModule, inner: Any) -> None:
         )
 
 
-module_call_p = core.Primitive("stablehlo_module")
-module_call_p.multiple_results = True
-module_call_p.def_abstract_eval(lambda *_, out_avals, **__: list(out_avals))
-mlir.register_lowering(module_call_p, _lower)
+@lru_cache(maxsize=1)
+def _module_call() -> Any:
+    """Return the primitive that calls a module."""
+    primitive = core.Primitive("stablehlo_module")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda *_, out_avals, **__: list(out_avals))
+    mlir.register_lowering(primitive, _lower)
+    return primitive

@@ -10,14 +10,12 @@ cost without it.
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal, Protocol
 
 import jax
-from jax._src import core
-from jax._src import dispatch as jax_dispatch
-from jax._src import pjit as jax_pjit
 
+from xlashard._jax.private import core, find_name, jax_dispatch, jax_pjit, replace_name
 from xlashard._jax.runtime.dispatch import forget_calls
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER, callers
 from xlashard._jax.trace.jitted import INFER_PARAMS_LOCK
@@ -192,14 +190,14 @@ def _install() -> None:
     # The dispatchers would repeat the calls that they know without JAX's Python code.
     forget_calls()
     _originals.update({name: getattr(jax_pjit, name) for name in _PATCHED})
-    jax_pjit._resolve_and_lower = _lower  # pyright: ignore[reportAttributeAccessIssue]
-    jax_pjit._pjit_call_impl_python = _call  # pyright: ignore[reportAttributeAccessIssue]
-    jax_pjit._trace_for_jit = _trace
+    replace_name(jax_pjit, "_resolve_and_lower", _lower)
+    replace_name(jax_pjit, "_pjit_call_impl_python", _call)
+    replace_name(jax_pjit, "_trace_for_jit", _trace)
 
 
 def _uninstall() -> None:
     for name in _PATCHED:
-        setattr(jax_pjit, name, _originals[name])
+        replace_name(jax_pjit, name, _originals[name])
     # They would leave the calls that they have seen since to JAX's Python code.
     forget_calls()
 
@@ -241,11 +239,20 @@ def _call(*args: Any, jaxpr: Any, **params: Any) -> Any:
 
 type Stage = Literal["trace", "lower", "compile"]
 
-_STAGES: dict[str, Stage] = {
-    jax_dispatch.JAXPR_TRACE_EVENT: "trace",
-    jax_dispatch.JAXPR_TO_MLIR_MODULE_EVENT: "lower",
-    jax_dispatch.BACKEND_COMPILE_EVENT: "compile",
-}
+
+@lru_cache(maxsize=1)
+def _stages() -> dict[str, Stage]:
+    """Return the stage that each event of JAX reports; an event without a name reports none.
+
+    The events arrive inside of programs, which must not break without them.
+    """
+    return {
+        find_name(jax_dispatch, "JAXPR_TRACE_EVENT"): "trace",
+        find_name(jax_dispatch, "JAXPR_TO_MLIR_MODULE_EVENT"): "lower",
+        find_name(jax_dispatch, "BACKEND_COMPILE_EVENT"): "compile",
+    }
+
+
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
@@ -331,8 +338,8 @@ class _MissWatch:
     def begin(self) -> None:
         with INFER_PARAMS_LOCK:
             self._infer, self._run = jax_pjit._infer_params, jax_pjit._run_python_pjit
-            jax_pjit._infer_params = self._infer_params
-            jax_pjit._run_python_pjit = self._run_python_pjit
+            replace_name(jax_pjit, "_infer_params", self._infer_params)
+            replace_name(jax_pjit, "_run_python_pjit", self._run_python_pjit)
         jax.monitoring.register_event_duration_secs_listener(self._on_duration)
         jax.monitoring.register_event_listener(self._on_event)
 
@@ -341,9 +348,9 @@ class _MissWatch:
         with INFER_PARAMS_LOCK:
             # A function that another library has put in front of ours calls it, and it JAX's.
             if jax_pjit._infer_params == self._infer_params:
-                jax_pjit._infer_params = self._infer
+                replace_name(jax_pjit, "_infer_params", self._infer)
             if jax_pjit._run_python_pjit == self._run_python_pjit:
-                jax_pjit._run_python_pjit = self._run
+                replace_name(jax_pjit, "_run_python_pjit", self._run)
         # JAX asserts that a listener is registered; `clear_event_listeners` drops them all.
         with suppress(AssertionError, ValueError):
             jax.monitoring.unregister_event_duration_listener(self._on_duration)
@@ -384,7 +391,7 @@ class _MissWatch:
             _THREAD.call = None
 
     def _on_duration(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        stage, call = _STAGES.get(event), _THREAD.call
+        stage, call = _stages().get(event), _THREAD.call
         if stage is None or call is None:
             return
         if stage == "trace":

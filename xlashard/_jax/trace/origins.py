@@ -7,9 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jax._src import core, source_info_util
-
-from xlashard._jax.trace.jaxprs import Jaxpr, Literal, as_function, scan_operands
+from xlashard._jax.private import core, source_info_util
+from xlashard._jax.trace.jaxprs import Jaxpr, as_function, scan_operands
 from xlashard._jax.trace.primitive_names import CONSTRAINT, CONTROL_FLOW, ELEMENTWISE, REDUCTIONS
 
 type Line = tuple[str, int]
@@ -236,7 +235,7 @@ def find_nan_origin(jaxpr: Jaxpr, args: Sequence[Any], forbids: Forbids) -> NanO
     values |= zip(jaxpr.invars, args, strict=True)
     last_use = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in _variables(eqn)}
     for number, eqn in enumerate(jaxpr.eqns):
-        operands = [v.val if isinstance(v, Literal) else values[v] for v in eqn.invars]
+        operands = [v.val if isinstance(v, core.Literal) else values[v] for v in eqn.invars]
         results = _run_one(jaxpr, eqn, operands)
         kind = next(filter(None, map(forbids, results)), None)
         if kind is not None:
@@ -250,7 +249,7 @@ def find_nan_origin(jaxpr: Jaxpr, args: Sequence[Any], forbids: Forbids) -> NanO
 
 
 def _variables(eqn: Any) -> list[Any]:
-    return [v for v in eqn.invars if not isinstance(v, Literal)]
+    return [v for v in eqn.invars if not isinstance(v, core.Literal)]
 
 
 def _culprit(eqn: Any, kind: str) -> NanOrigin:
@@ -263,7 +262,7 @@ def _run_one(jaxpr: Jaxpr, eqn: Any, operands: Sequence[Any]) -> list[Any]:
     operand_of = {
         v: operand
         for v, operand in zip(eqn.invars, operands, strict=True)
-        if not isinstance(v, Literal)
+        if not isinstance(v, core.Literal)
     }
     alone = jaxpr.replace(
         constvars=[],

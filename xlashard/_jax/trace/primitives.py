@@ -6,18 +6,24 @@ from itertools import compress
 from typing import Any
 
 import jax
-from jax._src import checkify, core
-from jax._src.interpreters import ad, batching, mlir, remat
-from jax._src.interpreters import partial_eval as pe
 
 # Public as jax.extend.core.register_call_primitive_rules, whose package imports Pallas.
-from jax._src.lax.eval_jaxpr import register_call_primitive_rules
-from jax._src.state import discharge
-
+from xlashard._jax.private import (
+    ad,
+    batching,
+    checkify,
+    core,
+    discharge,
+    eval_jaxpr,
+    mlir,
+    pe,
+    remat,
+    sharding_impls,
+    try_steps,
+)
 from xlashard._jax.runtime.shardings import (
     AbstractMesh,
     Device,
-    JaxGSPMDSharding,
     JaxNamedSharding,
     Mesh,
     device_list,
@@ -26,25 +32,34 @@ from xlashard._jax.trace.residuals import register_linearization
 from xlashard.errors import CompileError
 from xlashard.lazily import dataclass
 
-Primitive = core.Primitive
+type Primitive = core.Primitive
 AxisData = Any
 
 
-class CallPrimitive(Primitive):
-    """Primitive that calls a jaxpr, its parameter `jaxpr`.
+@lru_cache(maxsize=1)
+def _call_primitive_class() -> Any:
+    """Return the class of primitives that call a jaxpr, their parameter `jaxpr`.
 
     JAX's rules for calls name that parameter `call_jaxpr`; `bind` takes both names.
     """
 
-    multiple_results = True
+    class CallPrimitive(core.Primitive):
+        multiple_results = True
 
-    def bind(self, *args: Any, **params: Any) -> Any:
-        """Bind the call; donation is dropped where the arguments are no longer its own."""
-        if "call_jaxpr" in params:
-            params["jaxpr"] = params.pop("call_jaxpr")
-        if len(params.get("donated_invars", ())) != len(args):
-            params["donated_invars"] = (False,) * len(args)
-        return super().bind(*args, **params)
+        def bind(self, *args: Any, **params: Any) -> Any:
+            """Bind the call; donation is dropped where the arguments are no longer its own."""
+            if "call_jaxpr" in params:
+                params["jaxpr"] = params.pop("call_jaxpr")
+            if len(params.get("donated_invars", ())) != len(args):
+                params["donated_invars"] = (False,) * len(args)
+            return super().bind(*args, **params)
+
+    return CallPrimitive
+
+
+def is_call_primitive(primitive: Primitive) -> bool:
+    """Return True for a primitive of `call_primitive`."""
+    return type(primitive) is _call_primitive_class()
 
 
 def call_primitive(
@@ -64,32 +79,54 @@ def call_primitive(
     a flag for each argument, which only batching and evaluation preserve; `options` of the
     compiler; `donation`, the mode of reporting unusable donations.
     """
-    primitive = CallPrimitive(name)
-    register_call_primitive_rules(primitive)
-    _take_renamed(primitive)
+    primitive = _call_primitive_class()(name)
+    eval_jaxpr.register_call_primitive_rules(primitive)
+    primitive.def_effectful_abstract_eval(_renamed(primitive.abstract_eval))
+    primitive.to_lojax = _renamed(primitive.to_lojax)
     primitive.def_impl(impl)
     mlir.register_lowering(primitive, _lower_call, cacheable=False)
-    register_linearization(primitive, is_placing)
-    checkify.error_checks[primitive] = partial(_check_call, primitive)
-    core.pp_eqn_rules[primitive] = _print_call
+    # Each rule serves one transformation, and the others work without it.
+    try_steps(
+        partial(_rename_rule, primitive, lambda: ad.primitive_jvps, donates=False),
+        partial(_rename_rule, primitive, lambda: ad.fancy_transposes, donates=False),
+        partial(_rename_rule, primitive, lambda: remat.rules, donates=False),
+        partial(_rename_rule, primitive, lambda: batching.fancy_primitive_batchers),
+        partial(_rename_rule, primitive, lambda: core.custom_typechecks),
+        partial(_register_discharge, primitive),
+        partial(_set_rule, primitive, lambda: pe.dce_rules, _dce_call),
+        partial(_register_partial_eval, primitive),
+        partial(_register_remat, primitive),
+        partial(register_linearization, primitive, is_placing),
+        partial(
+            _set_rule, primitive, lambda: checkify.error_checks, partial(_check_call, primitive)
+        ),
+        partial(_set_rule, primitive, lambda: core.pp_eqn_rules, _print_call),
+    )
     return primitive
 
 
-def _take_renamed(primitive: Primitive) -> None:
-    """Wrap the rules that JAX registered for a call, for the parameter names of this package."""
-    for table in (ad.primitive_jvps, ad.fancy_transposes, remat.rules):
-        if primitive in table:  # JAX 0.11 has no rule of remat for calls.
-            table[primitive] = _renamed(table[primitive], donates=False)
-    for table in (batching.fancy_primitive_batchers, core.custom_typechecks):
-        table[primitive] = _renamed(table[primitive])
-    primitive.def_effectful_abstract_eval(_renamed(primitive.abstract_eval))
-    primitive.to_lojax = _renamed(primitive.to_lojax)
+def _set_rule(primitive: Primitive, table: Callable[[], Any], rule: Callable[..., Any]) -> None:
+    table()[primitive] = rule
+
+
+def _rename_rule(primitive: Primitive, table: Callable[[], Any], *, donates: bool = True) -> None:
+    """Wrap a rule that JAX registered for a call, for the parameter names of this package."""
+    rules = table()
+    if primitive in rules:  # JAX 0.11 has no rule of remat for calls.
+        rules[primitive] = _renamed(rules[primitive], donates=donates)
+
+
+def _register_discharge(primitive: Primitive) -> None:
     discharged = partial(discharge._eval_jaxpr_discharge_rule, primitive)
     discharge.register_discharge_rule(primitive)(_renamed(discharged))
-    pe.dce_rules[primitive] = _dce_call
-    pe.custom_partial_eval_rules[primitive] = partial(
-        _partial_eval_call, pe.custom_partial_eval_rules[primitive]
-    )
+
+
+def _register_partial_eval(primitive: Primitive) -> None:
+    rules = pe.custom_partial_eval_rules
+    rules[primitive] = partial(_partial_eval_call, rules[primitive])
+
+
+def _register_remat(primitive: Primitive) -> None:
     rule: Any = partial(pe.closed_call_partial_eval_custom_rule, "jaxpr", _without_donation)
     pe.partial_eval_jaxpr_custom_rules[primitive] = rule
 
@@ -180,7 +217,7 @@ def _check_call(
     errors, error_tree = jax.tree.flatten(error)
     values = [*errors, *args]
     checked, out_tree, _ = checkify.jaxpr_to_checkify_jaxpr(
-        context, jaxpr, enabled_errors, error_tree, *map(core.typeof, values)
+        context, jaxpr, enabled_errors, error_tree, *map(jax.typeof, values)
     )
     out = primitive.bind(*values, **{**params, "jaxpr": checked, "donated_invars": ()})
     return jax.tree.unflatten(out_tree, out)
@@ -218,13 +255,15 @@ def identity_primitive(
         lower: `lower(ctx, value, **params)` returns the MLIR value.
         abstract: `abstract(aval, **params)` returns the type of the result.
     """
-    primitive = Primitive(name)
+    primitive = core.Primitive(name)
     primitive.def_impl(impl)
     primitive.def_abstract_eval(abstract)
-    core.pp_eqn_rules[primitive] = _print_without_witness
-    ad.deflinear2(primitive, lambda ct, _, **params: (primitive.bind(ct, **params),))
-    batching.fancy_primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, lambda ctx, x, **params: [lower(ctx, x, **params)])
+    try_steps(
+        partial(_set_rule, primitive, lambda: core.pp_eqn_rules, _print_without_witness),
+        partial(_register_transpose, primitive, primitive),
+        partial(_set_rule, primitive, lambda: batching.fancy_primitive_batchers, batch),
+    )
     return primitive
 
 
@@ -250,7 +289,7 @@ class LinearRules:
 
 def transposed_pair(forward: LinearRules, backward: LinearRules) -> tuple[Primitive, Primitive]:
     """Return two linear primitives of one value, each the transpose of the other."""
-    first, second = Primitive(forward.name), Primitive(backward.name)
+    first, second = core.Primitive(forward.name), core.Primitive(backward.name)
     _give_rules(first, forward, second)
     _give_rules(second, backward, first)
     return first, second
@@ -261,7 +300,7 @@ def _give_rules(primitive: Primitive, rules: LinearRules, transpose: Primitive) 
         shape = rules.shape(aval.shape, **params)
         if shape == aval.shape:
             return aval  # with the explicit axes of its type
-        return core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+        return jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
 
     def batch(
         axis_data: AxisData, values: Sequence[Any], dims: Sequence[int | None], **params: Any
@@ -276,14 +315,22 @@ def _give_rules(primitive: Primitive, rules: LinearRules, transpose: Primitive) 
 
     primitive.def_impl(rules.impl)
     primitive.def_abstract_eval(abstract)
-    ad.deflinear2(primitive, lambda ct, _, **params: (transpose.bind(ct, **params),))
-    batching.fancy_primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, lower)
+    try_steps(
+        partial(_register_transpose, primitive, transpose),
+        partial(_set_rule, primitive, lambda: batching.fancy_primitive_batchers, batch),
+    )
+
+
+def _register_transpose(primitive: Primitive, transpose: Primitive) -> None:
+    ad.deflinear2(primitive, lambda ct, _, **params: (transpose.bind(ct, **params),))
 
 
 def recompute_in_remat(primitive: Primitive) -> None:
     """Make remat recompute a primitive of one value whatever its policy, and save the operand."""
-    pe.partial_eval_jaxpr_custom_rules[primitive] = _apply_again
+    try_steps(
+        partial(_set_rule, primitive, lambda: pe.partial_eval_jaxpr_custom_rules, _apply_again)
+    )
 
 
 def _apply_again(
@@ -314,7 +361,7 @@ def device_witness(devices: tuple[Device, ...], mesh: Mesh | AbstractMesh | None
     if not devices:
         return _Witness()
     if not isinstance(mesh, Mesh):
-        everywhere = JaxGSPMDSharding.get_replicated(device_list(devices))
+        everywhere = sharding_impls.GSPMDSharding.get_replicated(device_list(devices))
     else:
         everywhere = JaxNamedSharding(mesh, jax.sharding.PartitionSpec())
     # Unlike a constraint, a call accepts any sharding on explicit axes.

@@ -6,15 +6,12 @@ that equals an argument or a result up to a sharding constraint. These rules reu
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
-from jax._src import ad_util, core
-from jax._src.interpreters import ad
-from jax._src.interpreters import partial_eval as pe
-from jax._src.tree_util import tree_leaves
-from jax._src.util import weakref_lru_cache
+import jax
 
+from xlashard._jax.private import ad, ad_util, core, find_name, pe, util
 from xlashard.lazily import dataclass
 
 type Jaxpr = Any
@@ -58,7 +55,7 @@ class _Linearized:
     nonzero: tuple[bool, ...]
 
 
-def register_linearization(primitive: core.Primitive, is_placing: Callable[[Any], bool]) -> None:
+def register_linearization(primitive: "core.Primitive", is_placing: Callable[[Any], bool]) -> None:
     """Register the linearization of a call primitive (with the parameter `jaxpr`).
 
     Args:
@@ -69,7 +66,7 @@ def register_linearization(primitive: core.Primitive, is_placing: Callable[[Any]
 
 
 def _linearize(
-    primitive: core.Primitive,
+    primitive: "core.Primitive",
     is_placing: Callable[[Any], bool],
     is_vjp: bool,
     nonzero: Sequence[bool],
@@ -79,7 +76,7 @@ def _linearize(
 ) -> tuple[Any, ...]:
     params["donated_invars"] = ()  # The backward part may need the arguments.
     stays = tuple(map(_stays_where_it_is, primals))
-    parts = _parts(jaxpr, tuple(nonzero), is_vjp, stays, is_placing)
+    parts = _cached_parts()(jaxpr, tuple(nonzero), is_vjp, stays, is_placing)
     forward = primitive.bind(*primals, jaxpr=parts.forward, **params)
     values = [primals[s.position] if s.is_argument else forward[s.position] for s in parts.sources]
     results, residuals, structured = _split(values, parts.count)
@@ -92,10 +89,14 @@ def _linearize(
             ad.instantiate_zeros(t) for t, nz in zip(tangents, nonzero, strict=True) if nz
         ]
         # Since JAX 0.12 the backward part of a `vjp` is marked as such.
-        marked = is_vjp and hasattr(ad, "vjp_node")
-        backward = ad.vjp_node(primitive) if marked else primitive
+        marked = is_vjp and find_name(ad, "vjp_node")
+        backward = marked(primitive) if marked else primitive
         out = backward.bind(
-            *residuals, *nonzero_tangents, *tree_leaves(structured), jaxpr=parts.backward, **params
+            *residuals,
+            *nonzero_tangents,
+            *jax.tree_util.tree_leaves(structured),
+            jaxpr=parts.backward,
+            **params,
         )
         return list(_with_zeros(out, parts.nonzero, jaxpr.out_avals))
 
@@ -110,7 +111,7 @@ def _linearize(
 
 def _stays_where_it_is(primal: Any) -> bool:
     """Return True if an argument can replace its constrained value among the residuals."""
-    return isinstance(primal, core.Tracer) or bool(getattr(primal, "committed", False))
+    return isinstance(primal, jax.core.Tracer) or bool(getattr(primal, "committed", False))
 
 
 def _with_zeros(
@@ -129,7 +130,12 @@ def _split(values: Sequence[Any], count: Sequence[int]) -> list[list[Any]]:
     return parts
 
 
-@weakref_lru_cache
+@lru_cache(maxsize=1)
+def _cached_parts() -> Callable[..., _Linearized]:
+    """Return `_parts` with a cache that drops a result with its jaxpr."""
+    return util.weakref_lru_cache(_parts)
+
+
 def _parts(
     jaxpr: Jaxpr,
     nonzero: tuple[bool, ...],

@@ -9,17 +9,15 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import core, source_info_util
-from jax._src.named_sharding import NamedSharding
-from jax._src.sharding_impls import GSPMDSharding
 
-from xlashard._jax.runtime.shardings import UNSPECIFIED, AbstractMesh, Device, JaxSharding, Mesh
+from xlashard._jax.private import core, named_sharding, sharding_impls, source_info_util
+from xlashard._jax.runtime.shardings import AbstractMesh, Device, JaxSharding, Mesh
 from xlashard._jax.trace.jaxprs import array_literals, hoist
 from xlashard._jax.trace.tracing import Jaxpr, bodies
 
 
 def surround(
-    jaxpr: Jaxpr, primitive: core.Primitive, ins: Sequence[Any], outs: Sequence[Any]
+    jaxpr: Jaxpr, primitive: "core.Primitive", ins: Sequence[Any], outs: Sequence[Any]
 ) -> Jaxpr:
     """Apply a primitive of one value to arguments and results of a closed jaxpr.
 
@@ -49,7 +47,7 @@ def surround(
 
 
 def boundary(
-    jaxpr: Jaxpr, primitive: core.Primitive, parameter: str
+    jaxpr: Jaxpr, primitive: "core.Primitive", parameter: str
 ) -> tuple[list[Any], list[Any]]:
     """Return the parameter of a primitive of one value at the arguments and results of a jaxpr.
 
@@ -92,7 +90,7 @@ class InsertionSite(NamedTuple):
 
 def insert_equations(
     jaxpr: Jaxpr,
-    primitive: core.Primitive,
+    primitive: "core.Primitive",
     params: Callable[[Any], dict[str, Any]],
     sites: Iterable[InsertionSite],
 ) -> Jaxpr:
@@ -115,7 +113,9 @@ def insert_equations(
 
 
 class _Insertion:
-    def __init__(self, primitive: core.Primitive, params: Callable[[Any], dict[str, Any]]) -> None:
+    def __init__(
+        self, primitive: "core.Primitive", params: Callable[[Any], dict[str, Any]]
+    ) -> None:
         self._primitive = primitive
         self._params = params
         self._jaxprs: dict[Hashable, tuple[Jaxpr, Jaxpr]] = {}
@@ -166,7 +166,7 @@ class _Insertion:
     def _applied(self, site: InsertionSite, atom: Any, like: Any, eqns: list[Any]) -> Any:
         """Append the equation of a site, with the source of another one; return its result."""
         skipped = isinstance(atom, core.Literal | core.DropVar)
-        if skipped or not isinstance(atom.aval, core.ShapedArray):
+        if skipped or not isinstance(atom.aval, jax.core.ShapedArray):
             return atom
         result = core.Var(atom.aval)
         parts = [atom], [result], self._primitive, self._params(site.value), set()
@@ -309,15 +309,15 @@ class DeviceMap(MeshMap):
 
     def sharding(self, sharding: Any) -> Any:
         """Return a sharding on the new devices; None and `UNSPECIFIED` unchanged."""
-        if isinstance(sharding, NamedSharding):
+        if isinstance(sharding, jax.sharding.NamedSharding):
             kind = sharding.memory_kind if sharding.memory_kind == _KEPT_MEMORY else None
             return type(sharding)(self.mesh(sharding.mesh), sharding.spec, memory_kind=kind)
         if isinstance(sharding, jax.sharding.SingleDeviceSharding):
             (device,) = sharding.device_set
             return type(sharding)(self._devices.get(device, device))
-        if isinstance(sharding, GSPMDSharding):
+        if isinstance(sharding, sharding_impls.GSPMDSharding):
             devices = [self._devices.get(d, d) for d in sharding._device_assignment]
-            return GSPMDSharding(devices, sharding._hlo_sharding)
+            return sharding_impls.GSPMDSharding(devices, sharding._hlo_sharding)
         return sharding
 
     def _replaced(self, value: Any, *, in_trace: bool) -> Any:
@@ -350,5 +350,5 @@ def with_leading_arguments(params: Mapping[str, Any], count: int) -> dict[str, A
         params: The parameters.
         count: Number of new arguments, without shardings and not donated.
     """
-    new = {"in_shardings": UNSPECIFIED, "in_layouts": None, "donated_invars": False}
+    new = {"in_shardings": named_sharding.UNSPECIFIED, "in_layouts": None, "donated_invars": False}
     return {**params, **{name: (*(v,) * count, *params[name]) for name, v in new.items()}}

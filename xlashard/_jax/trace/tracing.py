@@ -5,22 +5,38 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import jax
-from jax._src import api_util, core, dispatch, dtypes, sharding_impls, source_info_util
-from jax._src import mesh as mesh_lib
-from jax._src import pjit as jax_pjit
-from jax._src.interpreters import partial_eval as pe
 
+from xlashard._jax.private import (
+    api_util,
+    core,
+    dtypes,
+    jax_dispatch,
+    jax_pjit,
+    mesh_lib,
+    original_value,
+    pe,
+    sharding_impls,
+    source_info_util,
+)
 from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
 from xlashard.lazily import dataclass
 
 type Jaxpr = Any
 type TreeDef = Any
 
-Tracer = core.Tracer
-escaped_tracer_error = core.escaped_tracer_error
+if TYPE_CHECKING:
+    Tracer = core.Tracer
+else:
+    Tracer = jax.core.Tracer
+
+
+def escaped_tracer_error(tracer: Tracer, detail: str | None = None) -> Exception:
+    """Return JAX's error for a tracer that is used after its trace."""
+    return core.escaped_tracer_error(tracer, detail)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,16 +66,15 @@ class TracedFunction:
     is_new: bool
 
 
-# Default options of jax.jit; JAX's caches compare them by identity.
-_NO_OPTIONS = jax.jit(lambda: None)._jit_info  # pyright: ignore[reportFunctionMemberAccess]
+@lru_cache(maxsize=1)
+def _default_options() -> Any:
+    """Return the default options of `jax.jit`; JAX's caches compare them by identity."""
+    return jax.jit(lambda: None)._jit_info  # pyright: ignore[reportFunctionMemberAccess]
+
 
 # Tracers of one function share its jaxprs, which JAX caches by function.
 _traced: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
 _traced_lock = threading.Lock()
-
-
-# Not the one that `watch_misses` observes: pjit-ed functions have their own log.
-_infer_params = jax_pjit._infer_params
 
 
 class FunctionTracer:
@@ -80,7 +95,7 @@ class FunctionTracer:
         static_argnames: tuple[str, ...],
     ) -> None:
         self._fun = fun
-        self._info = _NO_OPTIONS._replace(
+        self._info = _default_options()._replace(
             fun_sourceinfo=api_util.fun_sourceinfo(fun),
             fun_signature=signature,
             static_argnums=static_argnums,
@@ -103,7 +118,10 @@ class FunctionTracer:
     ) -> TracedFunction:
         """Trace the function for a call's arguments, under a mesh."""
         with use_mesh(mesh):
-            params, _ = _infer_params(self._fun, self._info, args, kwargs)
+            # Not the one that `watch_misses` observes: pjit-ed functions have their own log.
+            params, _ = original_value(jax_pjit, "_infer_params")(
+                self._fun, self._info, args, kwargs
+            )
         jaxpr = params.params["jaxpr"]
         debug = jaxpr.debug_info
         with _traced_lock:
@@ -145,9 +163,9 @@ def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
     if mesh is None:
         return nullcontext()
     stack = ExitStack()
-    if mesh_lib.get_abstract_mesh().empty:
+    if jax.get_abstract_mesh().empty:
         stack.enter_context(sharding_impls._internal_use_concrete_mesh(mesh))
-        stack.enter_context(mesh_lib.use_abstract_mesh(mesh.abstract_mesh))
+        stack.enter_context(jax.use_abstract_mesh(mesh.abstract_mesh))
     return stack
 
 
@@ -162,12 +180,13 @@ def mesh_in_force() -> Mesh | None:
 
 def manual_axes() -> frozenset[str]:
     """Return the manual mesh axes of an enclosing `shard_map`."""
-    mesh = mesh_lib.get_abstract_mesh()
+    mesh = jax.get_abstract_mesh()
     return frozenset() if mesh.empty else frozenset(mesh.manual_axes)
 
 
-is_top_level = core.trace_state_clean
-"""Return True outside of all transformations and traces."""
+def is_top_level() -> bool:
+    """Return True outside of all transformations and traces."""
+    return core.trace_state_clean()
 
 
 def is_staging() -> bool:
@@ -212,8 +231,9 @@ def value_behind(value: Any, until: type | tuple[()] = ()) -> Any:
     return value
 
 
-abstractify: Callable[[object], Any] = core.shaped_abstractify
-"""Return the abstract value of an argument; raises `TypeError` for an unsupported type."""
+def abstractify(value: object) -> Any:
+    """Return the abstract value of an argument; raises `TypeError` for an unsupported type."""
+    return core.shaped_abstractify(value)
 
 
 def struct_of(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
@@ -288,11 +308,12 @@ def entry_axes(entry: Any) -> tuple[str, ...]:
 def moved_to_memory(value: Any, kind: str | None) -> Any:
     """Return a traced value in another memory; its gradient is transferred back."""
     space = core.mem_kind_to_space(kind)
-    return jax.device_put(value, space, src=core.typeof(value).memory_space)
+    return jax.device_put(value, space, src=jax.typeof(value).memory_space)
 
 
-physical_aval: Callable[[Any], Any] = core.physical_aval
-"""Return the aval of the buffers of a value: integers for keys."""
+def physical_aval(aval: Any) -> Any:
+    """Return the aval of the buffers of a value: integers for keys."""
+    return core.physical_aval(aval)
 
 
 def is_token(aval: Any) -> bool:
@@ -315,12 +336,13 @@ def is_extended(aval: Any) -> bool:
 def inner_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:
     """Return the distinct concrete shardings of JAX's primitives inside a jaxpr."""
     # By identity first: the list has one entry for each equation, however deep.
-    shardings = {id(s): s for s, _ in dispatch.get_intermediate_shardings(jaxpr)}
+    shardings = {id(s): s for s, _ in jax_dispatch.get_intermediate_shardings(jaxpr)}
     return list(dict.fromkeys(s for s in shardings.values() if isinstance(s, JaxSharding)))
 
 
-needs_devices = dispatch.jaxpr_has_prim_requiring_devices
-"""Return True if the lowering of a primitive inside depends on the devices."""
+def needs_devices(jaxpr: Jaxpr) -> bool:
+    """Return True if the lowering of a primitive inside depends on the devices."""
+    return jax_dispatch.jaxpr_has_prim_requiring_devices(jaxpr)
 
 
 def source_of(jaxpr: Jaxpr) -> str:
@@ -335,14 +357,15 @@ def may_name_shardings(values: Collection[Any]) -> bool:
     """Return True if a value of an equation's parameters is, or contains, a sharding or a jaxpr."""
     if _PLAIN.issuperset(map(type, values)):
         return False
+    carriers = _carriers()
     for value in values:
         kind = type(value)
         if kind is tuple:
             if not _PLAIN.issuperset(map(type, value)) and any(
-                [isinstance(member, _CARRIERS) for member in value]
+                [isinstance(member, carriers) for member in value]
             ):
                 return True
-        elif kind not in _PLAIN and isinstance(value, _CARRIERS):
+        elif kind not in _PLAIN and isinstance(value, carriers):
             return True
     return False
 
@@ -352,7 +375,11 @@ def may_constrain(jaxpr: Jaxpr) -> bool:
     return any([may_name_shardings(eqn.params.values()) for eqn in jaxpr.eqns])
 
 
-_CARRIERS = (core.Jaxpr, JaxSharding)
+@lru_cache(maxsize=1)
+def _carriers() -> tuple[type, ...]:
+    return core.Jaxpr, JaxSharding
+
+
 # Types of most parameters, checked before isinstance, which takes more time.
 _PLAIN = frozenset({type(None), bool, int, float, str})
 

@@ -6,10 +6,8 @@ from types import FrameType
 from typing import Any
 
 import jax
-from jax._src import core
-from jax._src.interpreters import partial_eval as pe
-from jax._src.named_sharding import DuplicateSpecError
 
+from xlashard._jax.private import core, named_sharding, pe
 from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER
 from xlashard._jax.trace.origins import is_users_file
@@ -160,7 +158,7 @@ def _problem(error: BaseException, last: FrameType) -> InvalidSpec | TypeDiffere
     match last.f_code.co_name:
         case "_check_mesh_resource_axis":
             invalid = InvalidSpec(local["mesh"], local["pspec"], None)
-        case "_check_unique_resources" if isinstance(error, DuplicateSpecError):
+        case "_check_unique_resources" if isinstance(error, named_sharding.DuplicateSpecError):
             invalid = InvalidSpec(error.mesh, error.pspec, None)
         case "_check_divisibility":
             sharding = local["sharding"]
@@ -206,7 +204,7 @@ def _is_of_types(error: BaseException, last: FrameType, operation: _Operation | 
     names = ("assert_shardings_equal", "_mapped_axis_spec", "check_avals_context_mesh")
     if last.f_code.co_name not in names and not last.f_code.co_name.endswith("_sharding_rule"):
         return False
-    meshes = [core.typeof(value).sharding.mesh for value in operation[2]] if operation else []
+    meshes = [jax.typeof(value).sharding.mesh for value in operation[2]] if operation else []
     return any(mesh._any_axis_explicit for mesh in meshes if not mesh.empty)
 
 
@@ -257,7 +255,7 @@ class _Naming:
 
     def operand(self, value: Any) -> Operand:
         """Return an operand with its name and origins."""
-        aval, value = core.typeof(value), self._outside(_staged(value))
+        aval, value = jax.typeof(value), self._outside(_staged(value))
         constant = _constant(value)
         if constant is not None:
             same = (name for name, held in self._visible.items() if held is constant)
@@ -267,7 +265,7 @@ class _Naming:
         name = self._local_name(value)
         if not name and is_argument and origins[0].split("[")[0].split(".")[0] in self._locals:
             name = origins[0]
-        internal = isinstance(value, core.Tracer) and value._trace in self._calls
+        internal = isinstance(value, jax.core.Tracer) and value._trace in self._calls
         return Operand(aval, name, origins, is_argument, is_internal=internal)
 
     def _outside(self, value: Any) -> Any:
@@ -294,7 +292,7 @@ class _Naming:
     def _local_name(self, value: Any) -> str:
         """Return the local variable of the user's line that holds a value."""
         for name, held in self._locals.items():
-            if isinstance(held, core.Tracer) and _staged(held) is value:
+            if isinstance(held, jax.core.Tracer) and _staged(held) is value:
                 return name
         return ""
 

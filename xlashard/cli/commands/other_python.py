@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from xlashard._jax import is_too_old, tested_requirement
 from xlashard._version import __version__
 from xlashard.errors import ArgumentError
 from xlashard.lending import list_folders, start_words
 from xlashard.program_runner import Script, parse_script
-from xlashard.supported_jax import REQUIREMENT, is_supported
 
 MINIMUM_PYTHON = (3, 12)
 _BARE = ("python", "python3", "python.exe")
@@ -149,7 +149,7 @@ def _find_other_python(script: Script) -> PythonEnvironment | None:
     if fault:
         raise ArgumentError(  # no-catalogue: needs another interpreter
             f"{path} {fault}: write the path of a Python {_shown(MINIMUM_PYTHON)} or later with "
-            f"{REQUIREMENT}, such as -- .venv/bin/python {target}"
+            f"{tested_requirement()}, such as -- .venv/bin/python {target}"
         )
     return other
 
@@ -215,7 +215,7 @@ def _find_fault(other: PythonEnvironment | None) -> str:
         return f"is Python {_shown(other.python)}"
     if not other.jax:
         return "has no jax"
-    return "" if is_supported(other.jax) else f"has jax {other.jax}"
+    return f"has jax {other.jax}" if is_too_old(other.jax) else ""
 
 
 def _shown(version: Sequence[int]) -> str:

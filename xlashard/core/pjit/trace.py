@@ -14,7 +14,7 @@ from xlashard._jax.runtime.tracebacks import attempt
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.jaxprs import used_parts
-from xlashard._jax.trace.primitives import CallPrimitive
+from xlashard._jax.trace.primitives import is_call_primitive
 from xlashard.core.array.core.handles import KindOf
 from xlashard.core.pjit.arguments import Argument, are_arrays, check_values
 from xlashard.core.pjit.cache_miss import CacheMiss, CallKey, StaticValue
@@ -321,7 +321,7 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
         if not params:
             continue
         primitive = eqn.primitive
-        if type(primitive) is CallPrimitive:
+        if is_call_primitive(primitive):
             shardings |= dict.fromkeys(inner_shardings(params["jaxpr"]))
         elif primitive is constraint_p or primitive is boundary_p:
             if names_devices(params["sharding"]):

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from xlashard._jax.runtime.shardings import (
     Device,
-    HloSharding,
     JaxGSPMDSharding,
     JaxNamedSharding,
     JaxSharding,
     JaxSingleDeviceSharding,
     Mesh,
-    OpSharding,
     hlo_from_text,
     hlo_text,
+    is_hlo_sharding,
     jax_hlo_sharding,
     listed_device_ids,
     sdy_array,
@@ -197,7 +196,7 @@ OpShardingSharding = GSPMDSharding
 
 def read_assignment(value: object) -> TileAssignment | None:
     """Return the tiles of an `OpSharding`, an `HloSharding` or its text; None for other values."""
-    if isinstance(value, OpSharding | HloSharding):
+    if is_hlo_sharding(value):
         value = hlo_text(value)
     if isinstance(value, str):
         return TileAssignment.parse_text(value)

@@ -20,7 +20,7 @@ import numpy as np
 
 from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime.shardings import default_memory_kind
-from xlashard._jax.runtime.transfer import Handle, HandleType, UnnamedResultError
+from xlashard._jax.runtime.transfer import Handle, HandleType, is_unnamed_result
 from xlashard.core.array.core.base import ArrayBase, check_alive, type_text
 from xlashard.core.array.reshard.execute import (
     has_permuted_tiles,
@@ -335,7 +335,7 @@ def retry_call(error: Exception, call: JaxCall) -> Any:
     with short_tracebacks:
         if isinstance(error, RuntimeError):
             check_alive(*(x for _, x in call.operands()))
-        elif isinstance(error, TypeError | UnnamedResultError):
+        elif isinstance(error, TypeError) or is_unnamed_result(error):
             return _retry_on_other_shardings(error, call)
         elif isinstance(error, AssertionError):
             _check_unreduced(call)
@@ -388,7 +388,7 @@ def _note_memory(error: ValueError, call: JaxCall) -> None:
 
 
 def _retry_on_other_shardings(error: Exception, call: JaxCall) -> Any:
-    if isinstance(error, UnnamedResultError):
+    if is_unnamed_result(error):
         return call.again(with_gspmd_sharding)
     first = next((x for _, x in call.operands() if has_permuted_tiles(x)), None)
     if first is None:
