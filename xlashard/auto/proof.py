@@ -21,6 +21,7 @@ from xlashard.auto.problem import Machine, ProgramLayout, insert_constraints, ma
 from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.schedule import walk_schedule
 from xlashard.costs.targets import operations_for
+from xlashard.errors import JaxVersionError
 from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
 from xlashard.pjit.function import Function
 from xlashard.pjit.stages.compiled import Compiled
@@ -147,6 +148,9 @@ class _Candidate:
 
 
 def _refused(layout: ProgramLayout, error: Exception) -> ProvenLayout:
+    if isinstance(error, JaxVersionError):
+        # No layout compiles without the name.
+        raise error  # no-catalogue: needs another release of JAX
     return ProvenLayout(layout, float("inf"), reason=str(error))
 
 
