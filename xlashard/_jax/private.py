@@ -33,6 +33,15 @@ _REPLACED = {
 }
 """Names that this package replaces in JAX, by module. They are read anew at each use."""
 
+_CONSTANTS = frozenset(
+    {
+        *("jax._src.core.abstract_token", "jax._src.core.pytype_aval_mappings"),
+        *("jax._src.core.trace_ctx", "jax._src.distributed.global_state"),
+        *("jax._src.mesh.thread_resources", "jax._src.tree_util.dispatch_registry"),
+    }
+)
+"""Objects that JAX creates once and changes in place; placing an array and a trace read them."""
+
 _ORIGINALS: dict[tuple[str, str], Any] = {}
 """Values of the replaced names before their first replacement."""
 
@@ -60,7 +69,8 @@ class _Reader:
                 raise
             raise _missing(f"{self._name}.{name}") from None
         # JAX rebinds other values while it runs.
-        if name not in self._fresh and (callable(value) or isinstance(value, ModuleType)):
+        is_constant = callable(value) or isinstance(value, ModuleType)
+        if name not in self._fresh and (is_constant or f"{self._name}.{name}" in _CONSTANTS):
             self._members[name] = value
         return value
 

@@ -23,6 +23,7 @@ from xlashard.core.pjit.stages.compiled import Compiled
 from xlashard.core.pjit.stages.traced import Lowered, Traced
 from xlashard.core.pjit.trace import Call
 from xlashard.core.sharding import Mesh, NamedSharding
+from xlashard.errors import JaxVersionError
 from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
 from xlashard.predict.costs.network_model import NetworkCost
 from xlashard.predict.costs.schedule import walk_schedule
@@ -147,6 +148,9 @@ class _Candidate:
 
 
 def _refused(layout: ProgramLayout, error: Exception) -> ProvenLayout:
+    if isinstance(error, JaxVersionError):
+        # No layout compiles without the name.
+        raise error  # no-catalogue: needs another release of JAX
     return ProvenLayout(layout, float("inf"), reason=str(error))
 
 

@@ -136,14 +136,17 @@ class TransferGuards(NamedTuple):
 
 
 _FREE = (None, "allow")
+_host_to_device = jax.transfer_guard_host_to_device
+_device_to_device = jax.transfer_guard_device_to_device
+_device_to_host = jax.transfer_guard_device_to_host
 
 
 def active_guards() -> TransferGuards | None:
     """Return the guards of this thread; None, in little time, if all transfers are free."""
     to_device, between, to_host = (
-        jax.transfer_guard_host_to_device.value,
-        jax.transfer_guard_device_to_device.value,
-        jax.transfer_guard_device_to_host.value,
+        _host_to_device.value,
+        _device_to_device.value,
+        _device_to_host.value,
     )
     if to_device in _FREE and between in _FREE and to_host in _FREE:
         return None
