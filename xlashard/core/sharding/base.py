@@ -187,6 +187,10 @@ class Sharding:
         """Check a shape as JAX's method does: like `is_compatible_aval`, without divisibility."""
         self.tiling(aval_shape)
 
+    def _describe(self) -> str:
+        """Describe the sharding by its class and what it consists of, for pictures."""
+        return type(self).__name__
+
     def _checked_shape(self, shape: object, method: str) -> Shape:
         return checked_shape(shape, f"{type(self).__name__}.{method}")
 

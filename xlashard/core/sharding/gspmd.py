@@ -180,6 +180,9 @@ class GSPMDSharding(_GSPMDBase):
         spec = partition_spec(axes.spec)
         return sdy_array(list(axes.grid.shape.items()), spec, axes.device_ids, num_dimensions)
 
+    def _describe(self) -> str:
+        return f"{type(self).__name__} {self._assignment.to_text()}"
+
     @cached_property
     def _jax_sharding(self) -> JaxSharding:
         ndim = self._assignment.ndim

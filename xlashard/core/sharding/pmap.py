@@ -149,6 +149,9 @@ class PmapSharding(MeshSharding):
             kind = ""
         return f"PmapSharding({self.sharding_spec}, devices={[d.id for d in self.devices]}{kind})"
 
+    def _describe(self) -> str:
+        return f"{type(self).__name__} of {self.sharding_spec}"
+
     @property
     def devices(self) -> tuple[Device, ...]:
         """Return the devices of the grid in row-major order."""

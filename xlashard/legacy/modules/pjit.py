@@ -1,7 +1,7 @@
 """`jax.experimental.pjit`, with the internals that programs use."""
 
-from xlashard import NamedSharding, OpShardingSharding
 from xlashard._jax.runtime.shardings import UnspecifiedValue
+from xlashard.core.sharding import NamedSharding, OpShardingSharding
 from xlashard.legacy.arrays.gda import GlobalDeviceArray as GDA
 from xlashard.legacy.modules.entry import EntryTable, imports, refused, works
 from xlashard.legacy.shardings.partition_spec import AutoAxisResource
