@@ -195,9 +195,6 @@ class GSPMDSharding(_GSPMDBase):
         return self._jax_sharding
 
 
-OpShardingSharding = GSPMDSharding
-
-
 def read_assignment(value: object) -> TileAssignment | None:
     """Return the tiles of an `OpSharding`, an `HloSharding` or its text; None for other values."""
     if isinstance(value, OpSharding | HloSharding):

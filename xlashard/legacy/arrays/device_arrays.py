@@ -14,14 +14,12 @@ from xlashard._jax.runtime.dispatch import register_array_type
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import HandleType, split
 from xlashard.core.array import Array
-from xlashard.core.array import device_buffers as buffer_arrays
 from xlashard.core.array.core.base import check_alive, handle_of, type_text
 from xlashard.core.array.core.handles import as_class, wrap_result
 from xlashard.core.array.placement.read import distinct_here
-from xlashard.core.array.stacked import unstacked_buffers
-from xlashard.core.sharding import Mesh, NamedSharding, PmapSharding, from_jax
-from xlashard.geometry import ShardIndex, ShardingSpec
-from xlashard.geometry.assignment import sharding_spec_from_tiling
+from xlashard.core.sharding import Mesh, NamedSharding, from_jax
+from xlashard.legacy.arrays import buffer_arrays
+from xlashard.legacy.arrays.stacked import unstacked_buffers
 from xlashard.legacy.modes.config_flags import (
     as_jax_arrays,
     current_array_mode,
@@ -30,6 +28,9 @@ from xlashard.legacy.modes.config_flags import (
 )
 from xlashard.legacy.shardings.op_shardings import mesh_sharding_specs
 from xlashard.legacy.shardings.parsed_specs import get_array_mapping
+from xlashard.legacy.shardings.pmap import PmapSharding
+from xlashard.legacy.shardings.sharding_spec import ShardIndex, ShardingSpec
+from xlashard.legacy.shardings.sharding_spec_inference import sharding_spec_from_tiling
 
 
 def _devices_of(x: Any) -> int:

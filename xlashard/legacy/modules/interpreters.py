@@ -11,10 +11,16 @@ import numpy as np
 from xlashard._jax import legacy_api
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard.core.array import device_put as put_array
-from xlashard.geometry import Chunked, NoSharding, Replicated, ShardedAxis, Unstacked
 from xlashard.legacy.modes.config_flags import as_jax_arrays
 from xlashard.legacy.modules.entry import EntryTable, imports, moved, refused, works
 from xlashard.legacy.shardings.partition_spec import AutoAxisResource
+from xlashard.legacy.shardings.sharding_spec import (
+    Chunked,
+    NoSharding,
+    Replicated,
+    ShardedAxis,
+    Unstacked,
+)
 
 type AvalDimSharding = Unstacked | Chunked | NoSharding
 type MeshDimAssignment = ShardedAxis | Replicated

@@ -13,14 +13,17 @@ from xlashard._jax.runtime.shardings import JaxSharding as Sharding
 from xlashard._jax.runtime.shardings import JaxSingleDeviceSharding as SingleDeviceSharding
 from xlashard._jax.runtime.shardings import op_sharding as _proto
 from xlashard.core import sharding as todays
-from xlashard.core.sharding import GSPMDSharding, OpShardingSharding, ShardingSpec, from_jax, pmap
+from xlashard.core.sharding import GSPMDSharding, from_jax
 from xlashard.core.sharding.named import DeviceNames, devices_of, names_of
 from xlashard.errors import ShardingError
 from xlashard.geometry import TileAssignment
 from xlashard.legacy.modules.entry import EntryTable, moved, works
 from xlashard.legacy.modules.maps import Mesh
+from xlashard.legacy.shardings import pmap
+from xlashard.legacy.shardings.op_shardings import OpShardingSharding
 from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
+from xlashard.legacy.shardings.sharding_spec import ShardingSpec
 
 MeshPspecSharding = NamedSharding
 
