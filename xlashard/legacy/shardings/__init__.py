@@ -7,5 +7,6 @@
 | `sharding_spec` | `ShardingSpec` and its entries, such as `Chunked` |
 | `sharding_spec_inference` | the `ShardingSpec` of a tiling |
 | `pmap` | `PmapSharding` |
+| `superdims` | mesh axes from the order of devices: `unflatten_array`, ... |
 | `op_shardings` | `OpSharding`s, and the `ShardingSpec`s of meshes and of `pmap` |
 """
