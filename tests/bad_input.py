@@ -21,19 +21,17 @@ from jax.experimental.layout import Layout
 
 import xlashard
 from xlashard import Array, Mesh, NamedSharding, P, multihost
-from xlashard.core.sharding import (
-    AbstractMesh,
+from xlashard.core.sharding import AbstractMesh, GSPMDSharding, SingleDeviceSharding
+from xlashard.errors import XlashardError
+from xlashard.legacy.shardings.pmap import PmapSharding
+from xlashard.legacy.shardings.sharding_spec import (
     Chunked,
-    GSPMDSharding,
     NoSharding,
-    PmapSharding,
     Replicated,
     ShardedAxis,
     ShardingSpec,
-    SingleDeviceSharding,
     Unstacked,
 )
-from xlashard.errors import XlashardError
 
 PACKAGE = Path(xlashard.__file__).parent
 DEVICES = jax.devices()

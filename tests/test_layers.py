@@ -36,8 +36,10 @@ FLOORS = (
     ("pods.multihost", "pods.testing"),
     # The package's public names, imported from the rooms below.
     ("startup", "tpu", "gpu", "hardware", "preflights", "multihost", "testing", "pjit"),
+    # APIs of 2022 and 2023.
+    ("legacy",),
     ("",),
-    ("train", "legacy"),
+    ("train",),
     ("cli",),
     ("cli.commands", "cli.cloud"),
     ("cli.main",),
@@ -81,7 +83,7 @@ XLASHARD = Layers(
     ),
     hooks="xlashard.hooks",
     importers={
-        "legacy": frozenset({"xlashard.cli.commands.legacy"}),
+        "legacy": frozenset({"xlashard", "xlashard.cli.commands.legacy"}),
         "auto": frozenset({"xlashard", "xlashard.cli.commands.automatic_layouts"}),
         "train": frozenset(
             {

@@ -237,7 +237,7 @@ FEW_NEED = """
 _jax.array_serialization _jax.legacy_api _jax.stablehlo_parse _jax.trace.origins
 analysis core.array.constructors core.array.device_buffers core.array.dlpack
 core.array.reshard.compiled core.array.reshard.p2p core.array.reshard.permute
-core.array.reshard.plan core.array.reshard.report core.array.stacked core.pjit.stages.bound_step
+core.array.reshard.plan core.array.reshard.report core.pjit.stages.bound_step
 core.pjit.stages.traced core.processes core.program.consistency.exchange
 core.program.consistency.fingerprint core.program.environment core.program.parsed_module
 core.program.remote_compile core.program.saved_program geometry.groups geometry.reshard

@@ -73,16 +73,9 @@ if _typing.TYPE_CHECKING:
     from xlashard.core.array.core.handles import key_shards, live_arrays
     from xlashard.core.array.core.shard import Shard
     from xlashard.core.array.device_buffers import make_array_from_single_device_arrays
-    from xlashard.core.array.device_buffers import make_device_array as make_device_array
-    from xlashard.core.array.device_buffers import (
-        make_sharded_device_array as make_sharded_device_array,
-    )
     from xlashard.core.array.device_put import device_get
     from xlashard.core.array.dlpack import from_dlpack
     from xlashard.core.array.reshard.report import ReshardReport, reshard_plan
-    from xlashard.core.array.stacked import device_put_replicated as device_put_replicated
-    from xlashard.core.array.stacked import device_put_sharded as device_put_sharded
-    from xlashard.core.array.stacked import unstacked_shards as unstacked_shards
     from xlashard.core.pjit.api import jit, pjit, reshard, shard_map
     from xlashard.core.pjit.constraint import with_sharding_constraint
     from xlashard.core.pjit.padding import pad_to_mesh, unpad
@@ -93,21 +86,28 @@ if _typing.TYPE_CHECKING:
     from xlashard.core.pjit.stages.recorded import RecordedProgram, record_programs
     from xlashard.core.pjit.stages.stablehlo import StableHLOProgram, compile_stablehlo
     from xlashard.core.pjit.stages.traced import Lowered, Traced
-    from xlashard.core.sharding import Chunked as Chunked
     from xlashard.core.sharding import (
         GSPMDSharding,
         NamedSharding,
         Sharding,
         SingleDeviceSharding,
     )
-    from xlashard.core.sharding import NoSharding as NoSharding
-    from xlashard.core.sharding import OpShardingSharding as OpShardingSharding
-    from xlashard.core.sharding import PmapSharding as PmapSharding
-    from xlashard.core.sharding import Replicated as Replicated
-    from xlashard.core.sharding import ShardedAxis as ShardedAxis
-    from xlashard.core.sharding import ShardingSpec as ShardingSpec
-    from xlashard.core.sharding import Unstacked as Unstacked
     from xlashard.core.sharding import XLACompatibleSharding as XLACompatibleSharding
+    from xlashard.legacy.arrays.buffer_arrays import make_device_array as make_device_array
+    from xlashard.legacy.arrays.buffer_arrays import (
+        make_sharded_device_array as make_sharded_device_array,
+    )
+    from xlashard.legacy.arrays.stacked import device_put_replicated as device_put_replicated
+    from xlashard.legacy.arrays.stacked import device_put_sharded as device_put_sharded
+    from xlashard.legacy.arrays.stacked import unstacked_shards as unstacked_shards
+    from xlashard.legacy.shardings.op_shardings import OpShardingSharding as OpShardingSharding
+    from xlashard.legacy.shardings.pmap import PmapSharding as PmapSharding
+    from xlashard.legacy.shardings.sharding_spec import Chunked as Chunked
+    from xlashard.legacy.shardings.sharding_spec import NoSharding as NoSharding
+    from xlashard.legacy.shardings.sharding_spec import Replicated as Replicated
+    from xlashard.legacy.shardings.sharding_spec import ShardedAxis as ShardedAxis
+    from xlashard.legacy.shardings.sharding_spec import ShardingSpec as ShardingSpec
+    from xlashard.legacy.shardings.sharding_spec import Unstacked as Unstacked
     from xlashard.predict.preflight.preflight_run import preflight
     from xlashard.predict.preflight.report.preflight_report import PreflightReport
     from xlashard.predict.sweep.sweep_report import SweepReport
@@ -147,16 +147,10 @@ else:
             ),
             "xlashard.core.array.core.handles": ("key_shards", "live_arrays"),
             "xlashard.core.array.core.shard": ("Shard",),
-            "xlashard.core.array.device_buffers": (
-                "make_array_from_single_device_arrays",
-                *("make_device_array", "make_sharded_device_array"),
-            ),
+            "xlashard.core.array.device_buffers": ("make_array_from_single_device_arrays",),
             "xlashard.core.array.device_put": ("device_get",),
             "xlashard.core.array.dlpack": ("from_dlpack",),
             "xlashard.core.array.reshard.report": ("ReshardReport", "reshard_plan"),
-            "xlashard.core.array.stacked": (
-                *("device_put_replicated", "device_put_sharded", "unstacked_shards"),
-            ),
             "xlashard.core.pjit.api": ("jit", "pjit", "reshard", "shard_map"),
             "xlashard.core.pjit.constraint": ("with_sharding_constraint",),
             "xlashard.core.pjit.padding": ("pad_to_mesh", "unpad"),
@@ -167,9 +161,20 @@ else:
             "xlashard.core.pjit.stages.stablehlo": ("StableHLOProgram", "compile_stablehlo"),
             "xlashard.core.pjit.stages.traced": ("Lowered", "Traced"),
             "xlashard.core.sharding": (
-                *("Chunked", "GSPMDSharding", "NamedSharding", "NoSharding", "OpShardingSharding"),
-                *("PmapSharding", "Replicated", "ShardedAxis", "Sharding", "ShardingSpec"),
-                *("SingleDeviceSharding", "Unstacked", "XLACompatibleSharding"),
+                *("GSPMDSharding", "NamedSharding", "Sharding", "SingleDeviceSharding"),
+                "XLACompatibleSharding",
+            ),
+            "xlashard.legacy.arrays.buffer_arrays": (
+                *("make_device_array", "make_sharded_device_array"),
+            ),
+            "xlashard.legacy.arrays.stacked": (
+                *("device_put_replicated", "device_put_sharded", "unstacked_shards"),
+            ),
+            "xlashard.legacy.shardings.op_shardings": ("OpShardingSharding",),
+            "xlashard.legacy.shardings.pmap": ("PmapSharding",),
+            "xlashard.legacy.shardings.sharding_spec": (
+                *("Chunked", "NoSharding", "Replicated", "ShardedAxis", "ShardingSpec"),
+                "Unstacked",
             ),
             "xlashard.predict.preflight.preflight_run": ("preflight",),
             "xlashard.predict.preflight.report.preflight_report": ("PreflightReport",),

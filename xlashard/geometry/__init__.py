@@ -3,25 +3,12 @@
 import typing as _typing
 
 from xlashard.geometry.assignment import Runs as Runs
-from xlashard.geometry.assignment import explode_superdims as explode_superdims
 from xlashard.geometry.assignment import head_and_tail as head_and_tail
 from xlashard.geometry.assignment import replica_runs as replica_runs
 from xlashard.geometry.assignment import spec_from_tile_assignment as spec_from_tile_assignment
 from xlashard.geometry.assignment import spec_from_tiling as spec_from_tiling
-from xlashard.geometry.assignment import strides_for_sizes as strides_for_sizes
-from xlashard.geometry.assignment import unflatten_array as unflatten_array
-from xlashard.geometry.assignment import unflatten_superdims as unflatten_superdims
 from xlashard.geometry.mesh import Box as Box
 from xlashard.geometry.mesh import MeshGrid as MeshGrid
-from xlashard.geometry.sharding_spec import Chunked as Chunked
-from xlashard.geometry.sharding_spec import DimSharding as DimSharding
-from xlashard.geometry.sharding_spec import MeshAxis as MeshAxis
-from xlashard.geometry.sharding_spec import NoSharding as NoSharding
-from xlashard.geometry.sharding_spec import Replicated as Replicated
-from xlashard.geometry.sharding_spec import ShardedAxis as ShardedAxis
-from xlashard.geometry.sharding_spec import ShardIndex as ShardIndex
-from xlashard.geometry.sharding_spec import ShardingSpec as ShardingSpec
-from xlashard.geometry.sharding_spec import Unstacked as Unstacked
 from xlashard.geometry.spec import UNCONSTRAINED as UNCONSTRAINED
 from xlashard.geometry.spec import DimAxes as DimAxes
 from xlashard.geometry.spec import Spec as Spec

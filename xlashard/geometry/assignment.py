@@ -1,8 +1,7 @@
 """Inference of partition specs from tile assignments and tilings; runs of replicas of a tile."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,22 +9,10 @@ import numpy.typing as npt
 from xlashard.errors import TilingError
 from xlashard.geometry import strides
 from xlashard.geometry.mesh import MeshGrid
-from xlashard.geometry.sharding_spec import (
-    Chunked,
-    DimSharding,
-    MeshAxis,
-    NoSharding,
-    Replicated,
-    ShardedAxis,
-    ShardingSpec,
-)
 from xlashard.geometry.spec import Spec
 from xlashard.geometry.tile_assignment import TileAssignment
 from xlashard.geometry.tiling import Tiling
 from xlashard.lazily import dataclass
-
-type _Digit = tuple[int, int, int]
-"""Dimension, size and tile stride of a part of a step that is within one dimension."""
 
 
 def spec_from_tile_assignment(grid: MeshGrid, assignment: TileAssignment) -> Spec:
@@ -93,162 +80,6 @@ def spec_from_tiling(grid: MeshGrid, tiling: Tiling) -> Spec:
         dims.append(tuple(reversed(axes)))
     unreduced = frozenset(dims[0])
     return Spec(tuple(reversed(dims[1:])), unreduced, reduction=tiling.reduction)
-
-
-def sharding_spec_from_tiling(tiling: Tiling) -> ShardingSpec:
-    """Return the sharding spec with the same tiles on the same device positions.
-
-    Args:
-        tiling: Which tile each position holds.
-
-    Returns:
-        The spec with the fewest cuts and the smallest device grid.
-
-    Raises:
-        TilingError: No grid of the devices has the tiles in that order.
-
-    Example:
-        >>> sharding_spec_from_tiling(Tiling((2, 1), 4, ((2, 0), (2, 1))))
-        ShardingSpec((Chunked((2,)), NoSharding()), (Replicated(2), ShardedAxis(0)))
-    """
-    if tiling.is_partial:
-        raise TilingError(
-            f"each device holds one of {tiling.addends} partial results of a {tiling.reduction}: "
-            "a ShardingSpec has no unreduced axes"
-        )
-    if tiling.listed:
-        raise TilingError(
-            f"no grid of {tiling.num_devices} devices has the tiles {tiling.counts} in this order: "
-            "a ShardingSpec can't express it"
-        )
-    grid = [part for step in tiling.steps for part in _within_dims(tiling.counts, step)]
-    # Cuts count from the major one on; of one dimension they stand together.
-    cuts = sorted({digit for digit in grid if isinstance(digit, tuple)}, key=lambda d: -d[2])
-    chunks = {
-        dim: tuple(size for _, size, _ in of_dim)
-        for dim, of_dim in groupby(cuts, key=lambda digit: digit[0])
-    }
-    dims: list[DimSharding] = [
-        Chunked(chunks[dim]) if dim in chunks else NoSharding() for dim in range(tiling.ndim)
-    ]
-    mapping: list[MeshAxis] = [
-        ShardedAxis(cuts.index(part)) if isinstance(part, tuple) else part for part in grid
-    ]
-    return ShardingSpec(tuple(dims), tuple(mapping))
-
-
-def _within_dims(counts: tuple[int, ...], step: tuple[int, int]) -> list[_Digit | Replicated]:
-    """Return the parts of a step, major to minor, each within one dimension or over replicas."""
-    size, stride = step
-    if stride == 0:
-        return [Replicated(size)]
-    parts: list[_Digit | Replicated] = []
-    for dim, inner in enumerate(strides.row_major(counts)):
-        low, high = max(stride, inner), min(stride * size, inner * counts[dim])
-        if high > low:
-            parts.append((dim, high // low, low))
-    if math.prod(part[1] for part in parts if isinstance(part, tuple)) != size:
-        raise TilingError(
-            f"{size} devices in a row step over the borders of the dimensions that {counts} tiles "
-            "cut: a ShardingSpec can't express it"
-        )
-    return parts
-
-
-def unflatten_array(named_sizes: Mapping[str, int], assignment: Sequence[int]) -> list[str]:
-    """Return the order of mesh axes behind a device assignment.
-
-    Args:
-        named_sizes: Mesh axes and sizes, major to minor.
-        assignment: Devices, in the order of a flattened transposition of the mesh.
-
-    Returns:
-        Axis names, major to minor, without those of size 1.
-
-    Raises:
-        TilingError: The order is not that of a transposed mesh.
-
-    Example:
-        >>> unflatten_array({"x": 2, "y": 3}, [0, 3, 1, 4, 2, 5])
-        ['y', 'x']
-    """
-    sizes = list(named_sizes.values())
-    if len(assignment) != math.prod(sizes):
-        raise TilingError(
-            f"{len(assignment)} devices are assigned, the axes {dict(named_sizes)} have "
-            f"{math.prod(sizes)}"
-        )
-    names = {
-        (size, stride): name
-        for (name, size), stride in zip(named_sizes.items(), strides.row_major(sizes), strict=True)
-        if size > 1
-    }
-    return [names[dim] for dim in explode_superdims(sizes, unflatten_superdims(assignment))]
-
-
-def unflatten_superdims(assignment: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the fewest `(size, stride)` digits that count out an assignment, minor to major.
-
-    Raises:
-        TilingError: No digits do.
-
-    Example:
-        >>> unflatten_superdims([0, 3, 1, 4, 2, 5])
-        [(2, 3), (3, 1)]
-    """
-    steps = strides.find(np.asarray(assignment, np.int64).reshape(-1))
-    if steps is None:
-        raise TilingError("the order of the devices is not that of a transposed mesh")
-    return list(reversed(steps))
-
-
-def explode_superdims(
-    sizes: Sequence[int], dims: Sequence[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """Cut digits that span several mesh axes into one digit per axis.
-
-    Args:
-        sizes: Sizes of the mesh axes, major to minor.
-        dims: `(size, stride)` digits, minor to major, as `unflatten_superdims` returns them.
-
-    Returns:
-        `(size, stride)` of each axis, major to minor.
-
-    Raises:
-        TilingError: A digit would need a part of an axis.
-
-    Example:
-        >>> explode_superdims([2, 3], [(6, 1)])
-        [(2, 3), (3, 1)]
-    """
-    axis_at = {
-        stride: size
-        for size, stride in zip(sizes, strides.row_major(sizes), strict=True)
-        if size > 1
-    }
-    exploded: list[tuple[int, int]] = []
-    for size, stride in dims:
-        while size > 1:
-            axis = axis_at.get(stride)
-            if axis is None or size % axis:
-                raise TilingError(
-                    f"{size} devices with stride {stride} are not whole axes of the mesh "
-                    f"{tuple(sizes)}"
-                )
-            exploded.append((axis, stride))
-            size //= axis
-            stride *= axis
-    return exploded[::-1]
-
-
-def strides_for_sizes(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return the strides, in elements, of a dense array whose last dimension is the fastest.
-
-    Example:
-        >>> strides_for_sizes([2, 3, 4]).tolist()
-        [12, 4, 1]
-    """
-    return np.array(strides.row_major([int(size) for size in sizes]), np.int64)
 
 
 @dataclass(frozen=True)

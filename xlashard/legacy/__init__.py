@@ -22,22 +22,16 @@ Importing this package registers its three array classes with JAX, makes `jax.pm
 Everything else in JAX changes between `install()` and `uninstall()`, or in a process of the runner.
 """
 
-from xlashard.core.array.device_buffers import make_device_array, make_sharded_device_array
-from xlashard.core.array.stacked import device_put_replicated, device_put_sharded, unstacked_shards
 from xlashard.core.pjit.shardings.resources import FROM_GDA
-from xlashard.core.sharding import (
-    Chunked,
-    NoSharding,
-    OpShardingSharding,
-    PmapSharding,
-    Replicated,
-    ShardedAxis,
-    ShardingSpec,
-    Unstacked,
-    XLACompatibleSharding,
-)
+from xlashard.core.sharding import XLACompatibleSharding
+from xlashard.legacy.arrays.buffer_arrays import make_device_array, make_sharded_device_array
 from xlashard.legacy.arrays.device_arrays import DeviceArray, ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
+from xlashard.legacy.arrays.stacked import (
+    device_put_replicated,
+    device_put_sharded,
+    unstacked_shards,
+)
 from xlashard.legacy.installer import installed, uninstall
 from xlashard.legacy.modes.config_flags import (
     ArrayMode,
@@ -50,6 +44,16 @@ from xlashard.legacy.modes.config_flags import (
     show_flags,
 )
 from xlashard.legacy.modes.pjit import pjit, with_sharding_constraint
+from xlashard.legacy.shardings.op_shardings import OpShardingSharding
+from xlashard.legacy.shardings.pmap import PmapSharding
+from xlashard.legacy.shardings.sharding_spec import (
+    Chunked,
+    NoSharding,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+)
 
 World, world_in_force = ArrayMode, current_array_mode
 """Earlier names of `ArrayMode` and `current_array_mode`."""

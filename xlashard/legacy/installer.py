@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
-from xlashard import Array
 from xlashard._jax.legacy_api import concrete_class, watch_computations
+from xlashard.core.array import Array
 from xlashard.legacy.modes.config_flags import check_computation, hide_flags, show_flags
 from xlashard.legacy.module_shims import (
     MISSING,

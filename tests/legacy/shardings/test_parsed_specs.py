@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import xlashard
-from xlashard import GSPMDSharding, Mesh, NamedSharding, Sharding, SingleDeviceSharding, geometry
+from xlashard import GSPMDSharding, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from xlashard._jax.runtime.shardings import HloSharding, OpSharding
 from xlashard.errors import (
     ArgumentError,
@@ -262,10 +262,3 @@ def test_specs_of_executables_with_one_sharding_or_one_device():
     alone = mesh((1, 1))
     compiled = xlashard.pjit(lambda a: (a, a + 1)).lower(np.ones(8, np.float32)).compile()
     assert get_pspec_from_executable(compiled, alone) == ((P(),), (P(),) * 2)
-
-
-def test_helpers_for_tile_assignments():
-    assert geometry.strides_for_sizes([2, 3, 4]).tolist() == [12, 4, 1]
-    assert geometry.unflatten_superdims([0, 3, 1, 4, 2, 5]) == [(2, 3), (3, 1)]
-    assert geometry.explode_superdims([2, 3], [(6, 1)]) == [(2, 3), (3, 1)]
-    assert geometry.unflatten_array({"x": 2, "y": 3}, [0, 3, 1, 4, 2, 5]) == ["y", "x"]

@@ -20,9 +20,7 @@ from xlashard._jax.runtime.shardings import (
 )
 from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.core.sharding import (
-    GSPMDSharding,
     NamedSharding,
-    PmapSharding,
     Sharding,
     SingleDeviceSharding,
     XLACompatibleSharding,
@@ -358,10 +356,6 @@ def _chosen_memory(kind: str | None, devices: Sequence[Device] | None) -> str | 
 def _words(own: Any) -> str:
     if isinstance(own, NamedSharding):
         return own.normal_spec.describe()
-    words = type(own).__name__
-    if isinstance(own, GSPMDSharding):
-        words += f" {own.tile_assignment.to_text()}"
-    if isinstance(own, PmapSharding):
-        words += f" of {own.sharding_spec}"
+    words = own._describe() if isinstance(own, Sharding) else type(own).__name__
     # Tiles may be assigned to devices one by one.
     return elided(words, _LONGEST)

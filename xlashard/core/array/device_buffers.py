@@ -6,27 +6,18 @@ from typing import Any, NamedTuple
 import jax
 
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
-from xlashard._jax.runtime.transfer import Handle, Tracer, with_sharding
+from xlashard._jax.runtime.transfer import Handle, Tracer
 from xlashard.core.array.constructors import finished
-from xlashard.core.array.core.array import Array, wrap
-from xlashard.core.array.core.base import (
-    check_alive,
-    check_alive_as,
-    handle_of,
-    record_shard,
-    reshape_buffer,
-)
-from xlashard.core.array.core.handles import canonical_dtype, is_key_dtype, key_handle, keys_over
+from xlashard.core.array.core.array import Array
+from xlashard.core.array.core.base import check_alive_as, handle_of, record_shard
+from xlashard.core.array.core.handles import canonical_dtype, is_key_dtype, key_handle
 from xlashard.core.array.placement.target import (
     ResolvedSharding,
     parse_shape,
     parse_sharding,
     resolve_sharding,
 )
-from xlashard.core.sharding import PmapSharding, SingleDeviceSharding
-from xlashard.errors import ArgumentError, PlacementError, counted
-from xlashard.geometry import ShardingSpec
-from xlashard.geometry.sharding_spec import without_dims
+from xlashard.errors import ArgumentError, PlacementError
 from xlashard.tracebacks import short_tracebacks
 
 
@@ -68,31 +59,10 @@ def make_array_from_single_device_arrays(
         if layout is not None:
             raise ArgumentError("the arrays have their layouts already: give the sharding alone")
         target = resolve_sharding(parse_shape(shape), parsed)
-        singles = read_buffers(_with_unstacked_dims(arrays, target), _HERE)
+        singles = read_buffers(target.sharding._complete_pieces(arrays, target.shard_shape), _HERE)
         return assemble_arrays(
             singles, target, None if dtype is None else canonical_dtype(dtype), _HERE
         )
-
-
-def _with_unstacked_dims(arrays: Any, target: ResolvedSharding) -> Any:
-    """Return the arrays with the dimensions that early `pmap` left out."""
-    sharding, shape = target.sharding, target.shard_shape
-    dims = sharding.sharding_spec.unstacked_dims if isinstance(sharding, PmapSharding) else ()
-    if not dims or not isinstance(arrays, Sequence):
-        return arrays
-    spare = without_dims(shape, dims)
-    lacking = all(isinstance(x, jax.Array) and tuple(x.shape) == spare for x in arrays)
-    return [_in_shape(x, shape) for x in arrays] if lacking else arrays
-
-
-def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:
-    if isinstance(array, Tracer) or len(array.sharding.device_set) != 1:
-        return array  # refused later, by its number
-    check_alive(array)
-    if is_key_dtype(array.dtype):
-        numbers = key_handle(array)
-        return keys_over(reshape_buffer(numbers, (*shape, *numbers.shape[array.ndim :])), array)
-    return reshape_buffer(handle_of(array), shape)
 
 
 class Caller(NamedTuple):
@@ -112,8 +82,6 @@ class Caller(NamedTuple):
 
 
 _HERE = Caller("make_array_from_single_device_arrays", "arrays")
-_SHARDED = Caller("make_sharded_device_array", "device_buffers")
-_SINGLE = Caller("make_device_array", "device_buffers")
 
 
 class DeviceBuffer(NamedTuple):
@@ -256,132 +224,3 @@ def _check_fits(single: DeviceBuffer, target: ResolvedSharding, dtype: Any) -> N
             f"{single.name} on {single.device} is in its memory {kind!r}, but the sharding has "
             f"{target.memory_kind!r}: write sharding.with_memory_kind({kind!r})"
         )
-
-
-def make_sharded_device_array(
-    aval: Any,
-    sharding_spec: ShardingSpec | None,
-    device_buffers: Sequence[Any],
-    indices: Sequence[Any] | None = None,
-) -> Array:
-    """Create an array from buffers that are on their devices.
-
-    Args:
-        aval: Shape and dtype of the array: a `ShapedArray`, or a `jax.ShapeDtypeStruct`.
-        sharding_spec: Spec of the sharding. Without one, each device holds one index of the first
-            dimension.
-        device_buffers: One array per device, in the order of the spec's grid. They may lack
-            unstacked dimensions (all of the first, if there is no spec); then they are copied.
-        indices: Index of each buffer, to be checked.
-
-    Returns:
-        An `Array` with a `PmapSharding`, over the same memory if no dimension is lacking (a key
-        array of JAX, if the buffers are keys).
-
-    Raises:
-        PlacementError: The buffers do not fit the spec, the shape or the indices.
-        GeometryError: The spec does not fit the shape.
-        ArgumentError: A buffer is no array on one device, or `aval` is invalid.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> from xlashard import device_put, make_sharded_device_array
-        >>> buffer = device_put(np.ones(3, np.float32), jax.devices()[0])
-        >>> make_sharded_device_array(jax.ShapeDtypeStruct((1, 3), "float32"), None, [buffer])
-        Array([[1., 1., 1.]], dtype=float32)
-    """
-    with short_tracebacks:
-        shape, dtype = _type_of(aval)
-        device_buffers = list(device_buffers)
-        devices = [single.device for single in read_buffers(device_buffers, _SHARDED)]
-        if sharding_spec is None:
-            lacking = bool(shape) and {tuple(b.shape) for b in device_buffers} == {shape[1:]}
-            pmap_sharding = PmapSharding.default(shape, devices=devices, unstacked=lacking)
-        else:
-            pmap_sharding = PmapSharding(devices, sharding_spec)
-        _check_indices(indices, pmap_sharding.sharding_spec, shape)
-        out = make_array_from_single_device_arrays(
-            shape, pmap_sharding, device_buffers, dtype=dtype
-        )
-        if isinstance(out, Array) and getattr(aval, "weak_type", False):
-            return wrap(
-                with_sharding(out._handle, out._handle.sharding, weak_type=True), pmap_sharding
-            )
-        return out
-
-
-def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> Array:
-    """Create an array from one buffer.
-
-    Args:
-        aval: Its shape and dtype: a `ShapedArray`, or a `jax.ShapeDtypeStruct`.
-        device: Device of the buffer, to which the array is committed. None leaves it uncommitted.
-        device_buffer: An array on one device.
-
-    Returns:
-        An `Array` over the same memory; a key array of JAX, if the buffer is one.
-
-    Raises:
-        PlacementError: The buffer is on another device, or has another shape or dtype.
-        ArgumentError: The buffer is no array on one device.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> from xlashard import device_put, make_device_array
-        >>> buffer = device_put(np.ones(3, np.float32), jax.devices()[0])
-        >>> make_device_array(jax.ShapeDtypeStruct((3,), "float32"), None, buffer).committed
-        False
-    """
-    with short_tracebacks:
-        shape, dtype = _type_of(aval)
-        (single,) = read_buffers([device_buffer], _SINGLE)
-        kind = device_buffer.sharding.memory_kind
-        target = SingleDeviceSharding(device or single.device, memory_kind=kind)
-        out = make_array_from_single_device_arrays(shape, target, [device_buffer], dtype=dtype)
-        weak_type = bool(getattr(aval, "weak_type", False))
-        if device is not None and not weak_type:
-            return out
-        numbers = out._handle if isinstance(out, Array) else key_handle(out)
-        handle = with_sharding(
-            numbers, target.jax_sharding(), committed=device is not None, weak_type=weak_type
-        )
-        return wrap(handle) if isinstance(out, Array) else keys_over(handle, out)
-
-
-def _type_of(aval: Any) -> tuple[tuple[int, ...], Any]:
-    try:
-        return tuple(aval.shape), aval.dtype
-    except (AttributeError, TypeError):
-        raise ArgumentError(
-            f"aval must have a shape and a dtype, not {aval!r}: write jax.ShapeDtypeStruct((8, "
-            "128), 'float32')"
-        ) from None
-
-
-def _check_indices(
-    indices: Sequence[Any] | None, spec: ShardingSpec, shape: tuple[int, ...]
-) -> None:
-    if indices is None:
-        return
-    held = list(spec.indices(shape).flat)
-    indices = [tuple(index) for index in indices]
-    if len(indices) != len(held):
-        raise PlacementError(
-            f"{counted(len(indices), 'index', 'indices')} for {counted(len(held), 'device')}: "
-            "leave indices out, they follow from the spec"
-        )
-    for number, (index, expected) in enumerate(zip(indices, held, strict=True)):
-        if _numbers(index, shape) != _numbers(expected, shape):
-            raise PlacementError(
-                f"indices[{number}] is {index}, but by {spec} device {number} holds {expected} "
-                f"of an array of shape {shape}: leave indices out, they follow from the spec"
-            )
-
-
-def _numbers(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return start and stop per dimension; an integer stands for the slice of one element."""
-    full = (*index, *(slice(None),) * (len(shape) - len(index)))
-    return [
-        cut.indices(size)[:2] if isinstance(cut, slice) else (cut, cut + 1)
-        for cut, size in zip(full, shape, strict=False)
-    ]

@@ -8,7 +8,6 @@ from xlashard._jax.registration import install_shardings
 from xlashard.core.sharding.base import Sharding as Sharding
 from xlashard.core.sharding.base import XLACompatibleSharding as XLACompatibleSharding
 from xlashard.core.sharding.gspmd import GSPMDSharding as GSPMDSharding
-from xlashard.core.sharding.gspmd import OpShardingSharding as OpShardingSharding
 from xlashard.core.sharding.gspmd import from_hlo as from_hlo
 from xlashard.core.sharding.gspmd import from_jax as from_jax
 from xlashard.core.sharding.gspmd import on_mesh as on_mesh
@@ -18,12 +17,5 @@ from xlashard.core.sharding.named import SingleDeviceSharding as SingleDeviceSha
 from xlashard.core.sharding.named import grid_of as grid_of
 from xlashard.core.sharding.named import partition_spec as partition_spec
 from xlashard.core.sharding.named import spec_of as spec_of
-from xlashard.core.sharding.pmap import PmapSharding as PmapSharding
-from xlashard.geometry import Chunked as Chunked
-from xlashard.geometry import NoSharding as NoSharding
-from xlashard.geometry import Replicated as Replicated
-from xlashard.geometry import ShardedAxis as ShardedAxis
-from xlashard.geometry import ShardingSpec as ShardingSpec
-from xlashard.geometry import Unstacked as Unstacked
 
-install_shardings((NamedSharding, PmapSharding, SingleDeviceSharding))
+install_shardings((NamedSharding, SingleDeviceSharding))

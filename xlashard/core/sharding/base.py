@@ -8,7 +8,7 @@ positions to tiles of an array. The tiling does all index maths; a subclass defi
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -186,6 +186,17 @@ class Sharding:
     def check_compatible_aval(self, aval_shape: Shape) -> None:
         """Check a shape as JAX's method does: like `is_compatible_aval`, without divisibility."""
         self.tiling(aval_shape)
+
+    def _describe(self) -> str:
+        """Describe the sharding by its class and what it consists of, for pictures."""
+        return type(self).__name__
+
+    def _complete_pieces(self, pieces: Any, shape: Shape) -> Any:
+        """Return the arrays of single devices in the shape of a shard, if they lack dimensions.
+
+        Shards of `PmapSharding` may; here the arrays are returned as they are.
+        """
+        return pieces
 
     def _checked_shape(self, shape: object, method: str) -> Shape:
         return checked_shape(shape, f"{type(self).__name__}.{method}")

@@ -179,6 +179,9 @@ class GSPMDSharding(_GSPMDBase):
         spec = partition_spec(axes.spec)
         return sdy_array(list(axes.grid.shape.items()), spec, axes.device_ids, num_dimensions)
 
+    def _describe(self) -> str:
+        return f"{type(self).__name__} {self._assignment.to_text()}"
+
     @cached_property
     def _jax_sharding(self) -> JaxSharding:
         ndim = self._assignment.ndim
@@ -189,9 +192,6 @@ class GSPMDSharding(_GSPMDBase):
     def jax_sharding(self, shape: Sequence[int] = ()) -> JaxSharding:
         """Return the sharding of JAX with the same devices and tiles."""
         return self._jax_sharding
-
-
-OpShardingSharding = GSPMDSharding
 
 
 def read_assignment(value: object) -> TileAssignment | None:

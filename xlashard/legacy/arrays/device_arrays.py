@@ -10,18 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 
-import xlashard
-from xlashard import Array, PmapSharding
 from xlashard._jax.runtime.dispatch import register_array_type
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import HandleType, split
+from xlashard.core.array import Array
 from xlashard.core.array.core.base import check_alive, handle_of, type_text
 from xlashard.core.array.core.handles import as_class, wrap_result
 from xlashard.core.array.placement.read import distinct_here
-from xlashard.core.array.stacked import unstacked_buffers
 from xlashard.core.sharding import Mesh, NamedSharding, from_jax
-from xlashard.geometry import ShardIndex, ShardingSpec
-from xlashard.geometry.assignment import sharding_spec_from_tiling
+from xlashard.legacy.arrays import buffer_arrays
+from xlashard.legacy.arrays.stacked import unstacked_buffers
 from xlashard.legacy.modes.config_flags import (
     as_jax_arrays,
     current_array_mode,
@@ -30,6 +28,9 @@ from xlashard.legacy.modes.config_flags import (
 )
 from xlashard.legacy.shardings.op_shardings import mesh_sharding_specs
 from xlashard.legacy.shardings.parsed_specs import get_array_mapping
+from xlashard.legacy.shardings.pmap import PmapSharding
+from xlashard.legacy.shardings.sharding_spec import ShardIndex, ShardingSpec
+from xlashard.legacy.shardings.sharding_spec_inference import sharding_spec_from_tiling
 
 
 def _devices_of(x: Any) -> int:
@@ -236,7 +237,7 @@ def make_sharded_device_array(
         GeometryError: The spec does not fit the shape.
         ArgumentError: A buffer is not an array on one device, or the aval is invalid.
     """
-    array = xlashard.make_sharded_device_array(aval, sharding_spec, device_buffers, indices)
+    array = buffer_arrays.make_sharded_device_array(aval, sharding_spec, device_buffers, indices)
     return _in_current_mode(array, ShardedDeviceArray)
 
 
@@ -252,7 +253,7 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
         PlacementError: The buffer is on another device, or has another shape or dtype.
         ArgumentError: The buffer is not an array on one device.
     """
-    array = xlashard.make_device_array(aval, device, device_buffer)
+    array = buffer_arrays.make_device_array(aval, device, device_buffer)
     return as_jax_arrays(_in_current_mode(array, DeviceArray))
 
 

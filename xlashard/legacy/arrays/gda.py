@@ -6,14 +6,15 @@ from typing import Any, NoReturn, Self
 import jax
 import numpy as np
 
-from xlashard import Array, Mesh, NamedSharding, device_put
 from xlashard._jax.legacy_api import refuse_in_pmap
 from xlashard._jax.runtime.dispatch import register_array_type
 from xlashard._jax.runtime.tracebacks import is_called_by_jax
 from xlashard._jax.runtime.transfer import split, with_sharding
+from xlashard.core.array import Array, device_put
 from xlashard.core.array.core.base import check_alive, type_text
 from xlashard.core.array.core.handles import as_class
 from xlashard.core.array.core.protocols import sharding_text
+from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.errors import ArgumentError, MeshError, RefusedError, ResourceError
 from xlashard.legacy.arrays import shards as making
 from xlashard.legacy.arrays.device_arrays import DeviceArray, as_device_array

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from xlashard import Array, Mesh
 from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.runtime.transfer import with_sharding
+from xlashard.core.array import Array
 from xlashard.core.array.constructors import array_of_pieces
 from xlashard.core.array.core.array import wrap
 from xlashard.core.array.core.base import type_text
@@ -23,6 +23,7 @@ from xlashard.core.array.device_buffers import (
 from xlashard.core.array.placement.target import ResolvedSharding, parse_shape, resolve_sharding
 from xlashard.core.array.reshard.execute import with_device_order
 from xlashard.core.pjit.shardings.resolve import named as named_sharding
+from xlashard.core.sharding import Mesh
 from xlashard.errors import ArgumentError, GeometryError, PlacementError, counted
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.legacy.shardings.partition_spec import PartitionSpec

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-import xlashard
 from xlashard._jax.trace import tracing
+from xlashard.core.pjit import constraint
 from xlashard.core.pjit.callables import dispatched
 from xlashard.core.pjit.options import (
     DonationMode,
@@ -291,7 +291,7 @@ def with_sharding_constraint(
             )
         if not current_array_mode().jax_array and not _is_to_do(resources):
             return x
-        return as_jax_arrays(xlashard.with_sharding_constraint(x, resources))
+        return as_jax_arrays(constraint.with_sharding_constraint(x, resources))
 
 
 def _is_to_do(resources: Any) -> bool:

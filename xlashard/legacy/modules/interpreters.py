@@ -8,13 +8,19 @@ from typing import Any
 import jax
 import numpy as np
 
-import xlashard
 from xlashard._jax import legacy_api
 from xlashard._jax.runtime.shardings import UnspecifiedValue
-from xlashard.geometry import Chunked, NoSharding, Replicated, ShardedAxis, Unstacked
+from xlashard.core.array import device_put as put_array
 from xlashard.legacy.modes.config_flags import as_jax_arrays
 from xlashard.legacy.modules.entry import EntryTable, imports, moved, refused, works
 from xlashard.legacy.shardings.partition_spec import AutoAxisResource
+from xlashard.legacy.shardings.sharding_spec import (
+    Chunked,
+    NoSharding,
+    Replicated,
+    ShardedAxis,
+    Unstacked,
+)
 
 type AvalDimSharding = Unstacked | Chunked | NoSharding
 type MeshDimAssignment = ShardedAxis | Replicated
@@ -44,7 +50,7 @@ def device_put(x: Any, device: Any = None) -> tuple[jax.Array, ...]:
         x: An array, a NumPy array or a number.
         device: The device; the default one if None.
     """
-    return (as_jax_arrays(xlashard.device_put(x, device)),)
+    return (as_jax_arrays(put_array(x, device)),)
 
 
 def buffers_on(x: Any, devices: Sequence[Any], replicate: bool = False) -> list[Any]:
@@ -56,7 +62,7 @@ def buffers_on(x: Any, devices: Sequence[Any], replicate: bool = False) -> list[
         replicate: True if `x` is one array for all devices.
     """
     values: Iterable[Any] = [x] * len(devices) if replicate else x
-    pieces = [xlashard.device_put(v, d) for v, d in zip(values, devices, strict=True)]
+    pieces = [put_array(v, d) for v, d in zip(values, devices, strict=True)]
     return as_jax_arrays(pieces)
 
 
@@ -97,7 +103,7 @@ def shard_arg(x: Any, devices: Sequence[Any], arg_indices: Sequence[Any], mode: 
         if held is not None and held[0] == _bounds(index, x.shape):
             out.append(held[1])
         else:
-            out.append(xlashard.device_put(x[index], device))
+            out.append(put_array(x[index], device))
     return as_jax_arrays(out)
 
 

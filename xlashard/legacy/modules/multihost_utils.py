@@ -5,7 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard import Array, multihost
+from xlashard import multihost
+from xlashard.core.array import Array
 from xlashard.core.array.core.handles import as_class
 from xlashard.core.sharding import Mesh
 from xlashard.legacy.arrays.device_arrays import device_array_class

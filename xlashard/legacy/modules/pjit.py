@@ -1,9 +1,10 @@
 """`jax.experimental.pjit`, with the internals that programs use."""
 
-from xlashard import NamedSharding, OpShardingSharding
 from xlashard._jax.runtime.shardings import UnspecifiedValue
+from xlashard.core.sharding import NamedSharding
 from xlashard.legacy.arrays.gda import GlobalDeviceArray as GDA
 from xlashard.legacy.modules.entry import EntryTable, imports, refused, works
+from xlashard.legacy.shardings.op_shardings import OpShardingSharding
 from xlashard.legacy.shardings.partition_spec import AutoAxisResource
 
 PjitSharding = OpShardingSharding | UnspecifiedValue | AutoAxisResource
@@ -18,6 +19,7 @@ _MESHES = "xlashard.legacy.modules.maps"
 _PARSED = "xlashard.legacy.shardings.parsed_specs"
 _MARKERS = "xlashard.legacy.shardings.partition_spec"
 _CLASSES = "xlashard.legacy.modules.sharding"
+_SUPERDIMS = "xlashard.legacy.shardings.superdims"
 _OPS = "xlashard.legacy.shardings.op_shardings"
 _STAGES = "xlashard.legacy.modes.host_local"
 _INTERNALS = "xlashard.legacy.modes.pjit_internals"
@@ -60,10 +62,10 @@ ENTRIES: EntryTable = {
         "PjitShardingMinusUnspecified": works("0.4.2", "jax.sharding.Sharding"),
         "MeshSharding": works("0.4.2", "jax.sharding.NamedSharding"),
         "MeshShardingMinusUnspecified": works("0.4.2", "jax.sharding.NamedSharding"),
-        "unflatten_array": works("0.4.2", "xlashard.geometry.unflatten_array(sizes, devices)"),
-        "unflatten_superdims": works("0.4.2", "xlashard.geometry.unflatten_superdims(devices)"),
-        "explode_superdims": works("0.4.2", "xlashard.geometry.explode_superdims(sizes, dims)"),
-        "strides_for_sizes": works("0.4.2", "xlashard.geometry.strides_for_sizes(sizes)"),
+        "unflatten_array": works("0.4.2", f"{_SUPERDIMS}.unflatten_array(sizes, devices)"),
+        "unflatten_superdims": works("0.4.2", f"{_SUPERDIMS}.unflatten_superdims(devices)"),
+        "explode_superdims": works("0.4.2", f"{_SUPERDIMS}.explode_superdims(sizes, dims)"),
+        "strides_for_sizes": works("0.4.2", f"{_SUPERDIMS}.strides_for_sizes(sizes)"),
         "SpecSync": works("0.4.2", f"{_PARSED}.SpecSync"),
         "REPLICATED": works("0.4.2", "jax.P()", _PARSED),
         "ParsedPartitionSpec": works("0.4.16", f"{_PARSED}.ParsedPartitionSpec"),

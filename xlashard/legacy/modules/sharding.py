@@ -4,44 +4,47 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
+from jax import P
 from numpy.lib.array_utils import normalize_axis_tuple
 
-import xlashard
-from xlashard import GSPMDSharding, OpShardingSharding, P, ShardingSpec
 from xlashard._jax.runtime.shardings import Device, jax_hlo_sharding
 from xlashard._jax.runtime.shardings import JaxNamedSharding as NamedSharding
 from xlashard._jax.runtime.shardings import JaxSharding as Sharding
 from xlashard._jax.runtime.shardings import JaxSingleDeviceSharding as SingleDeviceSharding
 from xlashard._jax.runtime.shardings import op_sharding as _proto
-from xlashard.core.sharding import from_jax
+from xlashard.core import sharding as todays
+from xlashard.core.sharding import GSPMDSharding, from_jax
 from xlashard.core.sharding.named import DeviceNames, devices_of, names_of
 from xlashard.errors import ShardingError
 from xlashard.geometry import TileAssignment
 from xlashard.legacy.modules.entry import EntryTable, moved, works
 from xlashard.legacy.modules.maps import Mesh
+from xlashard.legacy.shardings import pmap
+from xlashard.legacy.shardings.op_shardings import OpShardingSharding
 from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
+from xlashard.legacy.shardings.sharding_spec import ShardingSpec
 
 MeshPspecSharding = NamedSharding
 
 
-class _CompatibleType(type(xlashard.XLACompatibleSharding)):
+class _CompatibleType(type(todays.XLACompatibleSharding)):
     """Metaclass that counts every sharding with an XLA equivalent as an instance."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        if isinstance(instance, xlashard.Sharding):
-            return isinstance(instance, xlashard.XLACompatibleSharding)
+        if isinstance(instance, todays.Sharding):
+            return isinstance(instance, todays.XLACompatibleSharding)
         return isinstance(instance, Sharding)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         if cls in subclass.__mro__:
             return True
-        if issubclass(subclass, xlashard.Sharding):
-            return issubclass(subclass, xlashard.XLACompatibleSharding)
+        if issubclass(subclass, todays.Sharding):
+            return issubclass(subclass, todays.XLACompatibleSharding)
         return issubclass(subclass, Sharding)
 
 
-class XLACompatibleSharding(xlashard.XLACompatibleSharding, metaclass=_CompatibleType):
+class XLACompatibleSharding(todays.XLACompatibleSharding, metaclass=_CompatibleType):
     """Base class of shardings with an XLA equivalent, which all of JAX's shardings have.
 
     Example:
@@ -69,7 +72,7 @@ class DeviceRow(tuple[Device, ...]):
         return getattr(np.array(list(self), dtype=object), name)
 
 
-class _ArrayDevicesPmapSharding(xlashard.PmapSharding):
+class _ArrayDevicesPmapSharding(pmap.PmapSharding):
     """`PmapSharding` whose `devices` have the attributes of a NumPy array."""
 
     @property
@@ -82,14 +85,14 @@ class _ArrayDevicesPmapSharding(xlashard.PmapSharding):
 class _PmapType(type):
     """Metaclass that makes shardings of the class above, and counts today's as instances."""
 
-    def __call__(cls, devices: Any, sharding_spec: ShardingSpec) -> xlashard.PmapSharding:
+    def __call__(cls, devices: Any, sharding_spec: ShardingSpec) -> pmap.PmapSharding:
         return _ArrayDevicesPmapSharding(devices, sharding_spec)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, xlashard.PmapSharding)
+        return isinstance(instance, pmap.PmapSharding)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        return subclass is cls or issubclass(subclass, xlashard.PmapSharding)
+        return subclass is cls or issubclass(subclass, pmap.PmapSharding)
 
 
 class PmapSharding(metaclass=_PmapType):
@@ -109,7 +112,7 @@ class PmapSharding(metaclass=_PmapType):
     default = _ArrayDevicesPmapSharding.default
 
 
-def on_mesh(mesh: xlashard.Mesh, pspec: Any, parsed_pspec: Any = None) -> xlashard.NamedSharding:
+def on_mesh(mesh: todays.Mesh, pspec: Any, parsed_pspec: Any = None) -> todays.NamedSharding:
     """Return a sharding on a mesh.
 
     Args:
@@ -117,7 +120,7 @@ def on_mesh(mesh: xlashard.Mesh, pspec: Any, parsed_pspec: Any = None) -> xlasha
         pspec: The spec; None for replicated.
         parsed_pspec: Ignored: the parsed form of `pspec`.
     """
-    return xlashard.NamedSharding(mesh, P() if pspec is None else pspec)
+    return todays.NamedSharding(mesh, P() if pspec is None else pspec)
 
 
 def op_sharding_of(sharding: Any, ndim: int) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from xlashard import Array
 from xlashard._jax.array_serialization import ManagerBase, is_remote_storage
 from xlashard._jax.runtime import coordination
+from xlashard.core.array import Array
 from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.errors import ArgumentError, DeadlockError, ProcessesError, SerializationError
 from xlashard.legacy.serialization.array_writing import serialize_all

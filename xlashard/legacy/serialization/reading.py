@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard import Array
 from xlashard._jax.array_serialization import (
     CHUNK_LAYOUT,
     TS_CONTEXT,
@@ -26,6 +25,7 @@ from xlashard._jax.array_serialization import (
     tensorstore,
 )
 from xlashard._jax.runtime.transfer import aligned_empty
+from xlashard.core.array import Array
 from xlashard.core.array.constructors import finished
 from xlashard.core.array.placement.put import stage_piece
 from xlashard.core.array.placement.target import (

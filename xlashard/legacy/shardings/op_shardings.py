@@ -19,23 +19,25 @@ from xlashard._jax.runtime.shardings import (
 from xlashard.core.sharding import GSPMDSharding, grid_of
 from xlashard.core.sharding.gspmd import read_assignment
 from xlashard.errors import ArgumentError, DivisibilityError, ShardingError, TilingError, counted
-from xlashard.geometry import (
-    Chunked,
-    NoSharding,
-    Replicated,
-    ShardedAxis,
-    ShardingSpec,
-    TileAssignment,
-    Unstacked,
-    spec_from_tile_assignment,
-)
-from xlashard.geometry.sharding_spec import spec_over_one_dim
+from xlashard.geometry import TileAssignment, spec_from_tile_assignment
 from xlashard.geometry.spec import divisibility_text
 from xlashard.legacy.shardings.parsed_specs import (
     CanonicalizedParsedPartitionSpec,
     ParsedPartitionSpec,
     get_partition_spec,
 )
+from xlashard.legacy.shardings.sharding_spec import (
+    Chunked,
+    NoSharding,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+    spec_over_one_dim,
+)
+
+OpShardingSharding = GSPMDSharding
+"""The name of `GSPMDSharding` in 2022."""
 
 type OpShardings = list[Any]
 

@@ -27,9 +27,10 @@ from xlashard import (
     reshard_plan,
 )
 from xlashard.core.array.reshard import compiled, plan
-from xlashard.core.sharding import Chunked, PmapSharding, Replicated, ShardedAxis, ShardingSpec
-from xlashard.core.sharding import NoSharding as Whole
 from xlashard.geometry import TileAssignment
+from xlashard.legacy.shardings.pmap import PmapSharding
+from xlashard.legacy.shardings.sharding_spec import Chunked, Replicated, ShardedAxis, ShardingSpec
+from xlashard.legacy.shardings.sharding_spec import NoSharding as Whole
 
 EXAMPLES = int(os.environ.get("RESHARD_EXAMPLES", "150"))
 

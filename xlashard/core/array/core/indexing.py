@@ -19,7 +19,6 @@ from xlashard.core.array.placement.read import check_reduced
 from xlashard.core.sharding import from_jax
 from xlashard.errors import ArgumentError
 from xlashard.geometry import Tiling
-from xlashard.geometry.sharding_spec import without_dims
 from xlashard.tracebacks import shorten
 
 _LARGEST = 2**31 - 1
@@ -106,7 +105,8 @@ def _copy(shard: Handle, dropped: tuple[int, ...], weak_type: bool) -> Handle:
     sharding = shard.sharding
     with allow_transfers():
         if dropped:
-            return reshape_buffer(shard, without_dims(shard.shape, dropped), weak_type)
+            kept = tuple(size for dim, size in enumerate(shard.shape) if dim not in dropped)
+            return reshape_buffer(shard, kept, weak_type)
         copied = copy_to(shard, sharding, fresh=True)
     aval = make_aval(copied.shape, shard.dtype, sharding, weak_type)
     return assemble(aval, sharding, [copied], committed=False)

@@ -1,5 +1,6 @@
 """The array constructors of pmap programs."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 from tests.core.array.cases import DEVICES, named, same, value
 from tests.core.array.suite import ArraySuite
+from tests.core.processes import run_many
 from tests.message_patterns import naming
 from xlashard import (
     Array,
@@ -35,6 +37,8 @@ from xlashard.errors import (
     PlacementError,
     TransferGuardError,
 )
+
+pytestmark = pytest.mark.partitioner
 
 FOUR = DEVICES[2:6]
 V = value(np.float32, (4, 3, 2))
@@ -389,3 +393,9 @@ def test_64_bit_dtypes_under_x64() -> None:
     with jax.enable_x64(True):
         assert same(device_put_sharded(doubles, FOUR), np.array(doubles))
         assert same(device_put_replicated(np.arange(3), FOUR), np.stack([np.arange(3)] * 4))
+
+
+@pytest.mark.integration
+def test_constructors_of_pmap_programs_across_two_processes() -> None:
+    for output in run_many(Path(__file__).with_name("two_processes_pmap.py"), 2, 2):
+        assert "both agree" in output, output

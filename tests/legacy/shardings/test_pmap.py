@@ -30,6 +30,8 @@ from xlashard import (
 from xlashard.core.sharding import from_jax
 from xlashard.errors import DivisibilityError, PlacementError, RankError, ShardingError
 
+pytestmark = pytest.mark.partitioner
+
 ALL = slice(None)
 DEVICES = jax.devices()
 ROWS = ShardingSpec((Chunked((8,)), NoSharding()), (ShardedAxis(0),))

@@ -7,9 +7,19 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from xlashard._jax.registration import install_shardings
 from xlashard._jax.runtime.shardings import Device, Mesh, default_memory_kind
+from xlashard._jax.runtime.transfer import Tracer
+from xlashard.core.array.core.base import check_alive, handle_of, reshape_buffer
+from xlashard.core.array.core.handles import is_key_dtype, key_handle, keys_over
 from xlashard.core.sharding.axes import made_up_grid
-from xlashard.core.sharding.base import check_memory_kind, checked_devices, checked_shape, is_index
+from xlashard.core.sharding.base import (
+    Shape,
+    check_memory_kind,
+    checked_devices,
+    checked_shape,
+    is_index,
+)
 from xlashard.core.sharding.named import (
     DeviceNames,
     MeshSharding,
@@ -18,9 +28,9 @@ from xlashard.core.sharding.named import (
     partition_spec,
 )
 from xlashard.errors import ShardingError, counted
-from xlashard.geometry import ShardingSpec, Tiling
-from xlashard.geometry.sharding_spec import spec_over_one_dim
+from xlashard.geometry import Tiling
 from xlashard.geometry.spec import checked_rank
+from xlashard.legacy.shardings.sharding_spec import ShardingSpec, spec_over_one_dim, without_dims
 from xlashard.tracebacks import short_tracebacks
 
 
@@ -41,7 +51,7 @@ class PmapSharding(MeshSharding):
 
     Example:
         >>> import jax
-        >>> from xlashard.core.sharding import Chunked, NoSharding, ShardedAxis
+        >>> from xlashard.legacy import Chunked, NoSharding, ShardedAxis
         >>> spec = ShardingSpec((Chunked((1,)), NoSharding()), (ShardedAxis(0),))
         >>> PmapSharding(jax.devices()[:1], spec).shard_shape((8, 4))
         (8, 4)
@@ -149,6 +159,18 @@ class PmapSharding(MeshSharding):
             kind = ""
         return f"PmapSharding({self.sharding_spec}, devices={[d.id for d in self.devices]}{kind})"
 
+    def _describe(self) -> str:
+        return f"{type(self).__name__} of {self.sharding_spec}"
+
+    def _complete_pieces(self, pieces: Any, shape: Shape) -> Any:
+        """Return the arrays with the dimensions that early `pmap` left out."""
+        dims = self.sharding_spec.unstacked_dims
+        if not dims or not isinstance(pieces, Sequence):
+            return pieces
+        spare = without_dims(shape, dims)
+        lacking = all(isinstance(x, jax.Array) and tuple(x.shape) == spare for x in pieces)
+        return [_in_shape(x, shape) for x in pieces] if lacking else pieces
+
     @property
     def devices(self) -> tuple[Device, ...]:
         """Return the devices of the grid in row-major order."""
@@ -207,3 +229,17 @@ def _enough(shape: tuple[int, ...], dim: int, own: int) -> int:
 
 def _unpickle_pmap(names: DeviceNames, spec: ShardingSpec, memory_kind: str | None) -> PmapSharding:
     return PmapSharding(devices_of(names), spec, memory_kind=memory_kind)
+
+
+def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:
+    if isinstance(array, Tracer) or len(array.sharding.device_set) != 1:
+        return array  # refused later, by its number
+    check_alive(array)
+    if is_key_dtype(array.dtype):
+        numbers = key_handle(array)
+        return keys_over(reshape_buffer(numbers, (*shape, *numbers.shape[array.ndim :])), array)
+    return reshape_buffer(handle_of(array), shape)
+
+
+# Results of `jax.jit` with this sharding.
+install_shardings((PmapSharding,))

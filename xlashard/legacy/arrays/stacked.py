@@ -30,11 +30,16 @@ from xlashard.core.array.placement.target import (
     leaf_paths,
     resolve_sharding,
 )
-from xlashard.core.sharding import PmapSharding
 from xlashard.core.sharding.base import checked_devices
 from xlashard.errors import ArgumentError, PlacementError, counted
-from xlashard.geometry import ShardIndex, ShardingSpec
-from xlashard.geometry.sharding_spec import at_numbers, spec_over_one_dim, without_dims
+from xlashard.legacy.shardings.pmap import PmapSharding
+from xlashard.legacy.shardings.sharding_spec import (
+    ShardIndex,
+    ShardingSpec,
+    at_numbers,
+    spec_over_one_dim,
+    without_dims,
+)
 from xlashard.tracebacks import short_tracebacks
 
 

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 
 from xlashard.errors import DivisibilityError, RankError, TilingError
-from xlashard.geometry import (
+from xlashard.geometry import MeshGrid, Tiling
+from xlashard.legacy.shardings.sharding_spec import (
     Chunked,
-    MeshGrid,
     NoSharding,
     Replicated,
     ShardedAxis,
     ShardingSpec,
-    Tiling,
     Unstacked,
 )
 
