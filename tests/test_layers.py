@@ -10,7 +10,7 @@ from tests.layers import Layers, find_violations, read_package
 ROOT = Path(__file__).resolve().parent.parent
 
 FLOORS = (
-    ("geometry",),
+    ("geometry", "kernel_module"),
     ("workers",),
     ("_jax",),
     # It imports no JAX, except for programs that JAX holds.
