@@ -101,27 +101,23 @@ JAX_VERSION_FOLDERS = (*_LAYER, "core/sharding", "hlo", "legacy", "predict/targe
 # Folders and files of the pure ring: their tests run without JAX too, except those that are slow
 # or marked `needs_jax`.
 WITHOUT_JAX = (
-    *("test_documents.py", "test_layers.py", "test_program_runner.py"),
-    *("analysis/explain/test_text.py", "cli/commands/test_completion.py", "cli/test_main.py"),
-    *("geometry", "hlo/test_buffers.py", "hlo/test_loops.py", "hlo/test_text.py"),
+    *("test_documents.py", "test_layers.py", "test_program_runner.py", "geometry", "workers"),
+    *("analysis/explain/test_stored_reports.py", "analysis/explain/test_text.py"),
+    *("cli/commands/test_completion.py", "cli/commands/test_legacy.py", "cli/test_main.py"),
+    *("hlo/test_buffers.py", "hlo/test_loops.py", "hlo/test_text.py", "legacy/migration"),
     *("predict/costs/gpu/test_cuda_calls.py", "predict/costs/test_memory_traffic.py"),
     *("predict/costs/test_schedule.py", "predict/preflight/render/html/test_odd_reports.py"),
-    *(
-        "predict/preflight/render/html/test_torus_drawing.py",
-        "predict/preflight/render/test_step_timeline.py",
-    ),
-    *(
-        "predict/preflight/render/test_terminal_report.py",
-        "predict/preflight/report/test_budget.py",
-    ),
-    *(
-        "predict/preflight/report/test_comparison.py",
-        "predict/preflight/report/test_preflight_report.py",
-    ),
-    *("predict/preflight/report/test_pricing.py", "predict/preflight/report/test_schema.py"),
+    "predict/preflight/render/html/test_torus_drawing.py",
+    "predict/preflight/render/test_step_timeline.py",
+    "predict/preflight/render/test_terminal_report.py",
+    "predict/preflight/report/test_budget.py",
+    "predict/preflight/report/test_comparison.py",
+    "predict/preflight/report/test_preflight_report.py",
+    "predict/preflight/report/test_pricing.py",
+    "predict/preflight/report/test_schema.py",
     *("predict/sweep/test_sweep_results.py", "predict/targets/gpu/test_gpu_models.py"),
     *("predict/targets/gpu/test_gpu_names.py", "predict/targets/test_mesh_layout.py"),
-    *("predict/targets/tpu/test_topology_names.py", "train/config/test_schema.py", "workers"),
+    *("predict/targets/tpu/test_topology_names.py", "train/config/test_schema.py"),
 )
 
 

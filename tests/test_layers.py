@@ -137,6 +137,10 @@ def test_checker_reads_the_package() -> None:
     assert "numpy" in seen
 
 
+def test_the_pure_ring_names_rooms_and_modules() -> None:
+    assert not {f"xlashard.{name}" for name in PURE} - set(read_package(ROOT, "xlashard"))
+
+
 ONE_CONCEPT = {
     "base": "base class of a family",
     "comparison": "changes from one report to another: of programs, of preflights",
