@@ -70,6 +70,10 @@ test: $(developing) browser ## Run the tests of every room, or those of ARGS (JO
 test-integration: $(developing) browser ## Run whole programs and pods: training runs, documents, examples
 	$(pytest) -m integration $(ARGS)
 
+.PHONY: test-pure
+test-pure: $(developing) ## Run the tests of the pure ring as if JAX were not installed
+	XLASHARD_TEST_WITHOUT_JAX=1 $(python) -m pytest -m without_jax $(ARGS)
+
 .PHONY: test-gspmd
 test-gspmd: $(developing) browser ## Run the tests that depend on the partitioner under GSPMD
 	XLASHARD_PARTITIONER=gspmd $(pytest) -m partitioner $(ARGS)

@@ -1,7 +1,8 @@
 """Give every test process eight emulated devices, before JAX starts.
 
 `XLASHARD_TEST_PLATFORM=cuda pytest ...` runs the tests on that platform instead; tests that need
-more devices than it has then fail.
+more devices than it has then fail. `XLASHARD_TEST_WITHOUT_JAX=1 pytest -m without_jax ...` runs the
+tests of the pure ring as if JAX were not installed.
 """
 
 import functools
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.without_jax import HAS_JAX
 
 # An installed xlashard has it as an entry point; here it is found without one.
 pytest_plugins = ["xlashard_pytest"]
@@ -38,6 +41,12 @@ def _prepare_jax() -> None:
     """Set the environment that JAX reads when it is imported and when its backend starts."""
     if "XLASHARD_POD_PROCESSES" in os.environ:
         return  # Process of a pod, where JAX runs already and has its devices.
+    # Exception notes of the tested code are without links to the documentation.
+    os.environ.setdefault("XLASHARD_DOCS_URL", "")
+    if not HAS_JAX:
+        # Python refuses to import a module that is None.
+        sys.modules.update(dict.fromkeys(("jax", "jaxlib", "libtpu")))  # pyright: ignore
+        return
     if "jax" in sys.modules:
         raise pytest.UsageError(
             "JAX was imported before tests/conftest.py could ask for "
@@ -46,8 +55,6 @@ def _prepare_jax() -> None:
         )
     platform = os.environ.get("XLASHARD_TEST_PLATFORM", "")
     os.environ["JAX_PLATFORMS"] = platform or "cpu"
-    # Exception notes of the tested code are without links to the documentation.
-    os.environ.setdefault("XLASHARD_DOCS_URL", "")
     kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if COUNT_FLAG not in flag]
     os.environ["XLA_FLAGS"] = " ".join(
         [*QUICK_COMPILE, *PATIENCE, *kept, f"{COUNT_FLAG}={DEVICE_COUNT}"]
@@ -94,6 +101,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _LAYER = ("analysis/explain", "analysis/recompile", "core/array", "core/pjit", "core/program")
 PARTITIONER_FOLDERS = (*_LAYER, "core/sharding", "errors", "hlo", "numpy")
 JAX_VERSION_FOLDERS = (*_LAYER, "core/sharding", "hlo", "legacy", "predict/targets/gpu")
+# Folders and files of the pure ring: their tests run without JAX too, except those that are slow
+# or marked `needs_jax`.
+WITHOUT_JAX = (
+    *("test_documents.py", "test_layers.py", "test_program_runner.py", "geometry", "workers"),
+    *("analysis/explain/test_stored_reports.py", "analysis/explain/test_text.py"),
+    *("cli/commands/test_completion.py", "cli/commands/test_legacy.py", "cli/test_main.py"),
+    *("hlo/test_buffers.py", "hlo/test_loops.py", "hlo/test_text.py", "legacy/migration"),
+    *("predict/costs/gpu/test_cuda_calls.py", "predict/costs/test_memory_traffic.py"),
+    *("predict/costs/test_schedule.py", "predict/preflight/render/html/test_odd_reports.py"),
+    "predict/preflight/render/html/test_torus_drawing.py",
+    "predict/preflight/render/test_step_timeline.py",
+    "predict/preflight/render/test_terminal_report.py",
+    "predict/preflight/report/test_budget.py",
+    "predict/preflight/report/test_comparison.py",
+    "predict/preflight/report/test_preflight_report.py",
+    "predict/preflight/report/test_pricing.py",
+    "predict/preflight/report/test_schema.py",
+    *("predict/sweep/test_sweep_results.py", "predict/targets/gpu/test_gpu_models.py"),
+    *("predict/targets/gpu/test_gpu_names.py", "predict/targets/test_mesh_layout.py"),
+    *("predict/targets/tpu/test_topology_names.py", "train/config/test_schema.py"),
+)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what imports JAX where there is none."""
+    if HAS_JAX:
+        return None
+    listed = (Path(__file__).parent / name for name in WITHOUT_JAX)
+    related = (
+        collection_path.is_relative_to(path) or path.is_relative_to(collection_path)
+        for path in listed
+    )
+    return None if any(related) else True
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -109,6 +149,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("partitioner")
         if _lies_in(item.path, JAX_VERSION_FOLDERS):
             item.add_marker("jax_version")
+        others = map(item.get_closest_marker, ("needs_jax", "slow", "integration"))
+        if _lies_in(item.path, WITHOUT_JAX) and not any(others):
+            item.add_marker("without_jax")
 
 
 @functools.cache
@@ -139,7 +182,8 @@ def pytest_collection() -> Generator[None]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     _keep_what_there_is()
-    _remember_paths_of_hidden_frames()
+    if HAS_JAX:
+        _remember_paths_of_hidden_frames()
 
 
 def _remember_paths_of_hidden_frames() -> None:
@@ -180,13 +224,16 @@ def pytest_report_header() -> str:
     partitioner = os.environ.get("XLASHARD_PARTITIONER") or "shardy (default)"
     return (
         f"python {platform.python_version()}, {', '.join(versions)}, "
-        f"platform {os.environ['JAX_PLATFORMS']}, partitioner {partitioner}"
+        f"platform {os.environ['JAX_PLATFORMS'] if HAS_JAX else 'none'}, partitioner {partitioner}"
     )
 
 
 @pytest.fixture(scope="module")
 def shared_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Use JAX's persistent cache in a folder of this test run, in processes of the tests too."""
+    if not HAS_JAX:
+        yield
+        return
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 

@@ -25,9 +25,10 @@ class Layers:
             with an entry of its own ("room.module") counts as a room.
         common: Members that everything may import and that themselves import only each other.
         door: The one module that may import `INTERNALS`.
-        pure: Rooms that import nothing but the standard library and `pure_allowed`, however far
-            one follows their imports.
-        pure_allowed: Distributions that a pure room may use.
+        pure: Rooms and modules that import nothing but the standard library and `pure_allowed`,
+            however far one follows their imports. Imports for types alone, by `deferred`, and in
+            functions count for direction and cycles only.
+        pure_allowed: Distributions that a pure room or module may use.
         deferred: Modules that may import one inside a function, for a quick start. Direction and
             cycles count for these imports as for all others.
         hooks: The module that names what lower rooms call of higher ones. Its imports wait for the
@@ -65,6 +66,13 @@ class Import:
     target: str
     line: int
     in_function: bool
+    for_types: bool = False
+    is_deferred: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Return True if importing the module does not run this import."""
+        return self.in_function or self.for_types or self.is_deferred
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,7 @@ class _Reader(ast.NodeVisitor):
     is_package: bool
     known: frozenset[str]
     depth: int = 0
+    for_types: bool = False
     found: list[Import] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
 
@@ -93,8 +102,19 @@ class _Reader(ast.NodeVisitor):
         self.classes.append(node.name)
         self.generic_visit(node)
 
-    def _add(self, target: str, node: ast.AST) -> None:
-        self.found.append(Import(target, getattr(node, "lineno", 0), self.depth > 0))
+    def _add(self, target: str, node: ast.AST, *, is_deferred: bool = False) -> None:
+        line = getattr(node, "lineno", 0)
+        self.found.append(Import(target, line, self.depth > 0, self.for_types, is_deferred))
+
+    def visit_If(self, node: ast.If) -> None:
+        if _dotted(node.test).rpartition(".")[2].lstrip("_") != "TYPE_CHECKING":
+            return self.generic_visit(node)
+        before, self.for_types = self.for_types, True
+        for each in node.body:
+            self.visit(each)
+        self.for_types = before
+        for each in node.orelse:
+            self.visit(each)
 
     def _visit_function(self, node: ast.AST) -> None:
         self.depth += 1
@@ -129,7 +149,8 @@ class _Reader(ast.NodeVisitor):
             value = node.args[0].value
             if isinstance(value, str):
                 relative = value.startswith(".")
-                self._add(self.module.partition(".")[0] + value if relative else value, node)
+                full = self.module.partition(".")[0] + value if relative else value
+                self._add(full, node, is_deferred=name == "deferred")
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
@@ -270,26 +291,32 @@ def _lies_in(name: str, package: str) -> bool:
 
 
 def _impure(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation]:
-    pending = [name for name in modules if _room(name, layers) in layers.pure]
-    reached = set(pending)
-    while pending:
-        module = modules[pending.pop()]
-        for entry in module.imports:
+    """Yield a violation for each import of another distribution, with a chain that leads there."""
+    chains = {name: (name,) for name in modules if _is_pure(name, layers)}
+    pending = list(chains)
+    for importer in pending:  # in the order of the length of their chains
+        # With a module Python imports the packages that it lies in.
+        for parent in _with_parents(importer):
+            if parent in modules and parent not in chains:
+                chains[parent] = (*chains[importer], parent)
+                pending.append(parent)
+        for entry in modules[importer].imports:
+            if entry.waits:
+                continue
             if _room(entry.target, layers) is None:
                 head = entry.target.partition(".")[0]
                 if head not in layers.pure_allowed and head not in sys.stdlib_module_names:
-                    yield _violation(
-                        module,
-                        entry.line,
-                        f"{head} used in what a pure room imports "
-                        f"(only {', '.join(sorted(layers.pure_allowed))})",
-                    )
-            else:
-                # With a module Python imports the packages that it lies in.
-                for name in _with_parents(entry.target):
-                    if name in modules and name not in reached:
-                        reached.add(name)
-                        pending.append(name)
+                    allowed = ", ".join(sorted(layers.pure_allowed))
+                    chain = " → ".join((*chains[importer], head))
+                    what = f"{head} used in what a pure room imports: {chain} (only {allowed})"
+                    yield _violation(modules[importer], entry.line, what)
+            elif entry.target in modules and entry.target not in chains:
+                chains[entry.target] = (*chains[importer], entry.target)
+                pending.append(entry.target)
+
+
+def _is_pure(name: str, layers: Layers) -> bool:
+    return any(_lies_in(name, f"{layers.package}.{pure}") for pure in layers.pure)
 
 
 def _with_parents(name: str) -> Iterator[str]:

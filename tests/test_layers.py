@@ -10,7 +10,7 @@ from tests.layers import Layers, find_violations, read_package
 ROOT = Path(__file__).resolve().parent.parent
 
 FLOORS = (
-    ("geometry",),
+    ("geometry", "kernel_module"),
     ("workers",),
     ("_jax",),
     # It imports no JAX, except for programs that JAX holds.
@@ -47,17 +47,47 @@ FLOORS = (
 )
 """The rooms from below to above; those of a line are independent of each other."""
 
+COMMON = frozenset(
+    {
+        *("errors", "config", "wording", "documents", "lazily", "background", "hooks"),
+        *("program_runner", "lending", "tracebacks", "wire", "_version"),
+    }
+)
+
+PURE = frozenset(
+    {
+        *("geometry", "workers", "hlo", "kernel_module"),
+        *("analysis.explain.comparison", "analysis.explain.findings", "analysis.explain.html"),
+        *("analysis.explain.model", "analysis.explain.program_report"),
+        *("analysis.explain.report_changes", "analysis.explain.script_report"),
+        *("analysis.explain.sections", "analysis.explain.tables"),
+        *("analysis.pictures.picture_plan", "analysis.pictures.picture_text"),
+        *("analysis.pictures.subject", "analysis.pictures.svg_html", "analysis.pictures.terminal"),
+        *("predict.targets", "predict.costs", "predict.preflight.time_estimate"),
+        *("predict.preflight.attribution.hlo_dataflow", "predict.preflight.render"),
+        *("predict.preflight.report.comparison", "predict.preflight.report.measured"),
+        *("predict.preflight.report.preflight_model", "predict.preflight.report.preflight_report"),
+        *("predict.preflight.report.pricing", "predict.preflight.report.profile_reader"),
+        *("predict.preflight.report.step_model", "predict.sweep.axis_ranges"),
+        *("predict.sweep.sweep_report", "predict.sweep.sweep_results"),
+        *("auto.plan.plan_model", "auto.plan.plan_text"),
+        *("tpu", "gpu", "hardware", "preflights"),
+        *("legacy.entries", "legacy.migration", "train.config"),
+        *("cli.main", "cli.commands.cli_args", "cli.commands.completion"),
+        *("cli.commands.explain_command", "cli.commands.installation", "cli.commands.legacy"),
+        *("cli.commands.program_args", "cli.commands.result_files", "cli.commands.script_run"),
+    }
+)
+"""Rooms and modules that work where JAX is absent, beside those that all may import."""
+
 XLASHARD = Layers(
     package="xlashard",
     rooms={room: number for number, floor in enumerate(FLOORS) for room in floor},
-    common=frozenset(
-        {
-            *("errors", "config", "wording", "documents", "lazily", "background", "hooks"),
-            *("program_runner", "lending", "tracebacks", "wire", "_version"),
-        }
-    ),
+    common=COMMON,
     door="_jax.private",
-    pure=frozenset({"geometry"}),
+    pure=PURE | COMMON,
+    # Tables and pages of reports, and the migration of programs.
+    pure_allowed=frozenset({"jinja2", "libcst", "markupsafe", "numpy", "rich"}),
     deferred=frozenset(
         {
             ("xlashard.core.pjit.stages.compiled", "xlashard.core.pjit.stages.serialization"),
@@ -111,6 +141,10 @@ def test_checker_reads_the_package() -> None:
     assert "numpy" in seen
 
 
+def test_the_pure_ring_names_rooms_and_modules() -> None:
+    assert not {f"xlashard.{name}" for name in PURE} - set(read_package(ROOT, "xlashard"))
+
+
 ONE_CONCEPT = {
     "base": "base class of a family",
     "comparison": "changes from one report to another: of programs, of preflights",
@@ -130,6 +164,7 @@ MIRRORS = (
     "xlashard.legacy.arrays.",
     "xlashard.legacy.modules.",
     "xlashard.legacy.shardings.",
+    "xlashard.legacy.entries.",
     # Public paths.
     "xlashard.tpu",
     "xlashard.pjit.",
@@ -161,9 +196,9 @@ def test_module_names_are_unique() -> None:
 SMALL = Layers(
     package="pkg",
     rooms={"low": 0, "door": 1, "left": 2, "right": 2, "": 3, "top": 4},
-    common=frozenset({"errors"}),
+    common=frozenset({"errors", "lazily"}),
     door="door",
-    pure=frozenset({"low"}),
+    pure=frozenset({"low", "right.tables"}),
 )
 
 SOUND = {
@@ -172,8 +207,21 @@ SOUND = {
     "pkg/low/__init__.py": "from .maths import area\n",
     "pkg/low/maths.py": "import math\nimport numpy as np\nfrom pkg import errors\n",
     "pkg/door/__init__.py": "import jax._src.core\nfrom jaxlib import xla_client\n",
+    "pkg/lazily.py": "def deferred(name): ...\n",
     "pkg/left/__init__.py": "from pkg.left.thing import thing\n",
     "pkg/left/thing.py": "import jax\nfrom pkg.low.maths import area\nfrom pkg.door import x\n",
+    "pkg/right/tables.py": """
+from typing import TYPE_CHECKING
+from pkg.lazily import deferred
+if TYPE_CHECKING:
+    import jax
+    from pkg.door import x
+else:
+    x = deferred("pkg.door")
+def place(array: "jax.Array"):
+    import jax
+    return jax.device_put(array)
+""",
     "pkg/right/one.py": "from .. import low\nother = low.area\n",
     "pkg/top.py": "import pkg\n\ndef late():\n    import json\n",
 }
@@ -248,7 +296,37 @@ PLANTED = {
         f"jaxlib.xla_client {DOOR}",
     ),
     "impure": ("pkg/low/maths.py", "import jax", "jax used in what a pure room imports"),
-    "impure at second hand": ("pkg/errors.py", "import jax", "pkg/errors.py:1: jax used in what"),
+    "impure at second hand": (
+        "pkg/errors.py",
+        "import jax",
+        "pkg/errors.py:1: jax used in what a pure room imports: "
+        "pkg.low.maths → pkg.errors → jax (only numpy)",
+    ),
+    "impure, by the package around it": (
+        "pkg/right/__init__.py",
+        "import jax",
+        "jax used in what a pure room imports: pkg.right.tables → pkg.right → jax",
+    ),
+    "impure, a single module": (
+        "pkg/right/tables.py",
+        "import rich",
+        "pkg/right/tables.py:1: rich used in what a pure room imports: pkg.right.tables → rich",
+    ),
+    "impure beside types": (
+        "pkg/low/maths.py",
+        "import typing\nif typing.TYPE_CHECKING:\n    import jax\nelse:\n    import jaxlib",
+        "pkg/low/maths.py:5: jaxlib used in what",
+    ),
+    "impure by import_module": (
+        "pkg/low/maths.py",
+        "import importlib\njax = importlib.import_module('jax')",
+        "pkg/low/maths.py:2: jax used in what",
+    ),
+    "upwards, deferred": (
+        "pkg/low/maths.py",
+        "from pkg.lazily import deferred\nthing = deferred('pkg.left.thing')",
+        "pkg/low/maths.py:2: low (0) imports left (2)",
+    ),
 }
 
 

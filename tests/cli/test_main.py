@@ -10,16 +10,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 
 import xlashard as xs
 from tests.fork_server import python_command
+from tests.without_jax import HAS_JAX
 from xlashard.cli.commands import installation
 from xlashard.cli.commands.installation import Check
 from xlashard.cli.commands.program_args import split_script
 from xlashard.cli.main import main, make_parser
-from xlashard.pods.testing.emulated_devices import DEVICE_COUNT_FLAG
+
+if HAS_JAX:
+    import jax
+
+    from xlashard.pods.testing.emulated_devices import DEVICE_COUNT_FLAG
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
@@ -213,6 +217,7 @@ def test_missing_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> 
     assert all(f"  {name} " in err for name in COMMANDS)
 
 
+@pytest.mark.needs_jax
 def test_version_names_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
     out, _, code = stdout_and_code(capsys, "--version")
     lines = dict(line.split(" ", 1) for line in out.splitlines())
@@ -228,6 +233,7 @@ def console_script(folder: Path) -> list[str]:
     return [str(script)]
 
 
+@pytest.mark.needs_jax
 @pytest.mark.parametrize("start", ["module", "script"])
 def test_help_imports_no_heavy_modules(tmp_path: Path, start: str) -> None:
     words = ["-m", "xlashard"] if start == "module" else console_script(tmp_path)
@@ -268,12 +274,14 @@ def test_invalid_variable_is_an_error_of_the_command_line() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.needs_jax
 def test_keys_are_printed_with_type_and_default(capsys: pytest.CaptureFixture[str]) -> None:
     out, _, code = stdout_and_code(capsys, "train", "--keys")
     assert code == 0
     assert "model.layers = 4  # an integer: transformer layers" in out.splitlines()
 
 
+@pytest.mark.needs_jax
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -358,6 +366,7 @@ def test_help_fits_into_a_narrow_terminal(
     assert max(map(len, prose)) <= 60
 
 
+@pytest.mark.needs_jax
 def test_a_missing_extra_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

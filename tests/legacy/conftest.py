@@ -3,12 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 import xlashard
-from tests.core.pjit.helpers import make_mesh
-from xlashard.legacy import serialization as saving
+from tests.without_jax import HAS_JAX
+
+if HAS_JAX:
+    import jax
+
+    from tests.core.pjit.helpers import make_mesh
+    from xlashard.legacy import serialization as saving
 
 
 def pytest_configure(config):
@@ -17,7 +21,7 @@ def pytest_configure(config):
 
 
 @pytest.fixture
-def mesh() -> xlashard.Mesh:
+def mesh() -> "xlashard.Mesh":
     """Four by two devices, axes `x` and `y`."""
     return make_mesh((4, 2), ("x", "y"))
 

@@ -60,6 +60,8 @@ for name in ("jax.experimental.multihost_utils", "jax.experimental.pjit", "jax.e
 before = names()
 
 with_xlashard = names()
+# The class of arrays registers itself, and stays registered.
+from xlashard.legacy import GlobalDeviceArray as GlobalDeviceArray  # noqa: E402
 from xlashard.legacy import installer as installing  # noqa: E402
 
 with_legacy = names()

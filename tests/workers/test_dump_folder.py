@@ -9,20 +9,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import pytest
 
-from tests.predict.preflight.programs import on
-from xlashard import P, pjit
-from xlashard.predict.preflight import compilation
-from xlashard.predict.sweep import sweep_run
+from tests.without_jax import HAS_JAX
 from xlashard.predict.sweep.axis_ranges import AxisRange
 from xlashard.predict.sweep.sweep_report import SweepProgress
 from xlashard.tpu import topology
 from xlashard.workers import dump_folder
 from xlashard.workers.dump_folder import remove_abandoned_folders, temporary_dump_folder
 from xlashard.workers.job_pool import WorkerLimits
+
+if HAS_JAX:
+    import jax
+    import jax.numpy as jnp
+
+    from tests.predict.preflight.programs import on
+    from xlashard import P, pjit
+    from xlashard.predict.preflight import compilation
+    from xlashard.predict.sweep import sweep_run
 
 # The module needs only the standard library, so the process needs no JAX.
 _HOLD = """
@@ -99,6 +103,7 @@ def test_threads_do_not_remove_folders_of_other_threads() -> None:
         assert len([*pool.map(work, range(4))]) == 4
 
 
+@pytest.mark.needs_jax
 def test_a_compilation_removes_its_dump_folder(temporary: Path) -> None:
     left = temporary / f"{dump_folder._PREFIX}of-a-process-that-is-gone"
     left.mkdir()
@@ -110,6 +115,7 @@ def test_a_compilation_removes_its_dump_folder(temporary: Path) -> None:
     assert not list(temporary.glob(f"{dump_folder._PREFIX}*"))
 
 
+@pytest.mark.needs_jax
 def test_sweep_removes_dump_folders_of_its_processes(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ _TASKS = {
             "xlashard legacy --report -- python old_train.py",
             "xlashard.cli.commands.legacy",
             cli_args.add_legacy,
+            needs_jax=False,
         ),
     },
     "Set up": {

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import jax
+from typing import TYPE_CHECKING
 
 from xlashard.geometry.groups import AxisParts, ReplicaGroups, SourceTargetPairs
 from xlashard.geometry.mesh import MeshGrid
@@ -11,6 +10,9 @@ from xlashard.hlo.call_graph import CallSite, makers, nearest_user
 from xlashard.hlo.collective_kinds import KINDS, TRAITS, CollectiveKind, CollectiveTraits
 from xlashard.hlo.module import Computation, Frame, HloModule, Instruction
 from xlashard.hlo.shapes import Shape
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,7 @@ class Collective:
             return payload * self.groups.moving // max(named, 1)
         return int(self.traits.sent_bytes(payload, max(self.groups.size, 1)))
 
-    def axes(
-        self, mesh: MeshGrid | jax.sharding.Mesh, order: Sequence[int] | None = None
-    ) -> AxisParts | None:
+    def axes(self, mesh: "MeshGrid | Mesh", order: Sequence[int] | None = None) -> AxisParts | None:
         """Return the parts of mesh axes along which it runs; None where no axes match.
 
         Args:
@@ -110,7 +110,7 @@ class Collective:
         return self.groups.axes(_grid(mesh), order)
 
 
-def _grid(mesh: MeshGrid | jax.sharding.Mesh) -> MeshGrid:
+def _grid(mesh: "MeshGrid | Mesh") -> MeshGrid:
     if isinstance(mesh, MeshGrid):
         return mesh
     return MeshGrid(mesh.axis_names, tuple(mesh.shape.values()))
@@ -147,7 +147,7 @@ class CollectiveTotal:
 
 def along_text(
     collective: Collective,
-    grid: MeshGrid | jax.sharding.Mesh | None,
+    grid: "MeshGrid | Mesh | None",
     order: Sequence[int] | None = None,
 ) -> str:
     """Return the axes along which a collective runs, or else its groups, as text."""
@@ -159,7 +159,7 @@ def along_text(
 
 def summarize(
     collectives: Sequence[Collective],
-    mesh: MeshGrid | jax.sharding.Mesh | None = None,
+    mesh: "MeshGrid | Mesh | None" = None,
     order: Sequence[int] | None = None,
 ) -> tuple[CollectiveTotal, ...]:
     """Add collectives up by kind and by the axes that they run along.

@@ -192,3 +192,7 @@ def dtype_name(dtype: str) -> str:
     if match is None or match[1] not in _NUMPY_NAMES:
         return dtype
     return f"{_NUMPY_NAMES[match[1]]}{match[2]}" + (f"_{match[3]}" if match[3] else "")
+
+
+DTYPE_NAMES = frozenset(dtype_name(name) for name in _DTYPES if re.search(r"\d", name)) | {"bool"}
+"""NumPy names of the dtypes of numbers, some of which NumPy itself has only beside JAX."""

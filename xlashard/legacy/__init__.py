@@ -2,7 +2,8 @@
 
 | module | contents |
 |---|---|
-| `modules` | every removed name: its definition, and what to write today |
+| `entries` | every removed name: since when, and what to write today |
+| `modules` | their definitions |
 | `installer` | installs the removed names into JAX's modules, and uninstalls them |
 | `module_shims` | modules that replace removed ones, and patches of modules |
 | `install` | installs them on import |
@@ -17,46 +18,82 @@
 Names of the era that can be imported from `xlashard` too, such as `PmapSharding`, are listed here
 alone.
 
-Importing this package registers its three array classes with JAX, makes `jax.pmap` refuse
-`GlobalDeviceArray`, and adds the flags and `positional semantics` to the key of JAX's caches.
+Importing this package imports no JAX: `migration` works without. Each name is imported when it is
+first read. That registers its array class with JAX and makes `jax.pmap` refuse `GlobalDeviceArray`,
+or adds the flags and `positional semantics` to the key of JAX's caches.
 Everything else in JAX changes between `install()` and `uninstall()`, or in a process of the runner.
 """
 
-from xlashard.core.pjit.shardings.resources import FROM_GDA
-from xlashard.core.sharding import XLACompatibleSharding
-from xlashard.legacy.arrays.buffer_arrays import make_device_array, make_sharded_device_array
-from xlashard.legacy.arrays.device_arrays import DeviceArray, ShardedDeviceArray
-from xlashard.legacy.arrays.gda import GlobalDeviceArray
-from xlashard.legacy.arrays.stacked import (
-    device_put_replicated,
-    device_put_sharded,
-    unstacked_shards,
-)
-from xlashard.legacy.installer import installed, uninstall
-from xlashard.legacy.modes.config_flags import (
-    ArrayMode,
-    config,
-    current_array_mode,
-    hide_flags,
-    jax_array,
-    parallel_functions_output_gda,
-    pmap_no_rank_reduction,
-    show_flags,
-)
-from xlashard.legacy.modes.pjit import pjit, with_sharding_constraint
-from xlashard.legacy.shardings.op_shardings import OpShardingSharding
-from xlashard.legacy.shardings.pmap import PmapSharding
-from xlashard.legacy.shardings.sharding_spec import (
-    Chunked,
-    NoSharding,
-    Replicated,
-    ShardedAxis,
-    ShardingSpec,
-    Unstacked,
-)
+import typing as _typing
 
-World, world_in_force = ArrayMode, current_array_mode
-"""Earlier names of `ArrayMode` and `current_array_mode`."""
+if _typing.TYPE_CHECKING:
+    from xlashard.core.pjit.shardings.resources import FROM_GDA
+    from xlashard.core.sharding import XLACompatibleSharding
+    from xlashard.legacy.arrays.buffer_arrays import make_device_array, make_sharded_device_array
+    from xlashard.legacy.arrays.device_arrays import DeviceArray, ShardedDeviceArray
+    from xlashard.legacy.arrays.gda import GlobalDeviceArray
+    from xlashard.legacy.arrays.stacked import (
+        device_put_replicated,
+        device_put_sharded,
+        unstacked_shards,
+    )
+    from xlashard.legacy.installer import installed, uninstall
+    from xlashard.legacy.modes.config_flags import (
+        ArrayMode,
+        World,
+        config,
+        current_array_mode,
+        hide_flags,
+        jax_array,
+        parallel_functions_output_gda,
+        pmap_no_rank_reduction,
+        show_flags,
+        world_in_force,
+    )
+    from xlashard.legacy.modes.pjit import pjit, with_sharding_constraint
+    from xlashard.legacy.shardings.op_shardings import OpShardingSharding
+    from xlashard.legacy.shardings.pmap import PmapSharding
+    from xlashard.legacy.shardings.sharding_spec import (
+        Chunked,
+        NoSharding,
+        Replicated,
+        ShardedAxis,
+        ShardingSpec,
+        Unstacked,
+    )
+else:
+    from xlashard.lazily import on_demand as _on_demand
+
+    __getattr__, __dir__ = _on_demand(
+        __name__,
+        globals(),
+        {
+            "xlashard.core.pjit.shardings.resources": ("FROM_GDA",),
+            "xlashard.core.sharding": ("XLACompatibleSharding",),
+            "xlashard.legacy.arrays.buffer_arrays": (
+                *("make_device_array", "make_sharded_device_array"),
+            ),
+            "xlashard.legacy.arrays.stacked": (
+                *("device_put_replicated", "device_put_sharded", "unstacked_shards"),
+            ),
+            "xlashard.legacy.shardings.op_shardings": ("OpShardingSharding",),
+            "xlashard.legacy.shardings.pmap": ("PmapSharding",),
+            "xlashard.legacy.shardings.sharding_spec": (
+                *("Chunked", "NoSharding", "Replicated", "ShardedAxis", "ShardingSpec"),
+                "Unstacked",
+            ),
+            "xlashard.legacy.arrays.device_arrays": ("DeviceArray", "ShardedDeviceArray"),
+            "xlashard.legacy.arrays.gda": ("GlobalDeviceArray",),
+            "xlashard.legacy.installer": ("installed", "uninstall"),
+            "xlashard.legacy.modes.config_flags": (
+                *("ArrayMode", "config", "current_array_mode"),
+                *("hide_flags", "jax_array", "parallel_functions_output_gda"),
+                *("pmap_no_rank_reduction", "show_flags", "World"),
+                *("world_in_force",),
+            ),
+            "xlashard.legacy.modes.pjit": ("pjit", "with_sharding_constraint"),
+        },
+    )
 
 __all__ = [
     "FROM_GDA",

@@ -16,10 +16,10 @@ from xlashard.analysis.explain.model import (
     MemoryReport,
     MoveReport,
     PlaceReport,
+    ReplicationReport,
     SourceLine,
     ValueReport,
 )
-from xlashard.analysis.explain.replication import ReplicationReport
 from xlashard.analysis.explain.tables import line_text, operation_text, short_path
 from xlashard.wording import in_bytes, in_flop
 

@@ -15,7 +15,8 @@ from tests.core.array.cases import SHAPE, SHARDINGS, Stripes
 from xlashard import AbstractMesh, GSPMDSharding, Mesh, NamedSharding, P, Sharding
 from xlashard.analysis.pictures.picture_plan import BLANK, plan_picture
 from xlashard.analysis.pictures.picture_text import index_text
-from xlashard.analysis.pictures.subject import LISTED, read_subject
+from xlashard.analysis.pictures.subject import LISTED
+from xlashard.analysis.pictures.subject_reader import read_subject
 from xlashard.geometry import Tiling, replica_runs
 
 DEVICES = jax.devices()

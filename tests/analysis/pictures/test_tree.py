@@ -14,8 +14,8 @@ from tests.analysis.pictures.cases import MESH
 from tests.analysis.pictures.test_files import parsed
 from tests.train.examples import devices, settings
 from xlashard import NamedSharding, P, TreePicture
-from xlashard.analysis.pictures import read_tree
 from xlashard.analysis.pictures.picture_plan import COLOURS
+from xlashard.analysis.pictures.sharding_picture import read_tree
 from xlashard.errors import ArgumentError
 from xlashard.train.model.layout import Layout, build_mesh
 from xlashard.train.model.programs import make_recipe, state_shardings

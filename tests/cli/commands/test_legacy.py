@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
-import jax
 import pytest
 
+from tests.without_jax import HAS_JAX
 from xlashard.cli.main import main
+
+if HAS_JAX:
+    import jax
 
 OLD = "import jax\n\n\ndef f(x):\n    return jax.tree_map(abs, x)  # kept\n"
 NEW = OLD.replace("tree_map", "tree.map")
@@ -110,6 +113,7 @@ def test_unknown_options_are_refused_with_the_usage(words: list[str], advice: st
     assert err.startswith("usage: xlashard legacy [--report[=FILE]]") and advice in err
 
 
+@pytest.mark.needs_jax
 @pytest.mark.parametrize(
     ("words", "advice"),
     [

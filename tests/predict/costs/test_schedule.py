@@ -2,21 +2,25 @@
 
 from typing import Any, cast
 
-import jax
-import jax.numpy as jnp
 import pytest
 
-from tests.predict.preflight.scheduled import scheduled
-from xlashard import NamedSharding, P
+from tests.without_jax import HAS_JAX
 from xlashard.hlo import read
 from xlashard.predict.costs.network_model import NetworkCost, NetworkModel
 from xlashard.predict.costs.operation import OperationModel, padding
 from xlashard.predict.costs.rates import Rates, rates_of
 from xlashard.predict.costs.schedule import StepSchedule, walk_schedule
-from xlashard.predict.preflight.compilation import Compilation
 from xlashard.predict.preflight.time_estimate import KernelSpread, error_bar, schedule_step
 from xlashard.predict.targets.gpu.gpu_models import BY_NAME
 from xlashard.tpu import topology
+
+if HAS_JAX:
+    import jax
+    import jax.numpy as jnp
+
+    from tests.predict.preflight.scheduled import scheduled
+    from xlashard import NamedSharding, P
+    from xlashard.predict.preflight.compilation import Compilation
 
 RATES = Rates(
     cores=1,
@@ -120,6 +124,7 @@ def test_an_operand_that_fits_into_vmem_is_read_once() -> None:
     assert schedule(body).seconds == pytest.approx(overlapped(matrix, hbm) + 1e-6)
 
 
+@pytest.mark.needs_jax
 def test_more_vmem_makes_larger_tiles() -> None:
     def times(**options: str) -> float:
         module = read(f"HloModule m, is_scheduled=true\nENTRY main {{\n{WIDE}}}\n")

@@ -23,10 +23,12 @@ from tests.predict.preflight.example_parts import (
     line,
     value,
 )
-from xlashard.analysis.explain.model import DonationReport
-from xlashard.analysis.explain.repeated import RepeatedReport
-from xlashard.analysis.explain.replication import ReplicationReport
-from xlashard.analysis.explain.uneven_constraints import UnevenReport
+from xlashard.analysis.explain.model import (
+    DonationReport,
+    RepeatedReport,
+    ReplicationReport,
+    UnevenReport,
+)
 from xlashard.predict.preflight.report.preflight_model import (
     AxisReport,
     MemoryBreakdown,

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import compress
 from typing import Any
 
@@ -18,6 +18,7 @@ from xlashard.analysis.explain.descriptions import (
     describe_collectives,
     describe_donations,
     describe_inputs,
+    describe_moves,
     describe_outputs,
 )
 from xlashard.analysis.explain.explained_program import (
@@ -27,7 +28,9 @@ from xlashard.analysis.explain.explained_program import (
 )
 from xlashard.analysis.explain.model import CostReport, MemoryReport, PlaceReport
 from xlashard.analysis.explain.program_report import ProgramReport
-from xlashard.analysis.explain.sections import find_all
+from xlashard.analysis.explain.repeated import describe_repeated
+from xlashard.analysis.explain.replication import describe_replications
+from xlashard.analysis.explain.uneven_constraints import describe_uneven
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.lower import LoweringRequest
 from xlashard.core.pjit.shardings.automatic import planned_call
@@ -168,6 +171,21 @@ def _report(program: ExplainedProgram) -> ProgramReport:
         forgotten=program.forgotten,
         **find_all(program, ProgramReport),
     )
+
+
+FINDERS: Mapping[str, Callable[[ExplainedProgram], Sequence[Any]]] = {
+    "replications": describe_replications,
+    "uneven": describe_uneven,
+    "repeated": describe_repeated,
+    "moves": describe_moves,
+}
+"""Functions that return the findings of a program, by the field of reports that holds them."""
+
+
+def find_all(program: ExplainedProgram, report: type) -> dict[str, Any]:
+    """Return the findings of a program, by the fields of a class of reports that hold them."""
+    names = {field.name for field in fields(report)}
+    return {field: find(program) for field, find in FINDERS.items() if field in names}
 
 
 def _place(program: ExplainedProgram) -> PlaceReport:

@@ -1,7 +1,8 @@
 """Findings: rows of a report, described once for a terminal and for pages.
 
-A new section is a module with the class of its rows, the function that finds them, and its
-`Findings`, an entry in `FINDINGS` of `sections.py`, and a field of each report that has it.
+A new section is the class of its rows in `model.py`, its `Findings` in `FINDINGS` of
+`sections.py`, a module with the function that finds them, an entry in `FINDERS` of `explain.py`,
+and a field of each report that has it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,6 @@ from typing import Any, Literal
 from rich.console import RenderableType
 from rich.text import Text
 
-from xlashard.analysis.explain.explained_program import ExplainedProgram
 from xlashard.analysis.explain.tables import Page, line_text, listing
 from xlashard.wording import FORMATTERS, Unit
 
@@ -54,7 +54,6 @@ class Findings[T]:
 
     Attributes:
         field: The field of reports that holds the findings; those without it lack the section.
-        find: Returns the findings of a program.
         title: Its title.
         note: Words beside the title in a terminal.
         summary: Words beside the title on a page, with `{count}` and `{total}` of the findings.
@@ -65,7 +64,6 @@ class Findings[T]:
     """
 
     field: str
-    find: Callable[[ExplainedProgram], Sequence[T]]
     title: str
     note: str
     summary: str

@@ -241,3 +241,109 @@ class PlaceReport:
     jax: str
     jaxlib: str
     runtime: str
+
+
+type ReplicationKind = Literal["argument", "result", "open dimension", "constraint"]
+
+
+@dataclass(frozen=True)
+class ReplicationReport:
+    """Value with more copies than requested.
+
+    Attributes:
+        kind: `argument`: it has no sharding, the partitioner left it whole, and it has the bytes of
+            a `ReplicationWarning`; `result`: its sharding is unspecified, and it is replicated
+            along `axes`, which an argument is sharded over; `open dimension`: its spec leaves
+            `dims` UNCONSTRAINED, and the partitioner left them unsharded; `constraint`: a
+            with_sharding_constraint unshards `dims`, for which the program gathers the value along
+            `axes` at that line.
+        path: The argument or result; for a constraint the type of the value.
+        spec: Its sharding.
+        dims: The dimensions.
+        axes: The mesh axes that could shard them, or along which they are gathered.
+        wasted_bytes: Bytes on one device in excess of a value sharded over those axes; for a
+            constraint the bytes that the gathers add on one device, all executions together.
+        source: For a constraint, its line.
+    """
+
+    kind: ReplicationKind
+    path: str
+    spec: str
+    dims: tuple[int, ...]
+    axes: tuple[str, ...]
+    wasted_bytes: int
+    source: SourceLine | None = None
+
+
+@dataclass(frozen=True)
+class UnevenReport:
+    """Dimension that a constraint shards, and that does not divide evenly.
+
+    Inside of the program the partitioner pads it. A result is not sharded so.
+
+    Attributes:
+        type: Type of the constrained value: `float32[10,6]`.
+        spec: Sharding of the constraint.
+        dim: The dimension.
+        size: Its size.
+        axes: Names of the mesh axes that shard it; empty if unknown.
+        shards: Number of tiles along it.
+        shard_size: Size of a padded tile.
+        padded_size: Size of the padded dimension.
+        empty_shards: Number of tiles that hold padding alone.
+        device_bytes: Bytes of the padded tile on one device.
+        padding_bytes: Bytes of padding in one copy of the value, all uneven dimensions together.
+        whole_bytes: Bytes on one device if the uneven dimensions stay whole.
+        result: Path of the result of the program that the constraint makes, or empty.
+        result_spec: Sharding of that result in the compiled program, or empty.
+        source: Line of the constraint.
+    """
+
+    type: str
+    spec: str
+    dim: int
+    size: int
+    axes: tuple[str, ...]
+    shards: int
+    shard_size: int
+    padded_size: int
+    empty_shards: int
+    device_bytes: int
+    padding_bytes: int
+    whole_bytes: int
+    result: str
+    result_spec: str
+    source: SourceLine | None
+
+
+@dataclass(frozen=True)
+class RepeatedReport:
+    """Product or convolution that every device computes whole, with equal operands.
+
+    Attributes:
+        operation: JAX's name of it: `dot_general` or `conv_general_dilated`.
+        operands: Types of its operands.
+        result: Type of its result.
+        devices: Number of devices that repeat it.
+        count: Number of instructions in the program.
+        times: Number of executions, all instructions together.
+        flops: FLOP on each device, all executions together.
+        share: Part of the FLOP of all products on a device, from 0 to 1.
+        argument: Path of a replicated argument whose dimension a mesh axis could shard; or empty.
+        spec: Sharding of that argument to try: `P('data')`; or empty.
+        constraint: Line of a constraint that leaves an operand whole, if no argument does.
+        source: Line of the operation.
+    """
+
+    operation: str
+    operands: tuple[str, ...]
+    result: str
+    devices: int
+    count: int
+    times: int
+    flops: int
+    share: float
+    argument: str
+    spec: str
+    constraint: SourceLine | None
+    source: SourceLine | None

@@ -14,10 +14,11 @@ from xlashard.analysis.explain.model import (
     MemoryReport,
     MoveReport,
     PlaceReport,
+    RepeatedReport,
+    ReplicationReport,
+    UnevenReport,
     ValueReport,
 )
-from xlashard.analysis.explain.repeated import RepeatedReport
-from xlashard.analysis.explain.replication import ReplicationReport
 from xlashard.analysis.explain.sections import (
     MOVES,
     collective_sums,
@@ -36,7 +37,6 @@ from xlashard.analysis.explain.tables import (
     runs_text,
     types_text,
 )
-from xlashard.analysis.explain.uneven_constraints import UnevenReport
 from xlashard.documents import ReportFormat
 from xlashard.errors import counted
 from xlashard.hlo.collective_kinds import CollectiveKind

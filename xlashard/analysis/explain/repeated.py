@@ -22,49 +22,14 @@ from xlashard.analysis.explain.explained_program import (
     ProgramValue,
     SourceLocator,
 )
-from xlashard.analysis.explain.findings import Column, Findings
-from xlashard.analysis.explain.model import SourceLine
+from xlashard.analysis.explain.model import RepeatedReport, SourceLine
 from xlashard.analysis.explain.replication import fitting_axes
-from xlashard.analysis.explain.tables import line_text
 from xlashard.core.sharding import Mesh, PartitionSpec
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Frame, Instruction
 from xlashard.wording import typed
 
 _LEAST_SHARE = 0.01
-
-
-@dataclass(frozen=True)
-class RepeatedReport:
-    """Product or convolution that every device computes whole, with equal operands.
-
-    Attributes:
-        operation: JAX's name of it: `dot_general` or `conv_general_dilated`.
-        operands: Types of its operands.
-        result: Type of its result.
-        devices: Number of devices that repeat it.
-        count: Number of instructions in the program.
-        times: Number of executions, all instructions together.
-        flops: FLOP on each device, all executions together.
-        share: Part of the FLOP of all products on a device, from 0 to 1.
-        argument: Path of a replicated argument whose dimension a mesh axis could shard; or empty.
-        spec: Sharding of that argument to try: `P('data')`; or empty.
-        constraint: Line of a constraint that leaves an operand whole, if no argument does.
-        source: Line of the operation.
-    """
-
-    operation: str
-    operands: tuple[str, ...]
-    result: str
-    devices: int
-    count: int
-    times: int
-    flops: int
-    share: float
-    argument: str
-    spec: str
-    constraint: SourceLine | None
-    source: SourceLine | None
 
 
 type _Remedy = tuple[str, str]
@@ -263,41 +228,3 @@ def _spec(origin: Origin, arguments: Mapping[Any, ProgramValue], mesh: Mesh) -> 
     names = fitting_axes(argument.aval.shape[origin.dim], mesh.shape)
     entry = names[0] if len(names) == 1 else tuple(names)
     return f"{PartitionSpec(*[None] * origin.dim, entry)}" if names else ""
-
-
-def _operation(r: RepeatedReport) -> str:
-    return f"{r.operation} ×{r.times}" if r.times > 1 else r.operation
-
-
-def _remedy(r: RepeatedReport) -> str:
-    """Format what to shard, so that devices share the work."""
-    if r.argument:
-        return f"shard {r.argument} as {r.spec}"
-    if r.constraint is not None:
-        return f"shard the constraint at {line_text(r.constraint)}"
-    return "constrain an operand inside of the function"
-
-
-REPEATED = Findings[RepeatedReport](
-    field="repeated",
-    find=describe_repeated,
-    title="Repeated by every device",
-    note="products of whole operands, and the argument to shard",
-    summary="{count}, {total} on each device",
-    columns=(
-        Column("operation", _operation, "code"),
-        Column("operands", lambda r: " · ".join(r.operands), "code"),
-        Column(">FLOP", lambda r: r.flops, "flop", "On each device, all executions"),
-        Column(">share", lambda r: r.share, "part", "Of the products on a device"),
-        Column("remedy", _remedy),
-        Column("line", lambda r: r.source, "line"),
-    ),
-    printed={
-        ">each device": "{FLOP}",
-        ">share": "{share}",
-        "what": "{operation}",
-        "of": "{operands}",
-        "remedy": "{line}{remedy}",
-    },
-)
-"""Section of the products that every device computes whole."""

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from xlashard._jax.trace.primitive_names import CONSTRAINTS
 from xlashard._jax.trace.tracing import explicit_sharding
@@ -14,9 +13,7 @@ from xlashard.analysis.explain.closed_dimensions import (
 )
 from xlashard.analysis.explain.descriptions import decided_by, spec_text
 from xlashard.analysis.explain.explained_program import ExplainedProgram, ProgramValue
-from xlashard.analysis.explain.findings import Column, Findings
-from xlashard.analysis.explain.model import SourceLine
-from xlashard.analysis.explain.tables import line_text
+from xlashard.analysis.explain.model import ReplicationKind, ReplicationReport
 from xlashard.core.pjit.shardings import uneven as settings
 from xlashard.core.program.annotate import is_open
 from xlashard.core.sharding import Mesh, NamedSharding, Sharding
@@ -24,37 +21,6 @@ from xlashard.core.sharding.named import grid_of
 from xlashard.geometry import MeshGrid
 from xlashard.hlo.collectives import Collective
 from xlashard.wording import typed
-
-type ReplicationKind = Literal["argument", "result", "open dimension", "constraint"]
-
-
-@dataclass(frozen=True)
-class ReplicationReport:
-    """Value with more copies than requested.
-
-    Attributes:
-        kind: `argument`: it has no sharding, the partitioner left it whole, and it has the bytes of
-            a `ReplicationWarning`; `result`: its sharding is unspecified, and it is replicated
-            along `axes`, which an argument is sharded over; `open dimension`: its spec leaves
-            `dims` UNCONSTRAINED, and the partitioner left them unsharded; `constraint`: a
-            with_sharding_constraint unshards `dims`, for which the program gathers the value along
-            `axes` at that line.
-        path: The argument or result; for a constraint the type of the value.
-        spec: Its sharding.
-        dims: The dimensions.
-        axes: The mesh axes that could shard them, or along which they are gathered.
-        wasted_bytes: Bytes on one device in excess of a value sharded over those axes; for a
-            constraint the bytes that the gathers add on one device, all executions together.
-        source: For a constraint, its line.
-    """
-
-    kind: ReplicationKind
-    path: str
-    spec: str
-    dims: tuple[int, ...]
-    axes: tuple[str, ...]
-    wasted_bytes: int
-    source: SourceLine | None = None
 
 
 def describe_replications(program: ExplainedProgram) -> tuple[ReplicationReport, ...]:
@@ -228,41 +194,3 @@ def is_needlessly_replicated(program: ExplainedProgram, value: ProgramValue) -> 
     if not sharding.rank_tiling(value.aval.ndim).is_replicated:
         return False
     return any(fitting_axes(size, mesh.shape) for size in value.aval.shape)
-
-
-def _replication_reason(r: ReplicationReport) -> str:
-    axes, dims = ", ".join(r.axes), ", ".join(map(str, r.dims))
-    what = f"dimension{'s' if len(r.dims) != 1 else ''} {dims}"
-    match r.kind:
-        case "constraint":
-            line = "" if r.source is None else f" at {line_text(r.source)}"
-            return f"the constraint{line} unshards {what}: gathered along {axes}"
-        case "open dimension":
-            return f"{what} left UNCONSTRAINED and not sharded by XLA; {axes} could shard it"
-        case "argument":
-            return f"no sharding, and not sharded by XLA; {axes} could shard {what}"
-        case _:
-            return f"unspecified; {axes}, which shards an argument, could shard {what}"
-
-
-REPLICATIONS = Findings[ReplicationReport](
-    field="replications",
-    find=describe_replications,
-    title="Replicated silently",
-    note="bytes that each device holds or gathers without a request",
-    summary="{count}, {total} on each device beyond the specification",
-    columns=(
-        Column("value", lambda r: r.path, "path"),
-        Column("sharding", lambda r: r.spec, "code"),
-        Column(
-            ">wasted",
-            lambda r: r.wasted_bytes,
-            "bytes",
-            "Extra bytes on a device, compared with sharding over its axes",
-        ),
-        Column("why", _replication_reason),
-        Column("line", lambda r: r.source, "line"),
-    ),
-    printed={">wastes": "{wasted}", "value": "{value} as {sharding}", "why": "{why}"},
-)
-"""Section of the values with more copies than requested."""

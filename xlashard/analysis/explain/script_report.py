@@ -3,13 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.analysis.explain.comparison import Comparison, markdown_text
-from xlashard.analysis.explain.explain import explain
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.report_changes import compare_programs
 from xlashard.analysis.explain.tables import (
@@ -19,10 +18,17 @@ from xlashard.analysis.explain.tables import (
     decided_text,
     listing,
 )
-from xlashard.core.pjit.stages.recorded import RecordedProgram
 from xlashard.documents import ReportFormat
 from xlashard.errors import XlashardError, counted
+from xlashard.lazily import deferred
 from xlashard.wording import in_bytes
+
+if TYPE_CHECKING:
+    from xlashard.analysis.explain import explain
+    from xlashard.core.pjit.stages.recorded import RecordedProgram
+else:
+    # For programs that a script compiled; saved reports are compared without JAX.
+    explain = deferred("xlashard.analysis.explain.explain")
 
 FORMAT = 1
 """Version of the JSON format. It grows when a field changes its meaning or is removed."""
@@ -174,7 +180,7 @@ def _omitted_text(omitted: OmittedPrograms) -> Text | None:
     )
 
 
-def summarize_omitted(programs: Sequence[RecordedProgram]) -> OmittedPrograms:
+def summarize_omitted(programs: "Sequence[RecordedProgram]") -> OmittedPrograms:
     """Return the number and the largest of the programs without a report."""
     largest = max(programs, key=lambda p: p.nbytes, default=None)
     return OmittedPrograms(
@@ -185,11 +191,11 @@ def summarize_omitted(programs: Sequence[RecordedProgram]) -> OmittedPrograms:
     )
 
 
-def explain_recorded(program: RecordedProgram) -> ScriptProgram:
+def explain_recorded(program: "RecordedProgram") -> ScriptProgram:
     """Explain a program of a script; an error becomes part of the result."""
     report, error = None, ""
     try:
-        report = explain(program)
+        report = explain.explain(program)
     except XlashardError as e:
         error = str(e)
     place = program.name, program.source, program.caller, program.calls

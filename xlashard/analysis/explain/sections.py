@@ -2,27 +2,27 @@
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from xlashard.analysis.explain.descriptions import describe_moves
-from xlashard.analysis.explain.explained_program import ExplainedProgram
 from xlashard.analysis.explain.findings import Column, Findings
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     DonationReport,
     MoveReport,
+    RepeatedReport,
+    ReplicationReport,
+    UnevenReport,
     ValueReport,
 )
-from xlashard.analysis.explain.repeated import REPEATED
-from xlashard.analysis.explain.replication import REPLICATIONS
 from xlashard.analysis.explain.tables import (
     WIDE,
     Page,
     decided_text,
+    line_text,
     listing,
     operation_text,
     section,
@@ -30,7 +30,6 @@ from xlashard.analysis.explain.tables import (
     short_type,
     table,
 )
-from xlashard.analysis.explain.uneven_constraints import UNEVEN
 from xlashard.wording import in_bytes
 
 _COLLECTIVE_SUMS = (
@@ -194,12 +193,116 @@ def _donation_text(d: DonationReport, page: Page) -> Text:
     return Text.assemble("could be donated to ", page.path(d.result))
 
 
+def _replication_reason(r: ReplicationReport) -> str:
+    axes, dims = ", ".join(r.axes), ", ".join(map(str, r.dims))
+    what = f"dimension{'s' if len(r.dims) != 1 else ''} {dims}"
+    match r.kind:
+        case "constraint":
+            line = "" if r.source is None else f" at {line_text(r.source)}"
+            return f"the constraint{line} unshards {what}: gathered along {axes}"
+        case "open dimension":
+            return f"{what} left UNCONSTRAINED and not sharded by XLA; {axes} could shard it"
+        case "argument":
+            return f"no sharding, and not sharded by XLA; {axes} could shard {what}"
+        case _:
+            return f"unspecified; {axes}, which shards an argument, could shard {what}"
+
+
+REPLICATIONS = Findings[ReplicationReport](
+    field="replications",
+    title="Replicated silently",
+    note="bytes that each device holds or gathers without a request",
+    summary="{count}, {total} on each device beyond the specification",
+    columns=(
+        Column("value", lambda r: r.path, "path"),
+        Column("sharding", lambda r: r.spec, "code"),
+        Column(
+            ">wasted",
+            lambda r: r.wasted_bytes,
+            "bytes",
+            "Extra bytes on a device, compared with sharding over its axes",
+        ),
+        Column("why", _replication_reason),
+        Column("line", lambda r: r.source, "line"),
+    ),
+    printed={">wastes": "{wasted}", "value": "{value} as {sharding}", "why": "{why}"},
+)
+"""Section of the values with more copies than requested."""
+
+
+def _uneven_reason(u: UnevenReport) -> str:
+    """Format the dimension, its tiles, and what became of a result."""
+    along = f" along {', '.join(u.axes)}" if u.axes else ""
+    empty = f", {u.empty_shards} of padding alone" if u.empty_shards else ""
+    result = f"; {u.result} is {u.result_spec} instead" if u.result else ""
+    tiles = f"{u.shards} tiles of {u.shard_size}{along}{empty}"
+    return f"dimension {u.dim} of {u.size} padded to {u.padded_size}, {tiles}{result}"
+
+
+UNEVEN = Findings[UnevenReport](
+    field="uneven",
+    title="Constraints that do not divide",
+    note="XLA pads them; pad_to_mesh pads first",
+    summary="{count}, padded by XLA inside of the program",
+    columns=(
+        Column("value", lambda u: u.type, "code"),
+        Column("sharding", lambda u: u.spec, "code"),
+        Column(
+            ">padding",
+            lambda u: u.padding_bytes,
+            "bytes",
+            "Bytes of padding in one copy of the value",
+        ),
+        Column("why", _uneven_reason),
+        Column("line", lambda u: u.source, "line"),
+    ),
+    printed={">padding": "{padding}", "value": "{value} as {sharding}", "why": "{line}{why}"},
+)
+"""Section of the constraints that do not divide a dimension."""
+
+
+def _operation(r: RepeatedReport) -> str:
+    return f"{r.operation} ×{r.times}" if r.times > 1 else r.operation
+
+
+def _remedy(r: RepeatedReport) -> str:
+    """Format what to shard, so that devices share the work."""
+    if r.argument:
+        return f"shard {r.argument} as {r.spec}"
+    if r.constraint is not None:
+        return f"shard the constraint at {line_text(r.constraint)}"
+    return "constrain an operand inside of the function"
+
+
+REPEATED = Findings[RepeatedReport](
+    field="repeated",
+    title="Repeated by every device",
+    note="products of whole operands, and the argument to shard",
+    summary="{count}, {total} on each device",
+    columns=(
+        Column("operation", _operation, "code"),
+        Column("operands", lambda r: " · ".join(r.operands), "code"),
+        Column(">FLOP", lambda r: r.flops, "flop", "On each device, all executions"),
+        Column(">share", lambda r: r.share, "part", "Of the products on a device"),
+        Column("remedy", _remedy),
+        Column("line", lambda r: r.source, "line"),
+    ),
+    printed={
+        ">each device": "{FLOP}",
+        ">share": "{share}",
+        "what": "{operation}",
+        "of": "{operands}",
+        "remedy": "{line}{remedy}",
+    },
+)
+"""Section of the products that every device computes whole."""
+
+
 FINDINGS: tuple[Findings[Any], ...] = (REPLICATIONS, UNEVEN, REPEATED)
 """Sections of what a program does without a request, of `explain` and of a preflight."""
 
 MOVES = Findings[MoveReport](
     field="moves",
-    find=describe_moves,
     title="Moved before each call",
     note="to all devices; device_put them once to save it",
     summary="device_put these arguments once to save it.",
@@ -219,10 +322,3 @@ def findings_of(report: Any) -> list[tuple[Findings[Any], Sequence[Any]]]:
     """Return the sections of a report that list findings, each with them."""
     sections = ((each, getattr(report, each.field, ())) for each in FINDINGS)
     return [(section, rows) for section, rows in sections if rows]
-
-
-def find_all(program: ExplainedProgram, report: type) -> dict[str, Any]:
-    """Return the findings of a program, by the fields of a class of reports that hold them."""
-    names = {field.name for field in fields(report)}
-    sections = (*FINDINGS, MOVES)
-    return {each.field: each.find(program) for each in sections if each.field in names}

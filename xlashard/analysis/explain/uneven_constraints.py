@@ -1,7 +1,6 @@
 """Find constraints that shard a dimension which they do not divide."""
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 
 from xlashard._jax.trace.origins import source_frames
 from xlashard.analysis.explain.descriptions import spec_text
@@ -10,52 +9,10 @@ from xlashard.analysis.explain.explained_program import (
     ProgramValue,
     SourceLocator,
 )
-from xlashard.analysis.explain.findings import Column, Findings
-from xlashard.analysis.explain.model import SourceLine
+from xlashard.analysis.explain.model import UnevenReport
 from xlashard.core.pjit.shardings.uneven import UnevenConstraint, uneven_constraints
 from xlashard.hlo.module import Frame
 from xlashard.wording import typed
-
-
-@dataclass(frozen=True)
-class UnevenReport:
-    """Dimension that a constraint shards, and that does not divide evenly.
-
-    Inside of the program the partitioner pads it. A result is not sharded so.
-
-    Attributes:
-        type: Type of the constrained value: `float32[10,6]`.
-        spec: Sharding of the constraint.
-        dim: The dimension.
-        size: Its size.
-        axes: Names of the mesh axes that shard it; empty if unknown.
-        shards: Number of tiles along it.
-        shard_size: Size of a padded tile.
-        padded_size: Size of the padded dimension.
-        empty_shards: Number of tiles that hold padding alone.
-        device_bytes: Bytes of the padded tile on one device.
-        padding_bytes: Bytes of padding in one copy of the value, all uneven dimensions together.
-        whole_bytes: Bytes on one device if the uneven dimensions stay whole.
-        result: Path of the result of the program that the constraint makes, or empty.
-        result_spec: Sharding of that result in the compiled program, or empty.
-        source: Line of the constraint.
-    """
-
-    type: str
-    spec: str
-    dim: int
-    size: int
-    axes: tuple[str, ...]
-    shards: int
-    shard_size: int
-    padded_size: int
-    empty_shards: int
-    device_bytes: int
-    padding_bytes: int
-    whole_bytes: int
-    result: str
-    result_spec: str
-    source: SourceLine | None
 
 
 def describe_uneven(program: ExplainedProgram) -> tuple[UnevenReport, ...]:
@@ -96,35 +53,3 @@ def _uneven(
             result_spec="" if final is None else spec_text(final),
             source=sources.line(frames),
         )
-
-
-def _uneven_reason(u: UnevenReport) -> str:
-    """Format the dimension, its tiles, and what became of a result."""
-    along = f" along {', '.join(u.axes)}" if u.axes else ""
-    empty = f", {u.empty_shards} of padding alone" if u.empty_shards else ""
-    result = f"; {u.result} is {u.result_spec} instead" if u.result else ""
-    tiles = f"{u.shards} tiles of {u.shard_size}{along}{empty}"
-    return f"dimension {u.dim} of {u.size} padded to {u.padded_size}, {tiles}{result}"
-
-
-UNEVEN = Findings[UnevenReport](
-    field="uneven",
-    find=describe_uneven,
-    title="Constraints that do not divide",
-    note="XLA pads them; pad_to_mesh pads first",
-    summary="{count}, padded by XLA inside of the program",
-    columns=(
-        Column("value", lambda u: u.type, "code"),
-        Column("sharding", lambda u: u.spec, "code"),
-        Column(
-            ">padding",
-            lambda u: u.padding_bytes,
-            "bytes",
-            "Bytes of padding in one copy of the value",
-        ),
-        Column("why", _uneven_reason),
-        Column("line", lambda u: u.source, "line"),
-    ),
-    printed={">padding": "{padding}", "value": "{value} as {sharding}", "why": "{line}{why}"},
-)
-"""Section of the constraints that do not divide a dimension."""

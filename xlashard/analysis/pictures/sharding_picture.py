@@ -13,7 +13,8 @@ from rich.text import Text
 
 from xlashard.analysis.pictures.picture_plan import Cell, Picture, plan_picture
 from xlashard.analysis.pictures.picture_text import runs_text, type_text
-from xlashard.analysis.pictures.subject import PictureSubject, is_place, is_shape, read_subject
+from xlashard.analysis.pictures.subject import PictureSubject
+from xlashard.analysis.pictures.subject_reader import is_place, is_shape, read_subject
 from xlashard.analysis.pictures.svg_html import fragment, page, render, svg_text
 from xlashard.analysis.pictures.terminal import Printable, TerminalCapabilities, terminal_lines
 from xlashard.errors import ArgumentError, GeometryError, ShardingError, counted

@@ -5,13 +5,19 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from xlashard.analysis.explain.model import SourceLine
-from xlashard.core.sharding import PartitionSpec
 from xlashard.hlo.collectives import CollectiveTotal
+from xlashard.lazily import deferred
 from xlashard.predict.targets.chip import Links
 from xlashard.wording import typed
+
+if TYPE_CHECKING:
+    from jax import sharding as jax_sharding
+else:
+    # For specs of a plan that is applied; saved plans are read without JAX.
+    jax_sharding = deferred("jax.sharding")
 
 type Outcome = Literal["fits", "out of memory", "refused", "not compiled"]
 """Verdict on a layout by its compiled program; `not compiled` if others were more promising."""
@@ -222,7 +228,7 @@ class PlanFields:
         return next((layout for layout in self.layouts[1:] if layout.outcome == "fits"), None)
 
 
-def spec_of_text(text: str) -> PartitionSpec:
+def spec_of_text(text: str) -> "jax_sharding.PartitionSpec":
     """Return the spec of its text.
 
     Args:
@@ -233,10 +239,10 @@ def spec_of_text(text: str) -> PartitionSpec:
         P(('data', 'model'), None)
     """
     inner = text.removeprefix("P(").removesuffix(")")
-    return PartitionSpec(*(ast.literal_eval(f"({inner},)") if inner else ()))
+    return jax_sharding.PartitionSpec(*(ast.literal_eval(f"({inner},)") if inner else ()))
 
 
-def text_of_spec(spec: PartitionSpec) -> str:
+def text_of_spec(spec: "jax_sharding.PartitionSpec") -> str:
     """Return the text of a spec, without dimensions at its end that stay whole."""
     dims = list(spec)
     while dims and dims[-1] is None:

@@ -145,10 +145,10 @@ def _counter(patterns: Sequence[str]) -> "Callable[[RecordedProgram], bool]":
 
 
 def _run_target(arguments: argparse.Namespace) -> int:
-    _ = xlashard.Array  # Runs the body of the package, which waits in a command line.
     if arguments.target.endswith(".json"):
         report = _read(arguments.target)
     else:
+        _ = xlashard.Array  # Runs the body of the package, which waits in a command line.
         report = common.explain_target(arguments.target, arguments.mesh)
     return 0 if _finish(arguments, report) else 1
 

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+import xlashard
 from xlashard.cli.commands.result_files import check_writable
 from xlashard.errors import ArgumentError, XlashardError, counted
-from xlashard.legacy.run_command import (
-    RunCommand,
-    parse_flag,
-    run_old_program,
-    set_flags,
-)
+from xlashard.lazily import deferred
 from xlashard.program_runner import parse_script
 from xlashard.wording import print_error
 
 if TYPE_CHECKING:
+    from xlashard.legacy import run_command
     from xlashard.legacy.migration import Migrated
+else:
+    # For programs to run; files are migrated without JAX.
+    run_command = deferred("xlashard.legacy.run_command")
 
 _DEEPEST = 300
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
@@ -65,13 +65,14 @@ def run(arguments: argparse.Namespace) -> int:
         _check_words(arguments)
         if arguments.migrate:
             return _migrate(arguments)
+        _ = xlashard.Array  # Requires JAX and valid variables in the environment.
         command = _command(arguments)
-        flags = set_flags(command.flags)
+        flags = run_command.set_flags(command.flags)
     except XlashardError as error:
         print_error(error)
         return 2
     # An error of the program is Python's to print.
-    return run_old_program(command, flags)
+    return run_command.run_old_program(command, flags)
 
 
 def _check_words(arguments: argparse.Namespace) -> None:
@@ -92,13 +93,13 @@ def _check_words(arguments: argparse.Namespace) -> None:
         )
 
 
-def _command(arguments: argparse.Namespace) -> RunCommand:
+def _command(arguments: argparse.Namespace) -> "run_command.RunCommand":
     """Return the program to run, its flags and its report."""
     check_writable(arguments.report)
     program = parse_script(arguments.script).program
-    flags = dict(map(parse_flag, arguments.flags))
+    flags = dict(map(run_command.parse_flag, arguments.flags))
     has_report = arguments.report is not None
-    return RunCommand(program, has_report, arguments.report or "", flags)
+    return run_command.RunCommand(program, has_report, arguments.report or "", flags)
 
 
 def _migrate(arguments: argparse.Namespace) -> int:

@@ -7,9 +7,8 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import libcst as cst
 from libcst import matchers as m
 from libcst.metadata import MetadataWrapper
@@ -17,6 +16,10 @@ from libcst.metadata import MetadataWrapper
 from xlashard.legacy.migration.calls import CallRewriter
 from xlashard.legacy.migration.names import FROM_GDA, Needs, code_of, expression
 from xlashard.legacy.migration.resolver import ENV, ProgramFacts, Resolver, facts_of
+
+if TYPE_CHECKING:
+    # The functions that are inserted into programs use it there.
+    import jax
 
 COMMENT = "# xlashard: "
 """Prefix of comments on lines that need manual changes."""

@@ -1,9 +1,9 @@
 """The removed names of JAX, by the modules from which programs of 2022 and 2023 import them.
 
-Each file lists the names of its modules as its `ENTRIES`: since which release a name is gone,
-whether it works, differs or is refused, what to write today, and where the object is defined: in
-the same file, unless another part of this package has it. The installer, the report, `--migrate`
-and docs/guides/legacy.md read those entries.
+Each file has a table of its names in `entries`: since which release a name is gone, whether it
+works, differs or is refused, what to write today, and where the object is defined: in the file
+here, unless another part of this package has it. The installer, the report, `--migrate` and
+docs/guides/legacy.md read those entries.
 
 | files | JAX modules |
 |---|---|

@@ -5,7 +5,7 @@ import pkgutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -23,19 +23,21 @@ class Entry:
         name: The full name: `jax.experimental.maps.Mesh`.
         gone: The release of JAX that removed or changed it: `0.4.14`.
         treatment: `works`, `differs` (works with differences) or `refused` (raises an error).
-        source: The installed object, imported on first access: `module:attribute`, `module:` for
-            a module, `removed:name` for a `RemovedApi`; or `module` for the home of all
-            attributes of a removed module.
+        home: The module that defines it, as in `works`.
         today: Today's code.
         note: The difference, or the reason of the refusal; empty if it works unchanged.
+        module: The module of this package that implements the names of its table.
+        path: The name below the removed module; empty for the module itself.
     """
 
     name: str
     gone: str
     treatment: Treatment
-    source: str
+    home: str
     today: str
     note: str = ""
+    module: str = ""
+    path: str = ""
 
     def noting(self, note: str) -> "Entry":
         """Return the entry with what else users should know."""
@@ -51,7 +53,23 @@ class Entry:
     @property
     def is_module(self) -> bool:
         """True if the name is a module, which a shim replaces."""
-        return ":" not in self.source
+        return not self.path and ":" not in self.home
+
+    @cached_property
+    def source(self) -> str:
+        """Return the installed object, which is imported on first access.
+
+        It is `module:attribute`, `module:` for a module, or `removed:name` for a `RemovedApi`; or
+        `module` for the home of all attributes of a removed module.
+        """
+        source, name = self.home, self.path.rpartition(".")[2].removeprefix("_")
+        if not source and self.path and not hasattr(importlib.import_module(self.module), name):
+            module, _, name = self.today.partition("(")[0].rpartition(".")
+            return f"{module}:{name}"
+        source = source or self.module
+        if not self.path or (":" in source and not source.endswith(".")):
+            return source
+        return f"{source}{name}" if source.endswith(".") else f"{source}:{name}"
 
     @property
     def stays(self) -> bool:
@@ -85,10 +103,7 @@ _STAYING = frozenset(
 
 
 type EntryTable = Mapping[str, Mapping[str, Entry]]
-"""Entries without names, by module and by path below the module; the path of the module is empty.
-
-Their `source` is a home, as in `works`.
-"""
+"""Entries without names, by module and by path below it; the path of the module itself is empty."""
 
 
 def works(gone: str, today: str, home: str = "") -> Entry:
@@ -99,8 +114,8 @@ def works(gone: str, today: str, home: str = "") -> Entry:
         today: Today's code.
         home: The module that defines it, under the same name without a leading underscore;
             `module:object.` for an attribute of an object, and `module:object` for an object of
-            another name. If empty, the file of the entry defines it; if the file does not, today's
-            code is the object's full name, or calls it.
+            another name. If empty, the module of this package with the name of the table defines
+            it; if that does not, today's code is the object's full name, or calls it.
     """
     return Entry("", gone, "works", home, today)
 
@@ -121,37 +136,23 @@ def moved(gone: str, to: str, *names: str) -> dict[str, Entry]:
     return {name: works(gone, f"{to}.{name}") for name in names}
 
 
-def entries_of(file: Any) -> Iterator[Entry]:
-    """Yield the entries of a file.
+def read_table(module: str, table: EntryTable) -> Iterator[Entry]:
+    """Yield the entries of a table.
 
     Args:
-        file: The module with the table `ENTRIES`.
+        module: The module that implements its names.
+        table: The table.
 
     Example:
-        >>> from types import SimpleNamespace
-        >>> names = {"_pi": works("0.4.1", "3.14"), "e": works("0.4.1", "math.e")}
-        >>> file = SimpleNamespace(__name__="here", pi=3.14, ENTRIES={"jax.util": names})
-        >>> [(entry.name, entry.source) for entry in entries_of(file)]
-        [('jax.util._pi', 'here:pi'), ('jax.util.e', 'math:e')]
+        >>> names = {"_pi": works("0.4.1", "3.14"), "cwd": works("0.4.1", "os.getcwd()")}
+        >>> [(entry.name, entry.source) for entry in read_table("math", {"jax.util": names})]
+        [('jax.util._pi', 'math:pi'), ('jax.util.cwd', 'os:getcwd')]
     """
-    for module, names in file.ENTRIES.items():
+    for parent, names in table.items():
         for path, entry in names.items():
-            full = f"{module}.{path}".rstrip(".")
-            yield replace(entry, name=full, source=_source(file, full, path, entry))
-
-
-def _source(file: Any, full: str, path: str, entry: Entry) -> str:
-    """Return the complete source of an entry in a file."""
-    source, name = entry.source, path.rpartition(".")[2].removeprefix("_")
-    if source == REMOVED:
-        return f"{REMOVED}:{full}"
-    if not source and path and not hasattr(file, name):
-        module, _, name = entry.today.partition("(")[0].rpartition(".")
-        return f"{module}:{name}"
-    source = source or file.__name__
-    if not path or (":" in source and not source.endswith(".")):
-        return source
-    return f"{source}{name}" if source.endswith(".") else f"{source}:{name}"
+            full = f"{parent}.{path}".rstrip(".")
+            home = f"{REMOVED}:{full}" if entry.home == REMOVED else entry.home
+            yield replace(entry, name=full, home=home, module=module, path=path)
 
 
 REMOVED = "removed"
@@ -205,23 +206,22 @@ def imports(module: str, gone: str) -> dict[str, Entry]:
     }
 
 
-_PACKAGE = __name__.rpartition(".")[0]
-
-
 @lru_cache(maxsize=1)
 def entries_by_module() -> dict[str, tuple[Entry, ...]]:
-    """Return the entries of each file of this package, by its dotted name below the package.
+    """Return the entries of each table, by the name of the module that implements its names.
 
     Example:
         >>> listed = entries_by_module()["toplevel"]
         >>> [entry.today for entry in listed if entry.name == "jax.tree_map"]
         ['jax.tree.map']
     """
-    names = [info.name for info in pkgutil.iter_modules([str(Path(__file__).parent)])]
-    listed = {name: importlib.import_module(f"{_PACKAGE}.{name}") for name in names}
-    return {
-        name: tuple(entries_of(file)) for name, file in listed.items() if hasattr(file, "ENTRIES")
-    }
+    package = __name__.rpartition(".")[0]
+    folder = Path(__file__).parent.parent / "entries"
+    listed = {}
+    for info in pkgutil.iter_modules([str(folder)]):
+        file = importlib.import_module(f"xlashard.legacy.entries.{info.name}")
+        listed[info.name] = tuple(read_table(f"{package}.{info.name}", file.ENTRIES))
+    return listed
 
 
 @lru_cache(maxsize=1)

@@ -12,7 +12,6 @@ from xlashard.core.sharding import Mesh
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.config_flags import ArrayMode, current_array_mode
-from xlashard.legacy.modules.entry import EntryTable, works
 from xlashard.tracebacks import short_tracebacks
 
 
@@ -133,32 +132,3 @@ def _in_mode(tree: Any, mode: ArrayMode, kind: type[Array] | None) -> Any:
         return x if type(x) is array_class else as_class(x, array_class)
 
     return jax.tree.map(convert, tree)
-
-
-# The first release that does not take GlobalDeviceArrays.
-_GONE = "0.4.7"
-_KINDS = (
-    "Specs may be None for replicated, and the `PartitionSpec` of 2022. With `jax_array` off it "
-    "returns the arguments of `legacy.pjit`: "
-)
-_WHO = "Values keep their dtypes, and errors name the processes and the paths of what differs."
-
-ENTRIES: EntryTable = {
-    "jax.experimental.multihost_utils": {
-        "": works(_GONE, "from xlashard import multihost").but("Its other names are unchanged."),
-        "process_allgather": works(_GONE, "multihost.process_allgather(x, tiled=True)"),
-        "broadcast_one_to_all": works(
-            _GONE, "multihost.broadcast_one_to_all(x)", "xlashard.multihost"
-        ).but(_WHO),
-        "sync_global_devices": works(
-            _GONE, "multihost.sync_global_devices(name)", "xlashard.multihost"
-        ).but("Errors name the missing processes, or those with another name."),
-        "assert_equal": works(_GONE, "multihost.assert_equal(x)", "xlashard.multihost").but(_WHO),
-        "host_local_array_to_global_array": works(
-            _GONE, "multihost.host_local_array_to_global_array(x, mesh, specs)"
-        ).but(f"{_KINDS}GlobalDeviceArrays."),
-        "global_array_to_host_local_array": works(
-            _GONE, "multihost.global_array_to_host_local_array(x, mesh, specs)"
-        ).but(f"{_KINDS}host-local arrays."),
-    },
-}

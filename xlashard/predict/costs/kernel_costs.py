@@ -5,10 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from xlashard.documents import read_toml
 from xlashard.errors import ArgumentError
+from xlashard.hlo.shapes import DTYPE_NAMES
 from xlashard.tracebacks import short_tracebacks
 from xlashard.wording import parse_amount
 
@@ -143,13 +142,7 @@ def _checked_name(name: Any) -> str:
 
 
 def _check_dtype(name: Any) -> None:
-    try:
-        np.dtype(name)
-    except TypeError:
-        valid = False
-    else:
-        valid = isinstance(name, str)
-    if not valid:
+    if not isinstance(name, str) or name not in DTYPE_NAMES:
         raise ArgumentError(
             f"dtype={name!r} is invalid: expected the dtype that the kernel multiplies, such as "
             "'bfloat16'"

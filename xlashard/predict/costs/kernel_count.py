@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from xlashard._jax.mosaic import KernelBlock, KernelModule, KernelOp, KernelType
 from xlashard.hlo.shapes import HBM, Shape
+from xlashard.kernel_module import KernelBlock, KernelModule, KernelOp, KernelType
 from xlashard.predict.costs.kernel_scalars import (
     LARGEST,
     LOOPS,

@@ -10,17 +10,24 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xlashard._jax.mosaic import KernelModule, read_kernel
 from xlashard.hlo.call_graph import constant_of
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import dtype_name
+from xlashard.kernel_module import KernelModule
+from xlashard.lazily import deferred
 from xlashard.predict.costs.gpu.cuda_calls import attention_call, is_gpu_kernel
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.costs.kernel_count import KernelWork, count_kernel
+
+if TYPE_CHECKING:
+    from xlashard._jax import mosaic
+else:
+    # JAX's MLIR reads kernels; programs without one are counted without JAX.
+    mosaic = deferred("xlashard._jax.mosaic")
 
 
 def is_kernel(call: Instruction) -> bool:
@@ -175,7 +182,7 @@ _BODY = re.compile(r'"body":\s*"([A-Za-z0-9+/=\\]+)"')
 @lru_cache(maxsize=256)
 def _read(body: str) -> KernelModule | None:
     try:
-        return read_kernel(base64.b64decode(body.replace("\\", "")))
+        return mosaic.read_kernel(base64.b64decode(body.replace("\\", "")))
     except binascii.Error:
         return None
 

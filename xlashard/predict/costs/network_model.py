@@ -25,10 +25,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xlashard.core.sharding import Mesh
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.collective_kinds import CollectiveTraits
 from xlashard.hlo.collectives import Collective
@@ -36,6 +36,9 @@ from xlashard.predict.costs.rates import Rates, rates_of
 from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology, mesh_coordinates
 from xlashard.predict.targets.mesh_layout import AxisSegment, extents
 from xlashard.predict.targets.tpu.topologies import Topology, ici_speed, torus_parts
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class _LinkLoad:
 class BaseNetworkModel[T: BaseTopology, G](ABC):
     """Network between the devices of a mesh, of topology `T` with groups of extent `G`."""
 
-    def __init__(self, topology: T, mesh: Mesh, rates: Rates | None = None) -> None:
+    def __init__(self, topology: T, mesh: "Mesh", rates: Rates | None = None) -> None:
         """Model the network of a mesh.
 
         Args:

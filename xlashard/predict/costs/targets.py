@@ -1,8 +1,8 @@
 """Cost models by target: rates, operations and network of the chips of a topology."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from xlashard.core.sharding import Mesh
 from xlashard.hlo.module import HloModule
 from xlashard.predict.costs.gpu.gpu_operation import GpuOperationModel, GpuRates, gpu_rates
 from xlashard.predict.costs.gpu.nccl import NcclModel
@@ -16,6 +16,9 @@ from xlashard.predict.targets.gpu.gpu_models import GpuModel
 from xlashard.predict.targets.gpu.topologies import GpuTopology
 from xlashard.predict.targets.tpu.generations import Generation
 from xlashard.predict.targets.tpu.topologies import Topology
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 
 def rates_for(chip: Chip) -> Rates:
@@ -46,7 +49,7 @@ def operations_for(
 
 
 def network_for(
-    topology: BaseTopology, mesh: Mesh, rates: Rates | None = None
+    topology: BaseTopology, mesh: "Mesh", rates: Rates | None = None
 ) -> NetworkModel | NcclModel:
     """Return the network between the devices of a mesh.
 

@@ -4,12 +4,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from xlashard.core.sharding import Mesh
-from xlashard.core.sharding.named import grid_of
 from xlashard.hlo.collectives import Collective, along_text
 from xlashard.hlo.module import HloModule
+from xlashard.lazily import deferred
 from xlashard.predict.costs.cost_analysis import analyze_cost
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.costs.kernel_work import is_kernel, is_ragged, kernel_name, unmatched_costs
@@ -17,17 +16,25 @@ from xlashard.predict.costs.network_model import NetworkCost
 from xlashard.predict.costs.rates import Rates, borrowed_rates, product_seconds
 from xlashard.predict.costs.schedule import StepSchedule, walk_schedule
 from xlashard.predict.costs.targets import network_for, operations_for, rates_for
-from xlashard.predict.preflight.compilation import Compilation
 from xlashard.predict.preflight.report.preflight_model import AxisTraffic, Bound, TimeEstimate
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.predict.targets.chip import Chip
 from xlashard.predict.targets.gpu.gpu_models import GpuModel
 
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from xlashard.core.sharding import named
+    from xlashard.predict.preflight.compilation import Compilation
+else:
+    # For programs on a mesh; the bounds by resource are computed without one.
+    named = deferred("xlashard.core.sharding.named")
+
 
 def estimate_time(
-    compilation: Compilation,
+    compilation: "Compilation",
     topology: BaseTopology,
-    mesh: Mesh,
+    mesh: "Mesh",
     kernel_costs: Mapping[str, KernelCost] | None = None,
     schedule: StepSchedule | None = None,
     rates: Rates | None = None,
@@ -90,9 +97,9 @@ def estimate_time(
 
 
 def schedule_step(
-    compilation: Compilation,
+    compilation: "Compilation",
     topology: BaseTopology,
-    mesh: Mesh,
+    mesh: "Mesh",
     kernel_costs: Mapping[str, KernelCost] | None = None,
     rates: Rates | None = None,
 ) -> StepSchedule:
@@ -117,7 +124,7 @@ _SCOPED_VMEM = "xla_tpu_scoped_vmem_limit_kib"
 
 
 def network_costs(
-    compilation: Compilation, topology: BaseTopology, mesh: Mesh, rates: Rates | None = None
+    compilation: "Compilation", topology: BaseTopology, mesh: "Mesh", rates: Rates | None = None
 ) -> list[tuple[Collective, NetworkCost]]:
     """Return the collectives of a program with the network costs of one run.
 
@@ -288,9 +295,9 @@ def _busiest(collectives: Iterable[tuple[Collective, NetworkCost]]) -> float:
 
 
 def _traffic(
-    collectives: Iterable[tuple[Collective, NetworkCost]], mesh: Mesh
+    collectives: Iterable[tuple[Collective, NetworkCost]], mesh: "Mesh"
 ) -> tuple[AxisTraffic, ...]:
-    grid = grid_of(mesh)
+    grid = named.grid_of(mesh)
     sums: dict[tuple[str, str], list[float]] = {}
     for collective, cost in collectives:
         along = along_text(collective, grid)

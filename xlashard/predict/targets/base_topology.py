@@ -5,14 +5,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from xlashard._jax.runtime.shardings import Device
-from xlashard.core.sharding import Mesh
 from xlashard.errors import TopologyError, counted
+from xlashard.lazily import deferred
 from xlashard.predict.targets.chip import Chip
 from xlashard.predict.targets.mesh_layout import (
     AxisSegment,
@@ -22,6 +21,15 @@ from xlashard.predict.targets.mesh_layout import (
     resolve_axis_sizes,
 )
 from xlashard.tracebacks import short_tracebacks
+
+if TYPE_CHECKING:
+    from jax import sharding as jax_sharding
+    from jax.sharding import Mesh
+
+    from xlashard._jax.runtime.shardings import Device
+else:
+    # For meshes on devices of JAX; figures of a topology are computed without it.
+    jax_sharding = deferred("jax.sharding")
 
 
 def counted_in_thousands(number: int, noun: str) -> str:
@@ -72,7 +80,7 @@ class BaseTopology(ABC):
     name: str
     slices: int
     chip: Chip = field(compare=False)
-    devices: tuple[Device, ...] = field(compare=False)
+    devices: "tuple[Device, ...]" = field(compare=False)
 
     def __str__(self) -> str:
         """Return the name with the number of slices: `2 slices of v5e:4x4`."""
@@ -140,7 +148,7 @@ class BaseTopology(ABC):
         grid[tuple(self.coordinates.T)] = self.devices
         return grid
 
-    def mesh(self, axes: Mapping[str, int], order: Sequence[str] | None = None) -> Mesh:
+    def mesh(self, axes: Mapping[str, int], order: Sequence[str] | None = None) -> "Mesh":
         """Return a mesh over all devices, laid out for the highest bandwidth per axis.
 
         Axes take whole dimensions of a torus where possible, so that their devices form rings.
@@ -163,10 +171,12 @@ class BaseTopology(ABC):
         """
         with short_tracebacks:
             sizes = resolve_axis_sizes(axes, self.num_devices, str(self))
-            return Mesh(arrange_devices(self._grid, self.dimensions, sizes, order), tuple(sizes))
+            return jax_sharding.Mesh(
+                arrange_devices(self._grid, self.dimensions, sizes, order), tuple(sizes)
+            )
 
 
-def axis_links(topology: BaseTopology, mesh: Mesh, axes: Sequence[str]) -> AxisLinks:
+def axis_links(topology: BaseTopology, mesh: "Mesh", axes: Sequence[str]) -> AxisLinks:
     """Return the links between the devices along some mesh axes.
 
     Args:
@@ -195,7 +205,7 @@ def axis_links(topology: BaseTopology, mesh: Mesh, axes: Sequence[str]) -> AxisL
 
 
 @lru_cache(maxsize=256)
-def _links(topology: BaseTopology, mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
+def _links(topology: BaseTopology, mesh: "Mesh", axes: tuple[str, ...]) -> AxisLinks:
     steps = _steps(topology, mesh)
     size = math.prod(mesh.shape[name] for name in axes)
     parts = None if steps is None else _merged(topology.dimensions, steps, mesh, axes)
@@ -205,7 +215,7 @@ def _links(topology: BaseTopology, mesh: Mesh, axes: tuple[str, ...]) -> AxisLin
 def _merged(
     dimensions: Sequence[Dimension],
     steps: dict[str, npt.NDArray[np.int64]],
-    mesh: Mesh,
+    mesh: "Mesh",
     axes: Sequence[str],
 ) -> tuple[AxisSegment, ...] | None:
     """Return the combined extent of some axes, or None if they don't fill a box of positions."""
@@ -217,7 +227,7 @@ def _merged(
 
 
 @lru_cache(maxsize=64)
-def _steps(topology: BaseTopology, mesh: Mesh) -> dict[str, npt.NDArray[np.int64]] | None:
+def _steps(topology: BaseTopology, mesh: "Mesh") -> dict[str, npt.NDArray[np.int64]] | None:
     """Return device offsets from the first device of each axis: `[size, dimensions]`.
 
     None if the offsets depend on the position along other axes.
@@ -235,7 +245,7 @@ def _steps(topology: BaseTopology, mesh: Mesh) -> dict[str, npt.NDArray[np.int64
 
 
 @lru_cache(maxsize=64)
-def mesh_coordinates(topology: BaseTopology, mesh: Mesh) -> npt.NDArray[np.int64]:
+def mesh_coordinates(topology: BaseTopology, mesh: "Mesh") -> npt.NDArray[np.int64]:
     """Return the coordinates of all mesh devices: `[*mesh, dimensions]`.
 
     Args:
@@ -256,7 +266,7 @@ def mesh_coordinates(topology: BaseTopology, mesh: Mesh) -> npt.NDArray[np.int64
     return topology.coordinates[np.array(device_positions)].reshape(*mesh.devices.shape, -1)
 
 
-def _domains_spanned(topology: BaseTopology, mesh: Mesh, axes: Sequence[str]) -> int:
+def _domains_spanned(topology: BaseTopology, mesh: "Mesh", axes: Sequence[str]) -> int:
     """Return the number of slices or nodes that the devices along some axes span."""
     numbers = mesh_coordinates(topology, mesh)[..., 0]
     line = tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard.analysis.pictures import TreePicture, read_tree
+from xlashard.analysis.pictures.sharding_picture import TreePicture, read_tree
 from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.multihost import Watchdog
 from xlashard.train.checkpoint import Checkpoints

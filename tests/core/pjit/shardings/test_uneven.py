@@ -22,7 +22,7 @@ from xlashard import (
     record_programs,
     with_sharding_constraint,
 )
-from xlashard.analysis.explain.replication import ReplicationReport
+from xlashard.analysis.explain.model import ReplicationReport
 from xlashard.core.pjit import function
 from xlashard.core.pjit.shardings import uneven
 from xlashard.errors import (

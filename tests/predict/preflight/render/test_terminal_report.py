@@ -9,15 +9,18 @@ import pytest
 from rich.console import Console
 
 from tests.predict.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
+from tests.without_jax import HAS_JAX
 from xlashard.predict.costs.operation import Unit
 from xlashard.predict.preflight.render.html import page
 from xlashard.predict.preflight.render.report_text import WORDS, mesh_text
-from xlashard.predict.preflight.report.build import describe_mesh
 from xlashard.predict.preflight.report.comparison import SummaryText, compare
 from xlashard.predict.preflight.report.preflight_model import Bound
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu import topology
 from xlashard.wording import plain_text
+
+if HAS_JAX:
+    from xlashard.predict.preflight.report.build import describe_mesh
 
 
 def shown(report: PreflightReport, width: int, *, all: bool = False, color: bool = False) -> str:
@@ -94,6 +97,7 @@ def test_report_of_a_fitting_step_shows_all_figures() -> None:
     assert "LIBTPU_INIT_ARGS: --xla_tpu_enable_latency_hiding_scheduler=true" in text
 
 
+@pytest.mark.needs_jax
 @pytest.mark.parametrize(
     ("name", "axes", "text"),
     [

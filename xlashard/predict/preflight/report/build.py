@@ -13,10 +13,10 @@ from xlashard.analysis.explain.descriptions import (
     describe_inputs,
     describe_outputs,
 )
+from xlashard.analysis.explain.explain import find_all
 from xlashard.analysis.explain.explained_program import ExplainedProgram
 from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.explain.replication import is_needlessly_replicated
-from xlashard.analysis.explain.sections import find_all
 from xlashard.core.sharding import Mesh
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.preflight.attribution.attribution import describe_traffic

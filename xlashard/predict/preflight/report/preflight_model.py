@@ -10,12 +10,12 @@ from typing import Literal
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     DonationReport,
+    RepeatedReport,
+    ReplicationReport,
     SourceLine,
+    UnevenReport,
     ValueReport,
 )
-from xlashard.analysis.explain.repeated import RepeatedReport
-from xlashard.analysis.explain.replication import ReplicationReport
-from xlashard.analysis.explain.uneven_constraints import UnevenReport
 from xlashard.documents import ReportFormat
 from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
 from xlashard.predict.preflight.report.step_model import LineTime, SpillReport, Timeline

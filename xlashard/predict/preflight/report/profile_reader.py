@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from xlashard.errors import ArgumentError
 from xlashard.tracebacks import short_tracebacks
 
@@ -77,6 +75,9 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
 
 
 def _read(path: str | os.PathLike[str]) -> Profile:
+    # Reports are compared with times that were read before, and without JAX.
+    import jax
+
     file = _newest(Path(path))
     try:
         planes = list(jax.profiler.ProfileData.from_serialized_xspace(file.read_bytes()).planes)

@@ -5,18 +5,24 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from xlashard._jax.runtime import topologies
 from xlashard.errors import counted
+from xlashard.lazily import deferred
 from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology, counted_in_thousands
 from xlashard.predict.targets.gpu.gpu_models import GpuModel
 from xlashard.predict.targets.gpu.gpu_names import GpuGroup, parse_gpu_name
 from xlashard.predict.targets.mesh_layout import AxisSegment, Dimension
 from xlashard.tracebacks import short_tracebacks
+
+if TYPE_CHECKING:
+    from xlashard._jax.runtime import topologies
+else:
+    # For devices, which JAX makes; the figures of a topology don't need it.
+    topologies = deferred("xlashard._jax.runtime.topologies")
 
 
 @dataclass(frozen=True, repr=False)

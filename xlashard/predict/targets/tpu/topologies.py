@@ -4,14 +4,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from xlashard._jax.runtime import topologies
-from xlashard._jax.runtime.shardings import slice_of
 from xlashard.errors import TopologyError
+from xlashard.lazily import deferred
 from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology, counted_in_thousands
 from xlashard.predict.targets.mesh_layout import AxisSegment, Dimension, usable_links
 from xlashard.predict.targets.tpu.generations import Generation
@@ -23,6 +22,13 @@ from xlashard.predict.targets.tpu.topology_names import (
     parse_topology_name,
 )
 from xlashard.tracebacks import short_tracebacks
+
+if TYPE_CHECKING:
+    from xlashard._jax.runtime import shardings, topologies
+else:
+    # For devices, which libtpu makes; the figures of a topology need neither.
+    shardings = deferred("xlashard._jax.runtime.shardings")
+    topologies = deferred("xlashard._jax.runtime.topologies")
 
 _DIMENSIONS = ("x", "y", "z")
 
@@ -95,7 +101,8 @@ class Topology(BaseTopology):
         """Coordinates of each device: `[devices, dimensions]`."""
         rank = len(self.shape)
         return np.array(
-            [(slice_of(d), *d.coords[:rank], d.core_on_chip) for d in self.devices], dtype=np.int64
+            [(shardings.slice_of(d), *d.coords[:rank], d.core_on_chip) for d in self.devices],
+            dtype=np.int64,
         )
 
     def links_of(
@@ -197,7 +204,7 @@ def _make_topology(name: SliceName, slices: int) -> Topology:
     devices = topologies.compile_only_devices(
         name.text, _options(name.generation, name.shape, slices)
     )
-    ordered = sorted(devices, key=lambda device: (slice_of(device), device.process_index))
+    ordered = sorted(devices, key=lambda device: (shardings.slice_of(device), device.process_index))
     return Topology(name.text, slices, name.generation, tuple(ordered), name.shape, name.twisted)
 
 

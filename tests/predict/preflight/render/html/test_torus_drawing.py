@@ -5,17 +5,21 @@ from dataclasses import replace
 import pytest
 
 from tests.predict.preflight.examples import HUGE, SMALL, TWO_SLICES, V5P
+from tests.without_jax import HAS_JAX
 from xlashard.predict.preflight.render.html.torus_drawing import (
     MOST_CHIPS,
     DevicePositions,
     colour,
     device_positions,
 )
-from xlashard.predict.preflight.report.build import describe_mesh, describe_topology
 from xlashard.predict.preflight.report.preflight_model import AxisReport
 from xlashard.tpu import topology
 
+if HAS_JAX:
+    from xlashard.predict.preflight.report.build import describe_mesh, describe_topology
 
+
+@pytest.mark.needs_jax
 @pytest.mark.parametrize(
     ("name", "slices", "axes"),
     [
@@ -46,6 +50,7 @@ def test_drawn_positions_equal_mesh_positions_of_devices(
         assert found == place
 
 
+@pytest.mark.needs_jax
 @pytest.mark.parametrize("name", ["v5e:4x4", "v5e:2x4", "v5p:4x4x4", "v6e:8x8", "v4:2x2x4"])
 def test_drawn_hosts_match_libtpu(name: str) -> None:
     pod = topology(name)

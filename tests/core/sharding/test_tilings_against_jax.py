@@ -14,8 +14,6 @@ from tests.geometry.oracle import all_specs, assignment_of, grid_id, small_grids
 from xlashard.errors import GeometryError
 from xlashard.geometry import MeshGrid, Spec, TileAssignment, Tiling, validate_spec
 
-pytestmark = pytest.mark.partitioner
-
 KINDS = {
     "replicated": xc.OpSharding.Type.REPLICATED,
     "manual": xc.OpSharding.Type.MANUAL,

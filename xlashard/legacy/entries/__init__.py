@@ -1,0 +1,1 @@
+"""Entries of the removed names, by the modules of `modules` that implement them; without JAX."""

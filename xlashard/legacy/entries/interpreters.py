@@ -1,0 +1,184 @@
+"""Entries of the names of `jax.interpreters` and `jax.lib`."""
+
+from xlashard.legacy.modules.entry import EntryTable, imports, moved, refused, works
+
+_HERE = "xlashard.legacy.modules.interpreters"
+_PXLA = "jax.interpreters.pxla"
+
+_XLA = "jax.interpreters.xla"
+
+_API = "xlashard._jax.legacy_api"
+
+_SHARDINGS = "xlashard._jax.runtime.shardings"
+
+_ARRAYS = "xlashard.legacy.arrays.device_arrays"
+
+_MESHES = "xlashard.legacy.modules.maps"
+
+_PARSED = "xlashard.legacy.shardings.parsed_specs"
+
+_MARKERS = "xlashard.legacy.shardings.partition_spec"
+
+_CLASSES = "xlashard.legacy.modules.sharding"
+
+_OPS = "xlashard.legacy.shardings.op_shardings"
+
+_INTERNALS = "xlashard.legacy.modes.pjit_internals"
+
+_ON_SEVERAL = (
+    "`isinstance` is True for every fully addressable array on several devices, including today's."
+)
+
+_ADDRESSABLE = "`isinstance` is True for every fully addressable array, including today's."
+
+_NAMED = "jax.sharding.NamedSharding(mesh, spec)"
+
+_JIT = "jax.jit(f, in_shardings=..., out_shardings=...)"
+
+_CONSTRAINT = "jax.lax.with_sharding_constraint(x, sharding)"
+
+_ARGUMENTS = "jax.jit takes its arguments today"
+
+_EQUIVALENT = "x.sharding.is_equivalent_to(sharding, x.ndim)"
+
+_WAYS = "hlo_sharding.tile_assignment_dimensions()"
+
+_PIECES = "[jax.device_put(x[index], device) for index, device in zip(indices, devices)]"
+
+_BACKEND = "import jax.extend.backend"
+
+_OPTIONS = "jax.extend.backend.get_compile_options"
+
+_MAPPING = "xlashard.legacy.shardings.parsed_specs.get_array_mapping(spec)"
+
+_MLIR = "jax.interpreters.mlir.register_lowering(primitive, rule)"
+
+_RULES = "JAX's lowering rules emit MLIR instead of calling XLA builders"
+
+_SHARDED = dict.fromkeys(
+    ("ShardedDeviceArray", "_ShardedDeviceArray"),
+    works("0.4.14", "jax.Array", _ARRAYS).but(_ON_SEVERAL),
+)
+
+ENTRIES: EntryTable = {
+    _PXLA: {
+        **_SHARDED,
+        "": works("0.8.2", "jax.sharding, xlashard"),
+        "Mesh": works("0.4.11", "jax.sharding.Mesh", _MESHES),
+        "thread_resources": works("0.8.2", "jax.sharding.get_mesh()", _MESHES),
+        "ResourceEnv": works("0.4.7", "with jax.set_mesh(mesh): ...", _MESHES),
+        "EMPTY_ENV": works("0.4.7", "jax.sharding.get_mesh()", _MESHES),
+        "NamedSharding": works("0.4.9", "jax.sharding.NamedSharding", "xlashard"),
+        **moved(
+            "0.10.0",
+            "xlashard",
+            *("ShardingSpec", "Chunked", "NoSharding", "Unstacked", "ShardedAxis", "Replicated"),
+        ),
+        "AUTO": works("0.4.16", "xlashard.AUTO", f"{_MARKERS}:AUTO_ON_MESH"),
+        "_AUTOAxisResource": works("0.4.4", "type(xlashard.AUTO)", f"{_MARKERS}:AutoAxisResource"),
+        "_is_auto": works("0.4.4", "x == xlashard.AUTO", _MARKERS),
+        "_is_unspecified": works("0.4.36", "x is xlashard.UNSPECIFIED", _MARKERS),
+        "_UNSPECIFIED": works("0.11.0", "xlashard.UNSPECIFIED", _SHARDINGS),
+        "_UnspecifiedValue": works("0.4.4", "type(xlashard.UNSPECIFIED)", _SHARDINGS),
+        "ArrayMappingOrAutoOrUnspecified": works("0.4.16", "collections.OrderedDict"),
+        "mesh_sharding_specs": works("0.4.24", _NAMED, _OPS),
+        "partitioned_sharding_spec": works("0.4.1", _NAMED, _OPS),
+        "pmap_sharding_spec": works("0.4.16", _NAMED, _OPS),
+        "spec_to_indices": works("0.10.0", "sharding.devices_indices_map(shape)", _OPS),
+        "tile_aval_nd": works("0.4.16", "sharding.shard_shape(shape)", _OPS),
+        "untile_aval_nd": works("0.4.16", "jax.ShapeDtypeStruct(shape, dtype)", _OPS),
+        "show_axes": works("0.4.7", "', '.join(axes)"),
+        "_hashable_index": works("0.4.4", "index"),
+        "InputsHandlerMode": works("0.4.14", _PIECES),
+        "_shard_arg": works("0.4.14", _PIECES),
+        "shard_args": works("0.4.14", _PIECES),
+        "device_put": works(
+            "0.4.14",
+            "[jax.device_put(x, device) for device in devices]",
+            f"{_HERE}:buffers_on",
+        ),
+        "_pmap_sharding_spec": works("0.4.1", _NAMED, f"{_OPS}:pmap_sharding_spec_of_parts"),
+        "ArrayMapping": works("0.11.0", "collections.OrderedDict"),
+        "_create_mesh_pspec_sharding": works("0.4.4", _NAMED, f"{_CLASSES}:on_mesh"),
+        "xc": works("0.8.2", _BACKEND, f"{_API}:xla_client"),
+        "ShapedArray": works("0.4.16", "jax.core.ShapedArray"),
+        "_get_array_mapping": works("0.4.4", _MAPPING, f"{_PARSED}:array_mapping_of_resource"),
+        "array_mapping_to_axis_resources": works(
+            "0.11.0", f"{_PARSED}.get_single_pspec(parsed)", _PARSED
+        ),
+        "get_num_ways_dim_sharded": works("0.4.11", _WAYS, _OPS),
+        "_get_num_ways_dim_sharded": works("0.4.4", _WAYS, _OPS),
+        "is_op_sharding_replicated": works("0.7.2", "sharding.is_fully_replicated", _OPS),
+        "are_op_shardings_equal": works("0.7.2", "sharding.is_equivalent_to(other, ndim)", _OPS),
+        "make_sharded_device_array": works(
+            "0.4.14", "jax.make_array_from_single_device_arrays(...)", _ARRAYS
+        ),
+        "_check_gda_or_array_xla_sharding_match": works("0.4.7", _EQUIVALENT, _INTERNALS),
+        **dict.fromkeys(
+            (
+                *("ExecuteReplicated", "MeshExecutable", "OutputType"),
+                *(
+                    "custom_resource_typing_rules",
+                    "global_result_handlers",
+                    "lower_mesh_computation",
+                ),
+                *("lower_sharding_computation", "parallel_callable", "resource_typecheck"),
+                *("shard_arg_handlers", "spmd_primitive_batchers", "xla_pmap_p"),
+            ),
+            refused(
+                "0.4.14", "jax.jit(f, in_shardings=..., out_shardings=...).lower(*args).compile()"
+            ).because("it was internal to JAX, and today's JAX does not use it"),
+        ),
+        **imports(_PXLA, "0.8.2"),
+    },
+    "jax.pxla": {"": works("0.4.14", "jax.sharding, xlashard"), **_SHARDED},
+    "jax.interpreters.sharded_jit": {
+        "": works("0.3.16", "jax.jit").but("`PartitionSpec` works; the functions are refused."),
+        "sharded_jit": refused("0.3.16", _JIT).because(_ARGUMENTS),
+        "with_sharding_constraint": refused("0.3.16", _CONSTRAINT).because(_ARGUMENTS),
+    },
+    _XLA: {
+        "": works("0.4.7", "jax.core, jax.interpreters.mlir"),
+        "DeviceArray": works("0.4.12", "jax.Array", _ARRAYS).but(_ADDRESSABLE),
+        "_DeviceArray": works("0.4.9", "jax.Array", _ARRAYS).but(_ADDRESSABLE),
+        "make_device_array": works("0.4.9", "buffer", _ARRAYS),
+        "Device": works("0.4.14", "jax.Device"),
+        "ShapedArray": works("0.4.14", "jax.core.ShapedArray"),
+        "abstractify": works("0.8.2", "jax.typeof(x)", f"{_API}:core.shaped_abstractify"),
+        "pytype_aval_mappings": works("0.8.2", "jax.typeof(x)", f"{_API}:core."),
+        "device_put": works("0.4.14", "(jax.device_put(x, device),)"),
+        "xc": works("0.4.14", _BACKEND, f"{_API}:xla_client"),
+        **dict.fromkeys(
+            ("backend_specific_translations", "register_translation", "translations"),
+            refused("0.4.14", _MLIR).because(_RULES),
+        ),
+        "xla_call_p": refused("0.4.14", "jaxpr.eqns[0].primitive.name == 'jit'").because(
+            "jit and pjit are one primitive"
+        ),
+        **imports(_XLA, "0.8.2"),
+    },
+    "jax.xla": {
+        "": works("0.4.14", "jax.core, jax.interpreters.mlir"),
+        "DeviceArray": works("0.4.14", "jax.Array", _ARRAYS).but(_ADDRESSABLE),
+        "xc": works("0.4.14", _BACKEND, f"{_API}:xla_client"),
+    },
+    "jax.lib.xla_bridge": {
+        "": works("0.9.0", _BACKEND),
+        "default_backend": works("0.5.0", "jax.default_backend()"),
+        "device_count": works("0.4.4", "jax.device_count()"),
+        "devices": works("0.4.4", "jax.devices()"),
+        "local_device_count": works("0.4.4", "jax.local_device_count()"),
+        "local_devices": works("0.4.4", "jax.local_devices()"),
+        "process_count": works("0.4.4", "jax.process_count()"),
+        "process_index": works("0.4.4", "jax.process_index()"),
+        "get_backend": works("0.8.0", "jax.extend.backend.get_backend", f"{_API}:xla_bridge."),
+        "get_compile_options": works("0.8.0", _OPTIONS, f"{_API}:compile_options"),
+    },
+    "jax._src.lib.xla_bridge": {"": works("0.4.6", _BACKEND)},
+    "jax.lib": dict.fromkeys(
+        ("xla_client", "xla_extension"),
+        works("0.9.0", "import jax.extend.xla", _API).but(
+            "it has the attributes of today's jaxlib"
+        ),
+    ),
+}

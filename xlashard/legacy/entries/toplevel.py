@@ -1,0 +1,94 @@
+"""Entries of `jax` itself, `jax.tree_util`, `jax.config`, and single names of other modules."""
+
+from xlashard.legacy.modules.entry import EntryTable, refused, works
+
+_FLAGS = "xlashard.legacy.modes.config_flags"
+
+ENTRIES: EntryTable = {
+    "jax": {
+        "tree_flatten": works("0.6.0", "jax.tree.flatten", "jax.tree_util"),
+        "tree_leaves": works("0.6.0", "jax.tree.leaves", "jax.tree_util"),
+        "tree_map": works("0.6.0", "jax.tree.map", "jax.tree_util"),
+        "tree_structure": works("0.6.0", "jax.tree.structure", "jax.tree_util"),
+        "tree_transpose": works("0.6.0", "jax.tree.transpose", "jax.tree_util"),
+        "tree_unflatten": works("0.6.0", "jax.tree.unflatten", "jax.tree_util"),
+        "treedef_is_leaf": works("0.6.0", "jax.tree_util.treedef_is_leaf"),
+        "tree_multimap": works("0.3.16", "jax.tree.map"),
+        "ShapedArray": works("0.4.14", "jax.core.ShapedArray"),
+        "curry": works("0.4.14", "functools.partial"),
+        "clear_backends": works("0.4.36", "jax.extend.backend.clear_backends()"),
+        "spmd_mode": works("0.7.0", "jax.jit(f)(x)", _FLAGS),
+        "device_put_replicated": works(
+            "0.10.0", "jax.device_put(x, jax.NamedSharding(mesh, jax.P()))", "xlashard"
+        ),
+        "device_put_sharded": works(
+            "0.10.0", "jax.device_put(stacked, jax.NamedSharding(mesh, jax.P('x')))", "xlashard"
+        ),
+        "xla_computation": refused("0.4.34", "jax.jit(f).lower(x).compiler_ir('hlo')").because(
+            "only `jit` lowers functions"
+        ),
+        "soft_pmap": refused("0.3.25", "jax.vmap").because("it was removed with xmap"),
+        "mask": refused("0.3.16", "jax.numpy.where(valid, x, 0)").because(
+            "JAX has no transformation for padded arrays"
+        ),
+        "pmap": works(
+            "0.8.0", "jax.shard_map(f, mesh=mesh, in_specs=P('batch'), out_specs=P('batch'))"
+        ).noting(
+            "An index of a result is the shard of one device; an index of today's `jax.pmap` "
+            "result is replicated."
+        ),
+    },
+    "jax.tree_util": {
+        "tree_multimap": works("0.3.16", "jax.tree.map"),
+        "build_tree": works("0.7.0", "jax.tree.unflatten"),
+        "AttributeKeyPathEntry": works("0.4.26", "jax.tree_util.GetAttrKey"),
+        "GetitemKeyPathEntry": works("0.4.26", "jax.tree_util.DictKey"),
+        "register_keypaths": works("0.4.26", "jax.tree_util.register_pytree_with_keys").but(
+            "JAX's messages use the keys only if they are registered with today's function."
+        ),
+    },
+    "jax.experimental": {
+        "disable_x64": works("0.9.0", "jax.enable_x64(False)"),
+        "enable_x64": works("0.9.0", "jax.enable_x64(True)"),
+        "loops": refused("0.3.16", "jax.lax.fori_loop").because(
+            "JAX's loops are functions of their state"
+        ),
+    },
+    **{
+        f"jax.experimental.{name}": {"": works("0.3.16", f"import {home}", home)}
+        for name in ("optimizers", "stax")
+        for home in (f"jax.example_libraries.{name}",)
+    },
+    "jax.ad_checkpoint": {
+        "checkpoint": works("0.10.0", "jax.checkpoint"),
+        "remat": works("0.10.0", "jax.checkpoint", "jax"),
+    },
+    "jax._src.test_util": {"create_global_mesh": works("0.6.0", "jax.make_mesh(shape, names)")},
+    "jax.dlpack": {"to_dlpack": works("0.7.0", "x.__dlpack__()")},
+    "jax.Device": {
+        "live_buffers": works("0.4.36", "jax.live_arrays()").but(
+            "arrays over several devices are excluded; jax.live_arrays() returns all"
+        )
+    },
+    "jax.experimental.compilation_cache.compilation_cache": {
+        "initialize_cache": works("0.4.26", "jax.config.update('jax_compilation_cache_dir', path)"),
+        "is_initialized": works("0.4.26", "jax.config.jax_compilation_cache_dir is not None"),
+    },
+    "jax.config": {
+        "": works("0.4.25", "jax.config"),
+        "config": works("0.4.25", "jax.config"),
+        "jax_array": works("0.4.7", "isinstance(x, jax.Array)", _FLAGS),
+        "jax_parallel_functions_output_gda": works(
+            "0.4.7",
+            "jax.jit(f, out_shardings=shardings)",
+            f"{_FLAGS}:parallel_functions_output_gda",
+        ),
+        "jax_spmd_mode": works("0.7.0", "jax.jit(f)(x)", f"{_FLAGS}:spmd_mode"),
+        "jax_pmap_no_rank_reduction": works(
+            "0.8.0", "xlashard.unstacked_shards(x)", f"{_FLAGS}:pmap_no_rank_reduction"
+        ).but(
+            "With it on, `device_buffers` of arrays with a PmapSharding, which `jax.pmap` returns "
+            "while the removed names are installed, keep the mapped dimension of size 1"
+        ),
+    },
+}
