@@ -1,8 +1,8 @@
 """Public figures of each GPU model: cores, memory, FLOP/s, NVLink, network.
 
-Each figure names its source. FLOP/s are dense. Data sheets that print figures with sparsity are
-halved. `test_gpu_models.py` compares all but the network, the size of a node and the link
-to the host with the descriptions of these GPUs in JAX's CUDA plugin.
+`gpu_models.toml` has each figure beside its source. `test_gpu_models.py` compares all but the
+network, the size of a node and the link to the host with the descriptions of these GPUs in JAX's
+CUDA plugin.
 """
 
 from dataclasses import dataclass

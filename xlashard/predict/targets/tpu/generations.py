@@ -1,7 +1,7 @@
 """Public figures of each TPU generation: cores, memory, FLOP/s, links, pods.
 
-Each figure names its source. Derived figures name their derivation. Tests compare devices per chip,
-chips per host and the available memory with libtpu.
+`generations.toml` has each figure beside its source, or its derivation. Tests compare devices per
+chip, chips per host and the available memory with libtpu.
 """
 
 import math
