@@ -67,7 +67,7 @@ class GpuModel(Chip):
         return self.host_bandwidth
 
 
-GPU_MODELS = read_chips(Path(__file__).with_name("gpu_models.toml"), GpuModel)
+GPU_MODELS: tuple[GpuModel, ...] = read_chips(Path(__file__).with_name("gpu_models.toml"), GpuModel)
 """Models of GPU that programs can be compiled for, oldest first."""
 
 BY_NAME = {model.name: model for model in GPU_MODELS}

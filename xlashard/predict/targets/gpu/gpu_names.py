@@ -34,7 +34,7 @@ class MachineType:
 _TABLES = read_tables(
     Path(__file__).with_name("machine_types.toml"), ("model", "gpus", "network_bits", "source")
 )
-MACHINE_TYPES = tuple(
+MACHINE_TYPES: tuple[MachineType, ...] = tuple(
     MachineType(
         name,
         BY_NAME[table["model"]],

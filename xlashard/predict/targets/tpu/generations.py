@@ -95,7 +95,9 @@ class Generation(Chip):
         return self.dcn_bandwidth / self.devices_per_host
 
 
-GENERATIONS = read_chips(Path(__file__).with_name("generations.toml"), Generation)
+GENERATIONS: tuple[Generation, ...] = read_chips(
+    Path(__file__).with_name("generations.toml"), Generation
+)
 """Every generation that libtpu compiles for, oldest first."""
 
 BY_NAME = {generation.name: generation for generation in GENERATIONS}
