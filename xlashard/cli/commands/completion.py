@@ -8,15 +8,18 @@ names of files.
 import argparse
 import re
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from xlashard.predict.targets.gpu.gpu_names import common_names
-from xlashard.predict.targets.tpu.generations import GENERATIONS
-from xlashard.predict.targets.tpu.topology_names import (
-    SliceName,
-    accelerator_type,
-    chip_counts,
-    default_shape,
-)
+from xlashard.lazily import deferred
+
+if TYPE_CHECKING:
+    from xlashard.predict.targets.gpu import gpu_names
+    from xlashard.predict.targets.tpu import generations, topology_names
+else:
+    # They read the tables of chips, which other words than topologies do without.
+    gpu_names = deferred("xlashard.predict.targets.gpu.gpu_names")
+    generations = deferred("xlashard.predict.targets.tpu.generations")
+    topology_names = deferred("xlashard.predict.targets.tpu.topology_names")
 
 _SCRIPTS = {
     "bash": r"""
@@ -150,12 +153,12 @@ def _values(action: argparse.Action, word: str) -> Iterator[tuple[str, str]]:
 
 
 def _topologies() -> Iterator[tuple[str, str]]:
-    for name in common_names():
+    for name in gpu_names.common_names():
         yield name, "GPUs"
-    for generation in GENERATIONS:
-        for chips in chip_counts(generation):
-            shape = default_shape(generation, chips)
+    for generation in generations.GENERATIONS:
+        for chips in topology_names.chip_counts(generation):
+            shape = topology_names.default_shape(generation, chips)
             # Between powers of two are too many to choose from.
             if shape is not None and chips <= _MOST_CHIPS and not chips & (chips - 1):
-                name = accelerator_type(SliceName(generation, shape))
+                name = topology_names.accelerator_type(topology_names.SliceName(generation, shape))
                 yield name, f"{chips} chips of {generation.title}"

@@ -6,10 +6,7 @@ from typing import Literal
 type Links = Literal["ici", "nvlink", "pcie"]
 """Links between the chips of a slice of TPUs, or between the GPUs of a node."""
 
-GB = 10**9
 MIB = 2**20
-GIB = 2**30
-TERA = 10**12
 
 
 @dataclass(frozen=True, kw_only=True)
