@@ -259,6 +259,7 @@ from xlashard.cli.main import main
 sys.exit(main())
 """
 
+
 @pytest.mark.slow
 def test_invalid_variable_is_an_error_of_the_command_line() -> None:
     done = subprocess.run(
