@@ -70,7 +70,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Replace the local report by the merged report of every process."""
     report = yield
-    if report.failed and "xlashard" in sys.modules and "XLA_FLAGS" in os.environ:
+    has_both = bool(sys.modules.get("jax")) and "xlashard" in sys.modules
+    if report.failed and has_both and "XLA_FLAGS" in os.environ:
         note = importlib.import_module("xlashard.pods.testing.emulated_devices").late_flags_text()
         if note:
             report.sections.append(("XLA_FLAGS was set too late", note))

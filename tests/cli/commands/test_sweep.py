@@ -49,7 +49,7 @@ def test_sweep_of_meshes_stores_its_reports(run, tmp_path):
     report = SweepReport.from_json(out)
     assert code == 1 and "hbm=0%" in err
     assert [dict(r.mesh) for r in report.results if r.outcome == "fits"]
-    assert report.folder == "sweeps/tests.commands.programs.product"
+    assert report.folder == "sweeps/tests.cli.commands.programs.product"
     kept = sorted((tmp_path / report.folder / "reports").iterdir())
     assert [PreflightReport.from_json(f.read_text()).title for f in kept] == [PRODUCT] * 2
     code, out, _ = run(*words, "--all")

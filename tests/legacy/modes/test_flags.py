@@ -115,7 +115,7 @@ print(json.dumps(dict(array=legacy.config.jax_array)))
 @pytest.mark.slow
 def test_error_of_an_invalid_boolean_variable_names_the_variable() -> None:
     with pytest.raises(AssertionError, match="JAX_ARRAY=1"):
-        in_a_process("import xlashard.legacy", JAX_ARRAY="perhaps")
+        in_a_process("from xlashard.legacy import config", JAX_ARRAY="perhaps")
 
 
 def test_jax_config_has_the_flags_from_show_flags_to_hide_flags() -> None:
