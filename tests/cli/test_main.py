@@ -1,5 +1,6 @@
 """The command line in a process of its own, as users run it."""
 
+import importlib
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -376,3 +378,22 @@ def test_a_missing_extra_is_named(
     _, err, code = stdout_and_code(capsys, "train", "--config", TINY)
     assert code == 1
     assert "pip install 'xlashard[train]'" in err
+
+
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [("jax._src", "pip install jax\n"), ("optax", "pip install 'xlashard[train]'\n")],
+)
+def test_missing_package_is_named_with_its_installation(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    package: str,
+    command: str,
+) -> None:
+    def fail(name: str) -> NoReturn:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    _, err, code = stdout_and_code(capsys, "completion", "bash")
+    assert code == 1
+    assert err.startswith("error: `xlashard completion` needs ") and err.endswith(command)

@@ -116,7 +116,13 @@ Options of a command: xlashard COMMAND --help. Versions: xlashard --version.
 In Python: xlashard.explain(f, *args), xlashard.preflight(f, *args, topology="v5p-128"),
 xlashard.explain_recompile(f), xlashard.visualize(array).
 """
-_EXTRAS = {"libcst": "legacy", "matplotlib": "train", "optax": "train", "orbax": "train"}
+_TRAIN = "'xlashard[train]'"
+_REQUIREMENTS = {
+    # For all but scripts of another environment, stored reports and the migration.
+    "jax": "jax",
+    "libcst": "'xlashard[legacy]'",
+    **dict.fromkeys(("matplotlib", "optax", "orbax"), _TRAIN),
+}
 _VERSIONS = ("xlashard", "jax", "jaxlib", "libtpu")
 
 
@@ -172,28 +178,32 @@ def _run(arguments: argparse.Namespace) -> int:
         except XlashardError as error:
             print_error(error)
             return 2
-    if command.needs_jax:
-        try:
+    try:
+        if command.needs_jax:
             # Any name of the layer: it requires JAX and valid variables in the environment.
             _ = xlashard.Array
-        except XlashardError as error:
-            print_error(error)
-            return 2
-        except ImportError as error:
-            print_error(error)
-            return 1
+    except XlashardError as error:
+        print_error(error)
+        return 2
+    except ModuleNotFoundError as error:
+        return _print_missing(error, arguments.command)
     try:
         return importlib.import_module(command.module).run(arguments)
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get(error.name or "")
-        if extra is None:
-            raise
-        print(
-            f"error: `xlashard {arguments.command}` needs {error.name}. Write:\n"
-            f"  pip install 'xlashard[{extra}]'",
-            file=sys.stderr,
-        )
-        return 1
+        return _print_missing(error, arguments.command)
+
+
+def _print_missing(error: ModuleNotFoundError, command: str) -> int:
+    """Print what to install for a command, and return its exit code; raise for other modules."""
+    package = (error.name or "").partition(".")[0]
+    if package not in _REQUIREMENTS:
+        raise error
+    print(
+        f"error: `xlashard {command}` needs {package}. Write:\n"
+        f"  pip install {_REQUIREMENTS[package]}",
+        file=sys.stderr,
+    )
+    return 1
 
 
 class _Parser(argparse.ArgumentParser):
