@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xlashard.documents import read_toml
+from xlashard.support.documents import read_toml
 from xlashard.train.config.schema import read
 from xlashard.train.config.settings import Settings
 

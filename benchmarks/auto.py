@@ -26,7 +26,7 @@ from benchmarks._auto_program import BenchmarkProgram
 from benchmarks._auto_programs import PROGRAMS
 from xlashard import tpu
 from xlashard.errors import UnevenShardingWarning, XlashardError
-from xlashard.wording import in_bytes, in_seconds
+from xlashard.support.formatting import in_bytes, in_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 GOAL = 1.03

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 
 from benchmarks._operation_programs import PROGRAMS
 from xlashard import NamedSharding, P, PreflightReport, preflight
-from xlashard.documents import read_toml
 from xlashard.predict.preflight.mesh_mapping import find_topology
+from xlashard.support.documents import read_toml
 
 TABLE = Path(__file__).with_name("published_operations.toml")
 _DTYPES = {

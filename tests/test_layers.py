@@ -10,7 +10,7 @@ from tests.layers import Layers, find_violations, read_package
 ROOT = Path(__file__).resolve().parent.parent
 
 FLOORS = (
-    ("geometry", "kernel_module"),
+    ("geometry",),
     ("workers",),
     ("_jax",),
     # It imports no JAX, except for programs that JAX holds.
@@ -47,16 +47,11 @@ FLOORS = (
 )
 """The rooms from below to above; those of a line are independent of each other."""
 
-COMMON = frozenset(
-    {
-        *("errors", "config", "wording", "documents", "lazily", "background", "hooks"),
-        *("program_runner", "lending", "tracebacks", "wire", "_version"),
-    }
-)
+COMMON = frozenset({"errors", "config", "support", "_version"})
 
 PURE = frozenset(
     {
-        *("geometry", "workers", "hlo", "kernel_module"),
+        *("geometry", "workers", "hlo"),
         *("analysis.explain.comparison", "analysis.explain.findings", "analysis.explain.html"),
         *("analysis.explain.model", "analysis.explain.program_report"),
         *("analysis.explain.report_changes", "analysis.explain.script_report"),
@@ -74,7 +69,7 @@ PURE = frozenset(
         *("tpu", "gpu", "hardware", "preflights"),
         *("legacy.entries", "legacy.migration", "train.config"),
         *("cli.main", "cli.commands.cli_args", "cli.commands.completion"),
-        *("cli.commands.explain_command", "cli.commands.installation", "cli.commands.legacy"),
+        *("cli.commands.explain_command", "cli.commands.doctor", "cli.commands.legacy"),
         *("cli.commands.program_args", "cli.commands.result_files", "cli.commands.script_run"),
     }
 )
@@ -111,7 +106,7 @@ XLASHARD = Layers(
             ("xlashard.cli.commands.legacy", "xlashard.legacy.migration"),
         }
     ),
-    hooks="xlashard.hooks",
+    hooks="xlashard.support.hooks",
     importers={
         "legacy": frozenset({"xlashard", "xlashard.cli.commands.legacy"}),
         "auto": frozenset({"xlashard", "xlashard.cli.commands.automatic_layouts"}),
@@ -151,6 +146,7 @@ ONE_CONCEPT = {
     "compile": "a stage of the pipeline: the compiler, its caches, the subcommand",
     "compiled": "a compiled program: as a stage, as a way to reshard",
     "dispatch": "a stage of the pipeline",
+    "doctor": "checks of an environment: of this machine, of a cloud",
     "errors": "exception classes",
     "executables": "executables: of the runtime, shared by programs",
     "execute": "a stage of the pipeline: of programs, of reshards",

@@ -14,7 +14,7 @@ from xlashard import Array
 from xlashard._jax.runtime.transfer import HandleType
 
 ROOT = Path(__file__).resolve().parent.parent
-STUB = ROOT / "xlashard" / "core" / "array" / "core" / "typed.pyi"
+STUB = ROOT / "xlashard" / "core" / "array" / "array_class" / "typed.pyi"
 
 
 @pytest.mark.slow

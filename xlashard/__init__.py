@@ -66,12 +66,12 @@ if _typing.TYPE_CHECKING:
     from xlashard.auto.auto_shard import auto_shard
     from xlashard.auto.plan.auto_plan import AutoPlan
     from xlashard.core.array import Array, device_put
+    from xlashard.core.array.array_class.handles import key_shards, live_arrays
+    from xlashard.core.array.array_class.shard import Shard
     from xlashard.core.array.constructors import (
         make_array_from_callback,
         make_array_from_process_local_data,
     )
-    from xlashard.core.array.core.handles import key_shards, live_arrays
-    from xlashard.core.array.core.shard import Shard
     from xlashard.core.array.device_buffers import make_array_from_single_device_arrays
     from xlashard.core.array.device_put import device_get
     from xlashard.core.array.dlpack import from_dlpack
@@ -113,7 +113,7 @@ if _typing.TYPE_CHECKING:
     from xlashard.predict.sweep.sweep_report import SweepReport
     from xlashard.predict.sweep.sweep_run import preflight_sweep
 else:
-    from xlashard.lazily import on_demand as _on_demand
+    from xlashard.support.lazily import on_demand as _on_demand
 
     _modules = (
         *("errors", "geometry", "gpu", "hardware", "hlo", "multihost", "numpy", "preflights"),
@@ -145,8 +145,8 @@ else:
             "xlashard.core.array.constructors": (
                 *("make_array_from_callback", "make_array_from_process_local_data"),
             ),
-            "xlashard.core.array.core.handles": ("key_shards", "live_arrays"),
-            "xlashard.core.array.core.shard": ("Shard",),
+            "xlashard.core.array.array_class.handles": ("key_shards", "live_arrays"),
+            "xlashard.core.array.array_class.shard": ("Shard",),
             "xlashard.core.array.device_buffers": ("make_array_from_single_device_arrays",),
             "xlashard.core.array.device_put": ("device_get",),
             "xlashard.core.array.dlpack": ("from_dlpack",),

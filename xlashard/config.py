@@ -24,10 +24,10 @@ The launcher of emulated pods (`xlashard pod`) is the only program that sets the
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from xlashard import hooks
 from xlashard.errors import ConfigError, XlashardError
-from xlashard.lazily import dataclass
-from xlashard.wording import closest
+from xlashard.support import hooks
+from xlashard.support.formatting import closest
+from xlashard.support.lazily import dataclass
 
 type PartitionerName = Literal["shardy", "gspmd"]
 

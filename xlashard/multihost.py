@@ -5,7 +5,6 @@ The room behind it is `xlashard.pods.multihost`.
 
 from xlashard.pods.multihost.cluster_info import MutualTLS
 from xlashard.pods.multihost.collective_call import barrier, sync_global_devices
-from xlashard.pods.multihost.consistency import check_programs, checked_programs
 from xlashard.pods.multihost.host_collectives import (
     assert_equal,
     broadcast_one_to_all,
@@ -16,6 +15,7 @@ from xlashard.pods.multihost.host_local_arrays import (
     host_local_array_to_global_array,
 )
 from xlashard.pods.multihost.join import Pod, initialize, leave
+from xlashard.pods.multihost.program_checks import check_programs, checked_programs
 from xlashard.pods.multihost.shutdown import GONE_EXIT_CODE
 from xlashard.pods.multihost.watchdog import STUCK_EXIT_CODE, Watchdog
 

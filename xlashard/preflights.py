@@ -5,7 +5,7 @@ The rooms behind it are `xlashard.predict.preflight` and `xlashard.predict.sweep
 
 import typing as _typing
 
-from xlashard.lazily import on_demand as _on_demand
+from xlashard.support.lazily import on_demand as _on_demand
 
 if _typing.TYPE_CHECKING:
     from xlashard.predict.costs.kernel_costs import KernelCost

@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING
 
 from xlashard._jax.registration import apply_flags
 from xlashard.config import Flags
-from xlashard.lazily import deferred
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from xlashard.analysis.recompile import explain_recompile
-    from xlashard.pods.multihost import consistency
+    from xlashard.pods.multihost import program_checks as consistency
 else:
     explain_recompile = deferred("xlashard.analysis.recompile.explain_recompile")
-    consistency = deferred("xlashard.pods.multihost.consistency")
+    consistency = deferred("xlashard.pods.multihost.program_checks")
 
 
 def apply(flags: Flags) -> None:

@@ -5,7 +5,7 @@ The room behind it is `xlashard.predict.targets.tpu`.
 
 from typing import TYPE_CHECKING
 
-from xlashard.lazily import on_demand
+from xlashard.support.lazily import on_demand
 
 if TYPE_CHECKING:
     from xlashard.predict.targets.base_topology import AxisLinks, axis_links

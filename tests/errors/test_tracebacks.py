@@ -10,10 +10,11 @@ import pytest
 
 from tests.errors.catalogue import SETUP, Topic, read_topics
 from tests.errors.running import PACKAGE, execute
-from xlashard import device_put, make_array_from_callback, pjit, tracebacks
+from xlashard import device_put, make_array_from_callback, pjit
 from xlashard import numpy as xnp
-from xlashard.core.array.core import protocols
+from xlashard.core.array.array_class import protocols
 from xlashard.errors import ArgumentError
+from xlashard.support import tracebacks
 
 # Topics about methods of arrays and shardings, which are too cheap to be guarded.
 METHODS = ("shardings", "parsing", "reading", "environment")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.fork_server import python_command
 from xlashard.legacy.run_command import RunCommand, UsageError, main, read_command
-from xlashard.program_runner import ScriptOrModule
+from xlashard.support.program_runner import ScriptOrModule
 
 ROOT = Path(__file__).resolve().parents[2]
 

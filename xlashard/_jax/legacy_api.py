@@ -30,7 +30,7 @@ from xlashard._jax.private import (
 )
 from xlashard._jax.runtime.global_state import hook_before
 from xlashard.errors import MeshError
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     # Whole modules: `xlashard.legacy.modules` lists the names that programs use.

@@ -27,7 +27,7 @@ from xlashard._jax.runtime.shardings import (
 from xlashard._jax.trace.jaxprs import array_literals, callback_names
 from xlashard._jax.trace.tracing import Jaxpr, inner_shardings, needs_devices
 from xlashard.errors import CompileError
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xlashard._jax.private import func_dialect, hlo_dialect, ir, mlir, passmanager
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 type Module = Any
 type Function = Any

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xlashard._jax.private import ir, mlir, passmanager, tpu_dialect
-from xlashard.kernel_module import KernelBlock, KernelModule, KernelOp, KernelType
+from xlashard.support.kernel_module import KernelBlock, KernelModule, KernelOp, KernelType
 
 _DYNAMIC = -(1 << 63)
 _OF_FUNCTIONS = ("iteration_bounds", "scalar_prefetch", "window_params")

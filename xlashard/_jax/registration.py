@@ -21,7 +21,7 @@ from xlashard._jax.runtime.execute import watch_flags
 from xlashard._jax.runtime.global_state import clear_caches_with_jax
 from xlashard._jax.runtime.tracebacks import hide_frames
 from xlashard.config import RECOMPILE_LOGGER, Flags
-from xlashard.tracebacks import INNER_FOLDERS
+from xlashard.support.tracebacks import INNER_FOLDERS
 
 
 def install() -> None:

@@ -18,7 +18,7 @@ from xlashard.core.sharding import PartitionSpec
 from xlashard.errors import ArgumentError, CompileError, XlashardWarning
 from xlashard.predict.preflight.report.measured import RatesSources
 from xlashard.predict.targets.base_topology import BaseTopology
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 from xlashard.workers.job_pool import TIMED_OUT
 
 PROVEN = 6

@@ -20,14 +20,14 @@ from xlashard.auto.plan.plan_text import COLOURS, outcome_text, plan_sections, p
 from xlashard.auto.problem import AutoProblem, ProgramLayout
 from xlashard.auto.proof import ProvenLayout, Prover
 from xlashard.auto.search import Search
-from xlashard.documents import ReportFormat
 from xlashard.errors import XlashardError
 from xlashard.predict.preflight.render.html import environment
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.target_loading import TargetProgram, load_program
 from xlashard.predict.sweep.evaluate import SweepRequest, evaluate_mesh
 from xlashard.predict.targets.base_topology import BaseTopology
-from xlashard.wording import in_amount, in_bytes, in_seconds
+from xlashard.support.documents import ReportFormat
+from xlashard.support.formatting import in_amount, in_bytes, in_seconds
 
 _CLOSE = 1.25
 """Programs are compiled though their predicted memory exceeds the device's by this factor."""

@@ -22,10 +22,11 @@ from xlashard._version import __version__
 from xlashard.auto.auto_program import AutoProgram, topology_of
 from xlashard.auto.auto_shard import PROOF_SECONDS, solve
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, insert_constraints
+from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
 from xlashard.core.pjit.compile import PROGRAMS
 from xlashard.core.pjit.function import Function
-from xlashard.core.pjit.lower import LoweredSignature, LoweringRequest
+from xlashard.core.pjit.lower import LoweredSignature
 from xlashard.core.pjit.shardings.automatic import ChosenLayout
 from xlashard.core.pjit.trace import Call
 from xlashard.core.processes import processes_of, store
@@ -34,8 +35,8 @@ from xlashard.core.program.consistency import CONSISTENCY
 from xlashard.core.program.environment import flags_here, versions
 from xlashard.core.program.saved_format import entries_to_json, spec_from_json
 from xlashard.core.sharding import Mesh
-from xlashard.documents import write_whole
 from xlashard.errors import ProcessesError
+from xlashard.support.documents import write_whole
 
 _FOLDER = "xlashard_layouts"
 

@@ -15,8 +15,8 @@ from xlashard._jax.trace.tracing import bodies
 from xlashard.core.pjit.constraint import constraint_p, constraint_params
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.hlo.collective_kinds import CollectiveKind
+from xlashard.predict.costs.models_by_target import network_for, rates_for
 from xlashard.predict.costs.rates import Rates
-from xlashard.predict.costs.targets import network_for, rates_for
 from xlashard.predict.preflight.memory_breakdown import available_bytes
 from xlashard.predict.targets.base_topology import BaseTopology, axis_links
 from xlashard.predict.targets.chip import Chip

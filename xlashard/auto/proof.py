@@ -25,9 +25,9 @@ from xlashard.core.pjit.trace import Call
 from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.errors import JaxVersionError
 from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
+from xlashard.predict.costs.models_by_target import operations_for
 from xlashard.predict.costs.network_model import NetworkCost
 from xlashard.predict.costs.schedule import walk_schedule
-from xlashard.predict.costs.targets import operations_for
 from xlashard.predict.preflight.compilation import (
     COMPILER_ERRORS,
     Compilation,

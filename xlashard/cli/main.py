@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import xlashard
-from xlashard.background import drop_output, replace_unencodable
 from xlashard.cli.commands import cli_args, program_args
 from xlashard.errors import XlashardError
-from xlashard.wording import closest, print_error
+from xlashard.support.background import drop_output, replace_unencodable
+from xlashard.support.formatting import closest, print_error
 
 
 class _Command(NamedTuple):
@@ -97,7 +97,7 @@ _TASKS = {
         "doctor": _Command(
             "check versions, devices and compilers of this machine",
             "xlashard doctor",
-            "xlashard.cli.commands.installation",
+            "xlashard.cli.commands.doctor",
             cli_args.add_doctor,
             needs_jax=False,
         ),

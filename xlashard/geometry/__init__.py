@@ -17,7 +17,7 @@ from xlashard.geometry.spec import validate_spec as validate_spec
 from xlashard.geometry.strides import Index as Index
 from xlashard.geometry.tile_assignment import TileAssignment as TileAssignment
 from xlashard.geometry.tiling import Tiling as Tiling
-from xlashard.lazily import on_demand as _on_demand
+from xlashard.support.lazily import on_demand as _on_demand
 
 if _typing.TYPE_CHECKING:
     from xlashard.geometry.groups import AxisPart as AxisPart

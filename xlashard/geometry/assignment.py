@@ -12,7 +12,7 @@ from xlashard.geometry.mesh import MeshGrid
 from xlashard.geometry.spec import Spec
 from xlashard.geometry.tile_assignment import TileAssignment
 from xlashard.geometry.tiling import Tiling
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 
 def spec_from_tile_assignment(grid: MeshGrid, assignment: TileAssignment) -> Spec:

@@ -17,7 +17,7 @@ from xlashard.errors import GroupTextError, TilingError, counted
 from xlashard.geometry import strides
 from xlashard.geometry.mesh import MeshGrid
 from xlashard.geometry.tile_assignment import TileAssignment
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True, slots=True)

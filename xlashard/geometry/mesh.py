@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from xlashard.errors import BoxError, GridError
 from xlashard.geometry.strides import check_positions, unravel
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 
 class Box(NamedTuple):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from xlashard.errors import TilingError
 from xlashard.geometry.strides import Index
 from xlashard.geometry.tiling import Tiling
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from xlashard.errors import (
     UnknownAxisError,
     counted,
 )
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 if TYPE_CHECKING:
     from xlashard.geometry.mesh import MeshGrid

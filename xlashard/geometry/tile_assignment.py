@@ -10,7 +10,7 @@ import numpy.typing as npt
 from xlashard.errors import TilingError
 from xlashard.geometry import strides
 from xlashard.geometry.hlo_text import Maker, Subgroup, read_sharding
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 type Kind = Literal["tiled", "replicated", "maximal", "manual", "unreduced", "unknown", "tuple"]
 

@@ -21,7 +21,7 @@ from xlashard.geometry.mesh import MeshGrid
 from xlashard.geometry.spec import Spec, checked_rank, divisibility_text, validate_spec
 from xlashard.geometry.strides import Index, cuts_of, slices_of_tiles, tiles_of_indices
 from xlashard.geometry.tile_assignment import TileAssignment
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True)

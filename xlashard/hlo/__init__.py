@@ -7,7 +7,7 @@ source line of every operation.
 
 import typing as _typing
 
-from xlashard.lazily import on_demand as _on_demand
+from xlashard.support.lazily import on_demand as _on_demand
 
 if _typing.TYPE_CHECKING:
     from xlashard.hlo.buffers import Allocation, BufferValue, PeakBuffer

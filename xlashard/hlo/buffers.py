@@ -13,8 +13,8 @@ from operator import attrgetter
 import numpy as np
 
 from xlashard.hlo.shapes import HBM, Shape, shape_of
-from xlashard.lazily import dataclass
-from xlashard.wire import Message
+from xlashard.support.lazily import dataclass
+from xlashard.support.wire import Message
 
 type ShapeIndex = tuple[int, ...]
 """Index into a nested tuple; empty for the whole value."""

@@ -17,7 +17,7 @@ from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.proto_reader import read_proto
 from xlashard.hlo.shapes import HBM
 from xlashard.hlo.text_reader import read_text, split_modules
-from xlashard.lazily import deferred
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -27,7 +27,7 @@ else:
     # For programs and meshes of JAX; text and files are read without it.
     executables = deferred("xlashard._jax.runtime.executables")
     shardings = deferred("xlashard._jax.runtime.shardings")
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 
 class HloProgram(HloModule):

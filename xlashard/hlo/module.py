@@ -10,7 +10,7 @@ from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.buffers import Allocation
 from xlashard.hlo.collective_kinds import KINDS
 from xlashard.hlo.shapes import KNOWN_DTYPES, Shape
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 _OPCODES = """
     abs acos acosh add add-dependency after-all all-gather-done all-gather-start all-reduce-done

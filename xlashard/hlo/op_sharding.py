@@ -5,8 +5,8 @@
 
 from typing import TYPE_CHECKING
 
-from xlashard.lazily import deferred
-from xlashard.wire import Message
+from xlashard.support.lazily import deferred
+from xlashard.support.wire import Message
 
 if TYPE_CHECKING:
     from xlashard._jax.runtime import shardings

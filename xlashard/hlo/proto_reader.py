@@ -25,7 +25,7 @@ from xlashard.hlo.module import (
 )
 from xlashard.hlo.op_sharding import op_sharding_text
 from xlashard.hlo.shapes import shape_of
-from xlashard.wire import Message
+from xlashard.support.wire import Message
 
 
 def read_proto(data: bytes, buffers: bytes = b"") -> HloModule:

@@ -4,8 +4,8 @@ import math
 import re
 from functools import cached_property, lru_cache
 
-from xlashard.lazily import dataclass
-from xlashard.wire import Message
+from xlashard.support.lazily import dataclass
+from xlashard.support.wire import Message
 
 HBM, VMEM, HOST = 0, 1, 5
 """Memory spaces of layouts on TPU: the main memory, VMEM, and the memory of the host."""

@@ -62,7 +62,7 @@ if _typing.TYPE_CHECKING:
         Unstacked,
     )
 else:
-    from xlashard.lazily import on_demand as _on_demand
+    from xlashard.support.lazily import on_demand as _on_demand
 
     __getattr__, __dir__ = _on_demand(
         __name__,

@@ -19,6 +19,7 @@ import jax
 
 from xlashard._jax.legacy_api import concrete_class, watch_computations
 from xlashard.core.array import Array
+from xlashard.legacy.entries.entry import ALIASES
 from xlashard.legacy.modes.config_flags import check_computation, hide_flags, show_flags
 from xlashard.legacy.module_shims import (
     MISSING,
@@ -31,8 +32,7 @@ from xlashard.legacy.module_shims import (
     resolve_source,
 )
 from xlashard.legacy.modules import Entry, entries
-from xlashard.legacy.modules.entry import ALIASES
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 _OTHER_NAMES = {**ALIASES, **{name: alias for alias, name in ALIASES.items()}}
 

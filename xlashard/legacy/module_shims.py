@@ -9,8 +9,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 from typing import Any
 
-from xlashard.legacy.modules.entry import REMOVED, Entry, RemovedApi
-from xlashard.tracebacks import short_tracebacks
+from xlashard.legacy.entries.entry import REMOVED, Entry, RemovedApi
+from xlashard.support.tracebacks import short_tracebacks
 
 type Listener = Callable[[Entry, Any, FrameType], None]
 """Called on each access, with the entry, its object and the accessing frame."""

@@ -21,8 +21,8 @@ from xlashard.legacy.installer import INSTALLER, install
 from xlashard.legacy.modes.config_flags import config, jax_array, parallel_functions_output_gda
 from xlashard.legacy.recorder import Recorder
 from xlashard.legacy.usage_report import Report, json_of, show_report
-from xlashard.program_runner import ProgramNotFoundError, ScriptOrModule, run
-from xlashard.wording import print_error
+from xlashard.support.formatting import print_error
+from xlashard.support.program_runner import ProgramNotFoundError, ScriptOrModule, run
 
 _USAGE = """\
 usage: python -m xlashard.legacy [--report[=FILE]] [--FLAG=VALUE ...] script.py ARGS ...

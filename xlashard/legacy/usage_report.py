@@ -14,7 +14,7 @@ from rich.text import Text
 
 from xlashard.errors import counted
 from xlashard.legacy.recorder import Use
-from xlashard.wording import near_line
+from xlashard.support.formatting import near_line
 
 _NOTHING = "no removed names were used: today's JAX runs this program unchanged"
 _APART = "in installed packages, not counted: their newer releases use today's names"

@@ -17,7 +17,7 @@ import numpy as np
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace.tracing import is_top_level, struct_of
 from xlashard.core.array import Array, device_put
-from xlashard.core.array.core.wrappers import (
+from xlashard.core.array.array_class.wrappers import (
     JaxCall,
     retry_call,
     unwrap,
@@ -28,7 +28,7 @@ from xlashard.core.array.placement.target import parse_placement
 from xlashard.core.pjit.api import pjit
 from xlashard.core.pjit.constraint import with_sharding_constraint
 from xlashard.core.sharding import Sharding
-from xlashard.tracebacks import shorten
+from xlashard.support.tracebacks import shorten
 
 type Function = Callable[..., Any]
 

@@ -12,6 +12,7 @@ from xlashard._jax.runtime.topologies import quiet_backends
 from xlashard.errors import ProcessesError
 from xlashard.multihost import initialize, leave
 from xlashard.pods.testing.emulated_devices import request_devices
+from xlashard.support.formatting import print_error
 from xlashard.train.config.schema import reference, toml_value
 from xlashard.train.config.settings import Settings, load_settings
 from xlashard.train.errors import DataError, RunError, SettingsError
@@ -21,7 +22,6 @@ from xlashard.train.loop.run_folder import Resumed, last_run, newest_resumable, 
 from xlashard.train.loop.steps import is_compiling
 from xlashard.train.loop.stop import exit_code
 from xlashard.train.model.checks import check_settings
-from xlashard.wording import print_error
 
 
 def run(arguments: argparse.Namespace) -> int:

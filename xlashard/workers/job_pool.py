@@ -20,9 +20,9 @@ from pathlib import Path
 from textwrap import shorten
 from typing import IO, Any, Self
 
-from xlashard.background import end_process, python_path
-from xlashard.lending import repeat_words
-from xlashard.wording import in_bytes, signal_name
+from xlashard.support.background import end_process, python_path
+from xlashard.support.formatting import in_bytes, signal_name
+from xlashard.support.lending import repeat_words
 
 _WORKER = Path(__file__).with_name("job_worker.py")
 FAILED = "failed"

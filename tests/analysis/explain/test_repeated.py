@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.pjit.helpers import f32
 from xlashard import NamedSharding, P, ProgramReport, explain, pjit
-from xlashard.wording import plain_text
+from xlashard.support.formatting import plain_text
 
 pytestmark = pytest.mark.usefixtures("partitioner")
 

@@ -19,7 +19,7 @@ from xlashard.analysis.explain.sections import FINDINGS, MOVES
 from xlashard.analysis.explain.tables import line_text
 from xlashard.cli.commands.explain_command import PROGRAM_UNITS
 from xlashard.errors import ArgumentError
-from xlashard.wording import parse_limits
+from xlashard.support.formatting import parse_limits
 
 
 def explained(function, **options):

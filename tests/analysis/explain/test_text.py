@@ -21,7 +21,7 @@ from xlashard.analysis.explain.model import (
     ValueReport,
 )
 from xlashard.analysis.explain.tables import line_text, operation_text, short_path
-from xlashard.wording import in_bytes, in_flop
+from xlashard.support.formatting import in_bytes, in_flop
 
 MIB = 1 << 20
 HERE = SourceLine("/home/me/project/model.py", 12, "layer", True)

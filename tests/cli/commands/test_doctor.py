@@ -5,8 +5,9 @@ import json
 import jax
 import pytest
 
-from xlashard.cli.commands import installation, installation_probe
-from xlashard.cli.commands.installation import (
+from xlashard.cli.commands import doctor as installation
+from xlashard.cli.commands import installation_probe
+from xlashard.cli.commands.doctor import (
     STEPS,
     Check,
     check_environment,

@@ -23,14 +23,14 @@ from tests.cli.commands.environments import (
     required,
 )
 from tests.message_patterns import naming
-from xlashard import lending
 from xlashard._jax import tested_requirement
 from xlashard.analysis.explain.script_report import ScriptReport
 from xlashard.cli.commands import other_python
 from xlashard.cli.commands.other_python import change_python
 from xlashard.cli.main import main
 from xlashard.errors import ArgumentError
-from xlashard.lending import LENT, LentPackages, install_command, repeat_words, start_words
+from xlashard.support import lending
+from xlashard.support.lending import LENT, LentPackages, install_command, repeat_words, start_words
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 

@@ -11,11 +11,11 @@ import pytest
 
 from tests.fork_server import python_command
 from tests.waiting import wait_for
-from xlashard import background
-from xlashard.background import SIGNALS, StopSignal
 from xlashard.cli import main as cli
 from xlashard.cli.commands import common
 from xlashard.cli.commands.common import status_line
+from xlashard.support import background
+from xlashard.support.background import SIGNALS, StopSignal
 from xlashard.workers.dump_folder import remove_own_folders, temporary_dump_folder
 
 ROOT = Path(__file__).parents[3]

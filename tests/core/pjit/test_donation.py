@@ -22,7 +22,7 @@ from xlashard import (
     pjit,
 )
 from xlashard._jax.runtime.transfer import aligned_empty
-from xlashard.core.array.core import base
+from xlashard.core.array.array_class import base
 from xlashard.core.pjit import arguments
 from xlashard.errors import DeletedError, DonationError, DonationWarning
 

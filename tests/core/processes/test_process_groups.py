@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from xlashard.wording import format_by_process, format_processes, format_two_device_lists
+from xlashard.support.formatting import format_by_process, format_processes, format_two_device_lists
 
 
 def test_long_lists_are_truncated() -> None:

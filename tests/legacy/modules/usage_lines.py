@@ -3,7 +3,7 @@
 `jax`, `jnp`, `np` and `importlib` are imported.
 """
 
-from xlashard.legacy.modules.entry import IMPORTED
+from xlashard.legacy.entries.entry import IMPORTED
 
 _JAXPR = "closed = jax.make_jaxpr(lambda x, y: x * 2 + y)(1.0, 2.0); jaxpr = closed.jaxpr; "
 _AVAL = "aval = jax.core.get_aval(jnp.ones(3, jnp.float32)); "

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from xlashard.background import SIGNALS
+from xlashard.support.background import SIGNALS
 from xlashard.train.loop.stop import exit_code, on_signal
 
 
@@ -49,7 +49,7 @@ def test_other_threads_install_no_signal_handler() -> None:
 
 BUSY = """
 import os, signal, threading
-from xlashard import background
+from xlashard.support import background
 from xlashard.train.loop import stop
 
 def kill():

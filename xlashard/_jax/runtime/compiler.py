@@ -23,7 +23,7 @@ from xlashard._jax.private import (
 )
 from xlashard._jax.runtime.shardings import Device, device_list, hlo_text, if_reported
 from xlashard.errors import ArgumentError
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 type Executable = Any
 type Handle = jax.Array

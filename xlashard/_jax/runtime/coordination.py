@@ -26,7 +26,7 @@ from xlashard._jax.private import (
     replace_name,
     xla_bridge,
 )
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 SHUTDOWN_TIMEOUT = 24 * 24 * 3600
 """Seconds that a process waits at its end for the programs of its peers, in milliseconds 31 bits.

@@ -18,7 +18,7 @@ import jax
 from xlashard._jax.private import core, dtypes, jax_pjit, lib_jax, mlir, pxla, tree_util, xc
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.transfer import Tracer, base_handle, lacks_buffer
-from xlashard.tracebacks import shorten
+from xlashard.support.tracebacks import shorten
 
 type Handle = Any
 type TreeDef = Any

@@ -27,7 +27,7 @@ from xlashard._jax.runtime.compiler import Executable, assigned, client_of
 from xlashard._jax.runtime.shardings import Device, device_list, if_reported
 from xlashard._jax.runtime.transfer import make_aval
 from xlashard.geometry.hlo_text import read_aliases
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 type TreeDef = Any
 

@@ -41,7 +41,7 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import copy_to, split
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import NonFiniteError
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 type Runner = Callable[[Sequence[Handle]], None]
 """Function that runs a program on handles and appends its raw results to a list made before."""

@@ -22,7 +22,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from xlashard import wire
 from xlashard._jax import modules
 from xlashard._jax.private import cloud_tpu_init, jax_compiler, xc
 from xlashard._jax.runtime.compiler import CompileRequest, Executable, compile_options
@@ -36,6 +35,7 @@ from xlashard._jax.runtime.topologies import (
     serialized_slice,
 )
 from xlashard.errors import TopologyError
+from xlashard.support import wire
 
 
 class RefusalError(RuntimeError):

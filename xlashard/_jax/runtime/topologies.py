@@ -31,13 +31,13 @@ from xlashard._jax.private import (
 )
 from xlashard._jax.runtime.shardings import Device, is_compile_only, slice_of
 from xlashard.errors import CompileOnlyError, TopologyError
-from xlashard.lazily import dataclass, deferred
-from xlashard.lending import install_command
+from xlashard.support.lazily import dataclass, deferred
+from xlashard.support.lending import install_command
 
 if TYPE_CHECKING:
-    from xlashard import wire
+    from xlashard.support import wire
 else:
-    wire = deferred("xlashard.wire")
+    wire = deferred("xlashard.support.wire")
 
 # libtpu reads these variables when it is loaded: query no metadata server, allow several
 # processes (no chip is used), write no logs.

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.private import traceback_util
-from xlashard.tracebacks import INNER_FOLDERS, use_filter
+from xlashard.support.tracebacks import INNER_FOLDERS, use_filter
 
 
 def hide_frames(folder: str) -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from xlashard._jax.private import cudnn, replace_name
 from xlashard._jax.runtime.shardings import Device, is_compile_only
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 type _Capability = tuple[int, ...]
 

@@ -11,7 +11,7 @@ import jax
 
 from xlashard._jax.private import api_util, jax_pjit, replace_name
 from xlashard._jax.trace.tracing import Jaxpr, Tracer, TreeDef, in_default_registry, struct_of
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from xlashard._jax.trace import jitted
 from xlashard._jax.trace.jaxprs import from_function
 from xlashard._jax.trace.tracing import struct_of
 from xlashard.errors import CompileError
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 _PORTABLE = (
     "Sharding",

@@ -20,7 +20,7 @@ from xlashard._jax.runtime.dispatch import forget_calls
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER, callers
 from xlashard._jax.trace.jitted import INFER_PARAMS_LOCK
 from xlashard._jax.trace.tracing import struct_of
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 type Run = Callable[[], list[Any]]
 """Runs a program and returns its results, flat."""

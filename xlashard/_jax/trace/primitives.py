@@ -30,7 +30,7 @@ from xlashard._jax.runtime.shardings import (
 )
 from xlashard._jax.trace.residuals import register_linearization
 from xlashard.errors import CompileError
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 type Primitive = core.Primitive
 AxisData = Any

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.private import ad, ad_util, core, find_name, pe, util
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 type Jaxpr = Any
 

@@ -23,7 +23,7 @@ from xlashard._jax.private import (
     source_info_util,
 )
 from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 type Jaxpr = Any
 type TreeDef = Any

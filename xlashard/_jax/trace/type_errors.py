@@ -12,7 +12,7 @@ from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER
 from xlashard._jax.trace.origins import is_users_file
 from xlashard._jax.trace.tracing import value_behind
-from xlashard.tracebacks import INNER_FOLDERS
+from xlashard.support.tracebacks import INNER_FOLDERS
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.analysis.explain.tables import WIDE, Page, SerializableReport, listing, section, table
-from xlashard.documents import ReportFormat
-from xlashard.wording import FORMATTERS, Unit, in_bytes, in_seconds, printable
+from xlashard.support.documents import ReportFormat
+from xlashard.support.formatting import FORMATTERS, Unit, in_bytes, in_seconds, printable
 
 _BETTER_IF_MORE = ("memory to spare", "tokens per second", "model FLOP utilisation")
 _COLOURS = {"added": "red", "grown": "red", "removed": "green", "shrunk": "green"}

@@ -31,8 +31,8 @@ from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.repeated import describe_repeated
 from xlashard.analysis.explain.replication import describe_replications
 from xlashard.analysis.explain.uneven_constraints import describe_uneven
+from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.function import Function
-from xlashard.core.pjit.lower import LoweringRequest
 from xlashard.core.pjit.shardings.automatic import planned_call
 from xlashard.core.pjit.stages.compiled import Executable
 from xlashard.core.pjit.stages.from_jax import call_of_stage, traced_call
@@ -49,7 +49,7 @@ from xlashard.core.sharding.named import grid_of
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid
 from xlashard.hlo.hlo_program import read_modules
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 
 def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:

@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.analysis.explain.tables import Page, line_text, listing
-from xlashard.wording import FORMATTERS, Unit
+from xlashard.support.formatting import FORMATTERS, Unit
 
 type Style = Unit | Literal["path", "code", "words", "line"]
 """Style of a cell: an amount; a path or other text of the user's program; words; a source line."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xlashard.hlo.collective_kinds import CollectiveKind
-from xlashard.wording import typed
+from xlashard.support.formatting import typed
 
 type Decided = Literal[
     "caller", "auto", "argument", "default", "partitioner", "function", "unknown"

@@ -37,12 +37,12 @@ from xlashard.analysis.explain.tables import (
     runs_text,
     types_text,
 )
-from xlashard.documents import ReportFormat
 from xlashard.errors import counted
 from xlashard.hlo.collective_kinds import CollectiveKind
 from xlashard.hlo.collectives import CollectiveTotal
-from xlashard.lazily import deferred
-from xlashard.wording import in_bytes, in_flop, numbered, plain_text, sizes_text
+from xlashard.support.documents import ReportFormat
+from xlashard.support.formatting import in_bytes, in_flop, numbered, plain_text, sizes_text
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from xlashard.analysis.explain import html

@@ -27,7 +27,7 @@ from xlashard.analysis.explain.replication import fitting_axes
 from xlashard.core.sharding import Mesh, PartitionSpec
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Frame, Instruction
-from xlashard.wording import typed
+from xlashard.support.formatting import typed
 
 _LEAST_SHARE = 0.01
 

@@ -20,7 +20,7 @@ from xlashard.core.sharding import Mesh, NamedSharding, Sharding
 from xlashard.core.sharding.named import grid_of
 from xlashard.geometry import MeshGrid
 from xlashard.hlo.collectives import Collective
-from xlashard.wording import typed
+from xlashard.support.formatting import typed
 
 
 def describe_replications(program: ExplainedProgram) -> tuple[ReplicationReport, ...]:

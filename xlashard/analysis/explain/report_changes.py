@@ -20,7 +20,7 @@ from xlashard.analysis.explain.model import (
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.tables import line_text, operation_text, sharding_text, short_type
 from xlashard.hlo.collective_kinds import KINDS
-from xlashard.wording import FORMATTERS, Limit, Unit, in_bytes, sizes_text
+from xlashard.support.formatting import FORMATTERS, Limit, Unit, in_bytes, sizes_text
 
 type Facts[R] = Mapping[str, Callable[[R], str]]
 """Texts of a report, by name."""

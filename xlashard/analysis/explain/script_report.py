@@ -18,10 +18,10 @@ from xlashard.analysis.explain.tables import (
     decided_text,
     listing,
 )
-from xlashard.documents import ReportFormat
 from xlashard.errors import XlashardError, counted
-from xlashard.lazily import deferred
-from xlashard.wording import in_bytes
+from xlashard.support.documents import ReportFormat
+from xlashard.support.formatting import in_bytes
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from xlashard.analysis.explain import explain

@@ -30,7 +30,7 @@ from xlashard.analysis.explain.tables import (
     short_type,
     table,
 )
-from xlashard.wording import in_bytes
+from xlashard.support.formatting import in_bytes
 
 _COLLECTIVE_SUMS = (
     "count",

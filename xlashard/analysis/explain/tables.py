@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from xlashard.analysis.explain.model import CollectiveReport, SourceLine, ValueReport
-from xlashard.documents import ReportFormat, Schema, report_schema
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import Escaped, in_bytes, plain_text, typed
+from xlashard.support.documents import ReportFormat, Schema, report_schema
+from xlashard.support.formatting import Escaped, in_bytes, plain_text, typed
+from xlashard.support.tracebacks import short_tracebacks
 
 _LONGEST_FILE = 28
 """Longer paths of files are cut to their last two parts; in characters."""

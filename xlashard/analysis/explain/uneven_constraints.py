@@ -12,7 +12,7 @@ from xlashard.analysis.explain.explained_program import (
 from xlashard.analysis.explain.model import UnevenReport
 from xlashard.core.pjit.shardings.uneven import UnevenConstraint, uneven_constraints
 from xlashard.hlo.module import Frame
-from xlashard.wording import typed
+from xlashard.support.formatting import typed
 
 
 def describe_uneven(program: ExplainedProgram) -> tuple[UnevenReport, ...]:

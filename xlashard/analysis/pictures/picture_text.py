@@ -6,7 +6,7 @@ from itertools import pairwise
 from xlashard.analysis.pictures.picture_plan import Cell, Picture, cut_text
 from xlashard.analysis.pictures.subject import PictureSubject
 from xlashard.geometry import Runs
-from xlashard.wording import in_bytes, shape_text, sizes_text, typed
+from xlashard.support.formatting import in_bytes, shape_text, sizes_text, typed
 
 _WRITTEN_OUT = 4
 """Maximum number of runs in even steps that are written out."""

@@ -18,8 +18,8 @@ from xlashard.analysis.pictures.subject_reader import is_place, is_shape, read_s
 from xlashard.analysis.pictures.svg_html import fragment, page, render, svg_text
 from xlashard.analysis.pictures.terminal import Printable, TerminalCapabilities, terminal_lines
 from xlashard.errors import ArgumentError, GeometryError, ShardingError, counted
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import in_bytes, shape_text
+from xlashard.support.formatting import in_bytes, shape_text
+from xlashard.support.tracebacks import short_tracebacks
 
 _SHOWN = 16
 """Arrays that are drawn; the rest is counted."""

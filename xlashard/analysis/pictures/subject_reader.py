@@ -28,7 +28,7 @@ from xlashard.core.sharding import (
 )
 from xlashard.errors import ArgumentError, ShardingError, TilingError
 from xlashard.geometry import Tiling
-from xlashard.wording import elided
+from xlashard.support.formatting import elided
 
 _LONGEST = 80
 """Maximum length of a sharding's text, unless the user wrote it."""

@@ -20,7 +20,7 @@ from xlashard.analysis.pictures.picture_text import (
     placed_text,
     title_text,
 )
-from xlashard.wording import elided, shape_text
+from xlashard.support.formatting import elided, shape_text
 
 _LETTER = 7.25
 """Width of a character of the font, in pixels."""

@@ -35,7 +35,7 @@ from xlashard.analysis.pictures.picture_text import (
 )
 from xlashard.analysis.pictures.subject import PictureSubject
 from xlashard.errors import ArgumentError
-from xlashard.wording import plain_text
+from xlashard.support.formatting import plain_text
 
 # With sixteen colours, the nearest to ours would be only four.
 _NAMES = (

@@ -11,8 +11,8 @@ from xlashard.core.pjit.arguments import Argument
 from xlashard.core.pjit.cache_miss import LONGEST_TEXT, CallKey, StaticValue
 from xlashard.core.pjit.shardings.resources import described
 from xlashard.core.sharding import Mesh, Sharding, XLACompatibleSharding
-from xlashard.lazily import dataclass
-from xlashard.wording import shortened
+from xlashard.support.formatting import shortened
+from xlashard.support.lazily import dataclass
 
 type Part = Literal[
     "structure",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from xlashard.analysis.recompile.call_differences import CallDifference, differences
 from xlashard.core.pjit.cache_miss import DerivedProgram, MissRecord
 from xlashard.errors import counted
-from xlashard.lazily import dataclass
-from xlashard.wording import in_seconds
+from xlashard.support.formatting import in_seconds
+from xlashard.support.lazily import dataclass
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -32,10 +32,10 @@ from xlashard.core.pjit.stages.from_jax import unwrapped
 from xlashard.core.pjit.stages.traced import Lowered, Traced
 from xlashard.core.pjit.trace import Call
 from xlashard.core.sharding import Mesh, NamedSharding
-from xlashard.documents import ReportFormat
 from xlashard.errors import ArgumentError, ProgramTooLargeError
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import in_bytes, in_seconds
+from xlashard.support.documents import ReportFormat
+from xlashard.support.formatting import in_bytes, in_seconds
+from xlashard.support.tracebacks import short_tracebacks
 
 _FORMAT = 1
 

@@ -31,7 +31,7 @@ from xlashard.errors import counted
 from xlashard.hlo.collectives import along_text
 from xlashard.hlo.module import Frame
 from xlashard.predict.preflight.memory_breakdown import describe_temporaries
-from xlashard.wording import typed
+from xlashard.support.formatting import typed
 
 _MOST_HELD = 20
 

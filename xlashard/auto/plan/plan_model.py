@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from xlashard.analysis.explain.model import SourceLine
 from xlashard.hlo.collectives import CollectiveTotal
-from xlashard.lazily import deferred
 from xlashard.predict.targets.chip import Links
-from xlashard.wording import typed
+from xlashard.support.formatting import typed
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from jax import sharding as jax_sharding

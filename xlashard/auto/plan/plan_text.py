@@ -23,7 +23,7 @@ from xlashard.auto.plan.plan_model import (
     path_rules,
 )
 from xlashard.predict.preflight.render.report_text import WORDS
-from xlashard.wording import elided, in_bytes, in_percent, in_seconds
+from xlashard.support.formatting import elided, in_bytes, in_percent, in_seconds
 
 COLOURS: dict[Outcome, str] = {
     "fits": "green",

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from xlashard.documents import read_toml
 from xlashard.errors import CloudError, TopologyError
 from xlashard.predict.targets.tpu.topology_names import (
     accelerator_type,
@@ -21,6 +20,7 @@ from xlashard.predict.targets.tpu.topology_names import (
     parse_topology_name,
     shape_name,
 )
+from xlashard.support.documents import read_toml
 from xlashard.train.config.schema import Bounds, read, section, setting
 
 _POSITIVE = Bounds(at_least=1)

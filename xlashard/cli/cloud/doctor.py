@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xlashard.background import end_process
 from xlashard.cli.cloud.session import Command, Finished, Session
 from xlashard.cli.cloud.tpu import REMOTE, copy_tools, ready_status, run_on_all
 from xlashard.errors import counted
-from xlashard.wording import in_bytes
+from xlashard.support.background import end_process
+from xlashard.support.formatting import in_bytes
 
 _LEAST_DISK = 5 * 1024**3
 

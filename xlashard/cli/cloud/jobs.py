@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xlashard.background import end_process, start_background
 from xlashard.cli.cloud.cloud_settings import check_command
 from xlashard.cli.cloud.session import Session, backoff
 from xlashard.cli.cloud.tpu import (
@@ -29,6 +28,7 @@ from xlashard.errors import CloudError, counted
 from xlashard.multihost import GONE_EXIT_CODE
 from xlashard.pods.testing.pod_command import as_shown
 from xlashard.pods.testing.supervision import last_lines
+from xlashard.support.background import end_process, start_background
 
 # Google Cloud reports a preemption some seconds after the VM is gone.
 _SETTLES = 60.0

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO, Literal, get_args, get_origin
 
-from xlashard.background import drop_output, end_process, handling_signals, replace_unencodable
 from xlashard.cli.cloud.cloud_settings import (
     Accelerator,
     CloudSettings,
@@ -23,9 +22,15 @@ from xlashard.cli.cloud.cloud_settings import (
     read_accelerator,
 )
 from xlashard.errors import CloudError
+from xlashard.support.background import (
+    drop_output,
+    end_process,
+    handling_signals,
+    replace_unencodable,
+)
+from xlashard.support.formatting import print_error, printable
 from xlashard.train.config.schema import Leaf, leaves, reference
 from xlashard.train.errors import RunError
-from xlashard.wording import print_error, printable
 
 _VM = ("gcloud", "compute", "tpus", "tpu-vm")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from xlashard.cli.cloud.session import Finished, Session
 from xlashard.errors import CloudError, counted
-from xlashard.wording import in_bytes
+from xlashard.support.formatting import in_bytes
 
 # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes#State
 # All other states are on the way to READY.

@@ -19,8 +19,6 @@ from rich.text import Text
 from xlashard._jax.runtime.topologies import quiet_backends
 from xlashard.analysis.explain.explain import explain
 from xlashard.analysis.explain.program_report import ProgramReport
-from xlashard.background import StopSignal, listening_to_signals, repeating
-from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError, TopologyError, XlashardError
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
 from xlashard.predict.preflight.mesh_mapping import find_topology
@@ -35,9 +33,11 @@ from xlashard.predict.preflight.target_loading import (
     user_code_errors,
 )
 from xlashard.predict.targets.base_topology import BaseTopology
+from xlashard.support.background import StopSignal, listening_to_signals, repeating
+from xlashard.support.documents import parse_json
+from xlashard.support.formatting import printable
 from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import load_settings
-from xlashard.wording import printable
 from xlashard.workers.dump_folder import remove_own_folders
 
 # Seconds between two lines about long work, and between two updates in a terminal.

@@ -15,11 +15,11 @@ from xlashard.cli.commands.common import (
 )
 from xlashard.cli.commands.result_files import check_writable
 from xlashard.core.pjit.stages.compiled import Compiled
-from xlashard.documents import write_whole
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.predict.preflight.preflight_run import lower_for
 from xlashard.predict.preflight.target_loading import user_code_errors
-from xlashard.wording import in_bytes, print_error
+from xlashard.support.documents import write_whole
+from xlashard.support.formatting import in_bytes, print_error
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from xlashard.lazily import deferred
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from xlashard.predict.targets.gpu import gpu_names

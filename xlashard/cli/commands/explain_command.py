@@ -27,12 +27,12 @@ from xlashard.cli.commands.script_run import (
     select,
 )
 from xlashard.config import read_flags
-from xlashard.documents import parse_json, read_text
 from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
 from xlashard.hlo.collective_kinds import KINDS
-from xlashard.lazily import deferred
-from xlashard.program_runner import parse_script
-from xlashard.wording import Unit, parse_limits, print_error
+from xlashard.support.documents import parse_json, read_text
+from xlashard.support.formatting import Unit, parse_limits, print_error
+from xlashard.support.lazily import deferred
+from xlashard.support.program_runner import parse_script
 
 if TYPE_CHECKING:
     from xlashard.analysis.explain import html, report_changes, script_report

@@ -17,9 +17,9 @@ import numpy as np
 
 import xlashard
 from xlashard._jax.runtime.topologies import libtpu_version
-from xlashard.cli.commands.installation import STEPS, Check
+from xlashard.cli.commands.doctor import STEPS, Check
 from xlashard.predict.targets.tpu.topologies import topology
-from xlashard.wording import error_line, in_bytes
+from xlashard.support.formatting import error_line, in_bytes
 
 _CHIPS = {
     "TPU": (("/dev/accel*", "/dev/vfio/[0-9]*"), "pip install 'xlashard[tpu]'"),

@@ -19,9 +19,9 @@ from rich.text import Text
 import xlashard
 from xlashard.cli.commands.result_files import check_writable
 from xlashard.errors import ArgumentError, XlashardError, counted
-from xlashard.lazily import deferred
-from xlashard.program_runner import parse_script
-from xlashard.wording import print_error
+from xlashard.support.formatting import print_error
+from xlashard.support.lazily import deferred
+from xlashard.support.program_runner import parse_script
 
 if TYPE_CHECKING:
     from xlashard.legacy import run_command

@@ -6,7 +6,7 @@ that signals, streams and exit code are those of the script. The environment is 
 
 - One start of its Python inspects it. It needs JAX, and a Python that this package is written for.
 - If it has xlashard, that one makes the reports, in its version. If not, this one is lent to it
-  (`xlashard/lending.py`). A line on standard error names the version, and that of JAX.
+  (`xlashard/support/lending.py`). A line on standard error names the version, and that of JAX.
 
 If a bare `python` has no JAX, and this environment has it, the script runs here: xlashard may be
 started by its path, from a virtual environment that is not active.
@@ -25,8 +25,8 @@ from pathlib import Path
 from xlashard._jax import is_too_old, tested_requirement
 from xlashard._version import __version__
 from xlashard.errors import ArgumentError
-from xlashard.lending import list_folders, start_words
-from xlashard.program_runner import Script, parse_script
+from xlashard.support.lending import list_folders, start_words
+from xlashard.support.program_runner import Script, parse_script
 
 MINIMUM_PYTHON = (3, 12)
 _BARE = ("python", "python3", "python.exe")

@@ -45,7 +45,6 @@ from xlashard.cli.commands.script_run import (
     select,
 )
 from xlashard.core.pjit.stages.recorded import RecordedProgram
-from xlashard.documents import parse_json, read_text
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
 from xlashard.predict.preflight.preflight_run import preflight
@@ -62,8 +61,9 @@ from xlashard.predict.preflight.report.pricing import parse_price
 from xlashard.predict.preflight.script_devices import ScriptDevices
 from xlashard.predict.preflight.target_loading import check_target, user_code_errors
 from xlashard.predict.targets.base_topology import BaseTopology
-from xlashard.program_runner import ProgramStopped, ScriptOrModule, parse_script
-from xlashard.wording import print_error
+from xlashard.support.documents import parse_json, read_text
+from xlashard.support.formatting import print_error
+from xlashard.support.program_runner import ProgramStopped, ScriptOrModule, parse_script
 
 _CALLS = 20
 """Calls of a program after which a script is stopped, if the command line has no limit."""

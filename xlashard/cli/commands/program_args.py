@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from xlashard.cli.commands.cli_args import add_pairs, add_settings, count, seconds
-from xlashard.wording import parse_amount
+from xlashard.support.formatting import parse_amount
 
 
 def add_preflight(parser: argparse.ArgumentParser) -> None:

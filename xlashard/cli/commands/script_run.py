@@ -24,17 +24,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import xlashard
-from xlashard.background import handling_signals, repeating
 from xlashard.config import read_flags
 from xlashard.errors import ArgumentError, XlashardError, counted
-from xlashard.program_runner import (
+from xlashard.support.background import handling_signals, repeating
+from xlashard.support.formatting import closest, in_bytes, print_error, printable
+from xlashard.support.program_runner import (
     ProgramNotFoundError,
     ProgramStopped,
     ScriptOrModule,
     parse_script,
 )
-from xlashard.program_runner import run as run_program
-from xlashard.wording import closest, in_bytes, print_error, printable
+from xlashard.support.program_runner import run as run_program
 
 if TYPE_CHECKING:
     from xlashard.core.pjit.stages.recorded import RecordedProgram

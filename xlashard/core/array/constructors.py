@@ -16,8 +16,8 @@ from xlashard._jax.runtime.global_state import (
 )
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import Handle, put, separate
-from xlashard.core.array.core.array import Array, wrap
-from xlashard.core.array.core.handles import (
+from xlashard.core.array.array_class.array import Array, wrap
+from xlashard.core.array.array_class.handles import (
     PieceInput,
     as_piece_input,
     canonical_dtype,
@@ -27,7 +27,7 @@ from xlashard.core.array.core.handles import (
     keys_over,
     resolve_key_data,
 )
-from xlashard.core.array.core.shard import index_text
+from xlashard.core.array.array_class.shard import index_text
 from xlashard.core.array.placement.put import (
     gather_pieces,
     host_value,
@@ -52,7 +52,7 @@ from xlashard.core.array.reshard.execute import relayout
 from xlashard.core.sharding import Sharding, SingleDeviceSharding, XLACompatibleSharding
 from xlashard.errors import ArgumentError, PlacementError, XlashardError, counted
 from xlashard.geometry import Tiling
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 
 def make_array_from_callback(

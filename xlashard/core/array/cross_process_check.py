@@ -24,16 +24,16 @@ from xlashard._jax.runtime.global_state import BoundedCache
 from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard._jax.runtime.transfer import Tracer
 from xlashard.config import CheckName, read_flags
-from xlashard.core.array.core.array import Array
-from xlashard.core.array.core.base import ArrayBase, type_text
-from xlashard.core.array.core.handles import is_key_array, key_handle
+from xlashard.core.array.array_class.array import Array
+from xlashard.core.array.array_class.base import ArrayBase, type_text
+from xlashard.core.array.array_class.handles import is_key_array, key_handle
 from xlashard.core.array.placement.put import as_host_value
 from xlashard.core.array.placement.read import read_value
 from xlashard.core.array.placement.target import Placement, leaf_paths
 from xlashard.core.sharding import Sharding, XLACompatibleSharding
 from xlashard.errors import ArgumentError, ProcessesError, UnequalError
-from xlashard.lazily import deferred
-from xlashard.wording import format_by_process
+from xlashard.support.formatting import format_by_process
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from xlashard.core import processes

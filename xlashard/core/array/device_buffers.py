@@ -7,10 +7,10 @@ import jax
 
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.transfer import Handle, Tracer
+from xlashard.core.array.array_class.array import Array
+from xlashard.core.array.array_class.base import check_alive_as, handle_of, record_shard
+from xlashard.core.array.array_class.handles import canonical_dtype, is_key_dtype, key_handle
 from xlashard.core.array.constructors import finished
-from xlashard.core.array.core.array import Array
-from xlashard.core.array.core.base import check_alive_as, handle_of, record_shard
-from xlashard.core.array.core.handles import canonical_dtype, is_key_dtype, key_handle
 from xlashard.core.array.placement.target import (
     ResolvedSharding,
     parse_shape,
@@ -18,7 +18,7 @@ from xlashard.core.array.placement.target import (
     resolve_sharding,
 )
 from xlashard.errors import ArgumentError, PlacementError
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 
 def make_array_from_single_device_arrays(

@@ -13,8 +13,8 @@ from xlashard._jax.runtime.global_state import (
     check_transfer,
 )
 from xlashard._jax.runtime.transfer import HandleType
-from xlashard.core.array.core.array import Array, wrap
-from xlashard.core.array.core.base import type_text
+from xlashard.core.array.array_class.array import Array, wrap
+from xlashard.core.array.array_class.base import type_text
 from xlashard.core.array.cross_process_check import (
     Check,
     compare_across_processes,
@@ -38,7 +38,7 @@ from xlashard.core.array.transfer_plan import (
     plan_transfer,
 )
 from xlashard.errors import XlashardError
-from xlashard.tracebacks import shorten
+from xlashard.support.tracebacks import shorten
 
 
 class _DevicePutOptions(TypedDict, total=False):

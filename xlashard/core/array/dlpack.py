@@ -10,8 +10,8 @@ from jax.experimental.layout import Format
 from xlashard._jax.runtime import transfer
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.transfer import ALIGNMENT, Handle, HandleType, copy_to
-from xlashard.core.array.core.array import Array, wrap
-from xlashard.core.array.core.base import type_text
+from xlashard.core.array.array_class.array import Array, wrap
+from xlashard.core.array.array_class.base import type_text
 from xlashard.core.array.device_put import device_put
 from xlashard.core.array.placement.put import host_value, put_value
 from xlashard.core.array.placement.target import (
@@ -22,7 +22,7 @@ from xlashard.core.array.placement.target import (
 )
 from xlashard.core.sharding import SingleDeviceSharding, to_jax
 from xlashard.errors import ArgumentError, DLPackError
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 
 def from_dlpack(external: Any, *, device: Any = None, copy: bool | None = None) -> Array:

@@ -15,9 +15,14 @@ from xlashard._jax.runtime.transfer import (
     default_device,
     with_sharding,
 )
-from xlashard.core.array.core.array import Array, wrap
-from xlashard.core.array.core.base import check_alive
-from xlashard.core.array.core.handles import is_key_array, key_handle, keys_over, resolve_key_data
+from xlashard.core.array.array_class.array import Array, wrap
+from xlashard.core.array.array_class.base import check_alive
+from xlashard.core.array.array_class.handles import (
+    is_key_array,
+    key_handle,
+    keys_over,
+    resolve_key_data,
+)
 from xlashard.core.array.placement.put import (
     HostPut,
     as_host_value,

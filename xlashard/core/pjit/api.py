@@ -16,7 +16,7 @@ from typing import (
 
 import jax
 
-from xlashard.core.array.core.handles import wrap_result
+from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.callables import dispatched
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.options import (
@@ -27,8 +27,8 @@ from xlashard.core.pjit.options import (
     read_options,
 )
 from xlashard.core.pjit.shardings.resources import UNSPECIFIED, none_as_unspecified
-from xlashard.lazily import deferred
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.lazily import deferred
+from xlashard.support.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     from xlashard.core.pjit.stages import traced as stages

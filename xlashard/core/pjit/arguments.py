@@ -33,12 +33,12 @@ from xlashard._jax.runtime.transfer import (
 from xlashard._jax.trace.jaxprs import buffer_of, is_ref
 from xlashard._jax.trace.tracing import Tracer, abstractify, escaped_tracer_error, shaped
 from xlashard.core.array import Array
-from xlashard.core.array.core.base import deleted_text, type_text
+from xlashard.core.array.array_class.base import deleted_text, type_text
 from xlashard.core.sharding import Sharding, XLACompatibleSharding
 from xlashard.core.sharding.gspmd import from_jax_sharding
 from xlashard.errors import ArgumentError, DeletedError, DonationError, ShardingError
-from xlashard.lazily import dataclass
-from xlashard.wording import shortened
+from xlashard.support.formatting import shortened
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True)

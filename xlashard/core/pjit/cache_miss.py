@@ -15,8 +15,8 @@ from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard._jax.trace.observed_programs import Stage
 from xlashard.core.pjit.arguments import Argument
 from xlashard.core.sharding import Mesh, Sharding
-from xlashard.lazily import dataclass
-from xlashard.wording import in_seconds, shortened
+from xlashard.support.formatting import in_seconds, shortened
+from xlashard.support.lazily import dataclass
 
 KEPT = 64
 """Records that a log keeps of one function."""

@@ -19,26 +19,27 @@ from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import as_function, hoist
 from xlashard._jax.trace.primitives import call_primitive
 from xlashard._jax.trace.rewriting import boundary, surround
-from xlashard.core.array.core import base as array_base
-from xlashard.core.array.core.base import DonationTracker, release_shards
+from xlashard.core.array.array_class import base as array_base
+from xlashard.core.array.array_class.base import DonationTracker, release_shards
 from xlashard.core.pjit.arguments import (
     describe_arguments,
     follow_layouts,
     may_share,
     split_by_donation,
 )
+from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import DERIVED_PROGRAMS, CacheMiss
 from xlashard.core.pjit.compile import PROGRAMS, CompiledProgram
 from xlashard.core.pjit.constraint import boundary_p, constraint_params, only_places
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
-from xlashard.core.pjit.lower import LoweringRequest, is_hoisted
+from xlashard.core.pjit.lower import is_hoisted
 from xlashard.core.pjit.shardings.device_assignment import ShardingRequest, names_devices
 from xlashard.core.pjit.shardings.resolve import resolve
 from xlashard.core.pjit.signature import Parameters
 from xlashard.core.pjit.trace import OF_CONSTRAINED_BODIES, inner_shardings, used_parts_of
 from xlashard.core.sharding import NamedSharding
-from xlashard.lazily import dataclass
-from xlashard.tracebacks import shorten
+from xlashard.support.lazily import dataclass
+from xlashard.support.tracebacks import shorten
 
 
 class DispatchTarget(Protocol):

@@ -12,8 +12,9 @@ from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.trace.jaxprs import is_ref
 from xlashard._jax.trace.tracing import mesh_of_type, shaped
 from xlashard.core.pjit.arguments import bare_values
+from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
-from xlashard.core.pjit.lower import ClosedValues, LoweredSignature, LoweringRequest, lower_jaxpr
+from xlashard.core.pjit.lower import ClosedValues, LoweredSignature, lower_jaxpr
 from xlashard.core.pjit.shardings.device_assignment import mesh_of, mesh_over
 from xlashard.core.pjit.shardings.resolve import ProgramPlacement
 from xlashard.core.program.annotate import is_open
@@ -27,7 +28,7 @@ from xlashard.core.sharding import (
     XLACompatibleSharding,
     on_mesh,
 )
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from xlashard import hooks
 from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard.config import RECOMPILE_LOGGER
 from xlashard.core.pjit.cache_miss import (
@@ -24,7 +23,8 @@ from xlashard.core.pjit.cache_miss import (
     CallKey,
     MissRecord,
 )
-from xlashard.lazily import deferred
+from xlashard.support import hooks
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from xlashard.core.pjit.stages import wrapper_paths

@@ -25,7 +25,7 @@ from xlashard._jax.trace.primitives import (
     spmd_axis_names,
 )
 from xlashard.core.array import device_put
-from xlashard.core.array.core.handles import wrap_result
+from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.array.placement.target import leaf_paths
 from xlashard.core.pjit.arguments import check_alive, check_values
 from xlashard.core.pjit.shardings.device_assignment import (
@@ -57,7 +57,7 @@ from xlashard.core.sharding import (
 )
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
 from xlashard.geometry import DimAxes, Spec
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 
 def with_sharding_constraint[T](x: T, shardings: Any, *, strict: bool | None = None) -> T:

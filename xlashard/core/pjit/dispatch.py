@@ -11,8 +11,8 @@ from xlashard._jax.runtime import compiler, dispatch, execute
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace import jaxprs
 from xlashard.core.array import Array, device_put, wrap_kinds, wrap_tree
-from xlashard.core.array.core.base import DonationTracker
-from xlashard.core.array.core.handles import KindOf, unwrapped, wrap_result
+from xlashard.core.array.array_class.base import DonationTracker
+from xlashard.core.array.array_class.handles import KindOf, unwrapped, wrap_result
 from xlashard.core.pjit.arguments import (
     arguments_may_move,
     bare,
@@ -22,7 +22,7 @@ from xlashard.core.pjit.arguments import (
 from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.sharding import XLACompatibleSharding, from_jax
 from xlashard.errors import NonFiniteError
-from xlashard.lazily import dataclass, deferred
+from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
     from xlashard._jax.trace import origins

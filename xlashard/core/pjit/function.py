@@ -15,14 +15,15 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import unassigned_devices
 from xlashard._jax.trace import observed_programs, tracing
 from xlashard._jax.trace.jaxprs import as_function, is_reference
-from xlashard.core.array.core.base import DonationTracker
-from xlashard.core.array.core.handles import wrap_result
+from xlashard.core.array.array_class.base import DonationTracker
+from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.arguments import (
     Argument,
     check_concrete,
     describe_arguments,
     follow_layouts,
 )
+from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
 from xlashard.core.pjit.callables import constrained_body, pjit_p
 from xlashard.core.pjit.compile import PROGRAMS, CompiledProgram, compile_lowered
@@ -31,7 +32,6 @@ from xlashard.core.pjit.constraint import constraint_p
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.core.pjit.lower import (
     LoweredSignature,
-    LoweringRequest,
     check_closed_over,
     closed_over_places,
     closed_over_values,

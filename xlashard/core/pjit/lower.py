@@ -1,7 +1,6 @@
 """Lower a jaxpr to an annotated StableHLO module, and find its closed-over values."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import field, replace
 from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from xlashard._jax.lowering import (
 )
 from xlashard._jax.runtime import compiler
 from xlashard._jax.runtime.dispatch import handles_of_keys
-from xlashard._jax.runtime.global_state import trace_context
 from xlashard._jax.runtime.shardings import layout_text
 from xlashard._jax.trace.jaxprs import (
     array_literals,
@@ -39,17 +37,17 @@ from xlashard._jax.trace.tracing import (
     shaped,
     source_of,
 )
-from xlashard.core.array.core.closure_names import closure_variable_name
+from xlashard.core.array.array_class.closure_names import closure_variable_name
 from xlashard.core.array.placement.read import handle_value
 from xlashard.core.pjit.arguments import bare, check_alive
+from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
-from xlashard.core.pjit.shardings.resolve import ProgramPlacement
 from xlashard.core.pjit.shardings.unreduced import check_reductions, unreduced_axes
 from xlashard.core.program.compile import LoweredProgram, lower_program
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.core.sharding import Sharding, XLACompatibleSharding, from_jax
 from xlashard.errors import ArgumentError, CompileError
-from xlashard.lazily import dataclass, deferred
+from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
     from xlashard.core import processes
@@ -180,36 +178,6 @@ def _digest(value: Any) -> str:
     if handle.is_deleted() or not handle.is_fully_addressable:
         return ""
     return processes.digest(handle_value(*handles_of_keys([handle]))).hex()
-
-
-@dataclass(frozen=True)
-class LoweringRequest:
-    """Everything that a program depends on besides its jaxpr: the cache key.
-
-    Attributes:
-        name: The function's name.
-        placement: Devices and shardings.
-        layouts: Layouts of arguments and of results; None for the default one.
-        donated: For each argument, True if its buffers may be reused.
-        keep_unused: True to keep unused arguments.
-        options: Compiler options.
-        context: The settings in force that JAX's lowering rules read.
-        share_binary: True to let one process compile for all. The cache keeps these programs apart
-            within one entry.
-    """
-
-    name: str
-    placement: ProgramPlacement
-    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
-    donated: tuple[bool, ...]
-    keep_unused: bool = False
-    options: tuple[tuple[str, Any], ...] = ()
-    context: Any = field(default_factory=trace_context)
-    share_binary: bool = False
-
-    def canonicalize(self) -> "LoweringRequest":
-        """Return the key of the cache entry that serves this request."""
-        return replace(self, placement=self.placement.canonicalize(), share_binary=False)
 
 
 @dataclass(frozen=True, eq=False)

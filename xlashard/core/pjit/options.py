@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import jax
 
-from xlashard.core.array.core.handles import KindOf
+from xlashard.core.array.array_class.handles import KindOf
 from xlashard.core.pjit.shardings.resources import (
     UNSPECIFIED,
     ResourceTree,
@@ -17,8 +17,8 @@ from xlashard.core.pjit.shardings.resources import (
 from xlashard.core.program.plan import option_items
 from xlashard.core.sharding import SingleDeviceSharding
 from xlashard.errors import ArgumentError, ResourceError
-from xlashard.lazily import dataclass
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.lazily import dataclass
+from xlashard.support.tracebacks import short_tracebacks
 
 type DonationMode = Literal["warn", "strict"]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.trace import tracing
-from xlashard.core.array.core.handles import wrap_result
+from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.array.placement.target import broadcast_prefix, leaf_paths
 from xlashard.core.pjit.shardings.device_assignment import REPLICATED
 from xlashard.core.pjit.shardings.resolve import to_sharding
@@ -18,8 +18,8 @@ from xlashard.core.pjit.shardings.resources import expand, misfit, read_resource
 from xlashard.core.pjit.shardings.uneven import uneven_dimensions
 from xlashard.core.sharding import Mesh, PartitionSpec, XLACompatibleSharding
 from xlashard.errors import ArgumentError, GeometryError, ResourceError
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import typed
+from xlashard.support.formatting import typed
+from xlashard.support.tracebacks import short_tracebacks
 
 type _Fill = bool | int | float | complex
 

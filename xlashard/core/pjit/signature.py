@@ -20,7 +20,7 @@ from xlashard.core.pjit.shardings.resources import (
     tree_of_resources,
 )
 from xlashard.errors import ArgumentError, ResourceError, counted
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

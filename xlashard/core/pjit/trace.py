@@ -15,11 +15,11 @@ from xlashard._jax.trace import tracing
 from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.jaxprs import used_parts
 from xlashard._jax.trace.primitives import is_call_primitive
-from xlashard.core.array.core.handles import KindOf
+from xlashard.core.array.array_class.handles import KindOf
 from xlashard.core.pjit.arguments import Argument, are_arrays, check_values
+from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss, CallKey, StaticValue
 from xlashard.core.pjit.constraint import boundary_p, constraint_p, constraints_in
-from xlashard.core.pjit.lower import LoweringRequest
 from xlashard.core.pjit.options import PjitOptions
 from xlashard.core.pjit.shardings.device_assignment import names_devices
 from xlashard.core.pjit.shardings.resolve import to_sharding
@@ -28,7 +28,7 @@ from xlashard.core.pjit.shardings.unreduced import check_axes
 from xlashard.core.pjit.signature import Parameters
 from xlashard.core.sharding import Mesh, Sharding, from_jax, to_jax
 from xlashard.errors import ResourceError, TracingError
-from xlashard.lazily import dataclass, deferred
+from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
     from xlashard.core.pjit.shardings import explicit_errors

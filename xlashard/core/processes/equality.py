@@ -17,8 +17,8 @@ import numpy as np
 
 from xlashard.core.processes.rendezvous import RENDEZVOUS, Barrier
 from xlashard.errors import counted
-from xlashard.lazily import dataclass
-from xlashard.wording import format_processes, group_by_value, typed
+from xlashard.support.formatting import format_processes, group_by_value, typed
+from xlashard.support.lazily import dataclass
 
 # Bytes covered by one checksum.
 _STRETCH = 1 << 20

@@ -23,8 +23,8 @@ from xlashard.core.processes.wait_graph import (
     own_status,
 )
 from xlashard.errors import ArgumentError, DeadlockError
-from xlashard.lazily import dataclass
-from xlashard.wording import format_processes
+from xlashard.support.formatting import format_processes
+from xlashard.support.lazily import dataclass
 
 # Extra seconds for the processes that wait for the first one: it determines who is missing.
 _LONGER = 2.0

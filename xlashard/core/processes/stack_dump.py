@@ -29,8 +29,8 @@ import jax
 from xlashard._jax.runtime import coordination
 from xlashard.core.processes import store
 from xlashard.core.processes.wait_graph import is_package_file
-from xlashard.documents import JsonRecord
-from xlashard.lazily import dataclass
+from xlashard.support.documents import JsonRecord
+from xlashard.support.lazily import dataclass
 
 # Timeout of one blocking read for a request, in seconds.
 _WAIT = 20.0

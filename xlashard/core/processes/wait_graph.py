@@ -19,9 +19,9 @@ from pathlib import Path
 
 from xlashard._jax.runtime import coordination
 from xlashard.core.processes import store
-from xlashard.documents import JsonRecord
-from xlashard.lazily import dataclass
-from xlashard.wording import error_line, format_processes
+from xlashard.support.documents import JsonRecord
+from xlashard.support.formatting import error_line, format_processes
+from xlashard.support.lazily import dataclass
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 # Sub-packages that use this package like a user's program.

@@ -37,8 +37,8 @@ from xlashard.errors import (
     ProcessesError,
     ProgramTooLargeError,
 )
-from xlashard.lazily import dataclass, deferred
-from xlashard.wording import in_bytes
+from xlashard.support.formatting import in_bytes
+from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
     from xlashard._jax.runtime import offline

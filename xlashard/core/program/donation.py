@@ -9,8 +9,8 @@ import numpy as np
 
 from xlashard.core.program.plan import ProgramPlan, ValuePlan
 from xlashard.core.sharding import GSPMDSharding, NamedSharding, XLACompatibleSharding
-from xlashard.lazily import dataclass
-from xlashard.wording import typed
+from xlashard.support.formatting import typed
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True)

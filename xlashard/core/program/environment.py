@@ -13,7 +13,7 @@ from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.shardings import Device, is_compile_only, slice_of
 from xlashard._jax.runtime.topologies import libtpu_in_use, torus_wraps
 from xlashard.core.sharding import Mesh
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 type Flags = tuple[tuple[str, str], ...]
 """Names and texts of the environment variables with flags."""

@@ -25,7 +25,7 @@ from xlashard.core.sharding import (
 from xlashard.errors import CompileError
 from xlashard.geometry import TileAssignment, Tiling
 from xlashard.hlo.shapes import HOST
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 if TYPE_CHECKING:
     from xlashard.hlo import module as hlo

@@ -18,7 +18,7 @@ from xlashard.core.program.executables import LoadedExecutable, Source
 from xlashard.core.program.plan import ProgramPlan, ValuePlan
 from xlashard.core.sharding import XLACompatibleSharding
 from xlashard.errors import UnreducedError
-from xlashard.lazily import dataclass, deferred
+from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
     from xlashard.core.program.consistency.fingerprint import ProgramFingerprint, ValueNamer

@@ -17,8 +17,8 @@ from xlashard.core.sharding import (
     XLACompatibleSharding,
 )
 from xlashard.errors import PlanError
-from xlashard.lazily import dataclass
-from xlashard.wording import format_two_device_lists
+from xlashard.support.formatting import format_two_device_lists
+from xlashard.support.lazily import dataclass
 
 
 class Partitioner(Enum):

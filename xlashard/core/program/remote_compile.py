@@ -29,7 +29,7 @@ from xlashard.core.program.consistency.fingerprint import ProgramFingerprint
 from xlashard.core.program.environment import Environment
 from xlashard.core.program.executables import LoadedExecutable, Source
 from xlashard.errors import ProcessesError, SharedBinaryWarning
-from xlashard.wording import format_processes
+from xlashard.support.formatting import format_processes
 from xlashard.workers import job_pool
 from xlashard.workers.dump_folder import temporary_dump_folder
 

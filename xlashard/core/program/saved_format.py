@@ -39,8 +39,8 @@ from xlashard.core.sharding import (
     SingleDeviceSharding,
     XLACompatibleSharding,
 )
-from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError, SavedProgramError
+from xlashard.support.documents import parse_json
 
 FORMAT = 2
 """The version of the format that this release writes and reads."""

@@ -36,8 +36,8 @@ from xlashard.core.program.saved_format import (
     type_to_json,
 )
 from xlashard.core.sharding import Mesh, XLACompatibleSharding
-from xlashard.documents import decode
 from xlashard.errors import ArgumentError, SavedProgramError
+from xlashard.support.documents import decode
 
 _EXECUTABLE = "executable"
 _DESCRIPTION = "description"

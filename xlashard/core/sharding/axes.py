@@ -17,7 +17,7 @@ from xlashard._jax.runtime.shardings import (
 )
 from xlashard.errors import GeometryError
 from xlashard.geometry import MeshGrid, Spec, TileAssignment, Tiling, spec_from_tiling
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True)

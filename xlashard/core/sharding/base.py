@@ -25,7 +25,7 @@ from xlashard.core.sharding.axes import gspmd_sharding_of, tiling_of_jax
 from xlashard.errors import ArgumentError, GeometryError, ShardingError
 from xlashard.geometry import Tiling
 from xlashard.geometry.spec import checked_rank
-from xlashard.wording import brief
+from xlashard.support.formatting import brief
 
 type Shape = tuple[int, ...]
 type Index = tuple[slice, ...]

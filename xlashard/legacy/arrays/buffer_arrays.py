@@ -5,8 +5,8 @@ from typing import Any
 
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import with_sharding
-from xlashard.core.array.core.array import Array, wrap
-from xlashard.core.array.core.handles import key_handle, keys_over
+from xlashard.core.array.array_class.array import Array, wrap
+from xlashard.core.array.array_class.handles import key_handle, keys_over
 from xlashard.core.array.device_buffers import (
     Caller,
     make_array_from_single_device_arrays,
@@ -16,7 +16,7 @@ from xlashard.core.sharding import SingleDeviceSharding
 from xlashard.errors import ArgumentError, PlacementError, counted
 from xlashard.legacy.shardings.pmap import PmapSharding
 from xlashard.legacy.shardings.sharding_spec import ShardingSpec
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 _SHARDED = Caller("make_sharded_device_array", "device_buffers")
 _SINGLE = Caller("make_device_array", "device_buffers")

@@ -14,8 +14,8 @@ from xlashard._jax.runtime.dispatch import register_array_type
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import HandleType, split
 from xlashard.core.array import Array
-from xlashard.core.array.core.base import check_alive, handle_of, type_text
-from xlashard.core.array.core.handles import as_class, wrap_result
+from xlashard.core.array.array_class.base import check_alive, handle_of, type_text
+from xlashard.core.array.array_class.handles import as_class, wrap_result
 from xlashard.core.array.placement.read import distinct_here
 from xlashard.core.sharding import Mesh, NamedSharding, from_jax
 from xlashard.legacy.arrays import buffer_arrays

@@ -11,17 +11,17 @@ from xlashard._jax.runtime.dispatch import register_array_type
 from xlashard._jax.runtime.tracebacks import is_called_by_jax
 from xlashard._jax.runtime.transfer import split, with_sharding
 from xlashard.core.array import Array, device_put
-from xlashard.core.array.core.base import check_alive, type_text
-from xlashard.core.array.core.handles import as_class
-from xlashard.core.array.core.protocols import sharding_text
+from xlashard.core.array.array_class.base import check_alive, type_text
+from xlashard.core.array.array_class.handles import as_class
+from xlashard.core.array.array_class.protocols import sharding_text
 from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.errors import ArgumentError, MeshError, RefusedError, ResourceError
 from xlashard.legacy.arrays import shards as making
 from xlashard.legacy.arrays.device_arrays import DeviceArray, as_device_array
 from xlashard.legacy.arrays.shards import Device, Index, Shard
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
-from xlashard.tracebacks import short_tracebacks, shortened
-from xlashard.wording import format_axes, format_devices
+from xlashard.support.formatting import format_axes, format_devices
+from xlashard.support.tracebacks import short_tracebacks, shortened
 
 
 class GlobalDeviceArray(Array):

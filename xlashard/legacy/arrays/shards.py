@@ -11,10 +11,10 @@ import jax
 from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.runtime.transfer import with_sharding
 from xlashard.core.array import Array
+from xlashard.core.array.array_class.array import wrap
+from xlashard.core.array.array_class.base import type_text
+from xlashard.core.array.array_class.protocols import sharding_text
 from xlashard.core.array.constructors import array_of_pieces
-from xlashard.core.array.core.array import wrap
-from xlashard.core.array.core.base import type_text
-from xlashard.core.array.core.protocols import sharding_text
 from xlashard.core.array.device_buffers import (
     Caller,
     assemble_arrays,
@@ -27,7 +27,7 @@ from xlashard.core.sharding import Mesh
 from xlashard.errors import ArgumentError, GeometryError, PlacementError, counted
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
-from xlashard.tracebacks import shorten, shortened
+from xlashard.support.tracebacks import shorten, shortened
 
 if TYPE_CHECKING:
     from xlashard._jax.runtime.shardings import Device

@@ -18,10 +18,15 @@ from xlashard._jax.runtime.global_state import (
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.runtime.transfer import Handle, Tracer, host_view, put, split
-from xlashard.core.array.core.array import Array, wrap
-from xlashard.core.array.core.base import check_alive, reshape_buffer
-from xlashard.core.array.core.handles import PieceInput, as_piece_input, keys_over, resolve_key_data
-from xlashard.core.array.core.shard import Shard
+from xlashard.core.array.array_class.array import Array, wrap
+from xlashard.core.array.array_class.base import check_alive, reshape_buffer
+from xlashard.core.array.array_class.handles import (
+    PieceInput,
+    as_piece_input,
+    keys_over,
+    resolve_key_data,
+)
+from xlashard.core.array.array_class.shard import Shard
 from xlashard.core.array.placement.copying import private_copy
 from xlashard.core.array.placement.put import put_on
 from xlashard.core.array.placement.target import (
@@ -40,7 +45,7 @@ from xlashard.legacy.shardings.sharding_spec import (
     spec_over_one_dim,
     without_dims,
 )
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 
 @overload

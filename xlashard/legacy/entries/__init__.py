@@ -1,1 +1,4 @@
-"""Entries of the removed names, by the modules of `modules` that implement them; without JAX."""
+"""Entries of the removed names, by the modules of `modules` that implement them; without JAX.
+
+`entry` has the class of an entry, and reads the tables of the other files.
+"""

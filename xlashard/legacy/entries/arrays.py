@@ -1,6 +1,6 @@
 """Entries of the names of the array classes before `jax.Array`, and of their checkpoints."""
 
-from xlashard.legacy.modules.entry import EntryTable, moved, works
+from xlashard.legacy.entries.entry import EntryTable, moved, works
 
 _HERE = "xlashard.legacy.modules.arrays"
 _DEVICE_ARRAYS = "xlashard.legacy.arrays.device_arrays"

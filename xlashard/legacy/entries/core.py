@@ -1,6 +1,6 @@
 """Entries of the names of `jax.core`, `jax.abstract_arrays`, `jax.linear_util` and `jax.util`."""
 
-from xlashard.legacy.modules.entry import EntryTable, moved, refused, works
+from xlashard.legacy.entries.entry import EntryTable, moved, refused, works
 
 _API = "xlashard._jax.legacy_api"
 

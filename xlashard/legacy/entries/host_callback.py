@@ -1,6 +1,6 @@
 """Entries of the names of `jax.experimental.host_callback`."""
 
-from xlashard.legacy.modules.entry import EntryTable, refused, works
+from xlashard.legacy.entries.entry import EntryTable, refused, works
 
 ENTRIES: EntryTable = {
     "jax.experimental.host_callback": {

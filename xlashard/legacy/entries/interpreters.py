@@ -1,6 +1,6 @@
 """Entries of the names of `jax.interpreters` and `jax.lib`."""
 
-from xlashard.legacy.modules.entry import EntryTable, imports, moved, refused, works
+from xlashard.legacy.entries.entry import EntryTable, imports, moved, refused, works
 
 _HERE = "xlashard.legacy.modules.interpreters"
 _PXLA = "jax.interpreters.pxla"

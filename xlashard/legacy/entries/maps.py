@@ -1,6 +1,6 @@
 """Entries of the names of `jax.experimental.maps`."""
 
-from xlashard.legacy.modules.entry import EntryTable, imports, refused, works
+from xlashard.legacy.entries.entry import EntryTable, imports, refused, works
 
 _MAPS = "jax.experimental.maps"
 

@@ -1,6 +1,6 @@
 """Entries of the names of `jax.experimental.multihost_utils`."""
 
-from xlashard.legacy.modules.entry import EntryTable, works
+from xlashard.legacy.entries.entry import EntryTable, works
 
 # The first release that does not take GlobalDeviceArrays.
 _GONE = "0.4.7"

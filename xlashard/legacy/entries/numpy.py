@@ -1,6 +1,6 @@
 """Entries of the names of functions of arrays, and of the keys of `jax.random`."""
 
-from xlashard.legacy.modules.entry import EntryTable, moved, refused, works
+from xlashard.legacy.entries.entry import EntryTable, moved, refused, works
 
 ENTRIES: EntryTable = {
     "jax.numpy": {

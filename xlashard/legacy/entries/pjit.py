@@ -1,6 +1,6 @@
 """Entries of the names of `jax.experimental.pjit`."""
 
-from xlashard.legacy.modules.entry import EntryTable, imports, refused, works
+from xlashard.legacy.entries.entry import EntryTable, imports, refused, works
 
 _PJIT = "jax.experimental.pjit"
 

@@ -1,6 +1,6 @@
 """Entries of the names of `jax.sharding`, and of `PartitionSpec` in each of its modules."""
 
-from xlashard.legacy.modules.entry import EntryTable, moved, works
+from xlashard.legacy.entries.entry import EntryTable, moved, works
 
 _NAMED = "jax.sharding.NamedSharding(mesh, spec)"
 

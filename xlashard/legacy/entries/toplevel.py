@@ -1,6 +1,6 @@
 """Entries of `jax` itself, `jax.tree_util`, `jax.config`, and single names of other modules."""
 
-from xlashard.legacy.modules.entry import EntryTable, refused, works
+from xlashard.legacy.entries.entry import EntryTable, refused, works
 
 _FLAGS = "xlashard.legacy.modes.config_flags"
 

@@ -30,9 +30,9 @@ import jax
 from xlashard._jax import legacy_api
 from xlashard._jax.runtime.global_state import dispatch_flag, follow_settings
 from xlashard.core.array import Array
-from xlashard.core.array.core.base import type_text
+from xlashard.core.array.array_class.base import type_text
 from xlashard.errors import ArgumentError, ConfigError, NotAddressableError
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 _WORDS = {
     **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),

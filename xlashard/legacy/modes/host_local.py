@@ -16,7 +16,7 @@ from xlashard._jax.runtime.transfer import assemble, split
 from xlashard._jax.stablehlo_parse import to_mhlo
 from xlashard._jax.trace.tracing import abstractify, struct_of
 from xlashard.core.array import Array, device_put
-from xlashard.core.array.core.handles import is_key_array, key_handle, keys_over, wrap_result
+from xlashard.core.array.array_class.handles import is_key_array, key_handle, keys_over, wrap_result
 from xlashard.core.array.device_buffers import make_array_from_single_device_arrays
 from xlashard.core.array.placement.target import leaf_paths, resolve_sharding
 from xlashard.core.pjit.callables import dispatcher_of
@@ -36,7 +36,7 @@ from xlashard.errors import BoxError, ResourceError, XlashardError
 from xlashard.legacy.modes.mode_function import ModeFunction, host_local_class, is_global
 from xlashard.pods.multihost.host_local_arrays import error_at
 from xlashard.pods.multihost.host_mesh import HostMesh, as_global, as_host_local, host_mesh
-from xlashard.tracebacks import shortened
+from xlashard.support.tracebacks import shortened
 
 _REPLICATED = PartitionSpec()
 

@@ -15,11 +15,11 @@ from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.tracing import Tracer
 from xlashard.core.array import Array
-from xlashard.core.array.core.handles import KindOf, unwrapped
+from xlashard.core.array.array_class.handles import KindOf, unwrapped
 from xlashard.core.pjit.arguments import Argument
+from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.function import Function
-from xlashard.core.pjit.lower import LoweringRequest
 from xlashard.core.pjit.options import PjitOptions, Selected
 from xlashard.core.pjit.shardings.resources import Auto, FromGda, described
 from xlashard.core.pjit.trace import Call, expand_in
@@ -28,7 +28,7 @@ from xlashard.errors import ArgumentError, MeshError, ResourceError
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray, check_gda_mesh, gda_class
 from xlashard.legacy.modes.config_flags import ArrayMode, CallFlags
-from xlashard.tracebacks import shortened
+from xlashard.support.tracebacks import shortened
 
 LOGGER = logging.getLogger("xlashard.legacy.distributed_debug")
 """Logger of each run of a program under `jax_distributed_debug`, at level warning."""

@@ -34,7 +34,7 @@ from xlashard.legacy.modes.config_flags import (
 from xlashard.legacy.modes.host_local import HostLocal, ModeTraced
 from xlashard.legacy.modes.mode_function import ModeFunction, check_specified
 from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec, prepare_axis_resources
-from xlashard.tracebacks import short_tracebacks, shortened
+from xlashard.support.tracebacks import short_tracebacks, shortened
 
 
 def pjit(

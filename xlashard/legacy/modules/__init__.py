@@ -14,9 +14,8 @@ docs/guides/legacy.md read those entries.
 | `sharding` | `jax.sharding`, and `PartitionSpec` in each of its modules |
 | `interpreters`, `pjit` | `jax.interpreters` and `jax.lib`; `jax.experimental.pjit` |
 | `maps`, `multihost_utils`, `host_callback` | other modules of `jax.experimental` |
-| `entry` | `Entry`, which describes one name, and `RemovedApi`, whose use raises an error |
 """
 
-from xlashard.legacy.modules.entry import Entry, Treatment, entries, entries_by_module
+from xlashard.legacy.entries.entry import Entry, Treatment, entries, entries_by_module
 
 __all__ = ["Entry", "Treatment", "entries", "entries_by_module"]

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from xlashard._jax.legacy_api import core, linear_util, util
-from xlashard.lazily import dataclass
-from xlashard.legacy.modules.entry import RemovedApi
+from xlashard.legacy.entries.entry import RemovedApi
+from xlashard.support.lazily import dataclass
 
 type Shape = Sequence[Any]
 UnitVar = RemovedApi("jax.core.UnitVar")

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from xlashard.legacy.modules.entry import raise_removed
+from xlashard.legacy.entries.entry import raise_removed
 
 
 def call(

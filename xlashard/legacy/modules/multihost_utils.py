@@ -7,12 +7,12 @@ import numpy as np
 
 from xlashard import multihost
 from xlashard.core.array import Array
-from xlashard.core.array.core.handles import as_class
+from xlashard.core.array.array_class.handles import as_class
 from xlashard.core.sharding import Mesh
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.config_flags import ArrayMode, current_array_mode
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 
 def process_allgather(in_tree: Any, tiled: bool = False) -> Any:

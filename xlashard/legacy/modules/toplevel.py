@@ -14,12 +14,12 @@ from xlashard._jax import legacy_api
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.core.array import Array
-from xlashard.core.array.core.handles import wrap_result
+from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.sharding import Mesh
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.modes.config_flags import current_array_mode, pmap_no_rank_reduction
 from xlashard.legacy.shardings.pmap import PmapSharding
-from xlashard.tracebacks import shortened
+from xlashard.support.tracebacks import shortened
 
 config = jax.config
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from xlashard._jax.array_serialization import CHUNK_LAYOUT, TS_CONTEXT, tensorstore
 from xlashard._jax.runtime.transfer import Tracer
-from xlashard.core.array.core.base import check_alive, type_text
-from xlashard.core.array.core.handles import is_key_array
+from xlashard.core.array.array_class.base import check_alive, type_text
+from xlashard.core.array.array_class.handles import is_key_array
 from xlashard.core.array.placement.put import as_host_value
 from xlashard.errors import ArgumentError, PlacementError, XlashardError
 from xlashard.legacy.arrays.shards import Shard
@@ -23,7 +23,7 @@ from xlashard.legacy.serialization.tensorstore_specs import (
     stored_at,
     write_error,
 )
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 
 async def async_serialize(

@@ -18,8 +18,8 @@ from xlashard.errors import ArgumentError, DeadlockError, ProcessesError, Serial
 from xlashard.legacy.serialization.array_writing import serialize_all
 from xlashard.legacy.serialization.reading import deserialize_all
 from xlashard.legacy.serialization.tensorstore_specs import get_tensorstore_spec, run_coroutine
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import error_line, format_by_process
+from xlashard.support.formatting import error_line, format_by_process
+from xlashard.support.tracebacks import short_tracebacks
 
 logger = logging.getLogger("xlashard.legacy")
 """Logger of failed checkpoints, for programs that never wait for them."""

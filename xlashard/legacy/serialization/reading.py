@@ -50,7 +50,7 @@ from xlashard.legacy.serialization.tensorstore_specs import (
     spec_to_read,
     stored_at,
 )
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 _BY_SHARDING = ("sharding", "tensorstore_spec")
 _BY_MESH = ("mesh", "mesh_axes", "tensorstore_spec")

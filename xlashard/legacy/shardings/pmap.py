@@ -10,8 +10,8 @@ import numpy as np
 from xlashard._jax.registration import install_shardings
 from xlashard._jax.runtime.shardings import Device, Mesh, default_memory_kind
 from xlashard._jax.runtime.transfer import Tracer
-from xlashard.core.array.core.base import check_alive, handle_of, reshape_buffer
-from xlashard.core.array.core.handles import is_key_dtype, key_handle, keys_over
+from xlashard.core.array.array_class.base import check_alive, handle_of, reshape_buffer
+from xlashard.core.array.array_class.handles import is_key_dtype, key_handle, keys_over
 from xlashard.core.sharding.axes import made_up_grid
 from xlashard.core.sharding.base import (
     Shape,
@@ -31,7 +31,7 @@ from xlashard.errors import ShardingError, counted
 from xlashard.geometry import Tiling
 from xlashard.geometry.spec import checked_rank
 from xlashard.legacy.shardings.sharding_spec import ShardingSpec, spec_over_one_dim, without_dims
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 
 class PmapSharding(MeshSharding):

@@ -20,7 +20,7 @@ from xlashard.geometry import strides
 from xlashard.geometry.spec import Spec
 from xlashard.geometry.tile_assignment import TileAssignment
 from xlashard.geometry.tiling import Tiling
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 type ShardIndex = tuple[slice | int, ...]
 """One entry per dimension: a slice, or the one index that a device holds of an unstacked one."""

@@ -15,7 +15,7 @@ from xlashard._jax.runtime.coordination import Cluster, tpu_attribute
 from xlashard.config import read_flags
 from xlashard.core.processes import checked_seconds
 from xlashard.errors import ArgumentError, ProcessesError
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 # Seconds that a process waits while no other has connected. A launcher starts all processes at
 # once, so a lone process was not started by it. Over ssh and by hand the starts are some seconds

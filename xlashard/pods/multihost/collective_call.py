@@ -18,8 +18,8 @@ import numpy as np
 from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.transfer import HandleType, Tracer
 from xlashard.core.array import Array
-from xlashard.core.array.core.base import check_alive
-from xlashard.core.array.core.handles import is_key_array, key_handle, keys_over
+from xlashard.core.array.array_class.base import check_alive
+from xlashard.core.array.array_class.handles import is_key_array, key_handle, keys_over
 from xlashard.core.array.placement.put import as_host_value
 from xlashard.core.array.placement.read import read_value, start_read
 from xlashard.core.array.placement.target import at_path, leaf_paths
@@ -34,9 +34,9 @@ from xlashard.core.processes import (
 )
 from xlashard.core.processes.store import quote_key
 from xlashard.errors import ArgumentError, ProcessesError, XlashardError
-from xlashard.lazily import dataclass
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import format_by_process, format_processes, typed
+from xlashard.support.formatting import format_by_process, format_processes, typed
+from xlashard.support.lazily import dataclass
+from xlashard.support.tracebacks import short_tracebacks
 
 
 @dataclass(eq=False)

@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
-from xlashard.background import end_thread
 from xlashard.core.processes.stack_dump import OWN_THREADS
-from xlashard.documents import decode, parse_json
-from xlashard.lazily import dataclass
-from xlashard.wording import printable
+from xlashard.support.background import end_thread
+from xlashard.support.documents import decode, parse_json
+from xlashard.support.formatting import printable
+from xlashard.support.lazily import dataclass
 
 ATTEMPT = 2.0
 """Timeout of one connection attempt, in seconds."""

@@ -38,10 +38,10 @@ from xlashard.pods.multihost.collective_call import (
     leaf_types,
     read_leaves,
 )
-from xlashard.pods.multihost.consistency import PieceDigests, tile_digests, unequal_tiles
 from xlashard.pods.multihost.host_local_arrays import host_local_array_to_global_array
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import format_processes
+from xlashard.pods.multihost.program_checks import PieceDigests, tile_digests, unequal_tiles
+from xlashard.support.formatting import format_processes
+from xlashard.support.tracebacks import short_tracebacks
 
 # Up to this total size the values are exchanged with the barrier itself, which takes one round trip
 # in any case. The devices would take another one, and a program.

@@ -17,8 +17,8 @@ from xlashard._jax.runtime.transfer import Tracer
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.primitives import LinearRules, spmd_axis_names, transposed_pair
 from xlashard.config import CheckName
-from xlashard.core.array.core.base import check_alive
-from xlashard.core.array.core.handles import wrap_result
+from xlashard.core.array.array_class.base import check_alive
+from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.array.placement.target import at_path, broadcast_prefix, leaf_path
 from xlashard.core.pjit.constraint import batched_spec, constrain
 from xlashard.core.sharding import Mesh, PartitionSpec, partition_spec, spec_of
@@ -31,9 +31,9 @@ from xlashard.errors import (
     XlashardError,
 )
 from xlashard.pods.multihost.collective_call import CollectiveCall, named_leaves
-from xlashard.pods.multihost.consistency import compare_parts, read_check
 from xlashard.pods.multihost.host_mesh import HostMesh, as_global, as_host_local, host_mesh
-from xlashard.tracebacks import short_tracebacks
+from xlashard.pods.multihost.program_checks import compare_parts, read_check
+from xlashard.support.tracebacks import short_tracebacks
 
 TO_GLOBAL = "host_local_array_to_global_array"
 

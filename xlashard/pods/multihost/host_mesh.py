@@ -18,9 +18,9 @@ from xlashard._jax.runtime.global_state import (
 )
 from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, split
 from xlashard.core.array import Array
-from xlashard.core.array.core.array import wrap
-from xlashard.core.array.core.base import check_alive, type_text
-from xlashard.core.array.core.handles import is_key_array, key_handle, keys_over
+from xlashard.core.array.array_class.array import wrap
+from xlashard.core.array.array_class.base import check_alive, type_text
+from xlashard.core.array.array_class.handles import is_key_array, key_handle, keys_over
 from xlashard.core.array.placement.put import as_host_value, host_value, put_value
 from xlashard.core.array.placement.read import read_value
 from xlashard.core.array.placement.target import ResolvedSharding, resolve_sharding
@@ -37,8 +37,8 @@ from xlashard.core.sharding import (
 )
 from xlashard.errors import ArgumentError, BoxError, counted
 from xlashard.geometry import MeshGrid, Spec, validate_spec
-from xlashard.lazily import dataclass
-from xlashard.wording import format_processes
+from xlashard.support.formatting import format_processes
+from xlashard.support.lazily import dataclass
 
 # Largest mesh that an error message draws, in devices.
 _DRAWN = 64

@@ -7,10 +7,8 @@ import socket
 from typing import NoReturn
 
 from xlashard._jax.runtime import coordination
-from xlashard.background import flush_output
 from xlashard.core.processes.stack_dump import stack_server
 from xlashard.errors import ArgumentError, ProcessesError
-from xlashard.lazily import dataclass
 from xlashard.pods.multihost.cluster_info import (
     ClusterInfo,
     InitializeRequest,
@@ -30,8 +28,10 @@ from xlashard.pods.multihost.startup_barrier import (
     StartupBarrier,
     wait_for_all,
 )
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import format_processes
+from xlashard.support.background import flush_output
+from xlashard.support.formatting import format_processes
+from xlashard.support.lazily import dataclass
+from xlashard.support.tracebacks import short_tracebacks
 
 logger = logging.getLogger("xlashard.multihost")
 

@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import NoReturn
 
 from xlashard._jax.runtime import coordination
-from xlashard.background import flush_output, start_background
 from xlashard.core.processes.stack_dump import OWN_THREADS, ThreadStack, own_stacks, stack_server
 from xlashard.core.processes.wait_graph import how_ended, own_status
 from xlashard.pods.multihost.connections import Connection, LivenessMonitor
-from xlashard.wording import format_processes
+from xlashard.support.background import flush_output, start_background
+from xlashard.support.formatting import format_processes
 
 GONE_EXIT_CODE = 75
 """Exit code of a process that ends because a peer is gone: try again (`EX_TEMPFAIL`)."""

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from xlashard.lazily import dataclass
 from xlashard.pods.multihost.connections import (
     ATTEMPT,
     Connection,
@@ -27,7 +26,8 @@ from xlashard.pods.multihost.connections import (
     connect,
     listen,
 )
-from xlashard.wording import format_processes, printable
+from xlashard.support.formatting import format_processes, printable
+from xlashard.support.lazily import dataclass
 
 # Seconds between connection attempts, and between progress messages.
 _RETRY, _WORD = 0.1, 1.0

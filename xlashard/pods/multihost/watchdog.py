@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from xlashard._jax.runtime import coordination
-from xlashard.background import start_background
 from xlashard.core.processes import checked_seconds
 from xlashard.core.processes.stack_dump import (
     OWN_THREADS,
@@ -20,8 +19,9 @@ from xlashard.core.processes.stack_dump import (
 )
 from xlashard.core.processes.wait_graph import read_status
 from xlashard.errors import ArgumentError
-from xlashard.lazily import dataclass
-from xlashard.wording import format_processes, group_by_value
+from xlashard.support.background import start_background
+from xlashard.support.formatting import format_processes, group_by_value
+from xlashard.support.lazily import dataclass
 
 logger = logging.getLogger("xlashard.watchdog")
 

@@ -10,7 +10,7 @@ import jax
 from xlashard._jax.runtime.coordination import backend_has_started
 from xlashard.config import PodPlace, place_variables, read_flags
 from xlashard.errors import ArgumentError, DeviceCountError, counted
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 _STARTS = "It starts with the first array, or the first jax.devices()."
 

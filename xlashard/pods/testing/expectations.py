@@ -16,8 +16,8 @@ from xlashard.analysis.explain.program_report import (
 from xlashard.errors import ArgumentError, ExpectationError
 from xlashard.hlo.collective_kinds import KINDS, RESHARDING_KINDS
 from xlashard.pods.testing.emulated_devices import check_whole
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import closest, in_bytes
+from xlashard.support.formatting import closest, in_bytes
+from xlashard.support.tracebacks import short_tracebacks
 
 _TOTAL = "total"
 _OTHERS = "others"

@@ -21,7 +21,7 @@ from xlashard.pods.testing.supervision import (
     collect_signals,
     is_noise,
 )
-from xlashard.wording import print_error, signal_name
+from xlashard.support.formatting import print_error, signal_name
 
 _EXAMPLE = "xlashard pod -n 4 -d 2 -- python script.py"
 # Output lines of a hidden process that are shown when it fails.

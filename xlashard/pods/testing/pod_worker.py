@@ -25,9 +25,9 @@ from typing import Any, Self
 import jax
 
 from xlashard._jax.runtime.coordination import join
-from xlashard.background import flush_output
 from xlashard.config import read_flags
 from xlashard.errors import ArgumentError
+from xlashard.support.background import flush_output
 
 _MAIN = "__main__"
 # Module name under which a worker runs the main program: only its definitions run.

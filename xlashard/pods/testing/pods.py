@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from xlashard.errors import ArgumentError, PodError
-from xlashard.lending import repeat_words
 from xlashard.pods.testing.emulated_devices import check_seconds, check_whole
 from xlashard.pods.testing.launcher import Launch, LaunchPlan, PodSize
 from xlashard.pods.testing.pod_worker import (
@@ -19,7 +18,8 @@ from xlashard.pods.testing.pod_worker import (
 )
 from xlashard.pods.testing.supervision import EndingRules, PodRun, run_to_end
 from xlashard.pods.testing.worker_pool import WorkerPool, pod_error
-from xlashard.tracebacks import shortened
+from xlashard.support.lending import repeat_words
+from xlashard.support.tracebacks import shortened
 
 
 class EmulatedPod:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from xlashard.background import SIGNALS, handling_signals
 from xlashard.errors import counted
 from xlashard.pods.testing.launcher import Launch, OutputChunk, ProcessExit
-from xlashard.wording import exit_text, format_processes, signal_name
+from xlashard.support.background import SIGNALS, handling_signals
+from xlashard.support.formatting import exit_text, format_processes, signal_name
 
 if sys.platform == "linux":
     import resource

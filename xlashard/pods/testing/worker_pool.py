@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Self
 
 from xlashard.errors import PodError
-from xlashard.lending import repeat_words
 from xlashard.pods.testing.launcher import (
     CHANNEL,
     Event,
@@ -31,7 +30,8 @@ from xlashard.pods.testing.supervision import (
     without_machinery,
     without_noise,
 )
-from xlashard.wording import exit_text, format_processes
+from xlashard.support.formatting import exit_text, format_processes
+from xlashard.support.lending import repeat_words
 
 _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _WORKER = "xlashard.pods.testing.pod_worker"

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard.documents import read_toml
 from xlashard.errors import ArgumentError
 from xlashard.hlo.shapes import DTYPE_NAMES
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import parse_amount
+from xlashard.support.documents import read_toml
+from xlashard.support.formatting import parse_amount
+from xlashard.support.tracebacks import short_tracebacks
 
 _AMOUNTS = ("seconds", "flops", "transcendentals", "vector_ops", "hbm_bytes")
 _KEYS = "seconds, flops, dtype, transcendentals, vector_ops and hbm_bytes"

@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 
 from xlashard.hlo.shapes import HBM, Shape
-from xlashard.kernel_module import KernelBlock, KernelModule, KernelOp, KernelType
 from xlashard.predict.costs.kernel_scalars import (
     LARGEST,
     LOOPS,
@@ -25,6 +24,7 @@ from xlashard.predict.costs.kernel_scalars import (
     axes_of,
 )
 from xlashard.predict.costs.rates import in_registers, multiplied_dtype
+from xlashard.support.kernel_module import KernelBlock, KernelModule, KernelOp, KernelType
 
 _TRANSCENDENTAL_NAMES = """
     acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf exp exp2 expm1 log log10 log1p log2

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xlashard.kernel_module import KernelBlock, KernelModule, KernelOp
+from xlashard.support.kernel_module import KernelBlock, KernelModule, KernelOp
 
 type Array = np.ndarray[Any, Any]
 

@@ -17,11 +17,11 @@ import numpy as np
 from xlashard.hlo.call_graph import constant_of
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import dtype_name
-from xlashard.kernel_module import KernelModule
-from xlashard.lazily import deferred
 from xlashard.predict.costs.gpu.cuda_calls import attention_call, is_gpu_kernel
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.costs.kernel_count import KernelWork, count_kernel
+from xlashard.support.kernel_module import KernelModule
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from xlashard._jax import mosaic

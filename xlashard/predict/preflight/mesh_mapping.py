@@ -22,7 +22,7 @@ from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.predict.targets.gpu.gpu_names import is_gpu_name
 from xlashard.predict.targets.gpu.topologies import topology as gpu_topology
 from xlashard.predict.targets.tpu.topologies import topology as tpu_topology
-from xlashard.wording import typed
+from xlashard.support.formatting import typed
 
 type MeshLike = Mesh | jax.sharding.AbstractMesh | Mapping[str, int]
 """Axis names and sizes, on any devices."""

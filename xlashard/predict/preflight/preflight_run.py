@@ -46,7 +46,7 @@ from xlashard.predict.preflight.report.measured import RatesSources, read_calibr
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.report.pricing import Workload, parse_price
 from xlashard.predict.targets.base_topology import BaseTopology
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 
 def preflight(

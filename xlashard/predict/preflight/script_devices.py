@@ -12,7 +12,7 @@ from xlashard._jax.runtime.stand_in_devices import Zeros, emulate_devices, stand
 from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run, unobserved
 from xlashard._jax.trace.rewriting import DeviceMap
-from xlashard.core.array.core.handles import wrap_result
+from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.stages.recorded import RecordedProgram
 from xlashard.core.pjit.trace import PjitProgram
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, to_jax

@@ -22,7 +22,7 @@ from xlashard.errors import ArgumentError, XlashardError
 from xlashard.predict.preflight.report.pricing import Workload
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.predict.targets.mesh_layout import resolve_axis_sizes
-from xlashard.tracebacks import shortened
+from xlashard.support.tracebacks import shortened
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, cast
 
 from xlashard.hlo.collectives import Collective, along_text
 from xlashard.hlo.module import HloModule
-from xlashard.lazily import deferred
 from xlashard.predict.costs.cost_analysis import analyze_cost
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.costs.kernel_work import is_kernel, is_ragged, kernel_name, unmatched_costs
+from xlashard.predict.costs.models_by_target import network_for, operations_for, rates_for
 from xlashard.predict.costs.network_model import NetworkCost
 from xlashard.predict.costs.rates import Rates, borrowed_rates, product_seconds
 from xlashard.predict.costs.schedule import StepSchedule, walk_schedule
-from xlashard.predict.costs.targets import network_for, operations_for, rates_for
 from xlashard.predict.preflight.report.preflight_model import AxisTraffic, Bound, TimeEstimate
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.predict.targets.chip import Chip
 from xlashard.predict.targets.gpu.gpu_models import GpuModel
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

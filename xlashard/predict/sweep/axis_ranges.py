@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from xlashard.errors import ArgumentError
 from xlashard.geometry.strides import divisors
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 _RANGE = re.compile(r"(\d*)\.\.(\d*)")
 

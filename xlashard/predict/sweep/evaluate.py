@@ -29,7 +29,7 @@ from xlashard.predict.preflight.report.pricing import Workload
 from xlashard.predict.preflight.target_loading import TargetProgram, load_program, user_code_errors
 from xlashard.predict.sweep.sweep_results import ResultStore, SweepFacts
 from xlashard.predict.targets.base_topology import BaseTopology
-from xlashard.wording import in_bytes
+from xlashard.support.formatting import in_bytes
 
 
 @dataclass(frozen=True)

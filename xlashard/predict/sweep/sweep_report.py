@@ -21,7 +21,6 @@ from xlashard.analysis.explain.tables import (
     section,
     table,
 )
-from xlashard.documents import ReportFormat, read_text
 from xlashard.errors import ArgumentError, counted
 from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
@@ -37,7 +36,8 @@ from xlashard.predict.sweep.sweep_results import (
     SweepFacts,
     SweepResult,
 )
-from xlashard.wording import elided, in_amount, in_bytes, in_seconds
+from xlashard.support.documents import ReportFormat, read_text
+from xlashard.support.formatting import elided, in_amount, in_bytes, in_seconds
 
 _SHOWN = 12
 _REASON = 160

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from xlashard.documents import ReportFormat, write_whole
 from xlashard.errors import ArgumentError
 from xlashard.predict.preflight.render.report_text import slices_text
 from xlashard.predict.preflight.report.preflight_model import Bound
@@ -17,6 +16,7 @@ from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.targets.chip import Links
 from xlashard.predict.targets.gpu.gpu_models import GPU_MODELS
 from xlashard.predict.targets.tpu.generations import GENERATIONS
+from xlashard.support.documents import ReportFormat, write_whole
 
 FORMAT = 2
 """Version of the JSON format, increased when a field changes its meaning or is removed."""

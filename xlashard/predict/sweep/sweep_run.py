@@ -36,7 +36,7 @@ from xlashard.predict.sweep.sweep_results import (
     ranked,
 )
 from xlashard.predict.targets.base_topology import BaseTopology
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 from xlashard.workers.dump_folder import remove_abandoned_folders
 from xlashard.workers.job_pool import (
     WorkerJob,

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from xlashard.errors import TopologyError, counted
-from xlashard.lazily import deferred
 from xlashard.predict.targets.chip import Chip
 from xlashard.predict.targets.mesh_layout import (
     AxisSegment,
@@ -20,7 +19,8 @@ from xlashard.predict.targets.mesh_layout import (
     extents,
     resolve_axis_sizes,
 )
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.lazily import deferred
+from xlashard.support.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     from jax import sharding as jax_sharding

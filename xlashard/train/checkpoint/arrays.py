@@ -22,8 +22,8 @@ from absl.logging import get_absl_logger
 from xlashard import Array, device_put
 from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.errors import DeadlockError
+from xlashard.support.formatting import error_line, format_by_process
 from xlashard.train.errors import CheckpointError
-from xlashard.wording import error_line, format_by_process
 
 
 class MissingProcessError(CheckpointError):

@@ -16,11 +16,11 @@ from typing import Any
 import jax
 
 from xlashard._version import __version__
-from xlashard.documents import decode, parse_json, read_text
 from xlashard.errors import counted
+from xlashard.support.documents import decode, parse_json, read_text
+from xlashard.support.formatting import typed
 from xlashard.train.config.settings import change_text, differences, setting_changes
 from xlashard.train.errors import CheckpointError
-from xlashard.wording import typed
 
 NAME = "checkpoint.json"
 FORMAT = 1

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from xlashard.documents import parse_toml
+from xlashard.support.documents import parse_toml
+from xlashard.support.formatting import closest
 from xlashard.train.errors import SettingsError
-from xlashard.wording import closest
 
 
 @dataclass(frozen=True)

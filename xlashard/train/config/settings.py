@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
-from xlashard.documents import read_toml
+from xlashard.support.documents import read_toml
 from xlashard.train.config.schema import Bounds, read, section, setting, toml_value
 from xlashard.train.errors import SettingsError
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from xlashard.wording import printable
+from xlashard.support.formatting import printable
 
 _PLAIN_WIDTH = 100
 

@@ -15,6 +15,7 @@ import numpy as np
 from xlashard.analysis.pictures.sharding_picture import TreePicture, read_tree
 from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.multihost import Watchdog
+from xlashard.support.formatting import in_bytes
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings, change_text, setting_changes
@@ -36,7 +37,6 @@ from xlashard.train.loop.stop import Group, Stop, make_stop
 from xlashard.train.model.checks import check_settings
 from xlashard.train.model.layout import Layout, build_mesh, path_name
 from xlashard.train.model.programs import State, initial_state, make_recipe, state_shapes
-from xlashard.wording import in_bytes
 
 _DRAWN = 4
 """Number of the largest parameters whose sharding is drawn before training."""

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from xlashard.documents import parse_json, write_whole
+from xlashard.support.documents import parse_json, write_whole
 from xlashard.train.checkpoint.writing import steps_in
 from xlashard.train.config.schema import leaves, to_toml, toml_value
 from xlashard.train.config.settings import Settings, load_settings

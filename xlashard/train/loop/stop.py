@@ -25,12 +25,12 @@ import jax
 from jax.experimental import multihost_utils
 
 from xlashard import multihost
-from xlashard.background import listening_to_signals, start_background
 from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, store
 from xlashard.core.processes.stack_dump import OWN_THREADS
-from xlashard.documents import JsonRecord
+from xlashard.support.background import listening_to_signals, start_background
+from xlashard.support.documents import JsonRecord
+from xlashard.support.formatting import error_line, print_error
 from xlashard.train.errors import PeerError, RunError
-from xlashard.wording import error_line, print_error
 
 _POLL_TIMEOUT = 30.0
 """Timeout in seconds of one wait for messages."""

@@ -31,7 +31,7 @@ from xlashard.errors import (
     UnevenShardingError,
     UnevenShardingWarning,
 )
-from xlashard.wording import plain_text
+from xlashard.support.formatting import plain_text
 
 X = f32(10, 6)
 

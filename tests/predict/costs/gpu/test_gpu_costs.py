@@ -13,11 +13,11 @@ from xlashard.hlo.collectives import Collective
 from xlashard.hlo.text_reader import read_shape
 from xlashard.predict.costs.gpu.gpu_operation import GpuOperationModel, gpu_rates
 from xlashard.predict.costs.gpu.nccl import NcclModel
+from xlashard.predict.costs.models_by_target import network_for, operations_for, rates_for
 from xlashard.predict.costs.network_model import NetworkCost
 from xlashard.predict.costs.operation import OperationTime
 from xlashard.predict.costs.rates import Rates
 from xlashard.predict.costs.schedule import walk_schedule
-from xlashard.predict.costs.targets import network_for, operations_for, rates_for
 from xlashard.predict.targets.gpu.gpu_models import BY_NAME
 from xlashard.predict.targets.gpu.topologies import GpuTopology
 

@@ -16,8 +16,8 @@ from xlashard.predict.preflight.render.report_text import WORDS, mesh_text
 from xlashard.predict.preflight.report.comparison import SummaryText, compare
 from xlashard.predict.preflight.report.preflight_model import Bound
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
+from xlashard.support.formatting import plain_text
 from xlashard.tpu import topology
-from xlashard.wording import plain_text
 
 if HAS_JAX:
     from xlashard.predict.preflight.report.build import describe_mesh

@@ -16,10 +16,10 @@ from xlashard import P, preflight, tpu
 from xlashard.auto.problem import machine_of
 from xlashard.errors import ArgumentError
 from xlashard.geometry.groups import SourceTargetPairs
+from xlashard.predict.costs.models_by_target import rates_for
 from xlashard.predict.costs.network_model import NetworkModel
 from xlashard.predict.costs.operation import OperationModel
 from xlashard.predict.costs.rates import rates_of
-from xlashard.predict.costs.targets import rates_for
 from xlashard.predict.preflight.report.measured import (
     Calibration,
     calibration_text,

@@ -18,8 +18,8 @@ from xlashard.predict.preflight.report.measured import (
 )
 from xlashard.predict.preflight.report.profile_reader import read_profile
 from xlashard.predict.preflight.report.step_model import TimelineSpan
+from xlashard.support.formatting import plain_text
 from xlashard.tpu import topology
-from xlashard.wording import plain_text
 
 type Event = tuple[str, float, float, str]
 """Name, start and duration in seconds, JAX name."""

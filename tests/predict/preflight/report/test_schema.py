@@ -11,9 +11,9 @@ import pytest
 from tests.goldens import check_golden
 from tests.predict.preflight.examples import ALL, FITTING
 from xlashard.analysis.explain import model as program_model
-from xlashard.documents import attribute_texts
 from xlashard.predict.preflight.report import preflight_model, pricing, step_model
 from xlashard.predict.preflight.report.preflight_report import PreflightReport, make_schema
+from xlashard.support.documents import attribute_texts
 
 PUBLISHED = Path(__file__).with_name("preflight.schema.json")
 

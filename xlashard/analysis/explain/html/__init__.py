@@ -31,7 +31,7 @@ from xlashard.analysis.explain.tables import (
 )
 from xlashard.analysis.pictures.svg_html import make_environment
 from xlashard.errors import ArgumentError
-from xlashard.wording import (
+from xlashard.support.formatting import (
     FORMATTERS,
     Unit,
     in_bytes,

@@ -30,7 +30,7 @@ from xlashard.core.array.placement.copying import (
 from xlashard.core.array.placement.target import ResolvedSharding
 from xlashard.core.sharding import SingleDeviceSharding
 from xlashard.errors import ArgumentError, OutOfMemoryError, counted
-from xlashard.wording import in_bytes, typed
+from xlashard.support.formatting import in_bytes, typed
 
 
 class HostValue(NamedTuple):

@@ -18,8 +18,8 @@ from xlashard._jax.runtime.global_state import (
     inside_device_get,
 )
 from xlashard._jax.runtime.transfer import Handle, bits_of, host_view, split, start_host_copy
-from xlashard.core.array.core.base import ArrayBase, check_alive, type_text
-from xlashard.core.array.core.shard import index_text
+from xlashard.core.array.array_class.base import ArrayBase, check_alive, type_text
+from xlashard.core.array.array_class.shard import index_text
 from xlashard.core.array.placement.copying import copy_all
 from xlashard.core.array.placement.target import resolve_sharding
 from xlashard.core.array.reshard.execute import reshard
@@ -32,8 +32,8 @@ from xlashard.errors import (
     counted,
 )
 from xlashard.geometry import Index, Tiling
-from xlashard.lazily import deferred
-from xlashard.wording import format_by_process
+from xlashard.support.formatting import format_by_process
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from xlashard.core import processes

@@ -30,8 +30,8 @@ from xlashard.errors import (
     XlashardError,
 )
 from xlashard.geometry import Tiling
-from xlashard.lazily import dataclass
-from xlashard.wording import brief
+from xlashard.support.formatting import brief
+from xlashard.support.lazily import dataclass
 
 type Index = tuple[slice, ...]
 

@@ -39,7 +39,7 @@ from xlashard.core.sharding import (
 )
 from xlashard.core.sharding.axes import axes_of
 from xlashard.geometry import Tiling
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True)

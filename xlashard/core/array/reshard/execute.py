@@ -26,7 +26,7 @@ from xlashard.core.array.reshard import ReshardTask
 from xlashard.core.sharding import GSPMDSharding, NamedSharding, from_jax
 from xlashard.errors import PlacementError
 from xlashard.geometry import Tiling
-from xlashard.lazily import deferred
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from xlashard.core.array.reshard import compiled, p2p, permute, plan

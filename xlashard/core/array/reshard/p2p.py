@@ -33,7 +33,7 @@ from xlashard.core.array.placement.copying import Copy, copy_all
 from xlashard.core.array.placement.put import put_on, put_value
 from xlashard.core.array.reshard import ReshardTask, TilingOnDevices
 from xlashard.geometry import Index, Piece, ReshardPlan, reshard_plan
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 _PLANS_KEPT = 512
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import Handle, assemble, copy_to, make_aval, split
-from xlashard.core.array.core.base import reshape_by_program as in_shape
+from xlashard.core.array.array_class.base import reshape_by_program as in_shape
 from xlashard.core.array.placement.put import put_on
 from xlashard.core.array.placement.target import resolve_sharding
 from xlashard.core.array.reshard import ReshardTask, TilingOnDevices

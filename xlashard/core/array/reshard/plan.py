@@ -14,7 +14,7 @@ from xlashard._jax.runtime.transfer import bits_of
 from xlashard.core.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.core.sharding import GSPMDSharding
 from xlashard.geometry import Tiling, refine, transfer_load
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 # XLA compiles no program for CPU devices on six bits.
 _UNCOMPILED = (6,)

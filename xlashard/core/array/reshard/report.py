@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from xlashard._jax.runtime.shardings import Device
-from xlashard.core.array.core.protocols import sharding_text
+from xlashard.core.array.array_class.protocols import sharding_text
 from xlashard.core.array.placement.target import (
     ResolvedSharding,
     parse_placement,
@@ -25,8 +25,8 @@ from xlashard.core.array.reshard.plan import Step, Strategy, plan_steps
 from xlashard.core.sharding import SingleDeviceSharding
 from xlashard.errors import ArgumentError
 from xlashard.geometry import ReshardPlan, Tiling
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import in_bytes, plain_text, typed
+from xlashard.support.formatting import in_bytes, plain_text, typed
+from xlashard.support.tracebacks import short_tracebacks
 
 FORMAT = 2
 """Number of the JSON format. It grows when a field changes its meaning or is removed."""

@@ -1,6 +1,6 @@
 """Shardings that a call leaves open: chosen under `AUTO`, else reported if large and replicated.
 
-The planner of `AUTO` stands on the compilers, above this room: `xlashard.hooks` has it.
+The planner of `AUTO` stands on the compilers, above this room: `xlashard.support.hooks` has it.
 """
 
 import math
@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import AxisType
 
-from xlashard import hooks
 from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.global_state import trace_context
 from xlashard._jax.trace.jaxprs import is_reference
@@ -34,8 +33,9 @@ from xlashard.core.sharding import (
     on_mesh,
 )
 from xlashard.errors import MeshError, ReplicationError, ReplicationWarning
-from xlashard.lazily import dataclass
-from xlashard.wording import in_bytes
+from xlashard.support import hooks
+from xlashard.support.formatting import in_bytes
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,8 +27,8 @@ from xlashard.core.sharding import (
 )
 from xlashard.errors import DeviceMismatchError, MeshError
 from xlashard.geometry import Tiling
-from xlashard.lazily import dataclass
-from xlashard.wording import format_two_device_lists
+from xlashard.support.formatting import format_two_device_lists
+from xlashard.support.lazily import dataclass
 
 
 class _Replicated(XLACompatibleSharding):

@@ -54,7 +54,7 @@ from xlashard.errors import (
     ShardingError,
 )
 from xlashard.geometry import validate_spec
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from xlashard.core.sharding import (
     from_jax,
 )
 from xlashard.errors import ResourceError, ResourceTypeError, counted
-from xlashard.lazily import dataclass
-from xlashard.wording import format_axes
+from xlashard.support.formatting import format_axes
+from xlashard.support.lazily import dataclass
 
 UNSPECIFIED = JAX_UNSPECIFIED
 """Leave an argument where it is, and a result where the partitioner puts it."""

@@ -32,8 +32,8 @@ from xlashard.errors import (
     XlashardWarning,
 )
 from xlashard.geometry.spec import uneven_text
-from xlashard.lazily import dataclass, deferred
-from xlashard.wording import in_bytes
+from xlashard.support.formatting import in_bytes
+from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
     from xlashard._jax.trace import origins

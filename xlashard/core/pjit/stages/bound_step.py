@@ -12,8 +12,8 @@ from xlashard._jax.runtime.execute import Runner
 from xlashard._jax.runtime.transfer import HandleType, lacks_buffer
 from xlashard._jax.trace.tracing import Tracer
 from xlashard.core.array import Array, wrap_tree
-from xlashard.core.array.core.base import SHARDS, release_shards
-from xlashard.core.array.core.handles import wrap_result
+from xlashard.core.array.array_class.base import SHARDS, release_shards
+from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.arguments import (
     arguments_may_move,
     bare,
@@ -29,7 +29,7 @@ from xlashard.core.pjit.dispatch import explained_nan
 from xlashard.core.pjit.stages.bound_step_plan import Input, StepPlan, place_state
 from xlashard.core.pjit.stages.info import check_type
 from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
-from xlashard.tracebacks import shorten
+from xlashard.support.tracebacks import shorten
 
 # What jax.tree_util.tree_flatten calls.
 _flatten = jax.tree_util.default_registry.flatten

@@ -21,7 +21,7 @@ from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.shardings.resources import described
 from xlashard.core.pjit.stages.info import StageInfo, check_place, check_type
 from xlashard.errors import ArgumentError
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True, eq=False)

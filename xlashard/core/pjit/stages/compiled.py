@@ -9,7 +9,7 @@ import jax
 
 from xlashard._jax.runtime import dispatch, executables
 from xlashard._jax.runtime.shardings import Device, Format, if_reported
-from xlashard.core.array.core.base import SHARDS, DonationTracker, release_shards
+from xlashard.core.array.array_class.base import SHARDS, DonationTracker, release_shards
 from xlashard.core.pjit.arguments import describe_arguments, may_share, split_by_donation
 from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
@@ -19,7 +19,7 @@ from xlashard.core.pjit.stages.info import Stage, StageInfo, check_place, checke
 from xlashard.core.program.environment import LoadTarget
 from xlashard.core.sharding import Mesh
 from xlashard.errors import ArgumentError
-from xlashard.tracebacks import short_tracebacks, shorten, shortened
+from xlashard.support.tracebacks import short_tracebacks, shorten, shortened
 
 
 class Executable:

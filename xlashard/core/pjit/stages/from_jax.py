@@ -14,8 +14,8 @@ from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.jaxprs import as_function
 from xlashard._jax.trace.tracing import TracedFunction, Tracer, mesh_in_force
 from xlashard.core.pjit.arguments import check_values
+from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.function import Function
-from xlashard.core.pjit.lower import LoweringRequest
 from xlashard.core.pjit.options import PjitOptions, Selected, check_callable
 from xlashard.core.pjit.shardings.resources import UNSPECIFIED, read_resources
 from xlashard.core.pjit.signature import Parameters, function_name

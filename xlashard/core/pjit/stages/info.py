@@ -8,13 +8,13 @@ import numpy as np
 
 from xlashard._jax.lowering import aval_text
 from xlashard._jax.trace.tracing import Tracer, abstractify, is_token, struct_of
-from xlashard.core.array.core.handles import KindOf
+from xlashard.core.array.array_class.handles import KindOf
 from xlashard.core.pjit.arguments import Argument, check_concrete, check_values
 from xlashard.core.pjit.shardings.resources import as_code, described
 from xlashard.core.pjit.trace import Call
 from xlashard.core.sharding import XLACompatibleSharding
 from xlashard.errors import ArgumentError, ResourceError
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from xlashard._jax.trace.tracing import (
     source_of,
     struct_of,
 )
-from xlashard.core.array.core.base import type_text
+from xlashard.core.array.array_class.base import type_text
 from xlashard.core.pjit.shardings import explicit_errors
 from xlashard.core.pjit.stages.from_jax import call_of_jax
 from xlashard.core.pjit.stages.traced import Traced
@@ -37,7 +37,7 @@ from xlashard.core.pjit.stages.wrapper_paths import NnxPaths, call_under_way, eq
 from xlashard.core.pjit.trace import PjitProgram
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.errors import ArgumentError
-from xlashard.wording import near_line
+from xlashard.support.formatting import near_line
 
 
 @dataclass(eq=False, repr=False)

@@ -42,8 +42,8 @@ from xlashard.core.program.parsed_module import (
 from xlashard.core.program.plan import ProgramPlan, ValuePlan
 from xlashard.core.sharding import GSPMDSharding, Mesh, Sharding, XLACompatibleSharding
 from xlashard.errors import ArgumentError, DeviceMismatchError, ModuleError, counted
-from xlashard.tracebacks import short_tracebacks, shortened
-from xlashard.wording import format_two_device_lists
+from xlashard.support.formatting import format_two_device_lists
+from xlashard.support.tracebacks import short_tracebacks, shortened
 
 
 def compile_stablehlo(

@@ -13,8 +13,9 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import unassigned_devices
 from xlashard._jax.runtime.transfer import default_device
 from xlashard._jax.trace import tracing
+from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.function import Function
-from xlashard.core.pjit.lower import LoweredSignature, LoweringRequest, lower_jaxpr
+from xlashard.core.pjit.lower import LoweredSignature, lower_jaxpr
 from xlashard.core.pjit.options import compiler_option_items
 from xlashard.core.pjit.shardings.automatic import planned_call
 from xlashard.core.pjit.shardings.device_assignment import names_devices
@@ -25,8 +26,8 @@ from xlashard.core.pjit.trace import Call
 from xlashard.core.program.compile import LoweredProgram, compiler_input
 from xlashard.core.sharding import XLACompatibleSharding, to_jax
 from xlashard.errors import ArgumentError, CompileError, DeviceMismatchError
-from xlashard.tracebacks import shortened
-from xlashard.wording import format_two_device_lists
+from xlashard.support.formatting import format_two_device_lists
+from xlashard.support.tracebacks import shortened
 
 if TYPE_CHECKING:
     from xlashard._jax.runtime.offline import CompileInput, PhaseInput

@@ -12,7 +12,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from xlashard._jax.trace.observed_programs import caller_locals
 from xlashard.core.pjit.options import Selected
 from xlashard.core.pjit.signature import Parameters, function_name
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 type Paths = tuple[str, ...]
 

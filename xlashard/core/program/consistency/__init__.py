@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from xlashard._jax.runtime import coordination
 from xlashard.config import read_flags
-from xlashard.lazily import dataclass, deferred
+from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
     from xlashard.core.processes import store

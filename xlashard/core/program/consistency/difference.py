@@ -8,7 +8,7 @@ from operator import attrgetter
 from xlashard.core.program.consistency.fingerprint import ProgramDescription, ValueDescription
 from xlashard.errors import counted
 from xlashard.hlo.module import Frame
-from xlashard.lazily import dataclass
+from xlashard.support.lazily import dataclass
 
 _LOCATION = re.compile(r' ?\bloc\((#loc\d*|unknown|"(?:[^"\\]|\\.)*"[:\d to]*)\)')
 _NAMED = re.compile(r"(#loc\d*) = loc\((.*)\)")

@@ -22,8 +22,8 @@ from xlashard.core.program.consistency.fingerprint import (
     shared_environment,
 )
 from xlashard.errors import ProcessesError, ProgramsDifferError, XlashardError, counted
-from xlashard.lazily import dataclass
-from xlashard.wording import format_processes
+from xlashard.support.formatting import format_processes
+from xlashard.support.lazily import dataclass
 
 UNCHECKED = "programs/unchecked"
 """Folder of the store with the processes that don't compare their programs."""

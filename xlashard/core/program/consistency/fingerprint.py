@@ -15,9 +15,9 @@ from xlashard.core.processes import processes_of
 from xlashard.core.program.environment import NOT_COMPILED_IN, Environment
 from xlashard.core.program.plan import ProgramPlan, ValuePlan
 from xlashard.core.sharding import NamedSharding, XLACompatibleSharding
-from xlashard.documents import JsonRecord
-from xlashard.lazily import dataclass
-from xlashard.wording import typed
+from xlashard.support.documents import JsonRecord
+from xlashard.support.formatting import typed
+from xlashard.support.lazily import dataclass
 
 # Number of arguments in a short description.
 _TYPES_SHOWN = 4

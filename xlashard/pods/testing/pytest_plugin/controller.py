@@ -30,7 +30,7 @@ from xlashard.pods.testing.pytest_plugin.in_worker import (
 )
 from xlashard.pods.testing.supervision import EndingRules, last_lines
 from xlashard.pods.testing.worker_pool import PoolResult, WorkerPool, pod_error
-from xlashard.wording import format_processes
+from xlashard.support.formatting import format_processes
 
 _TIMEOUT = 180.0
 _EXAMPLE = "@pytest.mark.pod(processes=2, devices=4)"

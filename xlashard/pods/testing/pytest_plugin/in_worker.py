@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from xlashard.background import flush_output
 from xlashard.errors import PodError
 from xlashard.pods.testing.pod_worker import RemoteException, Reply, pack, receive, travels
+from xlashard.support.background import flush_output
 
 PLUGIN_NAME = "xlashard_pytest_inside"
 """Registered name of the plugin below, by which `xlashard_pytest` detects a worker."""

@@ -13,7 +13,7 @@ from xlashard.predict.preflight.report.preflight_model import (
 from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
 from xlashard.predict.preflight.report.step_model import SpillReport
 from xlashard.predict.targets.chip import Links
-from xlashard.wording import (
+from xlashard.support.formatting import (
     in_amount,
     in_bytes,
     in_seconds,

@@ -20,7 +20,7 @@ from xlashard.predict.preflight.report.step_model import (
     Timeline,
     TimelineSpan,
 )
-from xlashard.wording import in_bytes, in_seconds
+from xlashard.support.formatting import in_bytes, in_seconds
 
 LANE = 20
 """Pixels of a lane."""

@@ -51,7 +51,7 @@ from xlashard.predict.preflight.report.preflight_model import (
     TrafficReport,
 )
 from xlashard.predict.preflight.report.step_model import SpillReport
-from xlashard.wording import in_bytes, in_flop, in_seconds
+from xlashard.support.formatting import in_bytes, in_flop, in_seconds
 
 _VERY_WIDE = 130
 """Minimum width for the types of collectives."""

@@ -45,8 +45,8 @@ from xlashard.predict.preflight.render.report_text import (
 )
 from xlashard.predict.preflight.report.preflight_model import PreflightFields, TrafficReport
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import Limit, in_amount, in_bytes, in_seconds, parse_limits
+from xlashard.support.formatting import Limit, in_amount, in_bytes, in_seconds, parse_limits
+from xlashard.support.tracebacks import short_tracebacks
 
 
 def compare(old: PreflightReport, new: PreflightReport) -> Comparison:

@@ -22,11 +22,10 @@ from xlashard.analysis.explain.tables import (
     section,
     table,
 )
-from xlashard.documents import read_toml
 from xlashard.errors import ArgumentError, counted
 from xlashard.hlo.collective_kinds import REDUCING_KINDS
+from xlashard.predict.costs.models_by_target import rates_for
 from xlashard.predict.costs.rates import Rates
-from xlashard.predict.costs.targets import rates_for
 from xlashard.predict.preflight.render.report_text import error_text, words_of
 from xlashard.predict.preflight.report.preflight_model import PreflightFields, TopologyReport
 from xlashard.predict.preflight.report.profile_reader import (
@@ -36,8 +35,9 @@ from xlashard.predict.preflight.report.profile_reader import (
 )
 from xlashard.predict.preflight.report.step_model import CORES, LineTime, Timeline, TimelineSpan
 from xlashard.predict.targets.chip import Chip
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import in_seconds
+from xlashard.support.documents import read_toml
+from xlashard.support.formatting import in_seconds
+from xlashard.support.tracebacks import short_tracebacks
 
 KERNEL, REDUCTION = "kernel", "reduction"
 """Kinds of operations with rates of their own, beside the units."""

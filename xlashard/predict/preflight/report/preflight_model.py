@@ -16,10 +16,10 @@ from xlashard.analysis.explain.model import (
     UnevenReport,
     ValueReport,
 )
-from xlashard.documents import ReportFormat
 from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
 from xlashard.predict.preflight.report.step_model import LineTime, SpillReport, Timeline
 from xlashard.predict.targets.chip import Links
+from xlashard.support.documents import ReportFormat
 
 type Bound = Literal["compute", "hbm", "vmem", "ici", "dcn", "host"]
 """Resource that bounds the time: arithmetic, HBM, VMEM of TPUs, links within a slice or node, the

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 
 from xlashard.analysis.explain.tables import Page, SerializableReport
-from xlashard.documents import Schema
 from xlashard.predict.preflight.render.html import fragment, page
 from xlashard.predict.preflight.render.report_text import topology_text
 from xlashard.predict.preflight.render.step_timeline import trace_of
 from xlashard.predict.preflight.render.terminal_report import preflight_sections
 from xlashard.predict.preflight.report.preflight_model import REPORT_FORMAT, PreflightFields
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import in_bytes, in_seconds
+from xlashard.support.documents import Schema
+from xlashard.support.formatting import in_bytes, in_seconds
+from xlashard.support.tracebacks import short_tracebacks
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xlashard.errors import ArgumentError
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 _OPERATIONS, _MODULES = "XLA Ops", "XLA Modules"
 

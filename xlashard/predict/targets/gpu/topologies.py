@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from xlashard.errors import counted
-from xlashard.lazily import deferred
 from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology, counted_in_thousands
 from xlashard.predict.targets.gpu.gpu_models import GpuModel
 from xlashard.predict.targets.gpu.gpu_names import GpuGroup, parse_gpu_name
 from xlashard.predict.targets.mesh_layout import AxisSegment, Dimension
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.lazily import deferred
+from xlashard.support.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     from xlashard._jax.runtime import topologies

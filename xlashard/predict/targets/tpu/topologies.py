@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from xlashard.errors import TopologyError
-from xlashard.lazily import deferred
 from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology, counted_in_thousands
 from xlashard.predict.targets.mesh_layout import AxisSegment, Dimension, usable_links
 from xlashard.predict.targets.tpu.generations import Generation
@@ -21,7 +20,8 @@ from xlashard.predict.targets.tpu.topology_names import (
     default_shape,
     parse_topology_name,
 )
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.lazily import deferred
+from xlashard.support.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     from xlashard._jax.runtime import shardings, topologies

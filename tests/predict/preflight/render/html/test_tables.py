@@ -11,7 +11,7 @@ import pytest
 from tests.browser import Browser, Tab
 from tests.predict.preflight.examples import FITTING, OUT_OF_MEMORY
 from tests.predict.preflight.render.html.reading import column
-from xlashard.wording import in_bytes, in_seconds
+from xlashard.support.formatting import in_bytes, in_seconds
 
 pytestmark = pytest.mark.slow
 

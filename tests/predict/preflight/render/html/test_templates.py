@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.predict.preflight.examples import FITTING, SMALL
 from xlashard.analysis.explain.html import user_text
 from xlashard.predict.preflight.render.html import environment
-from xlashard.wording import printable
+from xlashard.support.formatting import printable
 
 
 class Reader(HTMLParser):

@@ -53,7 +53,7 @@ from xlashard.predict.preflight.report.preflight_model import (
     PreflightFields,
     TimeEstimate,
 )
-from xlashard.wording import printable
+from xlashard.support.formatting import printable
 
 
 def page(

@@ -18,7 +18,7 @@ from xlashard.predict.preflight.report.preflight_model import (
     TimeEstimate,
     TopologyReport,
 )
-from xlashard.wording import in_bytes, in_flop
+from xlashard.support.formatting import in_bytes, in_flop
 
 _LETTER = 6.6
 _BESIDE = 90

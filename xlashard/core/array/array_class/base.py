@@ -29,7 +29,7 @@ from xlashard._jax.runtime.transfer import (
 )
 from xlashard.core.sharding import SingleDeviceSharding
 from xlashard.errors import ArgumentError, DeletedError
-from xlashard.wording import typed
+from xlashard.support.formatting import typed
 
 _SHOWN = 3
 

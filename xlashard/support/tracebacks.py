@@ -13,9 +13,10 @@ from types import TracebackType
 # Packages and modules whose code runs between a user's call and the traced function.
 _ROOMS = (
     *("_jax", "analysis", "auto", "cli", "core", "geometry", "hlo", "legacy", "numpy", "pods"),
-    *("predict", "workers", "documents.py", "hooks.py", "tracebacks.py", "wording.py"),
+    *("predict", "workers"),
+    *(f"support/{name}.py" for name in ("documents", "formatting", "hooks", "tracebacks")),
 )
-INNER_FOLDERS = tuple(str(Path(__file__).with_name(room)) for room in _ROOMS)
+INNER_FOLDERS = tuple(str(Path(__file__).parents[1] / room) for room in _ROOMS)
 """Folders of this package whose frames are hidden."""
 
 

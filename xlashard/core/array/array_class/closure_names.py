@@ -11,7 +11,7 @@ import numpy as np
 from xlashard._jax.runtime.tracebacks import callers
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace.jaxprs import is_host_array
-from xlashard.core.array.core.base import ArrayBase, check_alive_as, handle_of, type_text
+from xlashard.core.array.array_class.base import ArrayBase, check_alive_as, handle_of, type_text
 from xlashard.core.array.placement.read import holds_value
 from xlashard.errors import NotAddressableError
 

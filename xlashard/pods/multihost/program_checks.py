@@ -18,7 +18,7 @@ from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard._jax.runtime.transfer import Tracer, host_view, split
 from xlashard.config import CheckName
 from xlashard.core.array import Array
-from xlashard.core.array.core.shard import index_text
+from xlashard.core.array.array_class.shard import index_text
 from xlashard.core.array.placement.read import distinct_here, reading_allowed
 from xlashard.core.pjit.lower import ClosedValues
 from xlashard.core.processes import NamedValue, ValueDifference, digest, minority
@@ -41,8 +41,8 @@ from xlashard.pods.multihost.collective_call import (
     read_named,
 )
 from xlashard.pods.multihost.host_mesh import HostMesh
-from xlashard.tracebacks import short_tracebacks
-from xlashard.wording import format_processes, typed
+from xlashard.support.formatting import format_processes, typed
+from xlashard.support.tracebacks import short_tracebacks
 
 type PieceDigests = dict[str, dict[str, str]]
 """Digests of the pieces that a process holds, by path of the value and name of the piece."""

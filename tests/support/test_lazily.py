@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 import xlashard
-from xlashard import lazily
+from xlashard.support import lazily
 
 
 def test_a_deferred_module_is_imported_when_a_name_is_read() -> None:

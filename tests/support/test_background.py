@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from tests.fork_server import python_command
-from xlashard.background import end_thread, handling_signals, repeating, start_background
+from xlashard.support.background import end_thread, handling_signals, repeating, start_background
 
 # The thread holds the lock of stderr most of the time, and prints after its stop.
 _PRINTING = """
 import sys, threading
-from xlashard.background import start_background
+from xlashard.support.background import start_background
 stopped, started = threading.Event(), threading.Event()
 def work():
     while not stopped.is_set():

@@ -7,11 +7,11 @@ from typing import Any, Self
 import jax.numpy as jnp
 
 from xlashard._jax.runtime.transfer import HandleType
-from xlashard.core.array.core.base import ArrayBase
-from xlashard.core.array.core.indexing import is_long, wide_integers, widened
-from xlashard.core.array.core.wrappers import wrap_jax_function
+from xlashard.core.array.array_class.base import ArrayBase
+from xlashard.core.array.array_class.indexing import is_long, wide_integers, widened
+from xlashard.core.array.array_class.wrappers import wrap_jax_function
 from xlashard.errors import ArgumentError
-from xlashard.tracebacks import shortened
+from xlashard.support.tracebacks import shortened
 
 
 class _Method:

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, aval_of, split
-from xlashard.core.array.core.array import Array, wrap
-from xlashard.core.array.core.base import check_alive_as, handle_of
-from xlashard.core.array.core.shard import Shard
+from xlashard.core.array.array_class.array import Array, wrap
+from xlashard.core.array.array_class.base import check_alive_as, handle_of
+from xlashard.core.array.array_class.shard import Shard
 from xlashard.core.array.placement.put import host_value
 from xlashard.core.array.placement.read import read_value
 from xlashard.core.array.placement.target import ResolvedSharding, resolve_sharding

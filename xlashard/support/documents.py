@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from xlashard.errors import ArgumentError
-from xlashard.lazily import dataclass
-from xlashard.wording import in_bytes
+from xlashard.support.formatting import in_bytes
+from xlashard.support.lazily import dataclass
 
 type Schema = dict[str, Any]
 """A JSON Schema, as parsed JSON."""

@@ -3,14 +3,14 @@
 import importlib
 import pkgutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from xlashard.errors import RefusedError
-from xlashard.tracebacks import shortened
+from xlashard.support.tracebacks import shortened
 
 type Treatment = Literal["works", "differs", "refused"]
 
@@ -215,12 +215,13 @@ def entries_by_module() -> dict[str, tuple[Entry, ...]]:
         >>> [entry.today for entry in listed if entry.name == "jax.tree_map"]
         ['jax.tree.map']
     """
-    package = __name__.rpartition(".")[0]
-    folder = Path(__file__).parent.parent / "entries"
     listed = {}
-    for info in pkgutil.iter_modules([str(folder)]):
-        file = importlib.import_module(f"xlashard.legacy.entries.{info.name}")
-        listed[info.name] = tuple(read_table(f"{package}.{info.name}", file.ENTRIES))
+    for info in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if info.name != __name__.rpartition(".")[2]:
+            file = importlib.import_module(f"{__package__}.{info.name}")
+            listed[info.name] = tuple(
+                read_table(f"xlashard.legacy.modules.{info.name}", file.ENTRIES)
+            )
     return listed
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime.shardings import default_memory_kind
 from xlashard._jax.runtime.transfer import Handle, HandleType, is_unnamed_result
-from xlashard.core.array.core.base import ArrayBase, check_alive, type_text
+from xlashard.core.array.array_class.base import ArrayBase, check_alive, type_text
 from xlashard.core.array.reshard.execute import (
     has_permuted_tiles,
     put_beside,
@@ -31,9 +31,9 @@ from xlashard.core.array.reshard.execute import (
 )
 from xlashard.core.sharding import from_jax, to_jax
 from xlashard.errors import DeviceMismatchError, UnreducedError
-from xlashard.lazily import dataclass
-from xlashard.tracebacks import short_tracebacks, shorten
-from xlashard.wording import format_two_device_lists
+from xlashard.support.formatting import format_two_device_lists
+from xlashard.support.lazily import dataclass
+from xlashard.support.tracebacks import short_tracebacks, shorten
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...), type, np.ndarray})
 """Types of values that contain no array on devices."""

@@ -12,11 +12,11 @@ from rich.text import Text
 from tests.grouped_cases import Together
 from tests.message_patterns import naming
 from xlashard.cli.cloud.cloud_settings import load_settings as load_cloud_settings
-from xlashard.documents import parse_json, parse_toml, read_text, read_toml, write_whole
 from xlashard.errors import CloudError
+from xlashard.support.documents import parse_json, parse_toml, read_text, read_toml, write_whole
+from xlashard.support.formatting import Escaped, plain_text, printable
 from xlashard.train.config.settings import load_settings
 from xlashard.train.errors import SettingsError
-from xlashard.wording import Escaped, plain_text, printable
 
 BAD_TOML = {
     "deep array": f"a={'[' * 3000}{']' * 3000}",

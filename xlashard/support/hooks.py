@@ -10,7 +10,7 @@
 
 from typing import Any
 
-from xlashard.lazily import deferred
+from xlashard.support.lazily import deferred
 
 startup: Any = deferred("xlashard.startup")
 pictures: Any = deferred("xlashard.analysis.pictures.sharding_picture")

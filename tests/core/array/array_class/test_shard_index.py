@@ -18,7 +18,7 @@ from xlashard import (
     Unstacked,
     device_put,
 )
-from xlashard.core.array.core import indexing
+from xlashard.core.array.array_class import indexing
 
 
 @st.composite

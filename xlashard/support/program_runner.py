@@ -17,7 +17,7 @@ from typing import Any
 from xlashard.errors import ArgumentError
 
 _NOT_USER_CODE = (
-    os.path.dirname(__file__) + os.sep,
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
     importlib.util.__file__,
     "<frozen importlib",
 )

@@ -16,7 +16,7 @@ from xlashard._jax.runtime.transfer import (
     split,
     with_sharding,
 )
-from xlashard.core.array.core.base import (
+from xlashard.core.array.array_class.base import (
     DELETE,
     SHARDS,
     check_alive,
@@ -24,19 +24,19 @@ from xlashard.core.array.core.base import (
     release_shards,
     type_text,
 )
-from xlashard.core.array.core.indexing import Indexing
-from xlashard.core.array.core.members import NumpyMethods, Operators
-from xlashard.core.array.core.protocols import HostProtocols
-from xlashard.core.array.core.shard import Shard
+from xlashard.core.array.array_class.indexing import Indexing
+from xlashard.core.array.array_class.members import NumpyMethods, Operators
+from xlashard.core.array.array_class.protocols import HostProtocols
+from xlashard.core.array.array_class.shard import Shard
 from xlashard.core.array.placement.read import BRING_HERE, Policy, start_read, to_host
 from xlashard.core.sharding import Sharding, from_jax, to_jax
 from xlashard.core.sharding.base import is_index
 from xlashard.errors import ArgumentError, NotAddressableError
-from xlashard.tracebacks import short_tracebacks
+from xlashard.support.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     # Only a stub: the members are generated from JAX's, with parameters that a checker cannot see.
-    from xlashard.core.array.core.typed import Typed  # pyright: ignore[reportMissingModuleSource]
+    from xlashard.core.array.array_class.typed import Typed  # pyright: ignore[reportMissingModuleSource]
 else:
 
     class Typed:

@@ -23,7 +23,7 @@ from xlashard import (
     device_put_replicated,
     pjit,
 )
-from xlashard.core.array.core import base, indexing
+from xlashard.core.array.array_class import base, indexing
 from xlashard.errors import ArgumentError, DeletedError
 
 V = value(np.float32)

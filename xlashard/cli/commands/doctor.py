@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Literal, NamedTuple
 
-from xlashard.background import python_path
 from xlashard.config import read_flags
 from xlashard.errors import ConfigError
-from xlashard.wording import print_error, printable, signal_name
+from xlashard.support.background import python_path
+from xlashard.support.formatting import print_error, printable, signal_name
 
 # Seconds for the process that tries JAX.
 _TIMEOUT = 180.0

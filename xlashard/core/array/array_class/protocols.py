@@ -5,7 +5,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from xlashard import hooks
 from xlashard._jax.runtime.global_state import Transfer, active_guards, guarded
 from xlashard._jax.runtime.transfer import (
     HandleType,
@@ -15,8 +14,8 @@ from xlashard._jax.runtime.transfer import (
     put,
     with_sharding,
 )
-from xlashard.core.array.core.base import ArrayBase, check_alive, type_text
-from xlashard.core.array.core.wrappers import wrap_results
+from xlashard.core.array.array_class.base import ArrayBase, check_alive, type_text
+from xlashard.core.array.array_class.wrappers import wrap_results
 from xlashard.core.array.placement.read import (
     distinct_here,
     holds_value,
@@ -32,8 +31,9 @@ from xlashard.core.sharding import (
     from_jax,
 )
 from xlashard.errors import ArgumentError, DLPackError, counted
-from xlashard.tracebacks import short_tracebacks, shortened
-from xlashard.wording import format_axes
+from xlashard.support import hooks
+from xlashard.support.formatting import format_axes
+from xlashard.support.tracebacks import short_tracebacks, shortened
 
 
 class HostProtocols(ArrayBase):

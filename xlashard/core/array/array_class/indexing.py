@@ -13,13 +13,13 @@ from jax.sharding import AxisType
 
 from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, copy_to, make_aval, split
-from xlashard.core.array.core.base import ArrayBase, check_alive, reshape_buffer, type_text
-from xlashard.core.array.core.wrappers import unwrap, wrap_jax_function, wrap_results
+from xlashard.core.array.array_class.base import ArrayBase, check_alive, reshape_buffer, type_text
+from xlashard.core.array.array_class.wrappers import unwrap, wrap_jax_function, wrap_results
 from xlashard.core.array.placement.read import check_reduced
 from xlashard.core.sharding import from_jax
 from xlashard.errors import ArgumentError
 from xlashard.geometry import Tiling
-from xlashard.tracebacks import shorten
+from xlashard.support.tracebacks import shorten
 
 _LARGEST = 2**31 - 1
 """Largest 32-bit integer."""

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from xlashard.program_runner import Script, ScriptOrModule, parse_script
+from xlashard.support.program_runner import Script, ScriptOrModule, parse_script
 
 
 def test_command_line_of_a_script_is_parsed(tmp_path: Path, monkeypatch) -> None:
