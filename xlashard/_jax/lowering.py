@@ -11,6 +11,7 @@ from xlashard._jax.private import (
     config,
     core,
     effects_lib,
+    find_name,
     ir,
     mlir,
     passmanager,
@@ -136,9 +137,7 @@ def lower_body(
         host_callbacks=[],
         lowering_parameters=mlir.LoweringParameters(hoist_constants_as_args=False),
         all_default_mem_kind=_keeps_to_default_memory(jaxpr, to.shardings),
-        pallas_collective_id_mapping=(
-            mlir.CollectiveIdMapping.from_jaxpr(jaxpr) if to.platform == "tpu" else None
-        ),
+        **_collective_ids(jaxpr, to.platform),
     )
     with context.context, ir.Location.unknown(context.context):
         main = mlir.lower_jaxpr_to_fun(
@@ -161,6 +160,14 @@ def lower_body(
         host_callbacks=tuple(context.host_callbacks),
         callbacks=callback_names(jaxpr) if context.keepalives or context.host_callbacks else (),
     )
+
+
+def _collective_ids(jaxpr: Jaxpr, platform: str) -> dict[str, Any]:
+    """Return the argument of a lowering that numbers the collectives of Pallas kernels on TPUs."""
+    if platform != "tpu":
+        return {}
+    mapping = find_name(mlir, "CollectiveIdMapping")  # JAX 0.10 numbers them by itself.
+    return {} if mapping is None else {"pallas_collective_id_mapping": mapping.from_jaxpr(jaxpr)}
 
 
 def _keeps_to_default_memory(jaxpr: Jaxpr, shardings: Sequence[Any]) -> bool:

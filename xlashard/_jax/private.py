@@ -67,7 +67,7 @@ class _Reader:
             if name.startswith("__"):
                 # Python itself looks for such names, and expects this error.
                 raise
-            raise _missing(f"{self._name}.{name}") from None
+            raise missing_name(f"{self._name}.{name}") from None
         # JAX rebinds other values while it runs.
         is_constant = callable(value) or isinstance(value, ModuleType)
         if name not in self._fresh and (is_constant or f"{self._name}.{name}" in _CONSTANTS):
@@ -93,10 +93,10 @@ def _import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise _missing(name) from None
+        raise missing_name(name) from None
 
 
-def _missing(name: str) -> JaxVersionError:
+def missing_name(name: str) -> JaxVersionError:
     """Return the error for a private module or name that the installed JAX lacks."""
     feature, installed = _describe_feature(), installed_version()
     return JaxVersionError(
@@ -246,7 +246,6 @@ if TYPE_CHECKING:
     from jax._src import sharding as sharding_lib
     from jax._src import sharding_impls as sharding_impls
     from jax._src import source_info_util as source_info_util
-    from jax._src import tpu_info as tpu_info
     from jax._src import traceback_util as traceback_util
     from jax._src import tree_util as tree_util
     from jax._src import util as util
@@ -342,7 +341,6 @@ else:
     source_info_util = _stand_in("jax._src.source_info_util")
     state_types = _stand_in("jax._src.state.types")
     tpu_dialect = _stand_in("jax._src.lib.tpu")
-    tpu_info = _stand_in("jax._src.tpu_info")
     traceback_util = _stand_in("jax._src.traceback_util")
     tree_util = _stand_in("jax._src.tree_util")
     util = _stand_in("jax._src.util")

@@ -25,7 +25,6 @@ from xlashard._jax.private import (
     lib_jax,
     plugin_support,
     replace_name,
-    tpu_info,
     xc,
     xla_bridge,
 )
@@ -353,12 +352,17 @@ def named_topology(device: Device) -> tuple[str, int]:
     if device.platform == "gpu":
         return _REQUESTS.get(device.client, (device.device_kind, {}))[0], 1
     devices = device.client.devices()
-    version = str(tpu_info.chip_version_from_device_kind(device.device_kind))
-    name = version if version.startswith("v") else f"tpu{version}"
+    name = _generation(device.device_kind)
     rank = 2 if name in _FLAT else 3
     sizes = (max(d.coords[i] for d in devices) + 1 for i in range(rank))
     slices = len(set(map(slice_of, devices)))
     return f"{name}:{'x'.join(map(str, sizes))}", slices
+
+
+def _generation(kind: str) -> str:
+    """Return the name of a chip in names of topologies: `TPU v5 lite` is `v5e`, `TPU7x` `tpu7x`."""
+    name = kind.removeprefix("TPU").strip().replace(" lite", "e")
+    return {"v5": "v5p"}.get(name, name if name.startswith("v") else f"tpu{name}")
 
 
 @dataclass(frozen=True)
