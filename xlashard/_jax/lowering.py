@@ -166,8 +166,11 @@ def _collective_ids(jaxpr: Jaxpr, platform: str) -> dict[str, Any]:
     """Return the argument of a lowering that numbers the collectives of Pallas kernels on TPUs."""
     if platform != "tpu":
         return {}
-    mapping = find_name(mlir, "CollectiveIdMapping")  # JAX 0.10 numbers them by itself.
-    return {} if mapping is None else {"pallas_collective_id_mapping": mapping.from_jaxpr(jaxpr)}
+    mapping = find_name(mlir, "CollectiveIdMapping")
+    # JAX 0.11.0 and older number them while they lower them.
+    if not hasattr(mapping, "from_jaxpr"):
+        return {}
+    return {"pallas_collective_id_mapping": mapping.from_jaxpr(jaxpr)}
 
 
 def _keeps_to_default_memory(jaxpr: Jaxpr, shardings: Sequence[Any]) -> bool:

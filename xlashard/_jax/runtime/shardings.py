@@ -171,14 +171,14 @@ def hlo_text(sharding: Any) -> str:
     if elements := sharding.tuple_elements():
         return f"{{{', '.join(map(hlo_text, elements))}}}"
     # The partitioner may return the mesh form (V3), which has an equivalent tile form.
-    return xc.HloSharding.v3_to_v2_sharding(sharding).to_string()
+    return str(xc.HloSharding.v3_to_v2_sharding(sharding))
 
 
 def op_sharding_text(data: bytes) -> str:
     """Return a serialized `OpSharding` in the HLO syntax, as HLO text has it."""
     proto = xc.OpSharding()
     proto.ParseFromString(data)
-    return xc.HloSharding.from_proto(proto).to_string()
+    return str(xc.HloSharding.from_proto(proto))
 
 
 def tile_texts(text: str) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from xlashard._jax.private import core, discharge, literals, pe, read_lazily, state_types
 from xlashard._jax.trace.primitive_names import INDEXING, PRODUCTS, SCATTERS
-from xlashard._jax.trace.tracing import equations, with_inner_jaxprs
+from xlashard._jax.trace.tracing import equations, replace_fields, with_inner_jaxprs
 
 type Jaxpr = Any
 type Handle = Any
@@ -133,8 +133,8 @@ def hoist(jaxpr: Jaxpr, chosen: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
     debug = debug._replace(arg_names=(*("",) * len(moved), *names))
     effects = pe.make_jaxpr_effects(left, invars, jaxpr.outvars, jaxpr.eqns)
     return (
-        jaxpr.replace(
-            constvars=left, invars=invars, effects=effects, debug_info=debug, consts=kept
+        replace_fields(
+            jaxpr, constvars=left, invars=invars, effects=effects, debug_info=debug, consts=kept
         ),
         values,
     )
@@ -271,4 +271,4 @@ def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[int, ...]]:
     names = debug.safe_arg_names(len(pure.invars))
     paths = debug.safe_result_paths(results)
     debug = debug._replace(arg_names=names, result_paths=(*paths, *(names[i] for i in positions)))
-    return pure.replace(debug_info=debug), positions
+    return replace_fields(pure, debug_info=debug), positions

@@ -30,6 +30,7 @@ from xlashard._jax.runtime.shardings import (
     device_list,
 )
 from xlashard._jax.trace.residuals import register_linearization
+from xlashard._jax.trace.tracing import replace_fields
 from xlashard.errors import CompileError
 from xlashard.lazily import dataclass
 
@@ -379,7 +380,7 @@ class _Witness(tuple[Any, ...]):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[Any]:
-        return (jaxpr.replace() for jaxpr in super().__iter__())
+        return (replace_fields(jaxpr) for jaxpr in super().__iter__())
 
 
 @lru_cache(maxsize=1024)

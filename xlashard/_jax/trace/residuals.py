@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.private import ad, ad_util, core, find_name, pe, util
+from xlashard._jax.trace.tracing import replace_fields
 from xlashard.lazily import dataclass
 
 type Jaxpr = Any
@@ -204,4 +205,4 @@ def _placing_first(jaxpr: Jaxpr, placings: dict[int, Any]) -> Jaxpr:
         inner = invars[at]
         invars[at] = core.Var(inner.aval)
         first.append(eqn.replace(invars=[invars[at]], outvars=[inner]))
-    return jaxpr.replace(invars=invars, eqns=[*first, *jaxpr.eqns])
+    return replace_fields(jaxpr, invars=invars, eqns=[*first, *jaxpr.eqns])
