@@ -1,5 +1,6 @@
 """Lower jaxprs to the body of a StableHLO module, by JAX's lowering rules."""
 
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -148,7 +149,7 @@ def lower_body(
             num_const_args=len(literals),
             main_function=True,
             in_avals=[*literals, *jaxpr.in_avals],
-            out_avals=list(jaxpr.out_avals),
+            **_result_types(jaxpr),
             arg_names=list(arg_names),
         )
     return LoweredBody(
@@ -160,6 +161,13 @@ def lower_body(
         host_callbacks=tuple(context.host_callbacks),
         callbacks=callback_names(jaxpr) if context.keepalives or context.host_callbacks else (),
     )
+
+
+def _result_types(jaxpr: Jaxpr) -> dict[str, Any]:
+    """Return the argument of JAX's lowering that JAX 0.10 reads from the jaxpr."""
+    if "out_avals" not in inspect.signature(mlir.lower_jaxpr_to_fun).parameters:
+        return {}
+    return {"out_avals": list(jaxpr.out_avals)}
 
 
 def _collective_ids(jaxpr: Jaxpr, platform: str) -> dict[str, Any]:

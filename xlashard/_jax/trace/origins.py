@@ -10,7 +10,7 @@ from typing import Any
 from xlashard._jax.private import core, source_info_util
 from xlashard._jax.trace.jaxprs import Jaxpr, as_function, scan_operands
 from xlashard._jax.trace.primitive_names import CONSTRAINT, CONTROL_FLOW, ELEMENTWISE, REDUCTIONS
-from xlashard._jax.trace.tracing import is_jaxpr, replace_fields
+from xlashard._jax.trace.tracing import bodies, is_jaxpr, replace_fields
 
 type Line = tuple[str, int]
 """File and line of the user's code."""
@@ -39,7 +39,7 @@ class Scope:
         makers = {v: (i, eqn) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
         scope = cls(jaxpr, makers, dict(outer or {}))
         for i, eqn in enumerate(jaxpr.eqns):
-            for body in core.jaxprs_in_params(eqn.params):
+            for body in bodies(eqn):
                 scope.inner.setdefault(i, []).append(cls.of(body, _body_origins(scope, eqn, body)))
         return scope
 
