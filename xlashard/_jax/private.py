@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlashard._jax import installed_version, tested_requirement, tested_versions
 from xlashard.errors import JaxVersionError, JaxVersionWarning
+from xlashard.lazily import on_demand
 
 _REPLACED = {
     "jax._src.cudnn.fused_attention_stablehlo": {"check_compute_capability", "check_cudnn_version"},
@@ -119,6 +120,9 @@ def _describe_feature() -> str:
         if module.startswith(own):
             if module != __name__ and door == "xlashard":
                 door = module
+        elif module == on_demand.__module__ and function == f"{on_demand.__name__}.<locals>.member":
+            # The import of a public name.
+            feature = f"{frame.f_locals['package']}.{frame.f_locals['name']}"
         elif module.split(".")[0] == "xlashard" and "<" not in function.partition(".<")[0]:
             feature = _describe_function(module, function.partition(".<")[0]) or feature
         frame = frame.f_back
@@ -128,6 +132,8 @@ def _describe_feature() -> str:
 def _describe_function(module: str, function: str) -> str:
     """Return the name of a public function or method; empty for a private one."""
     *classes, name = function.split(".")
+    if name == "cache_miss":
+        return "xlashard.pjit"  # jaxlib calls the method for a call of the user's function.
     if any(part.startswith("_") for part in classes) or (
         name.startswith("_") and not (classes and name.endswith("__"))
     ):

@@ -164,9 +164,9 @@ def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
     if mesh is None:
         return nullcontext()
     stack = ExitStack()
-    if jax.get_abstract_mesh().empty:
+    if jax.sharding.get_abstract_mesh().empty:
         stack.enter_context(sharding_impls._internal_use_concrete_mesh(mesh))
-        stack.enter_context(jax.use_abstract_mesh(mesh.abstract_mesh))
+        stack.enter_context(jax.sharding.use_abstract_mesh(mesh.abstract_mesh))
     return stack
 
 
@@ -181,7 +181,7 @@ def mesh_in_force() -> Mesh | None:
 
 def manual_axes() -> frozenset[str]:
     """Return the manual mesh axes of an enclosing `shard_map`."""
-    mesh = jax.get_abstract_mesh()
+    mesh = jax.sharding.get_abstract_mesh()
     return frozenset() if mesh.empty else frozenset(mesh.manual_axes)
 
 
