@@ -233,6 +233,14 @@ def devices_of(name: str, options: Mapping[str, Any]) -> list[Device]:
     return compile_only_devices(name, options)
 
 
+def can_serialize(device: Device) -> bool:
+    """Return True if jaxlib can describe a device's topology to another process, as bytes.
+
+    jaxlib 0.11.1 and older can't.
+    """
+    return hasattr(lib_jax.get_topology_for_devices([device]), "serialize")
+
+
 def serialized_slice(devices: Sequence[Device]) -> tuple[bytes, int]:
     """Return the serialized topology of one slice, and the number of slices.
 
@@ -298,6 +306,8 @@ def torus_wraps(device: Device) -> tuple[bool, ...]:
     Empty if the topology was created without this property: then its shape decides.
     """
     try:
+        if not can_serialize(device):
+            return ()
         message = wire.Message(lib_jax.get_topology_for_devices([device]).serialize())
         for field in _WRAPS:
             message = message.message(field)
