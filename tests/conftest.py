@@ -9,9 +9,11 @@ import gc
 import importlib.metadata
 import os
 import platform
+import re
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
@@ -94,6 +96,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _LAYER = ("analysis/explain", "analysis/recompile", "core/array", "core/pjit", "core/program")
 PARTITIONER_FOLDERS = (*_LAYER, "core/sharding", "errors", "hlo", "numpy")
 JAX_VERSION_FOLDERS = (*_LAYER, "core/sharding", "hlo", "legacy", "predict/targets/gpu")
+
+
+# Some libraries need a newer JAX than this package: `make check-jax` installs none of them.
+_MISSING = [name for name in ("equinox", "flax", "optax") if find_spec(name) is None]
+_IMPORTS_MISSING = re.compile(rf"^(import|from) ({'|'.join(_MISSING)})\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the files that import a library which isn't installed."""
+    if not _MISSING or collection_path.suffix != ".py":
+        return None
+    return _IMPORTS_MISSING.search(collection_path.read_text(encoding="utf-8")) is not None or None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,8 +1,11 @@
 """Write the list of private names, compare it with the installed JAX, or try features on it.
 
+`--rings` prints the folders whose tests should pass on it.
+
 python -m tests.private_names --write
 python -m tests.private_names --check
 python -m tests.private_names --features
+python -m tests.private_names --rings
 """
 
 import sys
@@ -20,6 +23,10 @@ from tests.private_names.names import (
 from tests.private_names.sweep import run_features
 from xlashard._jax import MINIMUM, parse_version
 
+# Tests of the rings (docs/how/architecture.md).
+PUBLIC_FOLDERS = ("tests/analysis", "tests/predict/preflight")
+PRIVATE_FOLDERS = ("tests/core/array", "tests/core/pjit", "tests/core/sharding")
+
 
 def main(words: list[str]) -> int:
     """Run a command and return the exit status."""
@@ -35,6 +42,9 @@ def main(words: list[str]) -> int:
         changed = sum(difference.now is not None for difference in differences)
         print(f"jax {metadata.version('jax')}: {missing} private names missing, {changed} changed")
         return 1 if missing and not _is_old() else 0
+    if words == ["--rings"]:
+        print(*PUBLIC_FOLDERS, *() if _is_old() else PRIVATE_FOLDERS)
+        return 0
     if words == ["--features"]:
         return try_features()
     print(__doc__)
@@ -42,7 +52,7 @@ def main(words: list[str]) -> int:
 
 
 def _is_old() -> bool:
-    """Return True for a release that the private ring may lack names on, if its errors name them."""
+    """Return True for a release on which the private ring may lack names."""
     return parse_version(metadata.version("jax")) < MINIMUM
 
 
