@@ -23,8 +23,8 @@ PROCESSES := 4
 DEVICES := 2
 JOBS := 2
 ARGS :=
-# The release that `make check-jax` compares with.
-JAX := 0.11.1
+# The release that `make check-jax` tries: the oldest for functions of jax.jit.
+JAX := 0.10.2
 
 comma := ,
 python := $(VENV)/bin/python
@@ -109,17 +109,24 @@ goldens: $(developing) ## Rewrite all golden files, or those of ARGS=tests/FOLDE
 names: $(developing) ## Rewrite xlashard/_jax/names.toml, the private names of JAX that are in use
 	$(python) -m tests.private_names --write
 
-# A release of JAX by itself, with what the package needs; the requirement of the package may refuse it.
+# A release of JAX by itself, with what the package and its tests need, and without the libraries,
+# which may refuse it.
 .PHONY: check-jax
-check-jax: .venv-jax-$(JAX)/.installed ## Print the private names that another release of JAX lacks (JAX=0.11.1)
-	.venv-jax-$(JAX)/bin/python -m tests.private_names --check
+check-jax: .venv-jax-$(JAX)/.installed ## Try another release of JAX: private names, features, tests (JAX=0.10.2)
+	@python=.venv-jax-$(JAX)/bin/python; failed=; \
+	$$python -m tests.private_names --check || failed="$$failed names"; \
+	$$python -m tests.private_names --features || failed="$$failed features"; \
+	$$python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow and not integration' $(ARGS) \
+		$$($$python -m tests.private_names --rings) || failed="$$failed tests"; \
+	if [ -n "$$failed" ]; then echo "jax $(JAX) failed:$$failed"; exit 1; fi
 
 .venv-jax-%/.installed: pyproject.toml
 	@interpreter=$$(.ci/find-python $(PYTHON_WANTED)); \
 	echo "Making .venv-jax-$* with $$($$interpreter --version)"; \
 	$$interpreter -m venv --clear .venv-jax-$*
 	@.venv-jax-$*/bin/python -m pip install --quiet --disable-pip-version-check \
-		'jax==$*' $(patsubst %,'%',$(filter-out jax%,$(needed)))
+		'jax[tpu]==$*' $(patsubst %,'%',$(filter-out jax%,$(needed))) \
+		pytest pytest-timeout pytest-xdist hypothesis cloudpickle jsonschema optax
 	@touch $@
 
 .PHONY: docs

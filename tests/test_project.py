@@ -52,6 +52,9 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     used = [*EXTRAS["train"], *EXTRAS["legacy"], *EXTRAS["gpu-target"], *libraries]
     bounds = lower_bounds([*PROJECT["project"]["dependencies"], *used])
     assert set(pinned) == set(bounds)
+    # The libraries among them work with no older JAX; `make check-jax` tests the bound itself.
+    everything = ".".join(map(str, _jax.MINIMUM))
+    bounds |= dict.fromkeys(("jax", "jaxlib", "jax-cuda13-plugin"), everything)
     for name, version in pinned.items():
         assert same_release(version, bounds[name]), name
 
@@ -188,26 +191,36 @@ def test_conftest_refuses_an_early_import_of_jax(tmp_path: Path) -> None:
 
 def test_import_check_agrees_with_the_requirement() -> None:
     bounds = lower_bounds(PROJECT["project"]["dependencies"])
-    assert bounds["jax"] == bounds["jaxlib"] == ".".join(map(str, _jax.MINIMUM))
+    oldest = ".".join(map(str, _jax.OLDEST))
+    assert bounds["jax"] == bounds["jaxlib"] == oldest
+    assert f"make check-jax JAX={oldest}\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
 def test_tested_versions_of_jax_are_accepted_silently(recwarn: pytest.WarningsRecorder) -> None:
-    for version in ("0.11.2", "0.11.2.1", "0.11.9", "0.12.0", "0.12.99"):
+    for version in ("0.11.1", "0.11.2.1", "0.11.9", "0.12.0", "0.12.99"):
         _jax.warn_of_untested_version(version)
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("version", ["0.11.1", "0.4.30", "0.10.99.1"])
+@pytest.mark.parametrize("version", ["0.10.1", "0.4.30", "0.9.99.1"])
 def test_older_jax_is_refused_with_the_versions_to_install(version: str) -> None:
-    with pytest.raises(ImportError, match=re.escape("'jax>=0.11.2,<0.13'")) as caught:
+    with pytest.raises(ImportError, match=re.escape("'jax>=0.11.1,<0.13'")) as caught:
         _jax.warn_of_untested_version(version)
     assert isinstance(caught.value, JaxVersionError)
-    assert (caught.value.installed, caught.value.tested) == (version, "0.11.2 to 0.12")
+    assert (caught.value.installed, caught.value.tested) == (version, "0.11.1 to 0.12")
+
+
+@pytest.mark.parametrize("version", ["0.10.2", "0.11.0", "0.11.0.1"])
+def test_jax_for_reports_alone_gets_one_warning(version: str) -> None:
+    with pytest.warns(JaxVersionWarning, match=r"jax\.grad .* 'jax>=0\.11\.1,<0\.13'") as caught:
+        _jax.warn_of_untested_version(version)
+    assert len(caught) == 1
+    assert f"jax {version} is installed" in str(caught[0].message)
 
 
 @pytest.mark.parametrize("version", ["0.13.0", "0.13.0.dev20270101", "1.0"])
 def test_newer_jax_gets_one_warning_that_names_the_tested_versions(version: str) -> None:
-    with pytest.warns(JaxVersionWarning, match=r"jax 0\.11\.2 to 0\.12") as caught:
+    with pytest.warns(JaxVersionWarning, match=r"jax 0\.11\.1 to 0\.12") as caught:
         _jax.warn_of_untested_version(version)
     assert len(caught) == 1
     assert version in str(caught[0].message)

@@ -21,11 +21,17 @@ import numpy as np
 from tests.private_names.hiding import hide_names
 
 FEATURES: dict[str, Callable[[], object]] = {}
+PURE, PUBLIC, PRIVATE = "pure", "public", "private"
+RINGS: dict[str, str] = {}
+"""The ring of each feature: what it needs of JAX (docs/how/architecture.md)."""
 
 
-def _feature(run: Callable[[], object]) -> Callable[[], object]:
-    FEATURES[run.__name__] = run
-    return run
+def _feature(ring: str) -> Callable[[Callable[[], object]], Callable[[], object]]:
+    def register(run: Callable[[], object]) -> Callable[[], object]:
+        FEATURES[run.__name__], RINGS[run.__name__] = run, ring
+        return run
+
+    return register
 
 
 def _mesh(count: int = 2) -> Any:
@@ -39,14 +45,14 @@ def _array() -> Any:
     return xlashard.device_put(np.ones((4, 2), np.float32), rows)
 
 
-@_feature
+@_feature(PURE)
 def imports() -> object:
     import xlashard
 
     return xlashard.hlo, xlashard.geometry
 
 
-@_feature
+@_feature(PURE)
 def command_line() -> object:
     from xlashard.cli.main import main as cli
 
@@ -55,14 +61,14 @@ def command_line() -> object:
     return None
 
 
-@_feature
+@_feature(PURE)
 def geometry() -> object:
     from xlashard.geometry import MeshGrid
 
     return MeshGrid(("data", "model"), (2, 4))
 
 
-@_feature
+@_feature(PURE)
 def hlo_read() -> object:
     import xlashard
 
@@ -71,17 +77,17 @@ def hlo_read() -> object:
     )
 
 
-@_feature
+@_feature(PRIVATE)
 def device_put() -> object:
     return np.asarray(_array())
 
 
-@_feature
+@_feature(PRIVATE)
 def operator() -> object:
     return np.asarray(_array() + 1)
 
 
-@_feature
+@_feature(PRIVATE)
 def pjit() -> object:
     import xlashard
 
@@ -90,7 +96,7 @@ def pjit() -> object:
     return np.asarray(double(double(x)))
 
 
-@_feature
+@_feature(PRIVATE)
 def grad_of_pjit() -> object:
     import xlashard
 
@@ -98,7 +104,7 @@ def grad_of_pjit() -> object:
     return np.asarray(jax.grad(loss)(_array()))
 
 
-@_feature
+@_feature(PRIVATE)
 def reshard() -> object:
     import xlashard
 
@@ -106,14 +112,14 @@ def reshard() -> object:
     return np.asarray(xlashard.reshard(_array(), whole))
 
 
-@_feature
+@_feature(PUBLIC)
 def explain_jit() -> object:
     import xlashard
 
     return xlashard.explain(jax.jit(lambda x: x @ x.T), np.ones((4, 8), np.float32)).to_json()
 
 
-@_feature
+@_feature(PUBLIC)
 def explain_recompile() -> object:
     import xlashard
 
@@ -122,7 +128,7 @@ def explain_recompile() -> object:
     return str(xlashard.explain_recompile(double))
 
 
-@_feature
+@_feature(PUBLIC)
 def visualize() -> object:
     import xlashard
 
@@ -130,7 +136,7 @@ def visualize() -> object:
         return xlashard.visualize(_array())
 
 
-@_feature
+@_feature(PUBLIC)
 def preflight_jit() -> object:
     import xlashard
 
@@ -140,7 +146,7 @@ def preflight_jit() -> object:
     ).outcome
 
 
-@_feature
+@_feature(PRIVATE)
 def auto_shard() -> object:
     import xlashard
 
@@ -148,7 +154,42 @@ def auto_shard() -> object:
     return xlashard.auto_shard(lambda w, x: x @ w, w, x, mesh={"data": 2}).to_json()
 
 
-@_feature
+@_feature(PUBLIC)
+def explain_command() -> object:
+    return _run_command("explain", "tests.private_names.features:example")
+
+
+def example() -> tuple[Any, tuple[Any, ...]]:
+    """Return a function of `jax.jit` and its arguments."""
+    return jax.jit(lambda x: x @ x.T), (np.ones((4, 8), np.float32),)
+
+
+@_feature(PUBLIC)
+def preflight_settings() -> object:
+    words = ("configs/tiny.toml", "--topology", "v5e-8", "--estimate", "--set", "model.layers=1")
+    return _run_command("preflight", *words)
+
+
+def _run_command(*words: str) -> object:
+    """Run a command; raise the error for a missing name that it prints."""
+    from xlashard._jax import private
+    from xlashard.cli.main import main as cli
+
+    made, printed, make = [], io.StringIO(), private.missing_name
+    private.missing_name = lambda name: made.append(make(name)) or made[-1]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed):
+            code = cli(words)
+    finally:
+        private.missing_name = make
+    for error in made:
+        if code and str(error) in " ".join(printed.getvalue().split()):
+            raise error
+    assert code == 0, printed.getvalue()
+    return None
+
+
+@_feature(PRIVATE)
 def legacy() -> object:
     importlib.import_module("xlashard.legacy.install")
     return importlib.import_module("jax.experimental.maps").Mesh

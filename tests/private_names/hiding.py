@@ -73,7 +73,7 @@ class _AfterImport(MetaPathFinder):
 
         def import_what_is_left(name: str) -> Any:
             if name in self._names:
-                raise private._missing(name)
+                raise private.missing_name(name)
             members = frozenset(
                 full.rpartition(".")[2] for full in self._names if full.rpartition(".")[0] == name
             )

@@ -304,8 +304,13 @@ def describe(uses: Iterable[PrivateName], known: Mapping[str, PrivateName]) -> l
     public = public_names()
     described = []
     for use in uses:
-        value = use.read()
         by_hand = known[use.full].public if use.full in known else "none"
+        try:
+            value = use.read()
+        except ImportError:
+            if not use.optional:
+                raise
+            value = None  # A name of older releases.
         substitute = public.get(id(value), by_hand) if callable(value) else by_hand
         if substitute == use.full:
             substitute = "none"

@@ -12,8 +12,11 @@ import warnings
 
 from xlashard.errors import JaxVersionError, JaxVersionWarning
 
-MINIMUM = (0, 11, 2)
-"""The oldest release of JAX that works, which the tests run on."""
+OLDEST = (0, 10, 2)
+"""The oldest release of JAX that works for functions of `jax.jit`: reports and predictions."""
+
+MINIMUM = (0, 11, 1)
+"""The oldest release that works for all of xlashard, and for `pjit` under transformations."""
 
 NEWEST = (0, 12)
 """The newest minor release of JAX that the tests run on. Later ones may lack private names."""
@@ -27,7 +30,7 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 def is_too_old(version: str) -> bool:
     """Return True for a release of JAX that is older than the oldest that works."""
-    return parse_version(version) < MINIMUM
+    return parse_version(version) < OLDEST
 
 
 def installed_version() -> str:
@@ -38,18 +41,22 @@ def installed_version() -> str:
 
 
 def tested_versions() -> str:
-    """Return the versions of JAX that the tests run on, such as `0.11.2 to 0.12`."""
-    return f"{'.'.join(map(str, MINIMUM))} to {'.'.join(map(str, NEWEST))}"
+    """Return the versions of JAX that all tests run on, such as `0.11.1 to 0.12`."""
+    return f"{_write_version(MINIMUM)} to {_write_version(NEWEST)}"
 
 
 def tested_requirement() -> str:
-    """Return the requirement of pip for the versions of JAX that the tests run on."""
+    """Return the requirement of pip for the versions of JAX that all tests run on."""
     after = (*NEWEST[:-1], NEWEST[-1] + 1)
-    return f"jax>={'.'.join(map(str, MINIMUM))},<{'.'.join(map(str, after))}"
+    return f"jax>={_write_version(MINIMUM)},<{_write_version(after)}"
+
+
+def _write_version(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
 
 
 def warn_of_untested_version(version: str = "") -> None:
-    """Refuse a JAX that is too old, and warn of one that is newer than the tested versions.
+    """Refuse a JAX that is too old, and warn of one that only some or no tests run on.
 
     Args:
         version: The version; that of the installed JAX if empty.
@@ -58,15 +65,24 @@ def warn_of_untested_version(version: str = "") -> None:
         JaxVersionError: If it is too old.
     """
     version = version or installed_version()
+    numbers = parse_version(version)
     if is_too_old(version):
         raise JaxVersionError(  # no-catalogue: raised at import
-            f"xlashard works with jax {'.'.join(map(str, MINIMUM))} and newer, but jax {version} "
+            f"xlashard works with jax {_write_version(OLDEST)} and newer, but jax {version} "
             f"is installed: pip install {tested_requirement()!r}",
             feature="xlashard",
             installed=version,
             tested=tested_versions(),
         )
-    if parse_version(version)[: len(NEWEST)] > NEWEST:
+    if numbers < MINIMUM:
+        warnings.warn(
+            f"jax {version} is installed: explain, preflight and other reports work for functions "
+            "of jax.jit, but jax.grad and other transformations of xlashard.pjit raise a "
+            f"JaxVersionError: pip install {tested_requirement()!r}",
+            JaxVersionWarning,
+            stacklevel=2,
+        )
+    if numbers[: len(NEWEST)] > NEWEST:
         warnings.warn(
             f"xlashard is tested with jax {tested_versions()}, and jax {version} is installed: "
             "functions that need a private name of JAX which it lacks raise a JaxVersionError",

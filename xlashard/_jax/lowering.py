@@ -1,5 +1,6 @@
 """Lower jaxprs to the body of a StableHLO module, by JAX's lowering rules."""
 
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from xlashard._jax.private import (
     config,
     core,
     effects_lib,
+    find_name,
     ir,
     mlir,
     passmanager,
@@ -136,9 +138,7 @@ def lower_body(
         host_callbacks=[],
         lowering_parameters=mlir.LoweringParameters(hoist_constants_as_args=False),
         all_default_mem_kind=_keeps_to_default_memory(jaxpr, to.shardings),
-        pallas_collective_id_mapping=(
-            mlir.CollectiveIdMapping.from_jaxpr(jaxpr) if to.platform == "tpu" else None
-        ),
+        **_collective_ids(jaxpr, to.platform),
     )
     with context.context, ir.Location.unknown(context.context):
         main = mlir.lower_jaxpr_to_fun(
@@ -149,7 +149,7 @@ def lower_body(
             num_const_args=len(literals),
             main_function=True,
             in_avals=[*literals, *jaxpr.in_avals],
-            out_avals=list(jaxpr.out_avals),
+            **_result_types(jaxpr),
             arg_names=list(arg_names),
         )
     return LoweredBody(
@@ -161,6 +161,24 @@ def lower_body(
         host_callbacks=tuple(context.host_callbacks),
         callbacks=callback_names(jaxpr) if context.keepalives or context.host_callbacks else (),
     )
+
+
+def _result_types(jaxpr: Jaxpr) -> dict[str, Any]:
+    """Return the argument of JAX's lowering that JAX 0.10 reads from the jaxpr."""
+    if "out_avals" not in inspect.signature(mlir.lower_jaxpr_to_fun).parameters:
+        return {}
+    return {"out_avals": list(jaxpr.out_avals)}
+
+
+def _collective_ids(jaxpr: Jaxpr, platform: str) -> dict[str, Any]:
+    """Return the argument of a lowering that numbers the collectives of Pallas kernels on TPUs."""
+    if platform != "tpu":
+        return {}
+    mapping = find_name(mlir, "CollectiveIdMapping")
+    # JAX 0.11.0 and older number them while they lower them.
+    if not hasattr(mapping, "from_jaxpr"):
+        return {}
+    return {"pallas_collective_id_mapping": mapping.from_jaxpr(jaxpr)}
 
 
 def _keeps_to_default_memory(jaxpr: Jaxpr, shardings: Sequence[Any]) -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlashard._jax import installed_version, tested_requirement, tested_versions
 from xlashard.errors import JaxVersionError, JaxVersionWarning
+from xlashard.support.lazily import on_demand
 
 _REPLACED = {
     "jax._src.cudnn.fused_attention_stablehlo": {"check_compute_capability", "check_cudnn_version"},
@@ -67,7 +68,7 @@ class _Reader:
             if name.startswith("__"):
                 # Python itself looks for such names, and expects this error.
                 raise
-            raise _missing(f"{self._name}.{name}") from None
+            raise missing_name(f"{self._name}.{name}") from None
         # JAX rebinds other values while it runs.
         is_constant = callable(value) or isinstance(value, ModuleType)
         if name not in self._fresh and (is_constant or f"{self._name}.{name}" in _CONSTANTS):
@@ -93,10 +94,10 @@ def _import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise _missing(name) from None
+        raise missing_name(name) from None
 
 
-def _missing(name: str) -> JaxVersionError:
+def missing_name(name: str) -> JaxVersionError:
     """Return the error for a private module or name that the installed JAX lacks."""
     feature, installed = _describe_feature(), installed_version()
     return JaxVersionError(
@@ -119,6 +120,9 @@ def _describe_feature() -> str:
         if module.startswith(own):
             if module != __name__ and door == "xlashard":
                 door = module
+        elif module == on_demand.__module__ and function == f"{on_demand.__name__}.<locals>.member":
+            # The import of a public name.
+            feature = f"{frame.f_locals['package']}.{frame.f_locals['name']}"
         elif module.split(".")[0] == "xlashard" and "<" not in function.partition(".<")[0]:
             feature = _describe_function(module, function.partition(".<")[0]) or feature
         frame = frame.f_back
@@ -128,6 +132,8 @@ def _describe_feature() -> str:
 def _describe_function(module: str, function: str) -> str:
     """Return the name of a public function or method; empty for a private one."""
     *classes, name = function.split(".")
+    if name == "cache_miss":
+        return "xlashard.pjit"  # jaxlib calls the method for a call of the user's function.
     if any(part.startswith("_") for part in classes) or (
         name.startswith("_") and not (classes and name.endswith("__"))
     ):
@@ -246,7 +252,6 @@ if TYPE_CHECKING:
     from jax._src import sharding as sharding_lib
     from jax._src import sharding_impls as sharding_impls
     from jax._src import source_info_util as source_info_util
-    from jax._src import tpu_info as tpu_info
     from jax._src import traceback_util as traceback_util
     from jax._src import tree_util as tree_util
     from jax._src import util as util
@@ -342,7 +347,6 @@ else:
     source_info_util = _stand_in("jax._src.source_info_util")
     state_types = _stand_in("jax._src.state.types")
     tpu_dialect = _stand_in("jax._src.lib.tpu")
-    tpu_info = _stand_in("jax._src.tpu_info")
     traceback_util = _stand_in("jax._src.traceback_util")
     tree_util = _stand_in("jax._src.tree_util")
     util = _stand_in("jax._src.util")

@@ -9,6 +9,7 @@ import pytest
 
 import xlashard
 from tests.core.pjit.helpers import f32
+from tests.jax_releases import since_jaxlib
 from xlashard import UNSPECIFIED, GSPMDSharding, NamedSharding, P, explain, pjit
 from xlashard._jax.runtime import compiler
 from xlashard.analysis.explain.explained_program import SourceLocator
@@ -48,6 +49,7 @@ def test_the_hlo_is_parsed_and_searched_once(mesh, monkeypatch):
     assert (len(parsed), len(searched)) == (2, 2)
 
 
+@since_jaxlib("0.11.1", "XLA keeps no source of its own gathers")
 def test_gathered_argument_has_the_source_line_of_its_use(mesh):
     def project(x, params):
         return x @ params["w"]  # PROJECT

@@ -28,6 +28,7 @@ from xlashard._jax.runtime.compiler import CompileRequest, Executable, compile_o
 from xlashard._jax.runtime.executables import OfflineExecutable
 from xlashard._jax.runtime.shardings import Device, device_list, is_compile_only
 from xlashard._jax.runtime.topologies import (
+    can_serialize,
     devices_of,
     is_requested,
     load_libtpu,
@@ -253,6 +254,14 @@ class PhaseInput(NamedTuple):
             run = (compiler, text, size, 1, text + 8, size + 8, 1, _address(options), len(options))
             results = _checked(_PHASE_COMPILE, 2, 0, *run, topology, 0, 0, 0)
             _call(_PHASE_COMPILE, 4, 0, *results[-3:])
+
+
+def input_kind(device: Device) -> type[PhaseInput] | type[CompileInput]:
+    """Return the kind of a compilation that leaves dumps: for TPUs that of the first phase.
+
+    The compiler for GPUs has no such phase, and with an older jaxlib it can't be reached.
+    """
+    return PhaseInput if device.platform != "gpu" and can_serialize(device) else CompileInput
 
 
 @contextmanager

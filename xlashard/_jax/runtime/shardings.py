@@ -1,7 +1,7 @@
 """JAX's sharding classes, layouts and memory kinds, and HLO shardings."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,6 +13,7 @@ from xlashard._jax.private import (
     core,
     layout_lib,
     lib_jax,
+    missing_name,
     named_sharding,
     read_lazily,
     sharding_impls,
@@ -45,6 +46,32 @@ else:
             "UnspecifiedValue": lambda: named_sharding.UnspecifiedValue,
         },
     )
+
+
+def read_reduction(spec: Any) -> str:
+    """Read how the unreduced axes of a spec will be reduced: `"sum"`, ...; empty without any."""
+    if hasattr(jax.sharding, "UnreducedKind"):
+        return "" if spec.unreduced_kind is None else spec.unreduced_kind.name
+    return "sum" if spec.unreduced else ""  # JAX 0.10 has sums only, and no name for them.
+
+
+def reduction_arguments(
+    unreduced: Iterable[str], reduced: Iterable[str], reduction: str
+) -> dict[str, Any]:
+    """Return the arguments of `PartitionSpec` for unreduced and reduced axes.
+
+    Args:
+        unreduced: Axes over which each device holds a part.
+        reduced: Axes over which a cotangent is unreduced.
+        reduction: What `read_reduction` returns.
+    """
+    axes: dict[str, Any] = {"unreduced": frozenset(unreduced), "reduced": frozenset(reduced)}
+    kinds = getattr(jax.sharding, "UnreducedKind", None)
+    if kinds is not None:
+        return {**axes, "unreduced_kind": kinds[reduction] if reduction else None}
+    if reduction in ("", "sum"):
+        return axes
+    raise missing_name("jax.sharding.UnreducedKind")  # no-catalogue: needs a JAX without it
 
 
 def with_interface[T](interface: type[T], jax_class: type) -> type[T]:
@@ -144,14 +171,14 @@ def hlo_text(sharding: Any) -> str:
     if elements := sharding.tuple_elements():
         return f"{{{', '.join(map(hlo_text, elements))}}}"
     # The partitioner may return the mesh form (V3), which has an equivalent tile form.
-    return xc.HloSharding.v3_to_v2_sharding(sharding).to_string()
+    return str(xc.HloSharding.v3_to_v2_sharding(sharding))
 
 
 def op_sharding_text(data: bytes) -> str:
     """Return a serialized `OpSharding` in the HLO syntax, as HLO text has it."""
     proto = xc.OpSharding()
     proto.ParseFromString(data)
-    return xc.HloSharding.from_proto(proto).to_string()
+    return str(xc.HloSharding.from_proto(proto))
 
 
 def tile_texts(text: str) -> list[str]:

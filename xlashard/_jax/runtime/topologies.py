@@ -25,7 +25,6 @@ from xlashard._jax.private import (
     lib_jax,
     plugin_support,
     replace_name,
-    tpu_info,
     xc,
     xla_bridge,
 )
@@ -234,6 +233,14 @@ def devices_of(name: str, options: Mapping[str, Any]) -> list[Device]:
     return compile_only_devices(name, options)
 
 
+def can_serialize(device: Device) -> bool:
+    """Return True if jaxlib can describe a device's topology to another process, as bytes.
+
+    jaxlib 0.11.1 and older can't.
+    """
+    return hasattr(lib_jax.get_topology_for_devices([device]), "serialize")
+
+
 def serialized_slice(devices: Sequence[Device]) -> tuple[bytes, int]:
     """Return the serialized topology of one slice, and the number of slices.
 
@@ -299,6 +306,8 @@ def torus_wraps(device: Device) -> tuple[bool, ...]:
     Empty if the topology was created without this property: then its shape decides.
     """
     try:
+        if not can_serialize(device):
+            return ()
         message = wire.Message(lib_jax.get_topology_for_devices([device]).serialize())
         for field in _WRAPS:
             message = message.message(field)
@@ -353,12 +362,17 @@ def named_topology(device: Device) -> tuple[str, int]:
     if device.platform == "gpu":
         return _REQUESTS.get(device.client, (device.device_kind, {}))[0], 1
     devices = device.client.devices()
-    version = str(tpu_info.chip_version_from_device_kind(device.device_kind))
-    name = version if version.startswith("v") else f"tpu{version}"
+    name = _generation(device.device_kind)
     rank = 2 if name in _FLAT else 3
     sizes = (max(d.coords[i] for d in devices) + 1 for i in range(rank))
     slices = len(set(map(slice_of, devices)))
     return f"{name}:{'x'.join(map(str, sizes))}", slices
+
+
+def _generation(kind: str) -> str:
+    """Return the name of a chip in names of topologies: `TPU v5 lite` is `v5e`, `TPU7x` `tpu7x`."""
+    name = kind.removeprefix("TPU").strip().replace(" lite", "e")
+    return {"v5": "v5p"}.get(name, name if name.startswith("v") else f"tpu{name}")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from xlashard._jax.private import core, discharge, literals, pe, read_lazily, state_types
 from xlashard._jax.trace.primitive_names import INDEXING, PRODUCTS, SCATTERS
-from xlashard._jax.trace.tracing import equations, with_inner_jaxprs
+from xlashard._jax.trace.tracing import equations, replace_fields, with_inner_jaxprs
 
 type Jaxpr = Any
 type Handle = Any
@@ -133,8 +133,8 @@ def hoist(jaxpr: Jaxpr, chosen: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
     debug = debug._replace(arg_names=(*("",) * len(moved), *names))
     effects = pe.make_jaxpr_effects(left, invars, jaxpr.outvars, jaxpr.eqns)
     return (
-        jaxpr.replace(
-            constvars=left, invars=invars, effects=effects, debug_info=debug, consts=kept
+        replace_fields(
+            jaxpr, constvars=left, invars=invars, effects=effects, debug_info=debug, consts=kept
         ),
         values,
     )
@@ -149,14 +149,29 @@ def array_literals(jaxpr: Jaxpr) -> Any:
     return core.jaxpr_const_args(jaxpr)
 
 
+def without_results(jaxpr: Jaxpr, kept: Sequence[bool]) -> Jaxpr:
+    """Return a closed jaxpr with some of its results, and without the code of the others."""
+    smaller = pe.prune_jaxpr_outputs(jaxpr.jaxpr, kept)
+    # JAX 0.10 keeps closed-over values in an object around the jaxpr.
+    return smaller if jaxpr.jaxpr is jaxpr else jaxpr.replace(jaxpr=smaller)
+
+
 def drop_unused(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...]]:
     """Remove dead code and unused arguments.
 
     Returns:
         The smaller jaxpr, and for each argument True if it is left.
     """
-    smaller, _, kept = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars))
+    smaller, _, kept = _without_dead_code(jaxpr)
     return smaller, tuple(kept)
+
+
+def _without_dead_code(jaxpr: Jaxpr) -> tuple[Jaxpr, list[bool], list[bool]]:
+    """Return a jaxpr without dead code, and for each const and argument True if it is in use."""
+    smaller, consts, args = pe.dce_jaxpr_consts(jaxpr.jaxpr, [True] * len(jaxpr.outvars))
+    if jaxpr.jaxpr is not jaxpr:  # JAX 0.10 returns the inner jaxpr.
+        smaller = jaxpr.replace(jaxpr=smaller, consts=list(compress(jaxpr.consts, consts)))
+    return smaller, consts, args
 
 
 def used_parts(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...], tuple[bool, ...]]:
@@ -164,7 +179,7 @@ def used_parts(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...], tuple[bool, ...]]
 
     References count as used, since their new values are results.
     """
-    smaller, consts, args = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars))
+    smaller, consts, args = _without_dead_code(jaxpr)
     pairs = zip(args, jaxpr.in_avals, strict=True)
     return smaller, tuple(consts), tuple([used or is_reference(aval) for used, aval in pairs])
 
@@ -265,10 +280,10 @@ def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[int, ...]]:
         pure.outvars[k] is not pure.invars[i]
         for k, i in enumerate(reference_positions, start=results)
     ]
-    pure = pe.prune_jaxpr_outputs(pure, [*(True,) * results, *written])
+    pure = without_results(pure, [*(True,) * results, *written])
     positions = tuple(i for i, w in zip(reference_positions, written, strict=True) if w)
     debug = jaxpr.debug_info
     names = debug.safe_arg_names(len(pure.invars))
     paths = debug.safe_result_paths(results)
     debug = debug._replace(arg_names=names, result_paths=(*paths, *(names[i] for i in positions)))
-    return pure.replace(debug_info=debug), positions
+    return replace_fields(pure, debug_info=debug), positions

@@ -10,7 +10,14 @@ from typing import Any
 import jax
 
 from xlashard._jax.private import api_util, jax_pjit, replace_name
-from xlashard._jax.trace.tracing import Jaxpr, Tracer, TreeDef, in_default_registry, struct_of
+from xlashard._jax.trace.tracing import (
+    Jaxpr,
+    Tracer,
+    TreeDef,
+    in_default_registry,
+    replace_fields,
+    struct_of,
+)
 from xlashard.support.lazily import dataclass
 
 
@@ -280,7 +287,7 @@ def renamed(
     names = arg_names, results, source
     if names not in known:
         debug = debug._replace(arg_names=arg_names, result_paths=results, func_src_info=source)
-        known[names] = jaxpr.replace(debug_info=debug)
+        known[names] = replace_fields(jaxpr, debug_info=debug)
     return known[names]
 
 

@@ -21,7 +21,7 @@ from xlashard._jax.private import (
 from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.jaxprs import from_function
-from xlashard._jax.trace.tracing import struct_of
+from xlashard._jax.trace.tracing import replace_fields, struct_of
 from xlashard.errors import CompileError
 from xlashard.support.lazily import dataclass
 
@@ -110,13 +110,14 @@ def read_lowered(lowered: Any) -> jitted.JaxProgram:
     jaxpr = from_function(call, [struct_of(aval, None) for aval in avals], name)
     # The line of the call above is not the user's.
     unknown = source_info_util.new_source_info()
-    jaxpr = jaxpr.replace(eqns=[eqn.replace(source_info=unknown) for eqn in jaxpr.eqns])
+    jaxpr = replace_fields(jaxpr, eqns=[eqn.replace(source_info=unknown) for eqn in jaxpr.eqns])
     debug = parts["all_args_info"].debug_info
-    jaxpr = jaxpr.replace(
+    jaxpr = replace_fields(
+        jaxpr,
         debug_info=debug._replace(
             arg_names=debug.safe_arg_names(first + count)[first:],
             result_paths=debug.safe_result_paths(len(out_avals)),
-        )
+        ),
     )
     donated = tuple(info.donated for info in infos)
     params = {

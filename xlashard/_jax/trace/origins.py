@@ -10,6 +10,7 @@ from typing import Any
 from xlashard._jax.private import core, source_info_util
 from xlashard._jax.trace.jaxprs import Jaxpr, as_function, scan_operands
 from xlashard._jax.trace.primitive_names import CONSTRAINT, CONTROL_FLOW, ELEMENTWISE, REDUCTIONS
+from xlashard._jax.trace.tracing import bodies, is_jaxpr, replace_fields
 
 type Line = tuple[str, int]
 """File and line of the user's code."""
@@ -38,7 +39,7 @@ class Scope:
         makers = {v: (i, eqn) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
         scope = cls(jaxpr, makers, dict(outer or {}))
         for i, eqn in enumerate(jaxpr.eqns):
-            for body in core.jaxprs_in_params(eqn.params):
+            for body in bodies(eqn):
                 scope.inner.setdefault(i, []).append(cls.of(body, _body_origins(scope, eqn, body)))
         return scope
 
@@ -264,7 +265,8 @@ def _run_one(jaxpr: Jaxpr, eqn: Any, operands: Sequence[Any]) -> list[Any]:
         for v, operand in zip(eqn.invars, operands, strict=True)
         if not isinstance(v, core.Literal)
     }
-    alone = jaxpr.replace(
+    alone = replace_fields(
+        jaxpr,
         constvars=[],
         consts=[],
         invars=list(operand_of),
@@ -287,7 +289,7 @@ def _inside(eqn: Any, operands: Sequence[Any], forbids: Forbids) -> NanOrigin | 
         return find_nan_origin(chosen, operands[1:], forbids)
     for key in ("jaxpr", "call_jaxpr"):
         body = params.get(key)
-        if isinstance(body, core.Jaxpr) and len(body.invars) == len(operands):
+        if is_jaxpr(body) and len(body.invars) == len(operands):
             return find_nan_origin(body, operands, forbids)
     return None
 

@@ -15,6 +15,7 @@ from xlashard._jax.private import (
     core,
     discharge,
     eval_jaxpr,
+    find_name,
     mlir,
     pe,
     remat,
@@ -29,6 +30,7 @@ from xlashard._jax.runtime.shardings import (
     device_list,
 )
 from xlashard._jax.trace.residuals import register_linearization
+from xlashard._jax.trace.tracing import replace_fields
 from xlashard.errors import CompileError
 from xlashard.support.lazily import dataclass
 
@@ -80,12 +82,33 @@ def call_primitive(
     compiler; `donation`, the mode of reporting unusable donations.
     """
     primitive = _call_primitive_class()(name)
-    eval_jaxpr.register_call_primitive_rules(primitive)
-    primitive.def_effectful_abstract_eval(_renamed(primitive.abstract_eval))
-    primitive.to_lojax = _renamed(primitive.to_lojax)
+    _register_transformations(primitive, is_placing)
+    # After JAX's rules for calls, which define these two as well.
+    primitive.def_effectful_abstract_eval(_type_call)
     primitive.def_impl(impl)
     mlir.register_lowering(primitive, _lower_call, cacheable=False)
     # Each rule serves one transformation, and the others work without it.
+    try_steps(
+        partial(
+            _set_rule, primitive, lambda: checkify.error_checks, partial(_check_call, primitive)
+        ),
+        partial(_set_rule, primitive, lambda: core.pp_eqn_rules, _print_call),
+    )
+    return primitive
+
+
+def _type_call(*_: Any, jaxpr: Any, **__: Any) -> tuple[Sequence[Any], Any]:
+    return jaxpr.out_avals, core.positional_effects(jaxpr)
+
+
+def _register_transformations(primitive: Primitive, is_placing: Callable[[Any], bool]) -> None:
+    """Register JAX's rules for calls, with the parameter names of this package."""
+    if find_name(eval_jaxpr, "register_call_primitive_rules") is None:
+        # JAX 0.11.0 and older: programs run and compile, but can't be transformed.
+        try_steps(partial(_refuse_transformations, primitive))
+        return
+    eval_jaxpr.register_call_primitive_rules(primitive)
+    primitive.to_lojax = _renamed(primitive.to_lojax)
     try_steps(
         partial(_rename_rule, primitive, lambda: ad.primitive_jvps, donates=False),
         partial(_rename_rule, primitive, lambda: ad.fancy_transposes, donates=False),
@@ -93,16 +116,25 @@ def call_primitive(
         partial(_rename_rule, primitive, lambda: batching.fancy_primitive_batchers),
         partial(_rename_rule, primitive, lambda: core.custom_typechecks),
         partial(_register_discharge, primitive),
-        partial(_set_rule, primitive, lambda: pe.dce_rules, _dce_call),
+        partial(_rename_dce, primitive),
         partial(_register_partial_eval, primitive),
         partial(_register_remat, primitive),
         partial(register_linearization, primitive, is_placing),
-        partial(
-            _set_rule, primitive, lambda: checkify.error_checks, partial(_check_call, primitive)
-        ),
-        partial(_set_rule, primitive, lambda: core.pp_eqn_rules, _print_call),
     )
-    return primitive
+
+
+def _refuse_transformations(primitive: Primitive) -> None:
+    """Make every transformation of a call raise the error for the rules that JAX lacks."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        return eval_jaxpr.register_call_primitive_rules
+
+    for rules in (
+        *(ad.primitive_jvps, ad.primitive_linearizations, ad.fancy_transposes),
+        *(batching.fancy_primitive_batchers, pe.custom_partial_eval_rules),
+        pe.partial_eval_jaxpr_custom_rules,
+    ):
+        rules[primitive] = refuse
 
 
 def _set_rule(primitive: Primitive, table: Callable[[], Any], rule: Callable[..., Any]) -> None:
@@ -146,13 +178,16 @@ def _renamed(rule: Callable[..., Any], *, donates: bool = True) -> Callable[...,
     return call
 
 
-def _dce_call(*args: Any) -> tuple[list[bool], Any]:
+def _rename_dce(primitive: Primitive) -> None:
+    pe.dce_rules[primitive] = partial(_dce_call, pe.dce_rules[primitive])
+
+
+# The parameters of the rule differ between releases of JAX.
+def _dce_call(rule: Callable[..., Any], *args: Any) -> tuple[list[bool], Any]:
     """Drop from a call what no result needs; its equation is the last argument."""
     *needed, eqn = args
     params = dict(eqn.params)
     params["call_jaxpr"] = params.pop("jaxpr")
-    # Its signature differs between releases of JAX.
-    rule: Any = pe.dce_rules[core.eval_jaxpr_p]
     used, smaller = rule(*needed, eqn.replace(params=params))
     if smaller is None:
         return used, None
@@ -199,9 +234,7 @@ def _lower_call(
         )
     names = ctx.name_stack.extend(f"{ctx.primitive.name}({name})")
     with mlir.source_info_to_location(ctx.module_context, None, names, ctx.traceback):
-        return mlir.core_call_lowering(
-            ctx, *args, name=name, call_jaxpr=jaxpr, inline_jax_late=False
-        )
+        return mlir.core_call_lowering(ctx, *args, name=name, call_jaxpr=jaxpr)
 
 
 def _check_call(
@@ -347,7 +380,7 @@ class _Witness(tuple[Any, ...]):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[Any]:
-        return (jaxpr.replace() for jaxpr in super().__iter__())
+        return (replace_fields(jaxpr) for jaxpr in super().__iter__())
 
 
 @lru_cache(maxsize=1024)

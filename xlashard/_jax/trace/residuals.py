@@ -11,7 +11,9 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.private import ad, ad_util, core, find_name, pe, util
+from xlashard._jax.private import ad, ad_util, core, find_name, util
+from xlashard._jax.trace.jaxprs import without_results
+from xlashard._jax.trace.tracing import replace_fields
 from xlashard.support.lazily import dataclass
 
 type Jaxpr = Any
@@ -162,7 +164,7 @@ def _parts(
         if s.placing is not None
     }
     return _Linearized(
-        forward=pe.prune_jaxpr_outputs(forward, [i in position for i in range(len(sources))]),
+        forward=without_results(forward, [i in position for i in range(len(sources))]),
         backward=_placing_first(backward, placings),
         sources=settled,
         count=count,
@@ -204,4 +206,4 @@ def _placing_first(jaxpr: Jaxpr, placings: dict[int, Any]) -> Jaxpr:
         inner = invars[at]
         invars[at] = core.Var(inner.aval)
         first.append(eqn.replace(invars=[invars[at]], outvars=[inner]))
-    return jaxpr.replace(invars=invars, eqns=[*first, *jaxpr.eqns])
+    return replace_fields(jaxpr, invars=invars, eqns=[*first, *jaxpr.eqns])

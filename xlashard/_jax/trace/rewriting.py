@@ -13,7 +13,7 @@ import numpy as np
 from xlashard._jax.private import core, named_sharding, sharding_impls, source_info_util
 from xlashard._jax.runtime.shardings import AbstractMesh, Device, JaxSharding, Mesh
 from xlashard._jax.trace.jaxprs import array_literals, hoist
-from xlashard._jax.trace.tracing import Jaxpr, bodies
+from xlashard._jax.trace.tracing import Jaxpr, bodies, is_jaxpr, replace_fields
 
 
 def surround(
@@ -43,7 +43,7 @@ def surround(
             inner, outvars[i] = outvars[i], core.Var(outvars[i].aval)
             last.append(apply(inner, outvars[i], params))
     eqns = [*first, *jaxpr.eqns, *last]
-    return jaxpr.replace(invars=invars, outvars=outvars, eqns=eqns)
+    return replace_fields(jaxpr, invars=invars, outvars=outvars, eqns=eqns)
 
 
 def boundary(
@@ -161,7 +161,7 @@ class _Insertion:
                     result = eqn.outvars[site.index]
                     renamed[result] = self._applied(site, current(result), eqn, eqns)
         outvars = list(map(current, jaxpr.outvars))
-        return jaxpr.replace(eqns=eqns, outvars=outvars, debug_info=jaxpr.debug_info)
+        return replace_fields(jaxpr, eqns=eqns, outvars=outvars, debug_info=jaxpr.debug_info)
 
     def _applied(self, site: InsertionSite, atom: Any, like: Any, eqns: list[Any]) -> Any:
         """Append the equation of a site, with the source of another one; return its result."""
@@ -191,10 +191,10 @@ class _Insertion:
         left = iter(new)
 
         def swapped(value: Any) -> Any:
-            return next(left) if isinstance(value, core.Jaxpr) else value
+            return next(left) if is_jaxpr(value) else value
 
         def rebuilt(value: Any) -> Any:
-            if not isinstance(value, tuple) or not any(isinstance(v, core.Jaxpr) for v in value):
+            if not isinstance(value, tuple) or not any(map(is_jaxpr, value)):
                 return swapped(value)
             members = map(swapped, value)
             return type(value)(*members) if hasattr(value, "_fields") else tuple(members)
@@ -238,7 +238,7 @@ class MeshMap:
         known = self._jaxprs.get(id(jaxpr))
         if known is None:
             eqns = list(map(self._equation, jaxpr.eqns))
-            new = jaxpr if _all_same(eqns, jaxpr.eqns) else jaxpr.replace(eqns=eqns)
+            new = jaxpr if _all_same(eqns, jaxpr.eqns) else replace_fields(jaxpr, eqns=eqns)
             known = self._jaxprs[id(jaxpr)] = jaxpr, new
         return known[1]
 
@@ -249,11 +249,11 @@ class MeshMap:
 
     def value(self, value: Any, *, in_trace: bool = False) -> Any:
         """Return a parameter with the replacements."""
+        if is_jaxpr(value):
+            return self.jaxpr(value)
         match value:
             case JaxSharding() | Mesh() | AbstractMesh():
                 return self._mapping(value, in_trace=in_trace)
-            case core.Jaxpr():
-                return self.jaxpr(value)
             case jax.ShapeDtypeStruct():
                 return value.update(sharding=self.value(value.sharding, in_trace=in_trace))
             case dict():

@@ -3,7 +3,7 @@
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from xlashard._jax.private import (
     api_util,
     core,
     dtypes,
+    find_name,
     jax_dispatch,
     jax_pjit,
     mesh_lib,
@@ -163,9 +164,9 @@ def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
     if mesh is None:
         return nullcontext()
     stack = ExitStack()
-    if jax.get_abstract_mesh().empty:
+    if jax.sharding.get_abstract_mesh().empty:
         stack.enter_context(sharding_impls._internal_use_concrete_mesh(mesh))
-        stack.enter_context(jax.use_abstract_mesh(mesh.abstract_mesh))
+        stack.enter_context(jax.sharding.use_abstract_mesh(mesh.abstract_mesh))
     return stack
 
 
@@ -180,7 +181,7 @@ def mesh_in_force() -> Mesh | None:
 
 def manual_axes() -> frozenset[str]:
     """Return the manual mesh axes of an enclosing `shard_map`."""
-    mesh = jax.get_abstract_mesh()
+    mesh = jax.sharding.get_abstract_mesh()
     return frozenset() if mesh.empty else frozenset(mesh.manual_axes)
 
 
@@ -376,8 +377,28 @@ def may_constrain(jaxpr: Jaxpr) -> bool:
 
 
 @lru_cache(maxsize=1)
+def _jaxpr_types() -> tuple[type, ...]:
+    # JAX 0.10 keeps the closed-over values of a jaxpr in an object around it.
+    return core.Jaxpr, find_name(core, "ClosedJaxpr") or core.Jaxpr
+
+
+def is_jaxpr(value: object) -> bool:
+    """Return True for a jaxpr, closed or not."""
+    return isinstance(value, _jaxpr_types())
+
+
+def replace_fields(jaxpr: Jaxpr, **fields: Any) -> Jaxpr:
+    """Return a jaxpr with other fields, as `dataclasses.replace` does."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    if inner is jaxpr:
+        return jaxpr.replace(**fields)
+    consts = fields.pop("consts", jaxpr.consts)
+    return jaxpr.replace(jaxpr=inner.replace(**fields), consts=consts)
+
+
+@lru_cache(maxsize=1)
 def _carriers() -> tuple[type, ...]:
-    return core.Jaxpr, JaxSharding
+    return *_jaxpr_types(), JaxSharding
 
 
 # Types of most parameters, checked before isinstance, which takes more time.
@@ -386,7 +407,15 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 
 def bodies(eqn: Any) -> Iterator[Jaxpr]:
     """Return the jaxprs among the parameters of an equation."""
-    return core.jaxprs_in_params(eqn.params)
+    return _jaxprs_among(eqn.params.values())
+
+
+def _jaxprs_among(values: Iterable[Any]) -> Iterator[Jaxpr]:
+    types = _jaxpr_types()
+    for value in values:
+        for member in value if isinstance(value, tuple) else (value,):
+            if isinstance(member, types):
+                yield member
 
 
 def equations(jaxpr: Jaxpr) -> list[Any]:
@@ -407,5 +436,5 @@ def _collect(jaxpr: Jaxpr, collected: list[Jaxpr]) -> None:
         params = eqn.params
         if _PLAIN.issuperset(map(type, params.values())) or "witness" in params:
             continue
-        for inner in core.jaxprs_in_params(params):
+        for inner in _jaxprs_among(params.values()):
             _collect(inner, collected)

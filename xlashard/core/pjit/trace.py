@@ -329,7 +329,7 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
         elif tracing.may_name_shardings(params.values()):
             others.append(eqn)
     if others:
-        rest = jaxpr.replace(eqns=others)
+        rest = tracing.replace_fields(jaxpr, eqns=others)
         shardings |= dict.fromkeys(constraints_in(rest))
         shardings |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
     return tuple(shardings)

@@ -289,7 +289,7 @@ def compiler_input(
         TopologyError: The installed libtpu can't compile without generating code.
     """
     request = _request(lowered, options)
-    kind = offline.CompileInput if request.devices[0].platform == "gpu" else offline.PhaseInput
+    kind = offline.input_kind(request.devices[0])
     with _compiler_errors(lowered.plan, request):
         yield kind.of(lowered.body.module, request)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.global_state import cleared_with_jax
-from xlashard._jax.runtime.shardings import tile_texts
+from xlashard._jax.runtime.shardings import read_reduction, reduction_arguments, tile_texts
 from xlashard.core.program.plan import ProgramPlan, ValuePlan
 from xlashard.core.sharding import (
     Mesh,
@@ -251,8 +251,8 @@ def _with_reductions(
     spec = requested.spec
     if not (spec.unreduced or spec.reduced):
         return sharding
-    names = ("unreduced", "reduced", "unreduced_kind")
-    return sharding.with_spec(sharding.spec.update(**{name: getattr(spec, name) for name in names}))
+    reductions = reduction_arguments(spec.unreduced, spec.reduced, read_reduction(spec))
+    return sharding.with_spec(sharding.spec.update(**reductions))
 
 
 def _mesh(plan: ProgramPlan, value: ValuePlan) -> Mesh | None:

@@ -26,10 +26,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, UnreducedKind
+from jax.sharding import AxisType
 
 from xlashard._jax.runtime import executables
-from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.shardings import Device, read_reduction, reduction_arguments
 from xlashard._jax.trace.tracing import is_extended, physical_aval
 from xlashard.core.sharding import (
     GSPMDSharding,
@@ -309,16 +309,14 @@ def _reductions_to_json(spec: PartitionSpec) -> dict[str, Json]:
     """Return the unreduced and reduced axes of a spec; empty for most."""
     axes = {"unreduced": sorted(spec.unreduced), "reduced": sorted(spec.reduced)}
     record: dict[str, Json] = {name: names for name, names in axes.items() if names}
-    return record | ({"reduction": spec.unreduced_kind.name} if spec.unreduced_kind else {})
+    reduction = read_reduction(spec)
+    return record | ({"reduction": reduction} if reduction else {})
 
 
 def _reductions_of_json(record: Mapping[str, Json]) -> dict[str, Any]:
-    kind = record.get("reduction")
-    return {
-        "unreduced": set(record.get("unreduced", ())),
-        "reduced": set(record.get("reduced", ())),
-        "unreduced_kind": None if kind is None else UnreducedKind[kind],
-    }
+    return reduction_arguments(
+        record.get("unreduced", ()), record.get("reduced", ()), record.get("reduction", "")
+    )
 
 
 def _mesh(record: Mapping[str, Json], devices: tuple[Device, ...]) -> Mesh:

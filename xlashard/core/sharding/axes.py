@@ -14,6 +14,7 @@ from xlashard._jax.runtime.shardings import (
     hlo_text,
     jax_hlo_sharding,
     listed_sharding,
+    read_reduction,
 )
 from xlashard.errors import GeometryError
 from xlashard.geometry import MeshGrid, Spec, TileAssignment, Tiling, spec_from_tiling
@@ -107,8 +108,8 @@ def tiling_of_jax(sharding: JaxSharding, ndim: int) -> Tiling:
         return Tiling.replicated(1, ndim)
     assignment = TileAssignment.parse_text(hlo_text(jax_hlo_sharding(sharding, ndim)))
     tiling = Tiling.from_tile_assignment(assignment, ndim, num_devices=num_devices)
-    kind = sharding.spec.unreduced_kind if isinstance(sharding, JaxNamedSharding) else None
-    if kind is None:
+    reduction = read_reduction(sharding.spec) if isinstance(sharding, JaxNamedSharding) else ""
+    if not reduction:
         return tiling
     # HLO's text leaves out the kind of reduction.
-    return replace(tiling, reduction=kind.name if tiling.is_partial else "")
+    return replace(tiling, reduction=reduction if tiling.is_partial else "")

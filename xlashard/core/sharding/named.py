@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec, UnreducedKind
+from jax.sharding import AxisType, PartitionSpec
 
 from xlashard._jax.runtime.shardings import (
     AbstractMesh,
@@ -15,6 +15,8 @@ from xlashard._jax.runtime.shardings import (
     JaxNamedSharding,
     JaxSingleDeviceSharding,
     Mesh,
+    read_reduction,
+    reduction_arguments,
     with_interface,
 )
 from xlashard.core.sharding.base import XLACompatibleSharding, check_memory_kind
@@ -43,8 +45,7 @@ def spec_of(spec: PartitionSpec | None) -> Spec:
     if isinstance(spec, tuple) or not (spec.unreduced or spec.reduced):
         return parse_spec(tuple(spec), unconstrained=PartitionSpec.UNCONSTRAINED)
     dims = parse_spec(spec.partitions, unconstrained=PartitionSpec.UNCONSTRAINED).dims
-    kind = spec.unreduced_kind
-    return Spec(dims, spec.unreduced, spec.reduced, "" if kind is None else kind.name)
+    return Spec(dims, spec.unreduced, spec.reduced, read_reduction(spec))
 
 
 def spec_entries(dims: Iterable[DimAxes]) -> list[Any]:
@@ -59,9 +60,7 @@ def partition_spec(spec: Spec) -> PartitionSpec:
     """Return the shortest JAX partition spec of a normal form."""
     return PartitionSpec(
         *spec_entries(spec.dims),
-        unreduced=spec.unreduced,
-        reduced=spec.reduced,
-        unreduced_kind=UnreducedKind[spec.reduction] if spec.reduction else None,
+        **reduction_arguments(spec.unreduced, spec.reduced, spec.reduction),
     )
 
 

@@ -13,7 +13,7 @@ from xlashard._jax.runtime.shardings import JaxSharding
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.jaxprs import hoist
 from xlashard._jax.trace.rewriting import MeshMap, meshes_in
-from xlashard._jax.trace.tracing import mesh_in_force
+from xlashard._jax.trace.tracing import mesh_in_force, replace_fields
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.trace import Call
 from xlashard.core.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
@@ -197,7 +197,7 @@ def map_call(call: Call, on: Mesh) -> Call:
         names = tuple(f"closed over [{i}]" for i in range(len(closed)))
         debug = hoisted.debug_info
         debug = debug._replace(arg_names=(*names, *traced.arg_names))
-        hoisted = hoisted.replace(debug_info=debug)
+        hoisted = replace_fields(hoisted, debug_info=debug)
         args, kwargs = traced.in_tree.unflatten([0] * traced.in_tree.num_leaves)
         in_tree = jax.tree.structure(((*(0 for _ in closed), *args), kwargs))
         traced = replace(traced, arg_names=(*names, *traced.arg_names), in_tree=in_tree)

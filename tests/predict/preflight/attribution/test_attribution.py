@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import xlashard
+from tests.jax_releases import since_jaxlib
 from tests.predict.preflight.scheduled import scheduled
 from xlashard import NamedSharding, P
 from xlashard.predict.preflight.attribution.attribution import describe_traffic
@@ -59,6 +60,7 @@ def test_gradient_is_all_reduced_along_the_data_axis():
     assert all(r.requested and not r.suggestion for r in found)
 
 
+@since_jaxlib("0.11.1", "XLA keeps no source of its own gathers")
 def test_fsdp_gathers_parameters_and_scatters_gradients():
     params = {
         "up": struct((1024, 2048), "data", "model"),

@@ -3,9 +3,10 @@
 from typing import Any
 
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec, UnreducedKind
+from jax.sharding import AxisType, PartitionSpec
 
 from xlashard._jax.lowering import aval_text, uses_shardy
+from xlashard._jax.runtime.shardings import read_reduction
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.primitive_names import CALLBACKS
 from xlashard.core.sharding import NamedSharding, XLACompatibleSharding
@@ -120,7 +121,7 @@ def _copies_constant(eqn: Any) -> bool:
     or one that an equation makes in place. Zeros are a right sum of zeros.
     """
     (out,), kind = eqn.outvars, eqn.primitive.name
-    if out.aval.sharding.spec.unreduced_kind != UnreducedKind.sum:
+    if read_reduction(out.aval.sharding.spec) != "sum":
         return False
     if kind == "reshard":
         return tracing.mesh_of_type(eqn.invars[0].aval) is None

@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from xlashard._jax.runtime.executables import make_node
+from xlashard._jax.runtime.shardings import read_reduction, reduction_arguments
 from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.stages.info import StageInfo
 from xlashard.core.program.environment import LoadTarget
@@ -190,7 +191,7 @@ def _write(value: Any) -> Json:
     if isinstance(value, PartitionSpec):
         if not value.unreduced and not value.reduced:
             return {"spec": _write_all(value.partitions)}
-        parts = (value.partitions, value.unreduced, value.reduced, value.unreduced_kind)
+        parts = (value.partitions, value.unreduced, value.reduced, read_reduction(value))
         return {"spec_of": _write_all(parts)}
     return {"place": _write_place(value)}
 
@@ -223,8 +224,8 @@ def _read(saved: Json) -> Any:
     return _READERS[kind](content)
 
 
-def _full_spec(partitions: Any, unreduced: Any, reduced: Any, kind: Any) -> PartitionSpec:
-    return PartitionSpec(*partitions, unreduced=unreduced, reduced=reduced, unreduced_kind=kind)
+def _full_spec(partitions: Any, unreduced: Any, reduced: Any, reduction: str) -> PartitionSpec:
+    return PartitionSpec(*partitions, **reduction_arguments(unreduced, reduced, reduction))
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
