@@ -106,7 +106,8 @@ JAX_VERSION_FOLDERS = (*_LAYER, "core/sharding", "hlo", "legacy", "predict/targe
 # Folders and files of the pure ring: their tests run without JAX too, except those that are slow
 # or marked `needs_jax`.
 WITHOUT_JAX = (
-    *("test_documents.py", "test_layers.py", "test_program_runner.py", "geometry", "workers"),
+    *("support/test_documents.py", "support/test_program_runner.py"),
+    *("test_layers.py", "geometry", "workers"),
     *("analysis/explain/test_stored_reports.py", "analysis/explain/test_text.py"),
     *("cli/commands/test_completion.py", "cli/commands/test_legacy.py", "cli/test_main.py"),
     *("hlo/test_buffers.py", "hlo/test_loops.py", "hlo/test_text.py", "legacy/migration"),
