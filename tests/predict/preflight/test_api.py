@@ -493,7 +493,7 @@ def advice_of(folder: Path) -> Iterator[tuple[str, str]]:
 def test_no_suggestion_wraps_an_nnx_function_in_pjit() -> None:
     """`pjit` of an nnx function would drop its mutations."""
     package = Path(xlashard.__file__).parent
-    rooms = ("pjit/report", "pjit/recompile", "tpu/preflight", "commands", "testing")
+    rooms = ("analysis", "predict", "cli/commands", "pods/testing")
     texts = [text for room in rooms for text in advice_of(package / room)]
     assert len(texts) > 1000 and not [text for text in texts if "pjit(" in text]
 
