@@ -224,7 +224,6 @@ def read_lazily(
 
 
 if TYPE_CHECKING:
-    import jaxlib as jaxlib
     from jax._src import ad_util as ad_util
     from jax._src import api as api
     from jax._src import api_util as api_util
@@ -324,7 +323,6 @@ else:
     jax_compiler = _stand_in("jax._src.compiler")
     jax_dispatch = _stand_in("jax._src.dispatch")
     jax_pjit = _stand_in("jax._src.pjit")
-    jaxlib = _stand_in("jaxlib")
     layout_lib = _stand_in("jax._src.layout")
     lib = _stand_in("jax._src.lib")
     lib_jax = _stand_in("jax._src.lib._jax")

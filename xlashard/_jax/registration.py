@@ -57,22 +57,26 @@ def install_arrays(
     """
     if array_type in dispatch.ARRAY_TYPES:
         return
-    bare_constant = mlir.get_constant_handler(xc.ArrayImpl)
-
-    def constant_of_handle(val: Any, aval: Any) -> Any:
-        try:
-            return bare_constant(val, aval)
-        except RuntimeError:
-            check_constant(val)
-            raise
-
     # Operators replace an array by its handle, so only the error is ours.
-    mlir.register_constant_handler(xc.ArrayImpl, constant_of_handle)
+    try_steps(functools.partial(_check_constants, check_constant))
     dispatch.register_array_type(array_type)
     # Results of jaxlib's dispatcher.
     dispatch.register_wrapping(wrappers)
     # Functions of JAX that accept only its own class of arrays.
     unwrap_in_multihost_utils(array_type, attrgetter("_handle"))
+
+
+def _check_constants(check: Callable[[Any], None]) -> None:
+    emit = mlir.get_constant_handler(xc.ArrayImpl)
+
+    def emit_or_check(val: Any, aval: Any) -> Any:
+        try:
+            return emit(val, aval)
+        except RuntimeError:
+            check(val)
+            raise
+
+    mlir.register_constant_handler(xc.ArrayImpl, emit_or_check)
 
 
 def install_shardings(sharding_types: Sequence[type]) -> None:

@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 
 import jax
 
-from xlashard._jax.private import core, dtypes, jax_pjit, lib_jax, mlir, pxla, tree_util, xc
+from xlashard._jax.private import (
+    core,
+    dtypes,
+    jax_pjit,
+    lib_jax,
+    mlir,
+    pxla,
+    tree_util,
+    try_steps,
+    xc,
+)
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.transfer import Tracer, base_handle, lacks_buffer
 from xlashard.support.tracebacks import shorten
@@ -92,10 +102,8 @@ def register_array_type(array_type: type) -> None:
     ) -> Sequence[Any]:
         return pxla.shard_args(shardings, layouts, semantics, [x._handle for x in xs])
 
-    constant_of_handle = mlir.get_constant_handler(xc.ArrayImpl)
-
     def constant(val: Any, aval: Any) -> Any:
-        return constant_of_handle(val._handle, aval)
+        return mlir.get_constant_handler(xc.ArrayImpl)(val._handle, aval)
 
     # The abstract value of an argument or a closed-over value.
     core.pytype_aval_mappings[array_type] = aval_of
@@ -104,7 +112,7 @@ def register_array_type(array_type: type) -> None:
     # Placement of arguments of jax.jit.
     pxla.shard_arg_handlers[array_type] = shard_arg
     # Closed-over values of traced functions.
-    mlir.register_constant_handler(array_type, constant)
+    try_steps(lambda: mlir.register_constant_handler(array_type, constant))
     # Arguments of jaxlib's dispatcher.
     tree_util.dispatch_registry.register_dataclass_node(array_type, ["_buffers"], [])
     ARRAY_TYPES.add(array_type)

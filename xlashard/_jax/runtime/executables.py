@@ -5,6 +5,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -17,7 +18,6 @@ from xlashard._jax.private import (
     gpu_solver,
     hlo_lib,
     jax_dispatch,
-    jaxlib,
     lib_jax,
     linalg,
     tree_util,
@@ -114,9 +114,10 @@ def make_node(kind: type, data: Any, children: Sequence[TreeDef]) -> TreeDef:
     )
 
 
+@lru_cache(maxsize=1)
 def jaxlib_version() -> str:
     """Return the version of jaxlib."""
-    return jaxlib.__version__
+    return metadata.version("jaxlib")
 
 
 def compiled_text(executable: Any) -> str:
