@@ -43,7 +43,7 @@ STACKED = PmapSharding(DEVICES[:8], ShardingSpec((Chunked((8,)), NoSharding()), 
 
 
 # Source of NumPy's error texts for its own protocols.
-NUMPYS = ("array/core/protocols.py",)
+NUMPYS = ("core/array/array_class/protocols.py",)
 
 
 class Hostile:

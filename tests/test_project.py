@@ -196,7 +196,9 @@ def test_import_check_agrees_with_the_requirement() -> None:
     assert f"make check-jax JAX={oldest}\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-def test_tested_versions_of_jax_are_accepted_silently(recwarn: pytest.WarningsRecorder) -> None:
+def test_describe_tested_versions_of_jax_are_accepted_silently(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     for version in ("0.11.1", "0.11.2.1", "0.11.9", "0.12.0", "0.12.99"):
         _jax.warn_of_untested_version(version)
     assert not recwarn.list
@@ -219,7 +221,7 @@ def test_jax_for_reports_alone_gets_one_warning(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.13.0", "0.13.0.dev20270101", "1.0"])
-def test_newer_jax_gets_one_warning_that_names_the_tested_versions(version: str) -> None:
+def test_newer_jax_gets_one_warning_that_names_the_describe_tested_versions(version: str) -> None:
     with pytest.warns(JaxVersionWarning, match=r"jax 0\.11\.1 to 0\.12") as caught:
         _jax.warn_of_untested_version(version)
     assert len(caught) == 1

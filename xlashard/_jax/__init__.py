@@ -40,12 +40,12 @@ def installed_version() -> str:
     return jax.__version__
 
 
-def tested_versions() -> str:
+def describe_tested_versions() -> str:
     """Return the versions of JAX that all tests run on, such as `0.11.1 to 0.12`."""
     return f"{_write_version(MINIMUM)} to {_write_version(NEWEST)}"
 
 
-def tested_requirement() -> str:
+def describe_requirement() -> str:
     """Return the requirement of pip for the versions of JAX that all tests run on."""
     after = (*NEWEST[:-1], NEWEST[-1] + 1)
     return f"jax>={_write_version(MINIMUM)},<{_write_version(after)}"
@@ -69,22 +69,22 @@ def warn_of_untested_version(version: str = "") -> None:
     if is_too_old(version):
         raise JaxVersionError(  # no-catalogue: raised at import
             f"xlashard works with jax {_write_version(OLDEST)} and newer, but jax {version} "
-            f"is installed: pip install {tested_requirement()!r}",
+            f"is installed: pip install {describe_requirement()!r}",
             feature="xlashard",
             installed=version,
-            tested=tested_versions(),
+            tested=describe_tested_versions(),
         )
     if numbers < MINIMUM:
         warnings.warn(
             f"jax {version} is installed: explain, preflight and other reports work for functions "
             "of jax.jit, but jax.grad and other transformations of xlashard.pjit raise a "
-            f"JaxVersionError: pip install {tested_requirement()!r}",
+            f"JaxVersionError: pip install {describe_requirement()!r}",
             JaxVersionWarning,
             stacklevel=2,
         )
     if numbers[: len(NEWEST)] > NEWEST:
         warnings.warn(
-            f"xlashard is tested with jax {tested_versions()}, and jax {version} is installed: "
+            f"xlashard is tested with jax {describe_tested_versions()}, and jax {version} is installed: "
             "functions that need a private name of JAX which it lacks raise a JaxVersionError",
             JaxVersionWarning,
             stacklevel=2,

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from xlashard._jax import installed_version, tested_requirement, tested_versions
+from xlashard._jax import describe_requirement, describe_tested_versions, installed_version
 from xlashard.errors import JaxVersionError, JaxVersionWarning
 from xlashard.support.lazily import on_demand
 
@@ -104,11 +104,11 @@ def missing_name(name: str) -> JaxVersionError:
     feature, installed = _describe_feature(), installed_version()
     return JaxVersionError(
         f"{feature} uses {name}, which jax {installed} lacks: install a version that this xlashard "
-        f"is tested with, pip install {tested_requirement()!r}, or a newer xlashard",
+        f"is tested with, pip install {describe_requirement()!r}, or a newer xlashard",
         feature=feature,
         private_name=name,
         installed=installed,
-        tested=tested_versions(),
+        tested=describe_tested_versions(),
     )
 
 

@@ -23,7 +23,7 @@ from tests.cli.commands.environments import (
     required,
 )
 from tests.message_patterns import naming
-from xlashard._jax import tested_requirement
+from xlashard._jax import describe_requirement
 from xlashard.analysis.explain.script_report import ScriptReport
 from xlashard.cli.commands import other_python
 from xlashard.cli.commands.other_python import change_python
@@ -96,8 +96,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_python_that_cannot_run_a_program_is_refused(fake: Fake, capsys) -> None:
     cases = [
         (fake(python=(3, 8, 18)), ("is Python 3.8.18", "Python 3.12 or later")),
-        (fake(), ("has no jax", tested_requirement())),
-        (fake(jax="0.4.30"), ("has jax 0.4.30", tested_requirement())),
+        (fake(), ("has no jax", describe_requirement())),
+        (fake(jax="0.4.30"), ("has jax 0.4.30", describe_requirement())),
         (fake("no JSON"), ("does not answer as a Python",)),
         ("/nowhere/bin/python", ("was found",)),
     ]

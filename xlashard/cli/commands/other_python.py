@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from xlashard._jax import is_too_old, tested_requirement
+from xlashard._jax import describe_requirement, is_too_old
 from xlashard._version import __version__
 from xlashard.errors import ArgumentError
 from xlashard.support.lending import list_folders, start_words
@@ -149,7 +149,7 @@ def _find_other_python(script: Script) -> PythonEnvironment | None:
     if fault:
         raise ArgumentError(  # no-catalogue: needs another interpreter
             f"{path} {fault}: write the path of a Python {_shown(MINIMUM_PYTHON)} or later with "
-            f"{tested_requirement()}, such as -- .venv/bin/python {target}"
+            f"{describe_requirement()}, such as -- .venv/bin/python {target}"
         )
     return other
 
