@@ -196,7 +196,7 @@ def test_import_check_agrees_with_the_requirement() -> None:
     assert f"make check-jax JAX={oldest}\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-def test_describe_tested_versions_of_jax_are_accepted_silently(
+def test_tested_versions_of_jax_are_accepted_silently(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     for version in ("0.11.1", "0.11.2.1", "0.11.9", "0.12.0", "0.12.99"):

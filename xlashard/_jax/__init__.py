@@ -84,8 +84,9 @@ def warn_of_untested_version(version: str = "") -> None:
         )
     if numbers[: len(NEWEST)] > NEWEST:
         warnings.warn(
-            f"xlashard is tested with jax {describe_tested_versions()}, and jax {version} is installed: "
-            "functions that need a private name of JAX which it lacks raise a JaxVersionError",
+            f"xlashard is tested with jax {describe_tested_versions()}, and jax {version} is "
+            "installed: functions that need a private name of JAX which it lacks raise a "
+            "JaxVersionError",
             JaxVersionWarning,
             stacklevel=2,
         )
