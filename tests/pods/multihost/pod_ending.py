@@ -14,7 +14,7 @@ from jax._src.lib import _jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xlashard import multihost
-from xlashard.multihost import shutdown
+from xlashard.pods.multihost import shutdown
 
 logging.basicConfig(format="%(message)s")
 how, victim = sys.argv[1], int(sys.argv[2])
