@@ -61,7 +61,7 @@ class JaxVersionError(XlashardError, ImportError):
         feature: The function of this package: `xlashard.device_put`, `Array.__add__`.
         private_name: The full name that JAX lacks; empty for a JAX that is too old as a whole.
         installed: The installed version of JAX.
-        tested: The versions that this release is tested with: `0.11.1 to 0.12`.
+        tested: The versions that this release is tested with: `0.11.2 to 0.12`.
     """
 
     feature: str

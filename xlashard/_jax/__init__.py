@@ -15,8 +15,8 @@ from xlashard.errors import JaxVersionError, JaxVersionWarning
 OLDEST = (0, 10, 2)
 """The oldest release of JAX that works for functions of `jax.jit`: reports and predictions."""
 
-MINIMUM = (0, 11, 1)
-"""The oldest release that works for all of xlashard, and for `pjit` under transformations."""
+MINIMUM = (0, 11, 2)
+"""The oldest release that works for all of xlashard: all tests run on it."""
 
 NEWEST = (0, 12)
 """The newest minor release of JAX that the tests run on. Later ones may lack private names."""
@@ -41,7 +41,7 @@ def installed_version() -> str:
 
 
 def describe_tested_versions() -> str:
-    """Return the versions of JAX that all tests run on, such as `0.11.1 to 0.12`."""
+    """Return the versions of JAX that all tests run on, such as `0.11.2 to 0.12`."""
     return f"{_write_version(MINIMUM)} to {_write_version(NEWEST)}"
 
 
@@ -77,8 +77,8 @@ def warn_of_untested_version(version: str = "") -> None:
     if numbers < MINIMUM:
         warnings.warn(
             f"jax {version} is installed: explain, preflight and other reports work for functions "
-            "of jax.jit, but jax.grad and other transformations of xlashard.pjit raise a "
-            f"JaxVersionError: pip install {describe_requirement()!r}",
+            f"of jax.jit, but Array and pjit are tested with jax {describe_tested_versions()} and may raise "
+            f"a JaxVersionError, as under jax.grad: pip install {describe_requirement()!r}",
             JaxVersionWarning,
             stacklevel=2,
         )

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.core.array.cases import same
-from tests.jax_releases import since_jaxlib
 from xlashard import Array, GSPMDSharding, XLACompatibleSharding, device_get, device_put
 from xlashard.core.sharding import from_jax
 from xlashard.errors import ArgumentError, DeletedError
@@ -178,7 +177,6 @@ class ArraySuite:
         assert same(array[index], expected[index])
 
     @pytest.mark.slow
-    @since_jaxlib("0.11.2", "it keeps donated arrays without elements")
     def test_donation_deletes_the_array(self, array: Array, expected: np.ndarray) -> None:
         shards = array.addressable_shards
         moved = device_put(array, array.sharding, donate=True)

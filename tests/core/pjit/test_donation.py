@@ -11,7 +11,6 @@ import pytest
 from jax._src.interpreters import partial_eval
 
 from tests.core.pjit.helpers import f32
-from tests.jax_releases import since_jaxlib
 from tests.message_patterns import naming
 from xlashard import (
     Array,
@@ -216,7 +215,6 @@ def test_donated_keys():
     assert key.is_deleted()
 
 
-@since_jaxlib("0.11.2", "it does not check for deleted buffers")
 def test_fast_path_donates(place):
     f = pjit(lambda x: x + 1, donate_argnums=0)
     x = place(f32(8))

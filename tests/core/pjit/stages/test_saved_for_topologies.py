@@ -15,7 +15,6 @@ from jaxlib import _jax as jaxlib_module
 
 import xlashard
 from tests.fork_server import python_command
-from tests.jax_releases import since_jaxlib
 from tests.message_patterns import naming
 from xlashard import Compiled, Mesh, NamedSharding, P, pjit
 from xlashard._jax.runtime import topologies
@@ -167,7 +166,6 @@ def test_missing_devices_are_named(data):
         Compiled.deserialize(data)
 
 
-@since_jaxlib("0.11.2", "it can't describe a topology")
 def test_requested_torus_wrap_is_compared():
     ring, mixed, unspecified = (
         TorusFacts.of(devices_of("v5p:4x4x4", **options)[0])

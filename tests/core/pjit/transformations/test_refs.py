@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.core.pjit.helpers import f32, spec_of
-from tests.jax_releases import since_jaxlib
 from tests.message_patterns import naming
 from xlashard import NamedSharding, P, pjit
 from xlashard.errors import ArgumentError, DeviceMismatchError, ResourceError, SavedProgramError
@@ -166,7 +165,6 @@ def test_vmap_over_references():
     np.testing.assert_array_equal(held(ref), f32(3, 8))
 
 
-@since_jaxlib("0.11.2", "its references are not committed to a device")
 def test_refusals(mesh):
     named = NamedSharding(mesh, P("x"))
     here = jax.new_ref(jnp.asarray(X))
