@@ -77,8 +77,9 @@ def warn_of_untested_version(version: str = "") -> None:
     if numbers < MINIMUM:
         warnings.warn(
             f"jax {version} is installed: explain, preflight and other reports work for functions "
-            f"of jax.jit, but Array and pjit are tested with jax {describe_tested_versions()} and may raise "
-            f"a JaxVersionError, as under jax.grad: pip install {describe_requirement()!r}",
+            f"of jax.jit, but Array and pjit are tested with jax {describe_tested_versions()} and "
+            "may raise a JaxVersionError, as under jax.grad: "
+            f"pip install {describe_requirement()!r}",
             JaxVersionWarning,
             stacklevel=2,
         )
