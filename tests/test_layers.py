@@ -41,6 +41,7 @@ FLOORS = (
     ("",),
     ("train",),
     ("cli",),
+    ("cli.parsers",),
     ("cli.commands", "cli.cloud"),
     ("cli.main",),
     ("__main__",),
@@ -68,9 +69,9 @@ PURE = frozenset(
         *("auto.plan.plan_model", "auto.plan.plan_text"),
         *("tpu", "gpu", "hardware", "preflights"),
         *("legacy.entries", "legacy.migration", "train.config"),
-        *("cli.main", "cli.commands.cli_args", "cli.commands.completion"),
+        *("cli.main", "cli.parsers", "cli.commands.completion"),
         *("cli.commands.explain_command", "cli.commands.doctor", "cli.commands.legacy"),
-        *("cli.commands.program_args", "cli.commands.result_files", "cli.commands.script_run"),
+        *("cli.commands.result_files", "cli.commands.script_run"),
     }
 )
 """Rooms and modules that work where JAX is absent, beside those that all may import."""
@@ -115,7 +116,7 @@ XLASHARD = Layers(
                 "xlashard.cli.cloud.cloud_settings",
                 "xlashard.cli.cloud.session",
                 "xlashard.cli.commands.automatic_layouts",
-                "xlashard.cli.commands.cli_args",
+                "xlashard.cli.parsers.tool_parsers",
                 "xlashard.cli.commands.common",
             }
         ),

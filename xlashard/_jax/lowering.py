@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import modules
+from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.private import (
     config,
     core,

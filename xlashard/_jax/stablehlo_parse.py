@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from xlashard._jax import modules
+from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.lowering import LoweredBody
-from xlashard._jax.modules import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE, Function, Module
 from xlashard._jax.private import hlo_dialect, ir, mhlo, mlir, passmanager, sdy
+from xlashard._jax.stablehlo_modules import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE, Function, Module
 
 _PORTABLE = "vhlo."
 _PLACE = re.compile(r':(\d+):(\d+)"?\)?$')

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import modules
+from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.global_state import BoundedCache, cleared_with_jax
 from xlashard._jax.runtime.shardings import is_compile_only

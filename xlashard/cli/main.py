@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import xlashard
-from xlashard.cli.commands import cli_args, program_args
+from xlashard.cli.parsers import program_parsers, tool_parsers
 from xlashard.errors import XlashardError
 from xlashard.support.background import drop_output, replace_unencodable
 from xlashard.support.formatting import closest, print_error
@@ -43,14 +43,14 @@ _TASKS = {
             "report what each program of a script sends, holds and computes",
             "xlashard explain -- python train.py",
             "xlashard.cli.commands.explain_command",
-            program_args.add_explain,
+            program_parsers.add_explain,
             needs_jax=False,
         ),
         "run": _Command(
             "run a script with checks and logs that environment variables enable",
             "xlashard run -- python train.py",
             "xlashard.cli.commands.script_run",
-            program_args.add_run,
+            program_parsers.add_run,
             needs_jax=False,
         ),
     },
@@ -59,13 +59,13 @@ _TASKS = {
             "report whether it fits, the time of a step, collectives and cost",
             "xlashard preflight --topology v5p-128 -- python train.py",
             "xlashard.cli.commands.preflight",
-            program_args.add_preflight,
+            program_parsers.add_preflight,
         ),
         "compile": _Command(
             "compile it into a file that the chips run",
             "xlashard compile --topology v5p-128 configs/8b_v5p_64.toml",
             "xlashard.cli.commands.compile",
-            program_args.add_compile,
+            program_parsers.add_compile,
         ),
     },
     "Train": {
@@ -73,7 +73,7 @@ _TASKS = {
             "train a byte-level transformer on text, or resume a run",
             "xlashard train --config configs/tiny.toml",
             "xlashard.train.command",
-            cli_args.add_train,
+            tool_parsers.add_train,
         ),
     },
     "Try several processes on one machine": {
@@ -81,7 +81,7 @@ _TASKS = {
             "run a command in every process of an emulated pod",
             "xlashard pod -n 4 -d 2 -- python script.py",
             "xlashard.pods.testing.pod_command",
-            cli_args.add_pod,
+            tool_parsers.add_pod,
         ),
     },
     "Use programs of 2022 and 2023": {
@@ -89,7 +89,7 @@ _TASKS = {
             "run them unchanged, list the removed names they use, or rewrite them",
             "xlashard legacy --report -- python old_train.py",
             "xlashard.cli.commands.legacy",
-            cli_args.add_legacy,
+            tool_parsers.add_legacy,
             needs_jax=False,
         ),
     },
@@ -98,14 +98,14 @@ _TASKS = {
             "check versions, devices and compilers of this machine",
             "xlashard doctor",
             "xlashard.cli.commands.doctor",
-            cli_args.add_doctor,
+            tool_parsers.add_doctor,
             needs_jax=False,
         ),
         "completion": _Command(
             "print the completion of commands and options for a shell",
             "xlashard completion bash",
             "xlashard.cli.commands.completion",
-            cli_args.add_completion,
+            tool_parsers.add_completion,
             needs_jax=False,
         ),
     },
@@ -154,7 +154,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     if not words:
         parser.print_help(sys.stderr)
         parser.exit(2)
-    words, script = program_args.split_script(words)
+    words, script = program_parsers.split_script(words)
     arguments, unknown = parser.parse_known_args(words)
     arguments.command_line, arguments.script = words, script
     prefixes = getattr(arguments, "flag_prefixes", ())
@@ -227,7 +227,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _unknown_text(words: Sequence[str], arguments: argparse.Namespace) -> str:
     """Return the error about words that no argument of a command takes."""
-    advice = program_args.find_script(arguments.command, words)
+    advice = program_parsers.find_script(arguments.command, words)
     if advice:
         return f"a script follows --: {advice}"
     texts = []

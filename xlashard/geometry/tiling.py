@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from xlashard.errors import DivisibilityError, RankError, TilingError, counted
 from xlashard.geometry import strides
+from xlashard.geometry.divisibility import divisibility_text
 from xlashard.geometry.mesh import MeshGrid
-from xlashard.geometry.spec import Spec, checked_rank, divisibility_text, validate_spec
+from xlashard.geometry.spec import Spec, checked_rank, validate_spec
 from xlashard.geometry.strides import Index, cuts_of, slices_of_tiles, tiles_of_indices
 from xlashard.geometry.tile_assignment import TileAssignment
 from xlashard.support.lazily import dataclass

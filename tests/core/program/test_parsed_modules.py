@@ -10,7 +10,8 @@ import pytest
 
 from tests.core.program.helpers import named, plan, text_of, tiles
 from tests.goldens import check_golden, check_no_others, join_sections
-from xlashard._jax import modules, stablehlo_parse
+from xlashard._jax import stablehlo_modules as modules
+from xlashard._jax import stablehlo_parse
 from xlashard.core.program.parsed_module import lower_parsed_module, parse_module, partitioner_for
 from xlashard.core.program.plan import Partitioner
 from xlashard.errors import ModuleError, PlanError

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax import modules
+from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.private import (
     config,
     jax_compiler,

@@ -22,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from xlashard._jax import modules
+from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.private import cloud_tpu_init, jax_compiler, xc
 from xlashard._jax.runtime.compiler import CompileRequest, Executable, compile_options
 from xlashard._jax.runtime.executables import OfflineExecutable

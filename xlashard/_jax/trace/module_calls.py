@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import modules, stablehlo_parse
+from xlashard._jax import stablehlo_modules as modules
+from xlashard._jax import stablehlo_parse
 from xlashard._jax.lowering import device_count, uses_shardy
 from xlashard._jax.private import (
     core,

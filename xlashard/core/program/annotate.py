@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from xlashard._jax import modules
+from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.lowering import lift_meshes
-from xlashard._jax.modules import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE, Constraint, Parsed
+from xlashard._jax.stablehlo_modules import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE, Constraint, Parsed
 from xlashard.core.program.donation import NO_DONATION, Donation, plan_donation
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan, open_dims
 from xlashard.core.sharding import NamedSharding, XLACompatibleSharding, grid_of

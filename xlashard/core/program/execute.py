@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from xlashard._jax import modules
+from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, dispatch, executables, execute
 from xlashard._jax.runtime.shardings import is_compile_only

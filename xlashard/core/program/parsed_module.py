@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax import modules, stablehlo_parse
-from xlashard._jax.modules import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE
+from xlashard._jax import stablehlo_modules as modules
+from xlashard._jax import stablehlo_parse
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.stablehlo_modules import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE
 from xlashard.core.program.compile import LoweredProgram, lower_program
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.core.sharding import Mesh

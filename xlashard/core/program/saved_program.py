@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import modules
+from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.executables import describe, described

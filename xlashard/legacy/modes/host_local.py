@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.modules import to_text
 from xlashard._jax.runtime.transfer import assemble, split
+from xlashard._jax.stablehlo_modules import to_text
 from xlashard._jax.stablehlo_parse import to_mhlo
 from xlashard._jax.trace.tracing import abstractify, struct_of
 from xlashard.core.array import Array, device_put

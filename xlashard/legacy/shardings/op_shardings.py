@@ -20,7 +20,7 @@ from xlashard.core.sharding import GSPMDSharding, grid_of
 from xlashard.core.sharding.gspmd import read_assignment
 from xlashard.errors import ArgumentError, DivisibilityError, ShardingError, TilingError, counted
 from xlashard.geometry import TileAssignment, spec_from_tile_assignment
-from xlashard.geometry.spec import divisibility_text
+from xlashard.geometry.divisibility import divisibility_text
 from xlashard.legacy.shardings.parsed_specs import (
     CanonicalizedParsedPartitionSpec,
     ParsedPartitionSpec,

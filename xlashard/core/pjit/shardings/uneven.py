@@ -31,7 +31,7 @@ from xlashard.errors import (
     UnevenShardingWarning,
     XlashardWarning,
 )
-from xlashard.geometry.spec import uneven_text
+from xlashard.geometry.divisibility import uneven_text
 from xlashard.support.formatting import in_bytes
 from xlashard.support.lazily import dataclass, deferred
 

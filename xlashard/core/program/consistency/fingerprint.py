@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
-from xlashard._jax import modules
+from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.runtime import compiler
 from xlashard._version import __version__
 from xlashard.core.processes import processes_of

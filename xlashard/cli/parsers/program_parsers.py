@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from xlashard.cli.commands.cli_args import add_pairs, add_settings, count, seconds
+from xlashard.cli.parsers.tool_parsers import add_pairs, add_settings, count, seconds
 from xlashard.support.formatting import parse_amount
 
 
