@@ -80,7 +80,6 @@ if _typing.TYPE_CHECKING:
     from xlashard.core.pjit.constraint import with_sharding_constraint
     from xlashard.core.pjit.padding import pad_to_mesh, unpad
     from xlashard.core.pjit.shardings.resources import AUTO, UNSPECIFIED
-    from xlashard.core.pjit.shardings.resources import FROM_GDA as FROM_GDA
     from xlashard.core.pjit.stages.bound_step import BoundStep
     from xlashard.core.pjit.stages.compiled import Compiled
     from xlashard.core.pjit.stages.recorded import RecordedProgram, record_programs
@@ -92,22 +91,21 @@ if _typing.TYPE_CHECKING:
         Sharding,
         SingleDeviceSharding,
     )
-    from xlashard.core.sharding import XLACompatibleSharding as XLACompatibleSharding
-    from xlashard.legacy.arrays.buffer_arrays import make_device_array as make_device_array
-    from xlashard.legacy.arrays.buffer_arrays import (
-        make_sharded_device_array as make_sharded_device_array,
-    )
-    from xlashard.legacy.arrays.stacked import device_put_replicated as device_put_replicated
-    from xlashard.legacy.arrays.stacked import device_put_sharded as device_put_sharded
-    from xlashard.legacy.arrays.stacked import unstacked_shards as unstacked_shards
-    from xlashard.legacy.shardings.op_shardings import OpShardingSharding as OpShardingSharding
-    from xlashard.legacy.shardings.pmap import PmapSharding as PmapSharding
-    from xlashard.legacy.shardings.sharding_spec import Chunked as Chunked
-    from xlashard.legacy.shardings.sharding_spec import NoSharding as NoSharding
-    from xlashard.legacy.shardings.sharding_spec import Replicated as Replicated
-    from xlashard.legacy.shardings.sharding_spec import ShardedAxis as ShardedAxis
-    from xlashard.legacy.shardings.sharding_spec import ShardingSpec as ShardingSpec
-    from xlashard.legacy.shardings.sharding_spec import Unstacked as Unstacked
+    from xlashard.legacy import FROM_GDA as FROM_GDA
+    from xlashard.legacy import Chunked as Chunked
+    from xlashard.legacy import NoSharding as NoSharding
+    from xlashard.legacy import OpShardingSharding as OpShardingSharding
+    from xlashard.legacy import PmapSharding as PmapSharding
+    from xlashard.legacy import Replicated as Replicated
+    from xlashard.legacy import ShardedAxis as ShardedAxis
+    from xlashard.legacy import ShardingSpec as ShardingSpec
+    from xlashard.legacy import Unstacked as Unstacked
+    from xlashard.legacy import XLACompatibleSharding as XLACompatibleSharding
+    from xlashard.legacy import device_put_replicated as device_put_replicated
+    from xlashard.legacy import device_put_sharded as device_put_sharded
+    from xlashard.legacy import make_device_array as make_device_array
+    from xlashard.legacy import make_sharded_device_array as make_sharded_device_array
+    from xlashard.legacy import unstacked_shards as unstacked_shards
     from xlashard.predict.preflight.preflight_run import preflight
     from xlashard.predict.preflight.report.preflight_report import PreflightReport
     from xlashard.predict.sweep.sweep_report import SweepReport
@@ -154,7 +152,7 @@ else:
             "xlashard.core.pjit.api": ("jit", "pjit", "reshard", "shard_map"),
             "xlashard.core.pjit.constraint": ("with_sharding_constraint",),
             "xlashard.core.pjit.padding": ("pad_to_mesh", "unpad"),
-            "xlashard.core.pjit.shardings.resources": ("AUTO", "FROM_GDA", "UNSPECIFIED"),
+            "xlashard.core.pjit.shardings.resources": ("AUTO", "UNSPECIFIED"),
             "xlashard.core.pjit.stages.bound_step": ("BoundStep",),
             "xlashard.core.pjit.stages.compiled": ("Compiled",),
             "xlashard.core.pjit.stages.recorded": ("RecordedProgram", "record_programs"),
@@ -162,19 +160,12 @@ else:
             "xlashard.core.pjit.stages.traced": ("Lowered", "Traced"),
             "xlashard.core.sharding": (
                 *("GSPMDSharding", "NamedSharding", "Sharding", "SingleDeviceSharding"),
-                "XLACompatibleSharding",
             ),
-            "xlashard.legacy.arrays.buffer_arrays": (
-                *("make_device_array", "make_sharded_device_array"),
-            ),
-            "xlashard.legacy.arrays.stacked": (
-                *("device_put_replicated", "device_put_sharded", "unstacked_shards"),
-            ),
-            "xlashard.legacy.shardings.op_shardings": ("OpShardingSharding",),
-            "xlashard.legacy.shardings.pmap": ("PmapSharding",),
-            "xlashard.legacy.shardings.sharding_spec": (
-                *("Chunked", "NoSharding", "Replicated", "ShardedAxis", "ShardingSpec"),
-                "Unstacked",
+            "xlashard.legacy": (
+                *("Chunked", "FROM_GDA", "NoSharding", "OpShardingSharding", "PmapSharding"),
+                *("Replicated", "ShardedAxis", "ShardingSpec", "Unstacked"),
+                *("XLACompatibleSharding", "device_put_replicated", "device_put_sharded"),
+                *("make_device_array", "make_sharded_device_array", "unstacked_shards"),
             ),
             "xlashard.predict.preflight.preflight_run": ("preflight",),
             "xlashard.predict.preflight.report.preflight_report": ("PreflightReport",),

@@ -8,10 +8,10 @@ from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from xlashard.analysis.recompile import explain_recompile
-    from xlashard.pods.multihost import program_checks as consistency
+    from xlashard.pods.multihost import program_checks
 else:
     explain_recompile = deferred("xlashard.analysis.recompile.explain_recompile")
-    consistency = deferred("xlashard.pods.multihost.program_checks")
+    program_checks = deferred("xlashard.pods.multihost.program_checks")
 
 
 def apply(flags: Flags) -> None:
@@ -24,4 +24,4 @@ def apply(flags: Flags) -> None:
     if flags.explain_recompiles:
         explain_recompile.watch_recompiles()
     if flags.check_jit_programs:
-        consistency.watch_jit_programs()
+        program_checks.watch_jit_programs()
