@@ -1,5 +1,6 @@
 """Compare programs under `xlashard.jit` and under `jax.jit`, on the same mesh."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -38,9 +39,12 @@ def find_difference(
     manner = "set_mesh" if header.manner == "with" else header.manner
     named = manner == "named"
     exact = header.call in CALLS_OF_TREES and "table(" not in text
+    bare = header.call not in CALLS_OF_TREES and header.bare
     with under(partitioner or header.partitioner):
-        theirs = _outcome(text, jax_sharded(mesh, named), mesh, manner)
-        ours = _outcome(text, xlashard_sharded(mesh, named, as_jax=True), mesh, manner)
+        libraries = jax_sharded(mesh, named), xlashard_sharded(mesh, named, as_jax=True)
+        (theirs, freed), (ours, ours_freed) = (
+            _outcome(text, library, mesh, manner, bare=bare) for library in libraries
+        )
         if isinstance(theirs, Exception) or isinstance(ours, Exception):
             return _compare_refusals(ours, theirs) or (
                 _compare_classes(ours, theirs) if classes else None
@@ -49,22 +53,45 @@ def find_difference(
             for mine, right in zip(ours, theirs, strict=True):
                 compare(mine, right)
                 _compare_places(mine, right, exact=exact)
+            if bare and ours_freed != freed:
+                raise Wrong("donation", f"deleted arguments: {ours_freed} instead of {freed}")
         except Wrong as wrong:
             return Failure(wrong.failure.kind, wrong.failure.message, "the other value")
     return None
 
 
-def _outcome(text: str, library: Library, mesh: Any, manner: str) -> Any:
-    """Return the results of a program, or the error with which it was refused."""
+def _outcome(
+    text: str, library: Library, mesh: Any, manner: str, *, bare: bool
+) -> tuple[Any, list[bool]]:
+    """Return the results of a program or the error that refused it, and which arguments it freed.
+
+    Args:
+        text: The program.
+        library: Source of its functions.
+        mesh: The mesh in force.
+        manner: How the mesh is specified.
+        bare: Transform the compiled function without a `jax.jit` around it, which alone decides
+            about donation and about committed arguments.
+    """
+    placed: list[Any] = []
+
+    def put(x: Any, spec: Any) -> Any:
+        placed.append(library.put(x, spec))
+        return placed[-1]
+
+    whole = (lambda fun: fun) if bare else library.whole
     try:
-        return run(text, library, mesh, manner)
+        results = run(text, replace(library, put=put, whole=whole), mesh, manner)
     except Exception as error:
-        return error
+        results = error
+    return results, [isinstance(x, jax.Array) and x.is_deleted() for x in placed]
 
 
 def _compare_refusals(ours: Any, theirs: Any) -> Failure | None:
     if not isinstance(theirs, Exception):
         return Failure(REFUSED, first_line(ours), "accepts it")
+    if isinstance(theirs, NameError | AttributeError | RecursionError):
+        return Failure("program", "it runs nowhere", first_line(theirs))
     if isinstance(theirs, jax.errors.JaxRuntimeError):
         return None  # XLA failed on a program that JAX accepts
     if not isinstance(ours, Exception):

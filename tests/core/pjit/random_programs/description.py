@@ -109,7 +109,8 @@ class Argument:
         resource: Its entry of `in_shardings`.
         placed: The spec by which it is sharded before the call, or None for the host.
         donated: True if the program may take over its buffers.
-        wrapped: True if it is in a dict, beside a None.
+        wrapped: Its container: `dict` (beside a None), `checked` (a class whose constructor
+            requires an array), or empty.
     """
 
     value: Value
@@ -117,7 +118,7 @@ class Argument:
     resource: str
     placed: str | None = None
     donated: bool = False
-    wrapped: bool = False
+    wrapped: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ class Program:
         first: The position of the mesh's first device among all devices.
         explicit: True if the axes of the mesh are explicit.
         ins: One `in_shardings` for all arguments instead of their own, or None.
+        bare: True if its transformation has no `jax.jit` around it, beside JAX.
     """
 
     seed: int
@@ -166,6 +168,7 @@ class Program:
     first: int = 0
     explicit: bool = False
     ins: str | None = None
+    bare: bool = False
 
     def pruned(self) -> "Program":
         """Return the block without unused statements."""

@@ -156,6 +156,7 @@ def _by_hand(mesh: jax.sharding.Mesh) -> Callable[..., Any]:
 
 def environment(library: Library) -> dict[str, Any]:
     """Return the names of a program, bound to the functions of a library."""
+    tables: list[Any] = []
     return {
         "jax": jax,
         "jnp": jnp,
@@ -171,9 +172,12 @@ def environment(library: Library) -> dict[str, Any]:
         "scalar": scalar,
         "spread": library.spread,
         "by_hand": library.by_hand,
-        "table": functools.partial(table, library),
+        "table": functools.partial(table, library, tables),
         "twice": twice,
         "doubled": library.doubled,
+        "Checked": Checked,
+        "unwrap": unwrap,
+        "tables": tables,
     }
 
 
@@ -206,10 +210,29 @@ def keys(shape: tuple[int, ...], start: int = 0) -> jax.Array:
     return jax.random.split(jax.random.key(start), shape) if shape else jax.random.key(start)
 
 
-def table(library: Library, shape: tuple[int, ...], dtype: str, spec: Any) -> Any:
-    """Return numbers sharded over the mesh, for a function to close over."""
+def table(
+    library: Library, tables: list[Any], shape: tuple[int, ...], dtype: str, spec: Any
+) -> Any:
+    """Return numbers sharded over the mesh, for a function to close over, and keep them."""
     with jax.ensure_compile_time_eval():
-        return library.put(numbers(shape, dtype), spec)
+        tables.append(library.put(numbers(shape, dtype), spec))
+    return tables[-1]
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Checked:
+    """Container whose constructor accepts an array, a tracer or a number only."""
+
+    value: Any
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.value, jax.Array | np.ndarray | float)
+
+
+def unwrap(container: Any) -> Any:
+    """Return the value in a container of an argument."""
+    return container.value if isinstance(container, Checked) else container["a"]
 
 
 def twice(fun: Callable[..., Any], first: Any, second: Any) -> tuple[Any, Any]:

@@ -148,7 +148,12 @@ def _finished(
     if dice.chance(0.15):
         prefix = dice.pick(["place(P())", "UNSPECIFIED", "place(None)", "None"])
     if call in CALLS_OF_TREES:
-        arguments = tuple(replace(a, wrapped=dice.chance(0.15)) for a in arguments)
+        # Dice of their own, by which other programs stay as they are.
+        kinds = Dice(seed + 2 * 10**9)
+        arguments = tuple(
+            replace(a, wrapped=kinds.pick(["dict", "checked"])) if dice.chance(0.15) else a
+            for a in arguments
+        )
     explicit = dice.chance(0.15)
     count = math.prod(size for _, size in axes)
     return Program(
@@ -166,6 +171,7 @@ def _finished(
         options=tuple((name, True) for name in ("keep_unused", "inline") if dice.chance(0.1)),
         first=dice.pick([0, 0, 0, DEVICES - count]),
         explicit=explicit,
+        bare=Dice(seed + 3 * 10**9).chance(0.5),
     )
 
 

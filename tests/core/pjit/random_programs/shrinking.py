@@ -57,7 +57,7 @@ def _smaller(program: Program) -> Iterator[Program]:
 
 def _less_specified(program: Program) -> Iterator[Program]:
     """Yield programs with one sharding, placement or donation less."""
-    silent = {"resource": "UNSPECIFIED", "placed": None, "donated": False, "wrapped": False}
+    silent = {"resource": "UNSPECIFIED", "placed": None, "donated": False, "wrapped": ""}
     for field in ("arguments", "results"):
         for i, each in enumerate(getattr(program, field)):
             for name, value in silent.items():

@@ -13,7 +13,7 @@ def program_text(program: Program) -> str:
     It uses the names of `running.environment`, and binds those that `running.Module` reads.
     """
     args = program.arguments
-    ins = [_wrapped(a.resource, a.wrapped) for a in args]
+    ins = [_wrapped(a.resource, a.wrapped.replace("checked", "")) for a in args]
     placed = [a.placed or "None" for a in args]
     donated = tuple(i for i, a in enumerate(args) if a.donated)
     names = [r.value.name for r in program.results]
@@ -34,11 +34,12 @@ def program_text(program: Program) -> str:
         f"out_shardings = {program.prefix or _contained(outs, program.container)}",
         f"donated = {donated}",
         f"options = {dict(program.options)}",
+        f"bare = {program.bare}",
         f"exact = {tuple(r.value.exact for r in program.results)}",
         "",
         "",
         f"def f({', '.join(a.value.name for a in args)}):",
-        *(f"{INDENT}{a.value.name} = {a.value.name}['a']" for a in args if a.wrapped),
+        *(f"{INDENT}{a.value.name} = unwrap({a.value.name})" for a in args if a.wrapped),
         *_body(program.steps, _contained(names, program.container), INDENT),
     ]
     return "\n".join(lines) + "\n"
@@ -74,8 +75,10 @@ def _tuple(texts: Iterable[str]) -> str:
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
-def _wrapped(text: str, wrapped: bool) -> str:
-    return f"{{'a': {text}, 'none': None}}" if wrapped else text
+def _wrapped(text: str, container: str) -> str:
+    if container == "checked":
+        return f"Checked({text})"
+    return f"{{'a': {text}, 'none': None}}" if container else text
 
 
 def _contained(texts: list[str], container: str) -> str:
