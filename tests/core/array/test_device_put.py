@@ -10,7 +10,15 @@ from jax.experimental.layout import Format, Layout
 
 from tests.core.array.cases import DEVICES, HALF, MESH, SHARDINGS, named, same, value
 from tests.message_patterns import naming
-from xlashard import Array, GSPMDSharding, Mesh, NamedSharding, P, device_put
+from xlashard import (
+    Array,
+    GSPMDSharding,
+    Mesh,
+    NamedSharding,
+    P,
+    SingleDeviceSharding,
+    device_put,
+)
 from xlashard.core.array.reshard import compiled, p2p
 from xlashard.errors import ArgumentError, DeletedError, PlacementError
 
@@ -141,6 +149,22 @@ def test_memories() -> None:
     assert same(device_put(there, NamedSharding(HALF, P(None, "z"))), V)
 
 
+@pytest.mark.slow
+def test_a_memory_space_keeps_devices_and_commits_as_in_jax() -> None:
+    host = SingleDeviceSharding(DEVICES[0], memory_kind="pinned_host")
+    key = jax.random.key(0)
+    values = [V, 2.5, jnp.ones(3), device_put(V), key, device_put(V, DEVICES[2])]
+    values += [device_put(V, named("x", "y")), device_put(V, named("x", memory_kind="pinned_host"))]
+    for x in values:
+        for target in (jax.memory.Space.Host, jax.memory.Space.Device, host):
+            theirs = x.to_jax() if isinstance(x, Array) else x
+            ours, wanted = device_put(x, target), jax.device_put(theirs, target)
+            assert ours.sharding == wanted.sharding, (x, target)
+            assert ours.committed == wanted.committed, (x, target)
+    with raises(ArgumentError, "a memory space", "MemorySpace"):
+        device_put(V, jax.memory.Space.Any)
+
+
 def test_layouts() -> None:
     columns = Format(Layout((1, 0)), named("x"))
     for source in (V, device_put(V), device_put(V, named("y")), device_put(V, named("x"))):
@@ -201,7 +225,7 @@ class TestTrees:
             device_put({"b": np.ma.masked_array(V)})
         with raises(ArgumentError, "x['b']", "dtype >f4", "x.astype('float32')"):
             device_put({"b": V.astype(">f4")})
-        with raises(ArgumentError, "x[0]", "device, a sharding, a Format or None"):
+        with raises(ArgumentError, "x[0]", "device, a sharding, a Format, a memory space or None"):
             device_put([V], ["cpu"])
         with raises(ArgumentError, "x: ", "NamedSharding(mesh, "):
             device_put(V, P("x"))

@@ -98,7 +98,8 @@ def device_put(
     Args:
         x: A value or a pytree of them: NumPy arrays, numbers, Arrays, arrays and keys of JAX.
         device: A device, a sharding of this package, of JAX or of a class of your own, or a
-            `Format`, for all of `x` or as a pytree prefix of it. `None` leaves arrays on their
+            `Format`, for all of `x` or as a pytree prefix of it. A memory space
+            (`jax.memory.Space.Host`) keeps the devices of arrays. `None` leaves arrays on their
             devices and puts other values, uncommitted, on the default device.
         src: Source device or sharding; only used inside a traced function, by JAX.
         donate: Whether the arrays of `x` are donated, and so deleted. A bool or a pytree prefix of

@@ -32,10 +32,12 @@ from xlashard.core.array.placement.put import (
     put_values,
 )
 from xlashard.core.array.placement.target import (
+    STAY,
     Placement,
     ResolvedSharding,
     at_path,
     is_in_place,
+    move_to_space,
     reorders_devices,
     resolve_requested,
     resolve_sharding,
@@ -65,7 +67,8 @@ class TracerTransfer(NamedTuple):
     def run(self) -> Any:
         """Record the operation."""
         sharding, layout = self.placement.sharding, self.placement.layout
-        assert sharding is not None
+        if sharding is None:
+            return jax.device_put(self.tracer, self.placement.space, src=self.src)
         target: Any = to_jax(sharding, self.tracer.shape)
         if sharding.is_unreduced or jax.typeof(self.tracer).sharding.spec.unreduced:
             # `jax.device_put` would leave the type as it is.
@@ -199,6 +202,10 @@ def plan_transfer(
     """
     if donate is not False or may_alias is not None:
         _check_flags(donate, may_alias)
+    if placement.space is not None and not isinstance(x, Tracer):
+        # JAX places host values there as committed ones.
+        source = getattr(x, "sharding", None) or SingleDeviceSharding(default_device())
+        placement = Placement(move_to_space(from_jax(source), placement.space))
     if isinstance(x, Array):
         return _plan_array(x, placement, donate, may_alias is False)
     if type(x) is np.ndarray:
@@ -206,7 +213,7 @@ def plan_transfer(
         is_float0 = x.dtype == jax.dtypes.float0
         return Unchanged(x) if is_float0 else _plan_host(x, placement, may_alias)
     if isinstance(x, Tracer):
-        return Unchanged(x) if placement.sharding is None else TracerTransfer(x, placement, src)
+        return Unchanged(x) if placement == STAY else TracerTransfer(x, placement, src)
     if is_key_array(x):
         return _plan_keys(x, placement, donate, may_alias is False)
     if isinstance(x, HandleType):

@@ -33,6 +33,8 @@ from xlashard.geometry import Tiling
 from xlashard.support.formatting import brief
 from xlashard.support.lazily import dataclass
 
+Space = jax.memory.Space
+
 type Index = tuple[slice, ...]
 
 # Enough for the distinct shapes of several large parameter trees.
@@ -46,10 +48,12 @@ class Placement:
     Attributes:
         sharding: None leaves an array on its devices, and a host value uncommitted.
         layout: None for the default layout of the device.
+        space: Memory space of the devices that hold the value, in place of a sharding.
     """
 
     sharding: Sharding | None
     layout: Layout | None = None
+    space: Space | None = None
 
 
 STAY = Placement(None)
@@ -57,7 +61,7 @@ STAY = Placement(None)
 
 def is_target(x: Any) -> bool:
     """Return True for a target, False for a tree of targets."""
-    kinds = (jax.Device, Sharding, JaxSharding, Format, PartitionSpec)
+    kinds = (jax.Device, Sharding, JaxSharding, Format, PartitionSpec, Space)
     return x is None or isinstance(x, kinds)
 
 
@@ -65,7 +69,7 @@ def parse_placement(value: Any, name: str) -> Placement:
     """Parse a target.
 
     Args:
-        value: A device, a sharding, a `Format`, or None.
+        value: A device, a sharding, a `Format`, a memory space, or None.
         name: Name of the argument in errors.
 
     Raises:
@@ -89,9 +93,12 @@ def parse_placement(value: Any, name: str) -> Placement:
             f"{name} is {value}, but no mesh is in force: call inside `with jax.set_mesh(mesh):`, "
             f"or write NamedSharding(mesh, {value})"
         )
+    if isinstance(value, Space) and value is not Space.Any:
+        return Placement(None, space=value)
     raise ArgumentError(
-        f"{name} must be a device, a sharding, a Format or None (stays in place), not "
-        f"{type(value).__name__}: for example jax.devices()[0] or NamedSharding(mesh, P('data'))"
+        f"{name} must be a device, a sharding, a Format, a memory space or None (stays in "
+        f"place), not {type(value).__name__}: for example jax.devices()[0] or "
+        "NamedSharding(mesh, P('data'))"
     )
 
 
@@ -215,6 +222,13 @@ def check_reduced_sharding(sharding: Sharding, name: str) -> None:
             "give a sharding without unreduced axes, or the partial results by "
             "make_array_from_single_device_arrays(shape, sharding, arrays)"
         )
+
+
+def move_to_space(sharding: Sharding, space: Space) -> Sharding:
+    """Return a sharding with the memory kind of a memory space of its devices."""
+    if space is Space.Host:
+        return sharding.with_memory_kind("pinned_host")
+    return sharding.with_memory_kind(default_memory_kind(sharding.devices[0]) or "device")
 
 
 def memory_kind_of(sharding: Sharding) -> str | None:

@@ -156,10 +156,10 @@ def _run(strategy: "plan.Strategy", task: ReshardTask) -> Handle:
             if donate and source.memory_kind == default_memory_kind(source.sharding.devices[0]):
                 return compiled.reshard_by_program(task)
             if donate or fresh:
-                return copy_to(handle, target.jax_sharding, fresh=True)
+                return _copy_committed(handle, target, fresh=True)
             return with_sharding(handle, target.jax_sharding, committed=True)
         case plan.Strategy.COPY:
-            return copy_to(handle, target.jax_sharding)
+            return _copy_committed(handle, target)
         case plan.Strategy.HOST_MEMORY:
             return p2p.reshard_in_host_memory(task)
         case plan.Strategy.COMPILED:
@@ -178,6 +178,12 @@ def _run(strategy: "plan.Strategy", task: ReshardTask) -> Handle:
             return p2p.reshard_by_pieces(task)
         case plan.Strategy.PERMUTE:
             return permute.PermuteReshard(task).run()
+
+
+def _copy_committed(handle: Handle, target: ResolvedSharding, *, fresh: bool = False) -> Handle:
+    copied = copy_to(handle, target.jax_sharding, fresh=fresh)
+    # jaxlib leaves the copy of an uncommitted array uncommitted.
+    return copied if copied.committed else with_sharding(copied, copied.sharding, committed=True)
 
 
 def _with_dtype(handle: Handle, dtype: Any) -> Handle:
