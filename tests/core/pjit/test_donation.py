@@ -21,6 +21,7 @@ from xlashard import (
     make_array_from_single_device_arrays,
     pjit,
 )
+from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.transfer import aligned_empty
 from xlashard.core.array.array_class import base
 from xlashard.core.pjit import arguments
@@ -662,3 +663,82 @@ class TestMissingShards:
         f.clear_cache()
         np.testing.assert_array_equal(f(x), f32(8) + 1)
         assert traced == [1, 1]
+
+
+def _run_closed_over(path, x, rows):
+    """Return a call of a program that closes over an array, and its result."""
+    f = pjit(lambda state, v: (state, (v * x).sum()))
+    y = device_put(f32(8), rows)
+    if path == "pjit":
+        return lambda: f(0.0, y)[1]
+    if path == "gradient":
+        return lambda: jax.grad(lambda v: f(0.0, v)[1])(y).sum()
+    compiled = f.lower(0.0, y).compile()
+    if path == "compiled":
+        return lambda: compiled(0.0, y)[1]
+    bound = compiled.bind(0.0)
+    return lambda: bound(y)
+
+
+def _lose(way, x):
+    """Delete or donate an array or one of its shards."""
+    match way:
+        case "deleted":
+            x.delete()
+        case "donated":
+            pjit(lambda x: x + 1, donate_argnums=0)(x)
+        case "first shard" | "shard":
+            x.addressable_shards[0 if way == "first shard" else 3].data.delete()
+
+
+class TestClosedOver:
+    """Arrays that a program closes over, and that are gone at a later call of it."""
+
+    @pytest.fixture
+    def rows(self, mesh):
+        return NamedSharding(mesh, P(("x", "y")))
+
+    @pytest.mark.parametrize(
+        "path", ["pjit", "compiled", "bound step", pytest.param("gradient", marks=pytest.mark.slow)]
+    )
+    @pytest.mark.parametrize("put", [device_put, jax.device_put], ids=["xlashard", "jax"])
+    @pytest.mark.parametrize("way", ["deleted", "donated", "shard", "first shard"])
+    def test_lost_array_is_refused_at_a_repeat_call(self, rows, path, put, way):
+        """The call is refused before the launch, and other programs still finish."""
+        x = put(f32(8), rows)
+        call = _run_closed_over(path, x, rows)
+        before = [float(call()) for _ in range(3)]
+        _lose(way, x)
+        for _ in range(2):
+            with pytest.raises(DeletedError, match=naming("float32[8]")):
+                call()
+        again = _run_closed_over(path, put(f32(8), rows), rows)
+        assert [float(again())] * 3 == before
+
+    def test_lost_array_on_one_device_is_refused_at_a_repeat_call(self):
+        x = device_put(np.ones((200, 200), np.float32))
+        f = pjit(lambda v: x.sum() + v)
+        assert [float(f(1.0)) for _ in range(3)] == [40001] * 3
+        x.delete()
+        for _ in range(2):
+            with pytest.raises(DeletedError, match=naming("x, ", "float32[200,200]")):
+                f(1.0)
+
+    def test_other_programs_of_the_function_run_on(self, rows):
+        arrays = {name: device_put(f32(8) + i, rows) for i, name in enumerate("ab")}
+        f = pjit(lambda v, name: (v + arrays[name]).sum(), static_argnames="name")
+        for name in "abab":
+            f(1.0, name)
+        arrays["a"].delete()
+        for _ in range(3):
+            assert float(f(1.0, "b")) == 8 * 2 + f32(8).sum()
+            with pytest.raises(DeletedError, match="float32"):
+                f(1.0, "a")
+
+    def test_programs_without_closed_over_arrays_are_not_checked(self, rows, monkeypatch):
+        f, x = pjit(lambda v: v + 1), device_put(f32(8), rows)
+        for _ in range(2):
+            f(x)
+        monkeypatch.setattr(dispatch, "lacks_buffer", None)
+        monkeypatch.setattr(dispatch._Checked, "__call__", None)
+        np.testing.assert_array_equal(f(x), f32(8) + 1)

@@ -110,7 +110,9 @@ def run_repeatably(
     handles = bare_values(kept_values)
     typed = _typed(handles, program.parts.in_avals[len(compiled.consts) :])
     repeatable = typed is handles and _is_repeatable(compiled, kept_values, handles)
-    program.admit(None if donation is None else donation.naming)
+    naming = None if donation is None else donation.naming
+    compiled.check_closed_over(name, naming)
+    program.admit(naming)
     jax_shardings = program.in_jax_shardings[len(compiled.consts) :]
     try:
         with arguments_may_move(kept_values, compress(paths, compiled.kept), jax_shardings):
