@@ -186,13 +186,12 @@ def test_donation_is_kept_under_vmap_as_in_jax(place):
         jax.grad,
         lambda f: lambda x: jax.vjp(f, x)[1](1.0),
         lambda f: lambda x: jax.linearize(f, x)[1](x),
-        lambda f: lambda x: jax.jvp(f, (x,), (x,)),
         lambda f: jax.grad(jax.checkpoint(f)),
         lambda f: jax.vmap(jax.grad(f)),
         lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum()),
         lambda f: jax.hessian(f),
     ],
-    ids=["grad", "vjp", "linearize", "jvp", "checkpoint", "vmap grad", "grad vmap", "hessian"],
+    ids=["grad", "vjp", "linearize", "checkpoint", "vmap grad", "grad vmap", "hessian"],
 )
 def test_arguments_needed_by_a_derivative_are_not_donated(place, transformed):
     x = place(f32(8, 2))
@@ -202,6 +201,54 @@ def test_arguments_needed_by_a_derivative_are_not_donated(place, transformed):
         found = transformed(f)(x)
     wanted = transformed(lambda x: (x * jnp.sin(x)).sum())(f32(8, 2))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
+    assert not x.is_deleted()
+
+
+def _total(f):
+    return lambda x: f(x).sum()
+
+
+_DERIVATIVES = {
+    "grad": lambda f, x, t: jax.grad(_total(f))(x),
+    "vjp": lambda f, x, t: jax.vjp(f, x)[1](t),
+    "jvp": lambda f, x, t: jax.jvp(f, (x,), (t,)),
+    "linearize": lambda f, x, t: jax.linearize(f, x)[0],
+    "vmap grad": lambda f, x, t: jax.vmap(jax.grad(_total(f)))(x),
+    "grad vmap": lambda f, x, t: jax.grad(_total(jax.vmap(f)))(x),
+    "grad grad": lambda f, x, t: jax.grad(_total(jax.grad(_total(f))))(x),
+    "jvp grad": lambda f, x, t: jax.jvp(jax.grad(_total(f)), (x,), (t,)),
+    "jacfwd": lambda f, x, t: jax.jacfwd(f)(x),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _DERIVATIVES)
+def test_derivatives_donate_as_in_jax(place, name):
+    """JAX also donates arguments that the backward part needs, and then fails."""
+    derivative, like = _DERIVATIVES[name], place(f32(8, 2))
+    for fun in (lambda x: x * 2, jnp.sin, jnp.exp, lambda x: x * x):
+        outcomes = []
+        for jit, put in ((jax.jit, jax.device_put), (pjit, device_put)):
+            x, t = (put(f32(8, 2), like.sharding) for _ in range(2))
+            try:
+                found = derivative(jit(fun, donate_argnums=0), x, t)
+                found = jax.tree.map(np.asarray, found)
+            except RuntimeError as error:
+                assert jit is jax.jit and "deleted" in str(error)
+                found = derivative(fun, f32(8, 2), f32(8, 2))
+                outcomes.append((found, False, False))
+            else:
+                outcomes.append((found, x.is_deleted(), t.is_deleted()))
+        (wanted, *theirs), (found, *ours) = outcomes
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
+        needed = fun(3.0) == 9 and name == "linearize"  # x * x needs x for a later call
+        assert ours == ([False, False] if needed else theirs)
+
+
+def test_one_array_as_donated_primal_and_tangent_is_refused(place):
+    x, f = place(f32(8)), pjit(lambda x: x * 2, donate_argnums=0)
+    with pytest.raises(DonationError, match=naming("argument 0", "argument 1")):
+        jax.jvp(f, (x,), (x,))
     assert not x.is_deleted()
 
 

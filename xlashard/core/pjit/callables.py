@@ -237,10 +237,8 @@ def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable
     results = Results(jax.tree_util.tree_structure([0] * len(jaxpr.outvars)))
     donation = None
     if any(piece.donated):
-        paths = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
-        donation = DonationInfo(
-            piece.donated, tuple(paths), piece.name, DonationTracker(piece.name)
-        )
+        paths = _argument_paths(jaxpr, piece.name)
+        donation = DonationInfo(piece.donated, paths, piece.name, DonationTracker(piece.name))
 
     def miss(*args: Any) -> tuple[Any, Any, bool]:
         compiled = _compiled(args, body(), piece)
@@ -255,8 +253,7 @@ def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable
 def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram:
     """Return the program of a piece for its arguments."""
     label = piece.name
-    paths = [f"argument {i} of {label}" for i in range(len(args))]
-    arguments = describe_arguments(args, paths, jaxpr.in_avals)
+    arguments = describe_arguments(args, _argument_paths(jaxpr, label), jaxpr.in_avals)
     ins, outs = boundary(jaxpr, boundary_p, "sharding")
     in_shardings = tuple(
         None if argument.committed else _closed(sharding, argument.aval)
@@ -286,6 +283,12 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
         compiled.lowered.report_donation(piece.donation, label)
         compiled.lowered.report_donation(piece.donation, label, compiled.program)
     return compiled
+
+
+def _argument_paths(jaxpr: Any, name: str) -> tuple[str, ...]:
+    """Return the path of each argument, or its position where a transformation dropped the path."""
+    paths = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
+    return tuple([path or f"argument {i} of {name}" for i, path in enumerate(paths)])
 
 
 def _closed(sharding: Any, aval: Any) -> Any:
