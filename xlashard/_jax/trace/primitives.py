@@ -313,7 +313,7 @@ def identity_primitive(
     primitive.def_abstract_eval(abstract)
     mlir.register_lowering(primitive, lambda ctx, x, **params: [lower(ctx, x, **params)])
     try_steps(
-        partial(_set_rule, primitive, lambda: core.pp_eqn_rules, _print_without_witness),
+        partial(_set_rule, primitive, lambda: core.pp_eqn_rules, _print_sharding),
         partial(_register_transpose, primitive, primitive),
         partial(_set_rule, primitive, lambda: batching.fancy_primitive_batchers, batch),
     )
@@ -421,8 +421,8 @@ def device_witness(devices: tuple[Device, ...], mesh: Mesh | AbstractMesh | None
     return _Witness([jax.make_jaxpr(jax.jit(lambda x: x, out_shardings=everywhere))(0.0)])
 
 
-def _print_without_witness(eqn: Any, context: Any, settings: Any) -> Any:
-    return core._pp_eqn(eqn, context, settings, params=[k for k in eqn.params if k != "witness"])
+def _print_sharding(eqn: Any, context: Any, settings: Any) -> Any:
+    return core._pp_eqn(eqn, context, settings, params=["sharding"])
 
 
 def spmd_axis_names(axis_data: AxisData) -> tuple[str, ...]:
