@@ -304,6 +304,10 @@ class TracingError(XlashardError, RuntimeError):
     """A function that requires tracing where tracing is disabled."""
 
 
+class ExecutionError(XlashardError, RuntimeError):
+    """A program that would run where execution is disabled."""
+
+
 class MeshError(XlashardError, RuntimeError):
     """A partition spec outside any mesh context."""
 

@@ -21,6 +21,7 @@ from xlashard import (
     make_array_from_single_device_arrays,
     pjit,
 )
+from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.transfer import aligned_empty
 from xlashard.core.array.array_class import base
 from xlashard.core.pjit import arguments
@@ -185,13 +186,12 @@ def test_donation_is_kept_under_vmap_as_in_jax(place):
         jax.grad,
         lambda f: lambda x: jax.vjp(f, x)[1](1.0),
         lambda f: lambda x: jax.linearize(f, x)[1](x),
-        lambda f: lambda x: jax.jvp(f, (x,), (x,)),
         lambda f: jax.grad(jax.checkpoint(f)),
         lambda f: jax.vmap(jax.grad(f)),
         lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum()),
         lambda f: jax.hessian(f),
     ],
-    ids=["grad", "vjp", "linearize", "jvp", "checkpoint", "vmap grad", "grad vmap", "hessian"],
+    ids=["grad", "vjp", "linearize", "checkpoint", "vmap grad", "grad vmap", "hessian"],
 )
 def test_arguments_needed_by_a_derivative_are_not_donated(place, transformed):
     x = place(f32(8, 2))
@@ -201,6 +201,54 @@ def test_arguments_needed_by_a_derivative_are_not_donated(place, transformed):
         found = transformed(f)(x)
     wanted = transformed(lambda x: (x * jnp.sin(x)).sum())(f32(8, 2))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
+    assert not x.is_deleted()
+
+
+def _total(f):
+    return lambda x: f(x).sum()
+
+
+_DERIVATIVES = {
+    "grad": lambda f, x, t: jax.grad(_total(f))(x),
+    "vjp": lambda f, x, t: jax.vjp(f, x)[1](t),
+    "jvp": lambda f, x, t: jax.jvp(f, (x,), (t,)),
+    "linearize": lambda f, x, t: jax.linearize(f, x)[0],
+    "vmap grad": lambda f, x, t: jax.vmap(jax.grad(_total(f)))(x),
+    "grad vmap": lambda f, x, t: jax.grad(_total(jax.vmap(f)))(x),
+    "grad grad": lambda f, x, t: jax.grad(_total(jax.grad(_total(f))))(x),
+    "jvp grad": lambda f, x, t: jax.jvp(jax.grad(_total(f)), (x,), (t,)),
+    "jacfwd": lambda f, x, t: jax.jacfwd(f)(x),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _DERIVATIVES)
+def test_derivatives_donate_as_in_jax(place, name):
+    """JAX also donates arguments that the backward part needs, and then fails."""
+    derivative, like = _DERIVATIVES[name], place(f32(8, 2))
+    for fun in (lambda x: x * 2, jnp.sin, jnp.exp, lambda x: x * x):
+        outcomes = []
+        for jit, put in ((jax.jit, jax.device_put), (pjit, device_put)):
+            x, t = (put(f32(8, 2), like.sharding) for _ in range(2))
+            try:
+                found = derivative(jit(fun, donate_argnums=0), x, t)
+                found = jax.tree.map(np.asarray, found)
+            except RuntimeError as error:
+                assert jit is jax.jit and "deleted" in str(error)
+                found = derivative(fun, f32(8, 2), f32(8, 2))
+                outcomes.append((found, False, False))
+            else:
+                outcomes.append((found, x.is_deleted(), t.is_deleted()))
+        (wanted, *theirs), (found, *ours) = outcomes
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
+        needed = fun(3.0) == 9 and name == "linearize"  # x * x needs x for a later call
+        assert ours == ([False, False] if needed else theirs)
+
+
+def test_one_array_as_donated_primal_and_tangent_is_refused(place):
+    x, f = place(f32(8)), pjit(lambda x: x * 2, donate_argnums=0)
+    with pytest.raises(DonationError, match=naming("argument 0", "argument 1")):
+        jax.jvp(f, (x,), (x,))
     assert not x.is_deleted()
 
 
@@ -662,3 +710,82 @@ class TestMissingShards:
         f.clear_cache()
         np.testing.assert_array_equal(f(x), f32(8) + 1)
         assert traced == [1, 1]
+
+
+def _run_closed_over(path, x, rows):
+    """Return a call of a program that closes over an array, and its result."""
+    f = pjit(lambda state, v: (state, (v * x).sum()))
+    y = device_put(f32(8), rows)
+    if path == "pjit":
+        return lambda: f(0.0, y)[1]
+    if path == "gradient":
+        return lambda: jax.grad(lambda v: f(0.0, v)[1])(y).sum()
+    compiled = f.lower(0.0, y).compile()
+    if path == "compiled":
+        return lambda: compiled(0.0, y)[1]
+    bound = compiled.bind(0.0)
+    return lambda: bound(y)
+
+
+def _lose(way, x):
+    """Delete or donate an array or one of its shards."""
+    match way:
+        case "deleted":
+            x.delete()
+        case "donated":
+            pjit(lambda x: x + 1, donate_argnums=0)(x)
+        case "first shard" | "shard":
+            x.addressable_shards[0 if way == "first shard" else 3].data.delete()
+
+
+class TestClosedOver:
+    """Arrays that a program closes over, and that are gone at a later call of it."""
+
+    @pytest.fixture
+    def rows(self, mesh):
+        return NamedSharding(mesh, P(("x", "y")))
+
+    @pytest.mark.parametrize(
+        "path", ["pjit", "compiled", "bound step", pytest.param("gradient", marks=pytest.mark.slow)]
+    )
+    @pytest.mark.parametrize("put", [device_put, jax.device_put], ids=["xlashard", "jax"])
+    @pytest.mark.parametrize("way", ["deleted", "donated", "shard", "first shard"])
+    def test_lost_array_is_refused_at_a_repeat_call(self, rows, path, put, way):
+        """The call is refused before the launch, and other programs still finish."""
+        x = put(f32(8), rows)
+        call = _run_closed_over(path, x, rows)
+        before = [float(call()) for _ in range(3)]
+        _lose(way, x)
+        for _ in range(2):
+            with pytest.raises(DeletedError, match=naming("float32[8]")):
+                call()
+        again = _run_closed_over(path, put(f32(8), rows), rows)
+        assert [float(again())] * 3 == before
+
+    def test_lost_array_on_one_device_is_refused_at_a_repeat_call(self):
+        x = device_put(np.ones((200, 200), np.float32))
+        f = pjit(lambda v: x.sum() + v)
+        assert [float(f(1.0)) for _ in range(3)] == [40001] * 3
+        x.delete()
+        for _ in range(2):
+            with pytest.raises(DeletedError, match=naming("x, ", "float32[200,200]")):
+                f(1.0)
+
+    def test_other_programs_of_the_function_run_on(self, rows):
+        arrays = {name: device_put(f32(8) + i, rows) for i, name in enumerate("ab")}
+        f = pjit(lambda v, name: (v + arrays[name]).sum(), static_argnames="name")
+        for name in "abab":
+            f(1.0, name)
+        arrays["a"].delete()
+        for _ in range(3):
+            assert float(f(1.0, "b")) == 8 * 2 + f32(8).sum()
+            with pytest.raises(DeletedError, match="float32"):
+                f(1.0, "a")
+
+    def test_programs_without_closed_over_arrays_are_not_checked(self, rows, monkeypatch):
+        f, x = pjit(lambda v: v + 1), device_put(f32(8), rows)
+        for _ in range(2):
+            f(x)
+        monkeypatch.setattr(dispatch, "lacks_buffer", None)
+        monkeypatch.setattr(dispatch._Checked, "__call__", None)
+        np.testing.assert_array_equal(f(x), f32(8) + 1)

@@ -235,12 +235,12 @@ def new_dispatcher(
 
 
 class _Checked:
-    """Handles the calls that a dispatcher has not seen, and those with arrays of JAX.
+    """Handles the calls that a dispatcher has not seen, and those with arrays to check.
 
     If a shard of an array was deleted or donated alone, the runtime starts a program on the other
     devices, which wait for the missing one. An `Array` is deleted as a whole then. Arrays of JAX
-    over several devices are checked before each call: their dispatcher has no fast path, and a
-    second one is called once they are checked.
+    over several devices, and arrays that a program closes over, are checked before each call: their
+    dispatcher has no fast path, and a second one is called once they are checked.
 
     Args:
         miss: Handles a call that was not seen before.
@@ -248,7 +248,9 @@ class _Checked:
     """
 
     def __init__(self, miss: Callable[..., Any], dispatcher: Callable[[Any], Any]) -> None:
-        self._miss = miss
+        # The closed-over arrays of the programs that the second dispatcher runs, by id.
+        self._closed: dict[int, Handle] = {}
+        self._miss = _recording_closed(miss, self._closed)
         self._dispatcher = dispatcher
 
     @cached_property
@@ -256,19 +258,41 @@ class _Checked:
         return self._dispatcher(self._miss)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._closed and any(map(lacks_buffer, list(self._closed.values()))):
+            # The call may need other arrays than the lost one: the miss decides.
+            self.clear()
         handles = list(filter(_is_spread, jax.tree_util.tree_leaves((args, kwargs))))
         # The errors of a miss name the argument.
         try:
-            if not handles or any(map(lacks_buffer, map(base_handle, handles))):
-                return self._miss(*args, **kwargs)
+            if (not handles and not self._closed) or any(
+                map(lacks_buffer, map(base_handle, handles))
+            ):
+                result, path, _ = self._miss(*args, **kwargs)
+                return result, None if path is not None and path.const_args else path, False
             return self._inner(*args, **kwargs), None, False
         except BaseException as error:
             shorten(error)
             raise
 
     def clear(self) -> None:
-        """Drop the fast paths of calls with arrays of JAX."""
+        """Drop the fast paths of calls with arrays to check."""
         self.__dict__.pop("_inner", None)
+        self._closed.clear()
+
+
+def _recording_closed(miss: Callable[..., Any], closed: dict[int, Handle]) -> Callable[..., Any]:
+    """Return a function like `miss` that keeps the closed-over arrays of the programs it ran.
+
+    A function of its own: a method would be in a cycle with the second dispatcher.
+    """
+
+    def miss_and_record(*args: Any, **kwargs: Any) -> tuple[Any, FastPath | None, bool]:
+        result, path, is_traced = miss(*args, **kwargs)
+        if path is not None:
+            closed.update((id(handle), handle) for handle in path.const_args)
+        return result, path, is_traced
+
+    return miss_and_record
 
 
 def _is_spread(value: Any) -> bool:

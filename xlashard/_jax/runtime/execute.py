@@ -1,4 +1,4 @@
-"""Run compiled programs; check results under `jax_debug_nans`; observe first runs of `jax.jit`.
+"""Run compiled programs; check runs by JAX's settings; observe first runs of `jax.jit`.
 
 Where a program takes over buffers of its arguments, its results reach a list of the caller within
 one call into C. Python delivers signals between its own instructions only, so an interrupt cannot
@@ -6,8 +6,8 @@ discard results that alone hold those buffers.
 
 jaxlib's dispatcher runs repeat calls without Python, and JAX's own hook for their results has
 neither the name of the function nor of the result, and calls the function again with arguments that
-may be donated. Therefore the two flags are part of the dispatch key: while one is set, every call
-enters Python.
+may be donated. Therefore `jax_debug_nans` and `jax_debug_infs` are part of the dispatch key: while
+one is set, or `jax_no_execution`, every call enters Python.
 """
 
 import weakref
@@ -40,7 +40,7 @@ from xlashard._jax.runtime.global_state import (
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import copy_to, split
 from xlashard._jax.trace.tracing import is_extended
-from xlashard.errors import NonFiniteError
+from xlashard.errors import ExecutionError, NonFiniteError
 from xlashard.support.lazily import dataclass
 
 type Runner = Callable[[Sequence[Handle]], None]
@@ -77,8 +77,7 @@ def physical_sharding(aval: Any, sharding: Any) -> Any:
 def runner(
     executable: Executable,
     handlers: Sequence[Any],
-    names: Sequence[str],
-    donated: Sequence[bool],
+    checked: "RunChecks",
     takes_over: bool,
     out: list[list[Handle]],
 ) -> Runner:
@@ -87,20 +86,19 @@ def runner(
     Args:
         executable: The compiled program.
         handlers: A maker of a handle for each result.
-        names: A name for each result, for errors.
-        donated: For each argument, True if it is donated.
+        checked: The checks of a run.
         takes_over: True if the program may take over the buffers of an argument.
         out: Receives the list of raw results of each run.
     """
     execute, consume = executable.execute_sharded, methodcaller("consume_with_handlers", handlers)
-    checks = _result_checks()
+    checks = _run_checks()
 
     def run_once(handles: Sequence[Handle], results: list[list[Handle]]) -> None:
         results.append(consume(execute(handles)))
 
     def run(handles: Sequence[Handle]) -> None:
         if checks.value:
-            run_checked(run_once, handles, names, donated, out)
+            checked.run(run_once, handles, out)
         else:
             out.append(consume(execute(handles)))
 
@@ -115,7 +113,7 @@ def runner(
 
     def run_uninterrupted(handles: Sequence[Handle]) -> None:
         if checks.value:
-            run_checked(run_once, handles, names, donated, out)
+            checked.run(run_once, handles, out)
             return
         if pending:
             pending.clear()  # left by an interrupt
@@ -161,18 +159,34 @@ def _joined_token(buffers: Sequence[Any]) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _result_checks() -> Any:
-    """Return the flag that is on while any result has to be checked."""
-    return dispatch_flag("xlashard_checks_results")
+def _run_checks() -> Any:
+    """Return the flag that is on while any run has to be checked."""
+    return dispatch_flag("xlashard_checks_runs")
 
 
 def _flags() -> tuple[Any, ...]:
     return jax.debug_nans, jax.debug_infs
 
 
-def checks_results() -> bool:
-    """Return True if results have to be checked for NaN or infinity."""
-    return _result_checks().value
+def checks_runs() -> bool:
+    """Return True if runs are forbidden, or results have to be checked for NaN or infinity."""
+    return _run_checks().value
+
+
+def check_may_run(name: str) -> None:
+    """Refuse to run a program while `jax_no_execution` is on.
+
+    Args:
+        name: The function.
+
+    Raises:
+        ExecutionError: While it is on.
+    """
+    if jax.config.jax_no_execution:
+        raise ExecutionError(
+            f"{name} would run, which jax.no_execution forbids: call it outside of that block, or "
+            f"compile it there by {name}.lower(...).compile()"
+        )
 
 
 class NonFinite:
@@ -216,48 +230,61 @@ def debug_flag(kind: str) -> str:
     return f"jax_debug_{kind}s"
 
 
-def run_checked(
-    run: Callable[[Sequence[Any], list[Any]], None],
-    handles: Sequence[Any],
-    names: Sequence[str],
-    donated: Sequence[bool],
-    out: list[Any],
-) -> None:
-    """Run a program, check its results, and append them to `out`.
+@dataclass(frozen=True, eq=False)
+class RunChecks:
+    """Checks of the runs of a program while a setting requests them.
 
-    The program gets copies of donated handles, which are deleted once its results have passed: the
-    search for the operation that made a forbidden value needs them.
-
-    Args:
-        run: Runs the program on handles, and appends its raw results to a list.
-        handles: The arguments of the program.
-        names: The name of each result, the last of the raw results.
+    Attributes:
+        name: The function.
+        results: The name of each result, the last of the raw results.
         donated: For each argument, True if the program may take its buffers.
-        out: Receives the list of raw results.
-
-    Raises:
-        NonFiniteError: With the first result that has a forbidden element.
     """
-    copies = [
-        copy_to(handle, handle.sharding, fresh=True) if gives else handle
-        for handle, gives in zip(handles, donated, strict=True)
-    ]
-    raw: list[Any] = []
-    run(copies, raw)
-    forbidden = NonFinite()
-    for result, name in zip(raw[0][len(raw[0]) - len(names) :], names, strict=True):
-        kind = forbidden.kind_in(result)
-        if kind is not None:
-            raise NonFiniteError(
-                f"{name} holds {kind}, which {debug_flag(kind)} forbids: call the function "
-                "inside `with jax.disable_jit():` to stop at the operation that makes it",
-                result=name,
-                kind=kind,
-            )
-    out.extend(raw)
-    for handle, copy in zip(handles, copies, strict=True):
-        if copy is not handle and copy.is_deleted():
-            handle.delete()
+
+    name: str
+    results: Sequence[str]
+    donated: Sequence[bool]
+
+    def run(
+        self,
+        run: Callable[[Sequence[Any], list[Any]], None],
+        handles: Sequence[Any],
+        out: list[Any],
+    ) -> None:
+        """Run the program, check its results, and append them to `out`.
+
+        The program gets copies of donated handles, which are deleted once its results have passed:
+        the search for the operation that made a forbidden value needs them.
+
+        Args:
+            run: Runs the program on handles, and appends its raw results to a list.
+            handles: The arguments of the program.
+            out: Receives the list of raw results.
+
+        Raises:
+            ExecutionError: If no program may run.
+            NonFiniteError: With the first result that has a forbidden element.
+        """
+        check_may_run(self.name)
+        copies = [
+            copy_to(handle, handle.sharding, fresh=True) if gives else handle
+            for handle, gives in zip(handles, self.donated, strict=True)
+        ]
+        raw: list[Any] = []
+        run(copies, raw)
+        forbidden, first = NonFinite(), len(raw[0]) - len(self.results)
+        for result, name in zip(raw[0][first:], self.results, strict=True):
+            kind = forbidden.kind_in(result)
+            if kind is not None:
+                raise NonFiniteError(
+                    f"{name} holds {kind}, which {debug_flag(kind)} forbids: call the function "
+                    "inside `with jax.disable_jit():` to stop at the operation that makes it",
+                    result=name,
+                    kind=kind,
+                )
+        out.extend(raw)
+        for handle, copy in zip(handles, copies, strict=True):
+            if copy is not handle and copy.is_deleted():
+                handle.delete()
 
 
 @contextmanager
@@ -268,8 +295,8 @@ def unchecked() -> Iterator[None]:
 
 
 def watch_flags() -> None:
-    """Make the flags part of the dispatch key."""
-    follow_settings(_result_checks(), _flags())
+    """Make the settings part of the dispatch key."""
+    follow_settings(_run_checks(), (*_flags(), jax.no_execution))
     for flag in _flags():
         flag._update_thread_local_hook = hook_before(flag._update_thread_local_hook, _set_posthook)
 
@@ -277,7 +304,7 @@ def watch_flags() -> None:
 def _set_posthook() -> None:
     """Set JAX's own hook of the thread, which at the end of a block ignores the global flags."""
     unset = all(flag.get_local() is lib_jax.config.unset for flag in _flags())
-    checking = api._nan_check_posthook if checks_results() else None
+    checking = api._nan_check_posthook if any(flag.value for flag in _flags()) else None
     api._post_hook_state.set_local(lib_jax.config.unset if unset else checking)
 
 

@@ -10,6 +10,7 @@ import jax
 # Public as jax.extend.core.register_call_primitive_rules, whose package imports Pallas.
 from xlashard._jax.private import (
     ad,
+    ad_util,
     batching,
     checkify,
     core,
@@ -78,8 +79,9 @@ def call_primitive(
         is_placing: Function that returns True for a sharding constraint of the body.
 
     Parameters of its equations: `jaxpr`, the body; `name` of the called function; `donated_invars`,
-    a flag for each argument, which only batching and evaluation preserve; `options` of the
-    compiler; `donation`, the mode of reporting unusable donations.
+    a flag for each argument, which batching, evaluation, derivatives in forward mode and the
+    forward part of a linearization preserve; `options` of the compiler; `donation`, the mode of
+    reporting unusable donations.
     """
     primitive = _call_primitive_class()(name)
     _register_transformations(primitive, is_placing)
@@ -110,7 +112,7 @@ def _register_transformations(primitive: Primitive, is_placing: Callable[[Any], 
     eval_jaxpr.register_call_primitive_rules(primitive)
     primitive.to_lojax = _renamed(primitive.to_lojax)
     try_steps(
-        partial(_rename_rule, primitive, lambda: ad.primitive_jvps, donates=False),
+        partial(_register_jvp, primitive),
         partial(_rename_rule, primitive, lambda: ad.fancy_transposes, donates=False),
         partial(_rename_rule, primitive, lambda: remat.rules, donates=False),
         partial(_rename_rule, primitive, lambda: batching.fancy_primitive_batchers),
@@ -146,6 +148,24 @@ def _rename_rule(primitive: Primitive, table: Callable[[], Any], *, donates: boo
     rules = table()
     if primitive in rules:  # JAX 0.11 has no rule of remat for calls.
         rules[primitive] = _renamed(rules[primitive], donates=donates)
+
+
+def _register_jvp(primitive: Primitive) -> None:
+    ad.primitive_jvps[primitive] = partial(_jvp_call, ad.primitive_jvps[primitive])
+
+
+def _jvp_call(
+    rule: Callable[..., Any],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    donated_invars: tuple[bool, ...],
+    **params: Any,
+) -> Any:
+    """Bind a call of primals and tangents, which donates a tangent with its primal."""
+    nonzero = [type(tangent) is not ad_util.Zero for tangent in tangents]
+    donated = (*donated_invars, *compress(donated_invars, nonzero))
+    return _renamed(rule)(primals, tangents, donated_invars=donated, **params)
 
 
 def _register_discharge(primitive: Primitive) -> None:
@@ -293,7 +313,7 @@ def identity_primitive(
     primitive.def_abstract_eval(abstract)
     mlir.register_lowering(primitive, lambda ctx, x, **params: [lower(ctx, x, **params)])
     try_steps(
-        partial(_set_rule, primitive, lambda: core.pp_eqn_rules, _print_without_witness),
+        partial(_set_rule, primitive, lambda: core.pp_eqn_rules, _print_sharding),
         partial(_register_transpose, primitive, primitive),
         partial(_set_rule, primitive, lambda: batching.fancy_primitive_batchers, batch),
     )
@@ -401,8 +421,8 @@ def device_witness(devices: tuple[Device, ...], mesh: Mesh | AbstractMesh | None
     return _Witness([jax.make_jaxpr(jax.jit(lambda x: x, out_shardings=everywhere))(0.0)])
 
 
-def _print_without_witness(eqn: Any, context: Any, settings: Any) -> Any:
-    return core._pp_eqn(eqn, context, settings, params=[k for k in eqn.params if k != "witness"])
+def _print_sharding(eqn: Any, context: Any, settings: Any) -> Any:
+    return core._pp_eqn(eqn, context, settings, params=["sharding"])
 
 
 def spmd_axis_names(axis_data: AxisData) -> tuple[str, ...]:

@@ -56,6 +56,17 @@ class _Linearized:
     handed_on: tuple[int | None, ...]
     nonzero: tuple[bool, ...]
 
+    def leaves_over(self, donated: Sequence[bool], consts: int) -> tuple[bool, ...]:
+        """Return the donated arguments that are neither results nor residuals.
+
+        Args:
+            donated: For each argument, True if the call donates it.
+            consts: The number of closed-over values, which `handed_on` counts too.
+        """
+        needed = {source.position for source in self.sources if source.is_argument}
+        needed.update(i - consts for i in self.handed_on if i is not None)
+        return tuple([gives and i not in needed for i, gives in enumerate(donated)])
+
 
 def register_linearization(primitive: "core.Primitive", is_placing: Callable[[Any], bool]) -> None:
     """Register the linearization of a call primitive (with the parameter `jaxpr`).
@@ -74,12 +85,13 @@ def _linearize(
     nonzero: Sequence[bool],
     *primals: Any,
     jaxpr: Jaxpr,
+    donated_invars: tuple[bool, ...],
     **params: Any,
 ) -> tuple[Any, ...]:
-    params["donated_invars"] = ()  # The backward part may need the arguments.
     stays = tuple(map(_stays_where_it_is, primals))
     parts = _cached_parts()(jaxpr, tuple(nonzero), is_vjp, stays, is_placing)
-    forward = primitive.bind(*primals, jaxpr=parts.forward, **params)
+    donated = parts.leaves_over(donated_invars, len(jaxpr.consts))
+    forward = primitive.bind(*primals, jaxpr=parts.forward, donated_invars=donated, **params)
     values = [primals[s.position] if s.is_argument else forward[s.position] for s in parts.sources]
     results, residuals, structured = _split(values, parts.count)
     arguments = [*jaxpr.consts, *primals]
@@ -98,6 +110,7 @@ def _linearize(
             *nonzero_tangents,
             *jax.tree_util.tree_leaves(structured),
             jaxpr=parts.backward,
+            donated_invars=(),
             **params,
         )
         return list(_with_zeros(out, parts.nonzero, jaxpr.out_avals))

@@ -46,14 +46,12 @@ def surround(
     return replace_fields(jaxpr, invars=invars, outvars=outvars, eqns=eqns)
 
 
-def boundary(
-    jaxpr: Jaxpr, primitive: "core.Primitive", parameter: str
-) -> tuple[list[Any], list[Any]]:
-    """Return the parameter of a primitive of one value at the arguments and results of a jaxpr.
+def boundary(jaxpr: Jaxpr, primitive: "core.Primitive") -> tuple[list[Any], list[Any]]:
+    """Return the parameters of a primitive of one value at the arguments and results of a jaxpr.
 
     Returns:
-        For each argument the parameter of the first equation of `primitive` that reads it, and for
-        each result that of the equation that computes it; None without an equation.
+        For each argument the parameters of the first equation of `primitive` that reads it, and for
+        each result those of the equation that computes it; None without an equation.
     """
     reads: dict[Any, Any] = {}
     makes: dict[Any, Any] = {}
@@ -62,8 +60,8 @@ def boundary(
             continue
         (source,), (target,) = eqn.invars, eqn.outvars
         if not isinstance(source, core.Literal):
-            reads.setdefault(source, eqn.params[parameter])
-        makes[target] = eqn.params[parameter]
+            reads.setdefault(source, eqn.params)
+        makes[target] = eqn.params
     ins = [reads.get(v) for v in jaxpr.invars]
     outs = [None if isinstance(v, core.Literal) else makes.get(v) for v in jaxpr.outvars]
     return ins, outs

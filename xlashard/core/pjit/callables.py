@@ -9,7 +9,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
+from itertools import compress, repeat
 from typing import Any, Protocol
 
 import jax
@@ -237,10 +237,8 @@ def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable
     results = Results(jax.tree_util.tree_structure([0] * len(jaxpr.outvars)))
     donation = None
     if any(piece.donated):
-        paths = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
-        donation = DonationInfo(
-            piece.donated, tuple(paths), piece.name, DonationTracker(piece.name)
-        )
+        paths = _argument_paths(jaxpr, piece.name)
+        donation = DonationInfo(piece.donated, paths, piece.name, DonationTracker(piece.name))
 
     def miss(*args: Any) -> tuple[Any, Any, bool]:
         compiled = _compiled(args, body(), piece)
@@ -255,13 +253,16 @@ def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable
 def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram:
     """Return the program of a piece for its arguments."""
     label = piece.name
-    paths = [f"argument {i} of {label}" for i in range(len(args))]
+    ins, outs = boundary(jaxpr, boundary_p)
+    checked = [None if params is None else params["argument"] for params in ins]
+    known = zip(checked, _argument_paths(jaxpr, label), strict=True)
+    paths = [path if named is None else named[1] for named, path in known]
     arguments = describe_arguments(args, paths, jaxpr.in_avals)
-    ins, outs = boundary(jaxpr, boundary_p, "sharding")
     in_shardings = tuple(
-        None if argument.committed else _closed(sharding, argument.aval)
-        for sharding, argument in zip(ins, arguments, strict=True)
+        None if argument.committed and named is None else _closed(params, argument.aval)
+        for params, argument, named in zip(ins, arguments, checked, strict=True)
     )
+    keyword = next((named[0] for named in checked if named is not None), "in_shardings")
     used = used_parts_of(jaxpr)
     placed = used.inner or any(a.committed for a in compress(arguments, used.args))
     shardings = ShardingRequest(
@@ -273,6 +274,7 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
         used=used.args,
         inner=used.inner,
         mesh=None if placed else tracing.mesh_in_force(),
+        names=(keyword, "out_shardings"),
     )
     free = (None,) * len(args), (None,) * len(outs)
     layouts = follow_layouts(arguments, free[0]), free[1]
@@ -288,10 +290,22 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
     return compiled
 
 
-def _closed(sharding: Any, aval: Any) -> Any:
-    """Return the sharding of a constraint, if an argument or result can have it; else None."""
-    if sharding is None:
+def _argument_paths(jaxpr: Any, name: str) -> tuple[str, ...]:
+    """Return the path of each argument, or its position where a transformation dropped the path."""
+    paths = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
+    return tuple([path or f"argument {i} of {name}" for i, path in enumerate(paths)])
+
+
+def _closed(params: Any, aval: Any) -> Any:
+    """Return the sharding of a constraint, if an argument or result can have it; else None.
+
+    Args:
+        params: The parameters of the constraint; None without one.
+        aval: The type of the argument or result.
+    """
+    if params is None:
         return None
+    sharding = params["sharding"]
     if isinstance(sharding, NamedSharding) and not sharding.normal_spec.is_constrained:
         return None
     try:
@@ -306,7 +320,7 @@ pjit_p = call_primitive("pjit", _impl, only_places)
 
 
 def constrained_body(
-    jaxpr: Any, ins: tuple[Any, ...], outs: tuple[Any, ...]
+    jaxpr: Any, ins: tuple[Any, ...], outs: tuple[Any, ...], names: tuple[Any, ...]
 ) -> tuple[Any, tuple[Any, ...]]:
     """Return the jaxpr with constraints on its first and last values, cached by shardings.
 
@@ -314,6 +328,7 @@ def constrained_body(
         jaxpr: The closed jaxpr.
         ins: The sharding of each argument, or None.
         outs: The sharding of each result, or None.
+        names: For each argument the parameter `argument` of its constraint.
 
     Returns:
         The body, and the closed-over arrays that it takes before its arguments.
@@ -322,16 +337,20 @@ def constrained_body(
     if not any(ins) and not any(outs) and not any(chosen):
         return jaxpr, ()
     return PROGRAMS.cached(
-        jaxpr, ("body", ins, outs), lambda: _constrained(jaxpr, ins, outs, chosen)
+        jaxpr, ("body", ins, outs, names), lambda: _constrained(jaxpr, ins, outs, chosen, names)
     )
 
 
 def _constrained(
-    jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], chosen: Sequence[bool]
+    jaxpr: Any,
+    ins: Sequence[Any],
+    outs: Sequence[Any],
+    chosen: Sequence[bool],
+    names: Sequence[Any],
 ) -> tuple[Any, tuple[Any, ...]]:
     hoisted, closed = hoist(jaxpr, chosen)
-    first = [*(None,) * len(closed), *map(_params, ins)]
-    body = surround(hoisted, boundary_p, first, list(map(_params, outs)))
+    first = [*(None,) * len(closed), *map(_params, ins, names)]
+    body = surround(hoisted, boundary_p, first, list(map(_params, outs, repeat(None))))
     first_pinned, last_pinned = (
         [s for s in side if s is not None and names_devices(s)] for side in (ins, outs)
     )
@@ -341,5 +360,5 @@ def _constrained(
     return body, tuple(closed)
 
 
-def _params(sharding: Any) -> dict[str, Any] | None:
-    return None if sharding is None else constraint_params(sharding)
+def _params(sharding: Any, argument: tuple[str, str] | None) -> dict[str, Any] | None:
+    return None if sharding is None else {**constraint_params(sharding), "argument": argument}

@@ -5,8 +5,9 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.trace.jaxprs import is_ref
@@ -14,7 +15,13 @@ from xlashard._jax.trace.tracing import mesh_of_type, shaped
 from xlashard.core.pjit.arguments import bare_values
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
-from xlashard.core.pjit.lower import ClosedValues, LoweredSignature, lower_jaxpr
+from xlashard.core.pjit.lower import (
+    ClosedValues,
+    LoweredSignature,
+    check_closed_alive,
+    lower_jaxpr,
+    named_value,
+)
 from xlashard.core.pjit.shardings.device_assignment import mesh_of, mesh_over
 from xlashard.core.pjit.shardings.resolve import ProgramPlacement
 from xlashard.core.program.annotate import is_open
@@ -29,6 +36,9 @@ from xlashard.core.sharding import (
     on_mesh,
 )
 from xlashard.support.lazily import dataclass
+
+if TYPE_CHECKING:
+    from xlashard.core.program.consistency.fingerprint import ValueNamer
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +72,20 @@ class CompiledProgram:
         """
         closed_over = [f"an array that {name} closes over"] * len(self.consts)
         return [*closed_over, *compress(paths, self.kept)]
+
+    def check_closed_over(self, name: str, naming: "ValueNamer | None" = None) -> None:
+        """Refuse a run whose closed-over arrays lack buffers.
+
+        Args:
+            name: The function.
+            naming: Returns the name of a closed-over array; None where its variable is unknown.
+
+        Raises:
+            DeletedError: With the name and the type of the first such array.
+        """
+        if self.consts:
+            default = partial(named_value, function=None, called=name)
+            check_closed_alive(self.consts, naming or default)
 
     def with_user_shardings(self, placement: ProgramPlacement) -> "CompiledProgram":
         """Return the same program, with the shardings of a placement as the user wrote them."""

@@ -196,7 +196,7 @@ def _witness(sharding: XLACompatibleSharding) -> Any:
     return device_witness(sharding.devices if names_devices(sharding) else (), mesh)
 
 
-def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
+def _impl(x: Any, *, sharding: XLACompatibleSharding, **_: Any) -> Any:
     # A computation, which transfer guards do not restrict.
     with allow_transfers():
         return _constrained(x, sharding)
@@ -247,22 +247,22 @@ def _batch(
     axis_data: AxisData,
     values: Sequence[Any],
     dims: Sequence[int | None],
-    *,
-    sharding: XLACompatibleSharding,
-    witness: Any,
+    **params: Any,
 ) -> tuple[Any, int | None]:
     (x,), (dim,) = values, dims
-    if dim is None:
-        return primitive.bind(x, sharding=sharding, witness=witness), None
-    ndim = tracing.abstractify(x).ndim
-    batched = _with_batch_dim(sharding, dim, ndim, spmd_axis_names(axis_data))
-    return primitive.bind(x, **constraint_params(batched)), dim
+    if dim is not None:
+        sharding, ndim = params["sharding"], tracing.abstractify(x).ndim
+        # JAX leaves the batch of a constraint open, but not that of an argument or result.
+        closed = primitive is boundary_p and names_devices(sharding)
+        batched = _with_batch_dim(sharding, dim, ndim, spmd_axis_names(axis_data), closed=closed)
+        params |= constraint_params(batched)
+    return primitive.bind(x, **params), dim
 
 
 def _with_batch_dim(
-    sharding: XLACompatibleSharding, dim: int, ndim: int, axes: tuple[str, ...]
+    sharding: XLACompatibleSharding, dim: int, ndim: int, axes: tuple[str, ...], *, closed: bool
 ) -> XLACompatibleSharding:
-    """Return the sharding of the batched value; a batch without axes is unconstrained."""
+    """Return the sharding of the batched value; a batch without axes is unconstrained or whole."""
     if isinstance(sharding, SingleDeviceSharding):
         if axes:
             raise ResourceError(
@@ -278,7 +278,7 @@ def _with_batch_dim(
         batched = replace(tiles, counts=counts).to_tile_assignment()
         return GSPMDSharding(sharding.devices, batched, memory_kind=sharding.memory_kind)
     # Only automatic axes may be left to the partitioner.
-    free = None if AxisType.Auto in sharding.mesh.axis_types else ()
+    free = None if AxisType.Auto in sharding.mesh.axis_types and not closed else ()
     return sharding.with_spec(batched_spec(sharding.normal_spec, dim, axes or free))
 
 
@@ -303,7 +303,7 @@ def batched_spec(spec: Spec, dim: int, axes: DimAxes) -> PartitionSpec:
     return partition_spec(spec.insert(dim, axes))
 
 
-def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
+def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding, **_: Any) -> Any:
     (aval,) = ctx.avals_in
     trailing = tracing.physical_aval(aval).ndim - aval.ndim
     manual = lowering.manual_axes(ctx)
@@ -356,7 +356,11 @@ constraint_p = _constraint(CONSTRAINT, abstract=_type)
 from its parameter `witness`."""
 
 boundary_p = _constraint("boundary_sharding")
-"""Pins the sharding of an argument or result of a pjit-ed function, at the ends of its body."""
+"""Pins the sharding of an argument or result of a pjit-ed function, at the ends of its body.
+
+Its parameter `argument` is the keyword of the sharding and the path of the argument; None for
+results, and where the call is part of another function's body.
+"""
 recompute_in_remat(boundary_p)
 
 

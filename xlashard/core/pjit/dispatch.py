@@ -110,7 +110,10 @@ def run_repeatably(
     handles = bare_values(kept_values)
     typed = _typed(handles, program.parts.in_avals[len(compiled.consts) :])
     repeatable = typed is handles and _is_repeatable(compiled, kept_values, handles)
-    program.admit(None if donation is None else donation.naming)
+    execute.check_may_run(name)
+    naming = None if donation is None else donation.naming
+    compiled.check_closed_over(name, naming)
+    program.admit(naming)
     jax_shardings = program.in_jax_shardings[len(compiled.consts) :]
     try:
         with arguments_may_move(kept_values, compress(paths, compiled.kept), jax_shardings):
@@ -228,7 +231,7 @@ def _is_repeatable(
 def _fast_path(compiled: CompiledProgram, wrapping: Any, handles: Sequence[Any]) -> Any:
     """Return the dispatcher's cache entry, or None for a program that it can't run."""
     program = compiled.program
-    if compiled.stateful or program.parts.body.has_effects or execute.checks_results():
+    if compiled.stateful or program.parts.body.has_effects or execute.checks_runs():
         return None
     return dispatch.FastPath(
         xla_executable=program.executable,

@@ -328,10 +328,14 @@ class Function:
             report_uneven_constraints(traced.jaxpr, constraint_p, self.name, options.strict)
         key = "boundary", call.in_shardings, call.out_shardings, call.mesh, self._device()
         # The body may be the jaxpr itself, which a value kept for it would keep alive.
-        boundary = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call))
-        body, closed = constrained_body(traced.jaxpr, *boundary)
+        ins, outs = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call))
+        inlined = options.inline and tracing.is_staging()
+        unnamed = (None,) * len(ins)
+        named = [(options.in_resources.what, path) for path in traced.arg_names]
+        names = unnamed if inlined else (*unnamed[len(named) :], *named)
+        body, closed = constrained_body(traced.jaxpr, ins, outs, names)
         values = [*closed, *traced.consts, *call.values]
-        if options.inline and tracing.is_staging():
+        if inlined:
             results = list(map(tracing.staged, as_function(body)(*values)))
         else:
             results = pjit_p.bind(

@@ -17,6 +17,7 @@ from xlashard._jax.lowering import (
 from xlashard._jax.runtime import compiler
 from xlashard._jax.runtime.dispatch import handles_of_keys
 from xlashard._jax.runtime.shardings import layout_text
+from xlashard._jax.runtime.transfer import base_handle, lacks_buffer
 from xlashard._jax.trace.jaxprs import (
     array_literals,
     drop_unused,
@@ -131,7 +132,7 @@ def named_value(value: Any, function: Any, called: str) -> str:
 
 
 def check_closed_over(jaxpr: Any, name: str, function: Any = None) -> None:
-    """Refuse a function that closes over a deleted array.
+    """Refuse a function that closes over an array that lacks buffers.
 
     Args:
         jaxpr: The closed jaxpr.
@@ -141,9 +142,24 @@ def check_closed_over(jaxpr: Any, name: str, function: Any = None) -> None:
     Raises:
         DeletedError: With the function, the variable and the array's type.
     """
-    for value in closed_over_values(jaxpr, jaxpr.consts):
-        if isinstance(value, jax.Array) and bare(value).is_deleted():
-            check_alive(value, named_value(value, function, name), abstractify(value))
+    naming = partial(named_value, function=function, called=name)
+    check_closed_alive(closed_over_values(jaxpr, jaxpr.consts), naming)
+
+
+def check_closed_alive(values: Iterable[Any], naming: "ValueNamer") -> None:
+    """Refuse closed-over values that lack buffers.
+
+    Args:
+        values: The values, or their handles.
+        naming: Returns the name of a value.
+
+    Raises:
+        DeletedError: With the name and the type of the first.
+    """
+    for value in values:
+        handle = base_handle(bare(value))
+        if handle is not None and lacks_buffer(handle):
+            check_alive(value, naming(value), abstractify(bare(value)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -257,16 +257,16 @@ class Program:
         executable, handlers = self.executable, self.handlers
         plan, body = self.parts.plan, self.parts.body
         names = [v.name or "a result" for v in plan.results]
+        checks = execute.RunChecks(self.name, names, plan.donated)
         if not body.has_effects:
-            takes_over = self._may_take_over
-            return execute.runner(executable, handlers, names, plan.donated, takes_over, out)
+            return execute.runner(executable, handlers, checks, self._may_take_over, out)
 
         effects = body.ordered_effects
         run_with_tokens = partial(execute.run_with_tokens, executable, handlers, effects)
 
         def run(handles: Sequence[Handle]) -> None:
-            if execute.checks_results():
-                execute.run_checked(run_with_tokens, handles, names, plan.donated, out)
+            if execute.checks_runs():
+                checks.run(run_with_tokens, handles, out)
             else:
                 run_with_tokens(handles, out)
 

@@ -1,13 +1,17 @@
 """vmap of pjit-ed functions and of constraints, also with a sharded batch."""
 
+import itertools
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import xlashard
 from tests.core.pjit.helpers import f32, make_mesh, spec_of, under
+from tests.grouped_cases import sweep
 from tests.message_patterns import naming
 from xlashard import (
     GSPMDSharding,
@@ -108,6 +112,33 @@ def test_spmd_axis_name(mesh, names, partitioner):
     assert spec_of(gradient(f32(2, 8))) == ("y", "x")
 
 
+SHARDED = {
+    "in": lambda m, s: m.jit(lambda x: x * 2, in_shardings=s),
+    "out": lambda m, s: m.jit(lambda x: x * 2, out_shardings=s),
+    "constraint": lambda m, s: m.jit(lambda x: m.lax.with_sharding_constraint(x * 2, s)),
+}
+
+
+@pytest.mark.parametrize("kind", sweep(SHARDED, quick=["out"]))
+@pytest.mark.parametrize("spmd", [None, pytest.param("c", marks=pytest.mark.slow)])
+def test_batches_are_placed_as_in_jax(cube, kind, spmd):
+    """JAX leaves the batch of a constraint open, and that of an argument or result whole."""
+    ours = SimpleNamespace(jit=pjit, lax=xlashard)
+    specs = itertools.product([P("a"), P(None, "a")], [P("c"), P("a"), P(None, "b")], [0, 1])
+    for inner, outer, axis in specs:
+        results = []
+        for m in (jax, ours):
+            f = SHARDED[kind](m, jax.sharding.NamedSharding(cube, inner))
+            x = jax.device_put(f32(4, 4, 4), jax.sharding.NamedSharding(cube, outer))
+            try:
+                out = jax.vmap(f, axis, axis, spmd_axis_name=spmd)(x)
+                np.testing.assert_array_equal(out, f32(4, 4, 4) * 2)
+                results.append(spec_of(out))
+            except (ValueError, ResourceError):
+                results.append("refused")
+        assert results[0] == results[1], (inner, outer, axis)
+
+
 def test_spmd_axis_name_applies_to_nested_calls_and_constraints(cube):
     inner = pjit(lambda x: x * 2, in_shardings=NamedSharding(cube, P("c")))
 
@@ -121,7 +152,7 @@ def test_spmd_axis_name_applies_to_nested_calls_and_constraints(cube):
     x, x3 = f32(4, 8), f32(2, 2, 8)
     nested = jax.vmap(jax.vmap(inner, spmd_axis_name="a"), spmd_axis_name="b")
     assert constraints(nested, x3) == ["{b}, {a}, {c}"]
-    assert constraints(jax.vmap(jax.vmap(inner), spmd_axis_name="b"), x3) == ["{b}, {?}, {c}"]
+    assert constraints(jax.vmap(jax.vmap(inner), spmd_axis_name="b"), x3) == ["{b}, {}, {c}"]
     assert constraints(jax.vmap(inner, spmd_axis_name=("a", "b")), x) == ["{a, b}, {c}"]
     assert constraints(jax.vmap(pinned(P("c")), spmd_axis_name="a"), x) == ["{a}, {c}"]
     assert constraints(jax.vmap(pinned(P(U)), spmd_axis_name="a"), x) == ["{a}, {?}"]

@@ -21,6 +21,7 @@ from xlashard.errors import (
     ArgumentError,
     CompileError,
     DonationWarning,
+    ExecutionError,
     TracingError,
     XlashardError,
 )
@@ -270,6 +271,24 @@ def test_no_tracing_context_refuses_new_traces():
         with pytest.raises(TracingError, match=naming("<lambda>", "jax.no_tracing")):
             f(f32(4))
     f(f32(4))
+
+
+@pytest.mark.slow
+def test_no_execution_context_refuses_every_run(mesh):
+    f = pjit(lambda s: (s + 1, s.sum()), donate_argnums=0)
+    place = NamedSharding(mesh, P("x"))
+    compiled = f.lower(device_put(f32(4), place)).compile()
+    bound = compiled.bind(device_put(f32(4), place))
+    effects = pjit(lambda x: (jax.debug.callback(lambda _: None, x), x)[1], donate_argnums=0)
+    calls = (f, compiled, lambda _: bound(), jax.vmap(f), lambda x: jax.vjp(f, x), effects)
+    for _ in range(2):
+        for call in calls:
+            x = device_put(f32(4), place)
+            with jax.no_execution(), pytest.raises(ExecutionError, match="no_execution"):
+                call(x)
+            assert not x.is_deleted()
+            call(x)
+    np.testing.assert_array_equal(bound.state, f32(4) + 2)
 
 
 def test_checking_leaks():

@@ -3,13 +3,15 @@
 import functools
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.core.pjit.helpers import f32, spec_of
 from tests.grouped_cases import sweep
-from xlashard import NamedSharding, P, pjit
+from tests.message_patterns import naming
+from xlashard import NamedSharding, P, device_put, pjit
 from xlashard.errors import ResourceError
 
 
@@ -157,6 +159,38 @@ def test_wrong_sharding_is_refused_inside_a_trace(mesh):
         jax.grad(loss(f))(W, f32(7, 4))
     with pytest.raises(ResourceError, match=r"in_shardings of x \(float32\[7,4\]\).*dimension 0"):
         jax.jit(f)(W, f32(7, 4))
+
+
+PLACED = {
+    "call": lambda f, x: f(x),
+    "grad": lambda f, x: jax.grad(lambda x: f(x).sum())(x),
+    "jvp": lambda f, x: jax.jvp(f, (x,), (x,))[0],
+    "linearize": lambda f, x: jax.linearize(f, x)[0],
+    "checkpoint": lambda f, x: jax.vjp(jax.checkpoint(f), x)[0],
+    "vmap": lambda f, x: jax.vmap(f, in_axes=1)(x),
+    "vmap grad": lambda f, x: jax.vmap(jax.grad(lambda x: f(x).sum()), in_axes=1)(x),
+    "evaluated": lambda f, x: jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(f)(x))(x),
+}
+
+
+@pytest.mark.parametrize("how", sweep(PLACED, quick=["call", "grad", "vmap"]))
+def test_committed_argument_of_another_sharding_is_refused(mesh, how):
+    """A transformed call refuses what a direct one does, and accepts what it accepts."""
+    rows, columns = (NamedSharding(mesh, spec) for spec in (P("x"), P(None, "x")))
+    f = pjit(lambda v: v * 2, in_shardings=rows)
+    with pytest.raises(ResourceError, match=naming("in_shardings puts v ", "committed")):
+        PLACED[how](f, device_put(f32(8, 8), columns))
+    PLACED[how](f, device_put(f32(8, 8), rows))
+    PLACED[how](f, f32(8, 8))
+
+
+@pytest.mark.slow
+def test_committed_arguments_of_inlined_calls_are_moved(mesh):
+    rows, columns = (NamedSharding(mesh, spec) for spec in (P("x"), P(None, "x")))
+    inner = pjit(lambda v: v * 2, in_shardings=rows, inline=True)
+    outer, x = pjit(lambda x: inner(x).sum()), device_put(f32(8, 8), columns)
+    assert_same(outer(x), (f32(8, 8) * 2).sum())
+    assert_same(jax.grad(outer)(x), np.full((8, 8), 2))
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ class BoundStep:
         self, compiled: CompiledProgram, plan: StepPlan, state: Any, body: Any = None
     ) -> None:
         leaves, handles = place_state(compiled, plan, state)
+        self._compiled = compiled
         self._program = compiled.program
         self._consts = compiled.consts
         self._body = body
@@ -126,8 +127,12 @@ class BoundStep:
                     self._take_results()
                 state = self._state if self._state is not None else self._alive()
                 handles = state
-                if inputs or self._consts:
-                    handles = [*self._consts, *state, *inputs]
+                consts = self._consts
+                if consts:
+                    self._compiled.check_closed_over(plan.name)
+                    handles = [*consts, *state, *inputs]
+                elif inputs:
+                    handles = [*state, *inputs]
                 if not self._is_in_order:
                     handles = self._ordered(handles)
                 if self._is_spread and (self._is_shared or plan.donated_inputs):
