@@ -269,16 +269,16 @@ def mesh_of_type(aval: Any) -> AbstractMesh | None:
 def sharding_of_type(aval: Any) -> tuple[AbstractMesh, Any] | None:
     """Return the mesh and the spec that the type of a value prescribes; None where it does not.
 
-    A type prescribes a sharding on explicit axes. Automatic axes may shard the dimensions that the
-    type leaves replicated.
+    A type prescribes a sharding on explicit axes. If the mesh has automatic axes too and the type
+    leaves a dimension whole, the partitioner chooses the sharding of every dimension: automatic
+    axes may also cut the dimensions of explicit ones, whose operations pin them inside the program.
     """
     mesh = mesh_of_type(aval)
     if mesh is None or not mesh._any_axis_explicit:
         return None
     spec = aval.sharding.spec
-    if mesh._any_axis_auto:
-        dims = (spec.UNCONSTRAINED if d is None else d for d in spec.partitions)
-        spec = spec.update(partitions=tuple(dims))
+    if mesh._any_axis_auto and None in spec.partitions:
+        spec = spec.update(partitions=(spec.UNCONSTRAINED,) * aval.ndim)
     return mesh, spec
 
 
