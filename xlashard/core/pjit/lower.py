@@ -29,6 +29,7 @@ from xlashard._jax.trace.jaxprs import (
     without_high_level,
     without_references,
 )
+from xlashard._jax.trace.rewriting import WholeValuesFirst
 from xlashard._jax.trace.tracing import (
     abstractify,
     is_extended,
@@ -261,6 +262,7 @@ def lower_jaxpr(
         check_closed_over(jaxpr, request.name)
     if has_unreduced(jaxpr):
         check_reductions(jaxpr, request.name)
+        jaxpr = WholeValuesFirst().jaxpr(jaxpr)
     ready, signature = _ready(jaxpr, keep_unused=request.keep_unused)
     _check_indices(ready, request.name)
     placement = request.placement
