@@ -20,7 +20,7 @@ from xlashard._jax.runtime.shardings import (
     read_reduction,
 )
 from xlashard._jax.trace.jaxprs import array_literals, from_function, hoist
-from xlashard._jax.trace.tracing import Jaxpr, bodies, is_jaxpr, replace_fields
+from xlashard._jax.trace.tracing import Jaxpr, bodies, entry_axes, is_jaxpr, replace_fields
 
 
 def surround(
@@ -323,12 +323,31 @@ class WholeValuesFirst(MeshMap):
         return [eqn.replace(params=self._whole.value(eqn.params), outvars=outvars), *reshards]
 
     def _copies(self, eqn: Any) -> bool:
-        """Return True if XLA would take an operand, or a made value, as each partial result."""
+        """Return True if an operand, or a made value, has to be placed whole."""
         before = [operand.aval.sharding for operand in eqn.invars]
         if any(sharding.spec.unreduced for sharding in before):
             return False
-        makes = eqn.primitive.name in ("broadcast_in_dim", "iota")
-        return makes or not all(sharding.mesh.are_all_axes_explicit for sharding in before)
+        if eqn.primitive.name in ("broadcast_in_dim", "iota"):
+            return True
+        return any(map(must_be_whole, before, [result.aval.sharding for result in eqn.outvars]))
+
+
+def must_be_whole(before: Any, after: Any) -> bool:
+    """Return True if XLA makes no right partial results of a value that is not placed whole.
+
+    Args:
+        before: The sharding in the type of the value.
+        after: A sharding with unreduced axes.
+    """
+    if not before.mesh.are_all_axes_explicit:
+        return True
+    # XLA of jaxlib 0.12 mixes up the parts of a dimension that is sharded over axes of different
+    # sizes.
+    sizes = before.mesh.shape
+    return any(
+        len({sizes[axis] for axis in entry_axes(entry) if axis in after.spec.unreduced}) > 1
+        for entry in before.spec.partitions
+    )
 
 
 def _without_partial_results(sharding: Any, **_: Any) -> Any:

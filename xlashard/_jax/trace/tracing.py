@@ -4,11 +4,12 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from xlashard._jax.private import (
     api_util,
@@ -168,6 +169,17 @@ def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
         stack.enter_context(sharding_impls._internal_use_concrete_mesh(mesh))
         stack.enter_context(jax.sharding.use_abstract_mesh(mesh.abstract_mesh))
     return stack
+
+
+@contextmanager
+def no_mesh_in_force() -> Iterator[None]:
+    """Leave the mesh in force, to run programs on single devices."""
+    empty = Mesh(np.empty((), dtype=object), ())
+    with (
+        sharding_impls._internal_use_concrete_mesh(empty),
+        jax.sharding.use_abstract_mesh(empty.abstract_mesh),
+    ):
+        yield
 
 
 def mesh_in_force() -> Mesh | None:

@@ -29,7 +29,7 @@ from xlashard._jax.trace.jaxprs import (
     without_high_level,
     without_references,
 )
-from xlashard._jax.trace.rewriting import WholeValuesFirst
+from xlashard._jax.trace.rewriting import WholeValuesFirst, must_be_whole
 from xlashard._jax.trace.tracing import (
     abstractify,
     is_extended,
@@ -347,6 +347,11 @@ def _unused_donations(
     ]
 
 
+def _must_be_whole(aval: Any, sharding: Any) -> bool:
+    """Return True if a result becomes an unreduced one by way of the whole value."""
+    return not unreduced_axes(aval) and must_be_whole(aval.sharding, sharding)
+
+
 def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name: str) -> ValuePlan:
     trailing, token = 0, is_token(aval)
     if token:
@@ -362,5 +367,5 @@ def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name:
         trailing=trailing,
         name=name or "",
         is_token=token,
-        is_whole=sharding is not None and sharding.is_unreduced and not unreduced_axes(aval),
+        is_whole=sharding is not None and sharding.is_unreduced and _must_be_whole(aval, sharding),
     )

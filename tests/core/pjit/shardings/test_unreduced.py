@@ -54,6 +54,26 @@ def test_unreduced_result_sums_to_the_right_value(mesh):
 
 @pytest.mark.slow
 @needs_shardy
+def test_results_without_reductions_become_partial_results_as_by_jax(mesh):
+    with Together() as together:
+        for spec in (P(), P("x"), P("y"), P(None, "x"), P("y", "x"), P(("x", "y"))):
+            x = device_put(f32(8, 8), spec)
+            for target in (U, P("y", unreduced={"x"}), P(unreduced={"x", "y"})):
+                with together.case(f"{spec} to {target}"):
+                    out, wanted = (j(lambda x: x, out_shardings=target)(x) for j in (jit, jax.jit))
+                    assert out.sharding == wanted.sharding
+                    # XLA mixes up the parts of a dimension over axes of different sizes.
+                    if np.array_equal(summed(wanted), x):
+                        assert np.array_equal(list_partials(out), list_partials(wanted))
+                    assert np.array_equal(summed(out), x)
+
+
+def list_partials(x):
+    return [np.asarray(shard.data) for shard in x.addressable_shards]
+
+
+@pytest.mark.slow
+@needs_shardy
 def test_boundaries_and_repeated_calls(mesh):
     out = jit(gram)(device_put(X, P("x")))
     double = jit(lambda x: x + x, in_shardings=U, out_shardings=U)
@@ -185,6 +205,9 @@ def test_unreduced_programs_that_fail_in_xla_are_refused(mesh):
         jit(lambda x: x, out_shardings=to_other)(out)
     with pytest.raises(ResourceError, match="complex64"):
         jit(lambda x: x, out_shardings=U)(device_put(X.astype(complex), P()))
+    largest = P(unreduced={"x"}, unreduced_kind=UnreducedKind.max)
+    with pytest.raises(ResourceError, match=naming("result", "max of whole values", "device_put")):
+        jit(lambda x: x, out_shardings=largest)(device_put(X, P()))
     with pytest.raises(UnreducedError, match="complex64"):
         jit(lambda x: reshard(x, U))(device_put(X.astype(complex), P()))
 

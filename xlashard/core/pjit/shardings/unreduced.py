@@ -6,6 +6,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from xlashard._jax.lowering import aval_text, uses_shardy
+from xlashard._jax.runtime.shardings import read_reduction
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.primitive_names import CALLBACKS
 from xlashard.core.sharding import NamedSharding, XLACompatibleSharding
@@ -82,6 +83,12 @@ def has_reductions(aval: Any, sharding: XLACompatibleSharding | None) -> bool:
 
 def reshard_problem(before: PartitionSpec, after: PartitionSpec, dtype: Any) -> str:
     """Return why a program can't change unreduced axes so; empty if it can."""
+    reduction = read_reduction(after)
+    if reduction != "sum" and after.unreduced - before.unreduced:
+        return (
+            f"XLA can't make partial results of a {reduction} of whole values: use device_put "
+            "outside of the program"
+        )
     if np.issubdtype(dtype, np.complexfloating) and after.unreduced - before.unreduced:
         return (
             f"XLA can't make partial results of {dtype} of whole values: reshard the real and the "
