@@ -11,9 +11,16 @@ import jax
 import numpy as np
 
 from xlashard._jax.private import core, named_sharding, sharding_impls, source_info_util
-from xlashard._jax.runtime.shardings import AbstractMesh, Device, JaxSharding, Mesh
-from xlashard._jax.trace.jaxprs import array_literals, hoist
-from xlashard._jax.trace.tracing import Jaxpr, bodies, is_jaxpr, replace_fields
+from xlashard._jax.runtime.shardings import (
+    AbstractMesh,
+    Device,
+    JaxNamedSharding,
+    JaxSharding,
+    Mesh,
+    read_reduction,
+)
+from xlashard._jax.trace.jaxprs import array_literals, from_function, hoist
+from xlashard._jax.trace.tracing import Jaxpr, bodies, entry_axes, is_jaxpr, replace_fields
 
 
 def surround(
@@ -235,15 +242,16 @@ class MeshMap:
         """Return a jaxpr with the replacements in its equations."""
         known = self._jaxprs.get(id(jaxpr))
         if known is None:
-            eqns = list(map(self._equation, jaxpr.eqns))
-            new = jaxpr if _all_same(eqns, jaxpr.eqns) else replace_fields(jaxpr, eqns=eqns)
+            eqns = [new for eqn in jaxpr.eqns for new in self._equations(eqn)]
+            is_same = len(eqns) == len(jaxpr.eqns) and _all_same(eqns, jaxpr.eqns)
+            new = jaxpr if is_same else replace_fields(jaxpr, eqns=eqns)
             known = self._jaxprs[id(jaxpr)] = jaxpr, new
         return known[1]
 
-    def _equation(self, eqn: Any) -> Any:
+    def _equations(self, eqn: Any) -> list[Any]:
         fixes_axes = eqn.params.get("fixes_axes", eqn.primitive.name == "shard_map")
         params = self.value(eqn.params, in_trace=fixes_axes)
-        return eqn if params is eqn.params else eqn.replace(params=params)
+        return [eqn if params is eqn.params else eqn.replace(params=params)]
 
     def value(self, value: Any, *, in_trace: bool = False) -> Any:
         """Return a parameter with the replacements."""
@@ -268,6 +276,83 @@ class MeshMap:
 
 def _all_same(new: Iterable[Any], old: Iterable[Any]) -> bool:
     return all(map(operator.is_, new, old))
+
+
+class WholeValuesFirst(MeshMap):
+    """Placement of the values that become partial results of a sum, before they do.
+
+    XLA takes a value that no operation has placed, such as a constant, as the partial result of
+    each device, and adds up as many copies. Its equation gets a sharding without unreduced axes
+    here, and a `reshard` to the partial results follows.
+    """
+
+    # Other primitives with whole operands and partial results contract a sharded dimension, or
+    # have a jaxpr.
+    _PLACING = frozenset({"reshard", "device_put", "broadcast_in_dim", "iota"})
+
+    def __init__(self) -> None:
+        super().__init__(lambda value, **_: value)
+        self._whole = MeshMap(_without_partial_results)
+
+    def _equations(self, eqn: Any) -> list[Any]:
+        if eqn.primitive.name not in self._PLACING or not self._copies(eqn):
+            return super()._equations(eqn)
+        outvars, reshards = list(eqn.outvars), []
+        for i, result in enumerate(eqn.outvars):
+            sharding = result.aval.sharding
+            whole = _without_partial_results(sharding)
+            if whole is sharding:
+                continue
+            # `device_put` places nothing inside a program, so a reshard precedes the other.
+            value, replica = (core.Var(result.aval.update(sharding=whole)) for _ in range(2))
+            outvars[i] = value
+            with jax.sharding.use_abstract_mesh(sharding.mesh):
+                reshard = from_function(
+                    lambda x, to=sharding: (jax.sharding.reshard(x, to),),
+                    [value.aval],
+                    "reshard",
+                ).eqns[0]
+            reshard = reshard.replace(source_info=eqn.source_info, ctx=eqn.ctx)
+            placement = reshard.replace(params=self._whole.value(reshard.params))
+            reshards += [
+                placement.replace(invars=[value], outvars=[replica]),
+                reshard.replace(invars=[replica], outvars=[result]),
+            ]
+        return [eqn.replace(params=self._whole.value(eqn.params), outvars=outvars), *reshards]
+
+    def _copies(self, eqn: Any) -> bool:
+        """Return True if an operand, or a made value, has to be placed whole."""
+        before = [operand.aval.sharding for operand in eqn.invars]
+        if any(sharding.spec.unreduced for sharding in before):
+            return False
+        if eqn.primitive.name in ("broadcast_in_dim", "iota"):
+            return True
+        return any(map(must_be_whole, before, [result.aval.sharding for result in eqn.outvars]))
+
+
+def must_be_whole(before: Any, after: Any) -> bool:
+    """Return True if XLA makes no right partial results of a value that is not placed whole.
+
+    Args:
+        before: The sharding in the type of the value.
+        after: A sharding with unreduced axes.
+    """
+    if not before.mesh.are_all_axes_explicit:
+        return True
+    # XLA of jaxlib 0.12 mixes up the parts of a dimension that is sharded over axes of different
+    # sizes.
+    sizes = before.mesh.shape
+    return any(
+        len({sizes[axis] for axis in entry_axes(entry) if axis in after.spec.unreduced}) > 1
+        for entry in before.spec.partitions
+    )
+
+
+def _without_partial_results(sharding: Any, **_: Any) -> Any:
+    """Return a sharding of the values whose partial sums another one holds; others unchanged."""
+    if not isinstance(sharding, JaxNamedSharding) or read_reduction(sharding.spec) != "sum":
+        return sharding
+    return sharding.update(spec=jax.sharding.PartitionSpec(*sharding.spec.partitions))
 
 
 # Memories of this kind exist on all platforms; other kinds are the default one of a platform.

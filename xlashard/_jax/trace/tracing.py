@@ -4,11 +4,12 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from xlashard._jax.private import (
     api_util,
@@ -170,6 +171,17 @@ def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
     return stack
 
 
+@contextmanager
+def no_mesh_in_force() -> Iterator[None]:
+    """Leave the mesh in force, to run programs on single devices."""
+    empty = Mesh(np.empty((), dtype=object), ())
+    with (
+        sharding_impls._internal_use_concrete_mesh(empty),
+        jax.sharding.use_abstract_mesh(empty.abstract_mesh),
+    ):
+        yield
+
+
 def mesh_in_force() -> Mesh | None:
     """Return the mesh in force, of `with mesh:` or of `jax.set_mesh`."""
     legacy = mesh_lib.thread_resources.env.physical_mesh
@@ -269,16 +281,16 @@ def mesh_of_type(aval: Any) -> AbstractMesh | None:
 def sharding_of_type(aval: Any) -> tuple[AbstractMesh, Any] | None:
     """Return the mesh and the spec that the type of a value prescribes; None where it does not.
 
-    A type prescribes a sharding on explicit axes. Automatic axes may shard the dimensions that the
-    type leaves replicated.
+    A type prescribes a sharding on explicit axes. If the mesh has automatic axes too and the type
+    leaves a dimension whole, the partitioner chooses the sharding of every dimension: automatic
+    axes may also cut the dimensions of explicit ones, whose operations pin them inside the program.
     """
     mesh = mesh_of_type(aval)
     if mesh is None or not mesh._any_axis_explicit:
         return None
     spec = aval.sharding.spec
-    if mesh._any_axis_auto:
-        dims = (spec.UNCONSTRAINED if d is None else d for d in spec.partitions)
-        spec = spec.update(partitions=tuple(dims))
+    if mesh._any_axis_auto and None in spec.partitions:
+        spec = spec.update(partitions=(spec.UNCONSTRAINED,) * aval.ndim)
     return mesh, spec
 
 

@@ -30,6 +30,7 @@ from xlashard._jax.trace.jaxprs import (
     without_high_level,
     without_references,
 )
+from xlashard._jax.trace.rewriting import WholeValuesFirst, must_be_whole
 from xlashard._jax.trace.tracing import (
     abstractify,
     is_extended,
@@ -277,6 +278,7 @@ def lower_jaxpr(
         check_closed_over(jaxpr, request.name)
     if has_unreduced(jaxpr):
         check_reductions(jaxpr, request.name)
+        jaxpr = WholeValuesFirst().jaxpr(jaxpr)
     ready, signature = _ready(jaxpr, keep_unused=request.keep_unused)
     _check_indices(ready, request.name)
     placement = request.placement
@@ -361,6 +363,11 @@ def _unused_donations(
     ]
 
 
+def _must_be_whole(aval: Any, sharding: Any) -> bool:
+    """Return True if a result becomes an unreduced one by way of the whole value."""
+    return not unreduced_axes(aval) and must_be_whole(aval.sharding, sharding)
+
+
 def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name: str) -> ValuePlan:
     trailing, token = 0, is_token(aval)
     if token:
@@ -376,5 +383,5 @@ def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name:
         trailing=trailing,
         name=name or "",
         is_token=token,
-        is_whole=sharding is not None and sharding.is_unreduced and not unreduced_axes(aval),
+        is_whole=sharding is not None and sharding.is_unreduced and _must_be_whole(aval, sharding),
     )

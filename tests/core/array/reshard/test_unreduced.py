@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import math
 import operator
 import pickle
@@ -227,6 +228,59 @@ def test_shards_of_unreduced_arrays_are_partial_results() -> None:
     assert U.shard_shape((8, 4)) == (4, 4)
     assert not x.is_fully_replicated
     assert not on(unreduced={"x"}).is_fully_replicated
+
+
+ENTRIES = (None, "x", "y", ("x", "y"), ("y", "x"))
+
+
+def list_axes(*entries: Any) -> set[str]:
+    return {axis for entry in entries for axis in entry or ()}
+
+
+SQUARE = Mesh(DEVICES[:4].reshape(2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+CUTS = [
+    pair
+    for pair in itertools.product(ENTRIES, repeat=2)
+    if not list_axes(pair[0]) & list_axes(pair[1])
+]
+PARTIAL = [
+    P(*pair, unreduced=axes)
+    for pair in CUTS
+    for axes in ({"x"}, {"y"}, {"x", "y"})
+    if not list_axes(*pair) & axes
+]
+
+
+@pytest.mark.slow
+@needs_shardy
+@pytest.mark.parametrize("source", CUTS, ids=str)
+def test_partial_results_are_those_of_jax(source: tuple[Any, ...], way: str) -> None:
+    x = device_put(V[:4], on(*source, mesh=SQUARE))
+    with jax.set_mesh(SQUARE), Together() as together:
+        for target in PARTIAL:
+            with together.case(str(target)):
+                sharding = NamedSharding(SQUARE, target)
+                out, wanted = device_put(x, sharding), jax.device_put(x.to_jax(), sharding)
+                assert out.sharding == sharding
+                shards = (array.addressable_shards for array in (out, wanted))
+                for own, other in zip(*shards, strict=True):
+                    assert np.array_equal(own.data, other.data)
+                assert np.array_equal(device_put(out, on(mesh=SQUARE)), V[:4])
+
+
+def test_tiles_over_unreduced_axes_stay_on_their_devices() -> None:
+    x = device_put(V, on("y", ("z", "x")))
+    report = reshard_plan(x, on("y", "z", unreduced={"x"}))
+    assert (report.bytes_moved, report.route) == (0, ("split",))
+    largest = on("y", unreduced={"x"})
+    assert np.array_equal(np.asarray(device_put(device_put(x, largest), on())), V)
+
+
+def test_arrays_move_between_devices_under_a_mesh(way: str) -> None:
+    x = device_put(V, NamedSharding(Mesh(DEVICES[:2], ("d",)), P("d")))
+    with jax.set_mesh(MESH):
+        moved = device_put(x, NamedSharding(Mesh(DEVICES[2:6], ("d",)), P(None, "d")))
+    assert np.array_equal(np.asarray(moved), V)
 
 
 @needs_shardy

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jax.sharding import AxisType
 
 import xlashard as xs
 from tests.core.pjit.helpers import f32
+from tests.grouped_cases import Together
 from tests.message_patterns import naming
 from xlashard import NamedSharding, P, pjit, with_sharding_constraint
 from xlashard.errors import ResourceError, ShardingTypeError
@@ -108,6 +110,69 @@ def test_auto_axes_are_constrained_beside_explicit_axes(mixed, spec):
     assert out.sharding.spec == P("x", "y")
     np.testing.assert_array_equal(out, X * 2)
     np.testing.assert_allclose(gradient, X * 8)
+
+
+AXIS_TYPES = tuple(itertools.product((AxisType.Explicit, AxisType.Auto), repeat=2))[:-1]
+ENTRIES = (None, "x", "y", ("x", "y"), ("y", "x"))
+# An axis cuts one dimension.
+SPECS = [
+    P(*pair)
+    for pair in itertools.product(ENTRIES, repeat=2)
+    if not set(pair[0] or ()) & set(pair[1] or ())
+]
+OPERATIONS = {
+    "identity": lambda jit: lambda a: a,
+    "elementwise": lambda jit: lambda a: (jnp.sin(a) * 2, a, a.sum(1)),
+    "constant": lambda jit: lambda a: a + np.ones((8, 8), np.float32),
+    "matmul": lambda jit: lambda a: a @ a.T,
+    "transpose": lambda jit: lambda a: a.T,
+    "reshape": lambda jit: lambda a: a.reshape(8, 2, 4),
+    "scan": lambda jit: lambda a: jax.lax.scan(lambda c, _: (c * 2, c.sum()), a, None, length=2),
+    "cond": lambda jit: lambda a: jax.lax.cond(True, lambda b: b, lambda b: b * 2, a),
+    "vmap": lambda jit: jax.vmap(lambda row: row * 2 + row.sum()),
+    "nested": lambda jit: lambda a: jit(lambda b: (b * 2, b.sum(0)))(a),
+    "grad": lambda jit: jax.grad(lambda a: (a * a).sum()),
+    "remat": lambda jit: jax.grad(jax.checkpoint(lambda a: jnp.sin(jnp.sin(a)).sum())),
+    "shard_map": lambda jit: jax.shard_map(
+        lambda b: b * 2, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("types", AXIS_TYPES, ids=str)
+def test_results_are_sharded_as_by_jax(types, operation):
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=types)
+    value, together = f32(8, 8), Together()
+    with jax.set_mesh(mesh), together:
+        for spec in SPECS:
+            x = jax.device_put(value, NamedSharding(mesh, spec))
+            with together.case(str(spec)):
+                assert_same_results(OPERATIONS[operation], x)
+
+
+def test_automatic_axes_cut_dimensions_of_explicit_axes(mixed):
+    with jax.set_mesh(mixed):
+        for spec in (P(("x", "y")), P(("y", "x"))):
+            assert_same_results(OPERATIONS["identity"], put(f32(8, 8), mixed, *spec))
+
+
+def assert_same_results(operation, x):
+    """Compare the results of `pjit` with those of `jax.jit`, or that both raise."""
+    found = []
+    for jit in (pjit, jax.jit):
+        try:
+            results = jax.tree.leaves(jit(operation(jit))(x))
+        except Exception:  # the class that JAX raises is private
+            results = None
+        found.append(results)
+    ours, theirs = found
+    assert (ours is None) == (theirs is None)
+    for own, other in zip(ours or (), theirs or (), strict=True):
+        assert own.sharding == other.sharding and own.sharding.spec == other.sharding.spec
+        assert jax.typeof(own) == jax.typeof(other)
+        np.testing.assert_allclose(own, other, rtol=1e-4)
 
 
 @pytest.mark.slow

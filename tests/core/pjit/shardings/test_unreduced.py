@@ -54,6 +54,26 @@ def test_unreduced_result_sums_to_the_right_value(mesh):
 
 @pytest.mark.slow
 @needs_shardy
+def test_results_without_reductions_become_partial_results_as_by_jax(mesh):
+    with Together() as together:
+        for spec in (P(), P("x"), P("y"), P(None, "x"), P("y", "x"), P(("x", "y"))):
+            x = device_put(f32(8, 8), spec)
+            for target in (U, P("y", unreduced={"x"}), P(unreduced={"x", "y"})):
+                with together.case(f"{spec} to {target}"):
+                    out, wanted = (j(lambda x: x, out_shardings=target)(x) for j in (jit, jax.jit))
+                    assert out.sharding == wanted.sharding
+                    # XLA mixes up the parts of a dimension over axes of different sizes.
+                    if np.array_equal(summed(wanted), x):
+                        assert np.array_equal(list_partials(out), list_partials(wanted))
+                    assert np.array_equal(summed(out), x)
+
+
+def list_partials(x):
+    return [np.asarray(shard.data) for shard in x.addressable_shards]
+
+
+@pytest.mark.slow
+@needs_shardy
 def test_boundaries_and_repeated_calls(mesh):
     out = jit(gram)(device_put(X, P("x")))
     double = jit(lambda x: x + x, in_shardings=U, out_shardings=U)
@@ -169,6 +189,7 @@ def test_unreduced_programs_that_fail_in_xla_are_refused(mesh):
     to_other = P(unreduced={"y"})
     refused = {
         "other axes": (lambda x: reshard(x, to_other), "['x']"),
+        "device_put to others": (lambda x: jax.device_put(x, to_other), "['x']"),
         "a callback": (lambda x: jax.pure_callback(np.sin, x, x), "pure_callback"),
         "a print": (lambda x: (jax.debug.print("{}", x), x)[1], "debug_print"),
     }
@@ -184,36 +205,93 @@ def test_unreduced_programs_that_fail_in_xla_are_refused(mesh):
         jit(lambda x: x, out_shardings=to_other)(out)
     with pytest.raises(ResourceError, match="complex64"):
         jit(lambda x: x, out_shardings=U)(device_put(X.astype(complex), P()))
+    largest = P(unreduced={"x"}, unreduced_kind=UnreducedKind.max)
+    with pytest.raises(ResourceError, match=naming("result", "max of whole values", "device_put")):
+        jit(lambda x: x, out_shardings=largest)(device_put(X, P()))
     with pytest.raises(UnreducedError, match="complex64"):
         jit(lambda x: reshard(x, U))(device_put(X.astype(complex), P()))
 
 
+ONES = np.ones((4, 4), np.float32)
+BATCH = P(None, None, None, unreduced={"x"})
+ROW = P(None, unreduced={"x"})
+SCALAR = P(unreduced={"x"})
+# Partial results of values that no operation has placed: function of `[4, 4]`, and its value.
+UNPLACED = {
+    "a constant": (lambda a: reshard(ONES, U), ONES),
+    "a scalar": (lambda a: reshard(2.0, SCALAR) + reshard(1.0, SCALAR), 3),
+    "a closed-over array": (lambda a: reshard(CLOSED["ones"], U), ONES),
+    "device_put": (lambda a: jax.device_put(ONES, U), ONES),
+    "a slice": (lambda a: reshard(jax.lax.slice(ONES, (0, 0), (2, 2)), U), ONES[:2, :2]),
+    "jnp.full": (lambda a: jnp.full((4, 4), 3.0, out_sharding=U), 3 * ONES),
+    "ones_like": (lambda a: jnp.ones_like(reshard(a, U)), ONES),
+    "a broadcast": (
+        lambda a: jax.lax.broadcast_in_dim(a, (2, 4, 4), (1, 2), out_sharding=BATCH),
+        2 * [X[:4]],
+    ),
+    "iota": (lambda a: jnp.arange(4.0, out_sharding=ROW), np.arange(4)),
+    "gather": (lambda a: a.at[np.array([1, 2])].get(out_sharding=U), X[1:3]),
+    "auto_axes": (lambda a: jax.sharding.auto_axes(jnp.square, out_sharding=U)(a), X[:4] ** 2),
+    "a sum": (lambda a: reshard(a, U) + reshard(ONES, U), X[:4] + 1),
+    "nested": (lambda a: pjit(lambda: reshard(ONES, U))(), ONES),
+    "scan": (
+        lambda a: jax.lax.scan(
+            lambda c, _: (c + reshard(ONES, U), None), reshard(0 * ONES, U), length=3
+        )[0],
+        3 * ONES,
+    ),
+    "cond": (
+        lambda a: jax.lax.cond(
+            a[0, 1] > 0, lambda: reshard(ONES, U), lambda: jnp.zeros((4, 4), out_sharding=U)
+        ),
+        ONES,
+    ),
+}
+CLOSED = {}
+
+
 @pytest.mark.slow
 @needs_shardy
-def test_unreduced_constant_is_counted_once(mesh):
-    """`jax.jit` returns four times the value, for `np.ones` and for `jnp.full`."""
-    ones = np.ones((4, 4), np.float32)
-    x = device_put(X, P())
-
-    def placed(x):
-        return reshard(reshard(ones, P()), U)
-
-    assert np.array_equal(summed(jit(lambda: ones, out_shardings=U)()), ones)
-    assert np.array_equal(summed(jit(placed)(x)), ones)
-    zeros = jit(lambda x: jnp.zeros((4, 4), out_sharding=U) + placed(x))(x)
-    assert np.array_equal(summed(zeros), ones)
+def test_values_that_nothing_places_are_counted_once(mesh):
+    """`jax.jit` returns four times the value of most of them."""
+    x, CLOSED["ones"] = device_put(X[:4], P()), jnp.asarray(ONES)
     with Together() as together:
-        for name, function in {
-            "a constant of NumPy": lambda x: reshard(ones, U),
-            "a slice of one": lambda x: reshard(jax.lax.slice(ones, (0, 0), (2, 2)), U),
-            "jnp.full": lambda x: jnp.full((4, 4), 3.0, out_sharding=U),
-            "nested": lambda x: pjit(lambda: reshard(ones, U))(),
-        }.items():
-            with (
-                together.case(name),
-                pytest.raises(UnreducedError, match="constant"),
-            ):
-                jit(function)(x)
+        for name, (function, expected) in UNPLACED.items():
+            with together.case(name):
+                out = jit(function)(x)
+                assert out.sharding.spec.unreduced == {"x"}
+                assert np.allclose(summed(out), expected)
+        with together.case("a result"):
+            assert np.array_equal(summed(jit(lambda: ONES, out_shardings=U)()), ONES)
+
+
+WEIGHTS = {
+    "sum": lambda w, x: (w * 2).sum(),
+    "square": lambda w, x: (w * w).sum(),
+    "sin": lambda w, x: jnp.sin(w).sum(),
+    "product": lambda w, x: ((x @ w) ** 2).sum(),
+    "split": lambda w, x: (x @ jnp.split(w, 2, axis=-1)[0]).sum(),
+    "concatenate": lambda w, x: (x @ jnp.concatenate([w, w], axis=-1)).sum(),
+    "scan": lambda w, x: jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), h.sum()), x, w)[0].sum(),
+    "nested": lambda w, x: jit(lambda x, w: (x @ w, x.sum()))(x, w)[0].sum(),
+    "remat": lambda w, x: jax.checkpoint(lambda w: jnp.sin(x @ jnp.sin(w)))(w).sum(),
+}
+
+
+@pytest.mark.slow
+@needs_shardy
+def test_gradients_of_reduced_weights(mesh):
+    with Together() as together:
+        for name, loss in WEIGHTS.items():
+            values = f32(3, 4, 4) if name == "scan" else X[:4], X / 8
+            expected = jax.jit(jax.grad(loss))(*values)
+            spec = P(*[None] * values[0].ndim, reduced={"x"})
+            w, x = device_put(values[0], spec), device_put(values[1], P("x"))
+            for nested in (loss, jit(loss)):
+                with together.case(name):
+                    found = jit(jax.grad(nested, argnums=(0, 1)))(w, x)[0]
+                    assert found.sharding.spec.unreduced == {"x"}
+                    assert np.allclose(summed(found), expected, rtol=1e-4, atol=1e-4)
 
 
 @needs_shardy

@@ -20,6 +20,7 @@ from xlashard._jax.runtime.transfer import (
     split,
     with_sharding,
 )
+from xlashard._jax.trace.tracing import no_mesh_in_force
 from xlashard.core.array.placement.put import put_value
 from xlashard.core.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.core.array.reshard import ReshardTask
@@ -197,17 +198,30 @@ def _with_dtype(handle: Handle, dtype: Any) -> Handle:
     return put(aval, handle.sharding, separate(pieces), devices)
 
 
+@no_mesh_in_force()
 def _split(task: ReshardTask) -> Handle:
-    """Return partial results that reduce to an array, from replicas on the same devices."""
-    target = task.target
+    """Return partial results that reduce to an array, from its tiles on the same devices."""
+    source, target = task.source, task.target
     zeros = np.zeros(target.shard_shape, task.handle.dtype)
-    first = target.tiling.addend_ids(target.positions) == 0
-    if target.tiling.reduction != "sum":
-        first[:] = True  # the maximum of replicas is the value
-    pieces = [
-        buffer if keeps else zeros.copy()
-        for buffer, keeps in zip(split(task.handle), first.tolist(), strict=True)
-    ]
+    ends = target.tiling.whole.indices(target.shape, target.positions)
+    pieces = []
+    keeps_tile = plan.keeps_tile(source, target)
+    local = [keeps_tile[position] for position in target.positions]
+    for buffer, keeps, before, after in zip(
+        split(task.handle), local, source.indices, ends, strict=True
+    ):
+        piece = buffer if keeps else zeros.copy()
+        if keeps and buffer.shape != zeros.shape:
+            starts = [
+                (inner.start or 0) - (outer.start or 0)
+                for inner, outer in zip(before, after, strict=True)
+            ]
+            if target.on_host:
+                piece = zeros.copy()
+                piece[tuple(map(slice, starts, np.add(starts, buffer.shape)))] = buffer
+            else:
+                piece = p2p.enlarge(buffer, np.array(starts, np.int32), zeros.shape)
+        pieces.append(piece)
     fresh = task.donate or task.fresh
     return put(task.aval, target.jax_sharding, pieces, target.devices, fresh=fresh)
 

@@ -29,6 +29,7 @@ from xlashard._jax.runtime.transfer import (
     put,
     split,
 )
+from xlashard._jax.trace.tracing import no_mesh_in_force
 from xlashard.core.array.placement.copying import Copy, copy_all
 from xlashard.core.array.placement.put import put_on, put_value
 from xlashard.core.array.reshard import ReshardTask, TilingOnDevices
@@ -80,6 +81,7 @@ def carry_shards(task: ReshardTask, shards: Any, *, fresh: bool) -> Handle:
     return put(task.aval, target.jax_sharding, shards, target.devices, alias=not fresh, fresh=fresh)
 
 
+@no_mesh_in_force()
 def reshard_by_pieces(task: ReshardTask) -> Handle:
     """Reshard to other devices of this process, without the host.
 
@@ -199,7 +201,7 @@ def cut(buffer: Handle, index: Index) -> Handle:
 def pasted(shard: Handle | None, block: Handle, piece: Piece, shape: _Shape) -> Handle:
     """Return a shard with one more of its pieces."""
     starts = _starts(piece.destination_index)
-    return _begun(block, starts, shape) if shard is None else _updated_shard(shard, block, starts)
+    return enlarge(block, starts, shape) if shard is None else _updated_shard(shard, block, starts)
 
 
 # The position is an argument, so that a device has one program for all pieces of a shape.
@@ -211,7 +213,8 @@ def _cut(x: Any, starts: Any, sizes: _Shape) -> Any:
 
 
 @partial(jax.jit, static_argnums=2)
-def _begun(block: Any, starts: Any, shape: _Shape) -> Any:
+def enlarge(block: Any, starts: Any, shape: _Shape) -> Any:
+    """Return a block with zeros around it, on its device."""
     return jax.lax.dynamic_update_slice(jnp.zeros(shape, block.dtype), block, list(starts))
 
 

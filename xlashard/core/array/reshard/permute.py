@@ -18,6 +18,7 @@ import numpy as np
 
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import Handle, assemble, copy_to, make_aval, split
+from xlashard._jax.trace.tracing import no_mesh_in_force
 from xlashard.core.array.array_class.base import reshape_by_program as in_shape
 from xlashard.core.array.placement.put import put_on
 from xlashard.core.array.placement.target import resolve_sharding
@@ -105,6 +106,7 @@ class PermuteReshard:
         self._blanks: dict[tuple[int, tuple[int, ...]], Handle] = {}
         self._under_way = 0
 
+    @no_mesh_in_force()
     def run(self) -> Handle:
         """Run the reshard and return its result."""
         task, target = self._task, self._task.target

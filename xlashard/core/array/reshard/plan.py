@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -12,8 +13,8 @@ from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.transfer import bits_of
 from xlashard.core.array.placement.target import ResolvedSharding, resolve_sharding
-from xlashard.core.sharding import GSPMDSharding
-from xlashard.geometry import Tiling, refine, transfer_load
+from xlashard.core.sharding import GSPMDSharding, NamedSharding, partition_spec
+from xlashard.geometry import Spec, Tiling, refine, transfer_load
 from xlashard.support.lazily import dataclass
 
 # XLA compiles no program for CPU devices on six bits.
@@ -42,8 +43,9 @@ class Strategy(StrEnum):
     COMPILED = "compiled"
     """The same devices hold other tiles: a compiled program, whose collectives XLA chooses."""
     SPLIT = "split"
-    """Replicated shards become partial results: of a sum one device keeps its shard and the others
-    get zeros; of a maximum or minimum all keep theirs.
+    """Whole shards become partial results: of a sum one device keeps each shard, with zeros around
+    it if the result has larger ones, and the others get zeros; of a maximum or minimum all keep
+    theirs.
     """
     CARRY = "carry"
     """Whole shards are copied, each to another device."""
@@ -110,8 +112,7 @@ def _steps(
     if source.tiling.is_partial:
         return _reduced(source, target, one_memory)
     if target.tiling.is_partial:
-        intermediate = resolve_sharding(target.shape, target.sharding.reduced_sharding)
-        first = _steps(source, intermediate, one_memory)
+        first = _steps(source, sharding_before_split(source, target), one_memory)
         # A step that keeps the buffers would share them with the source.
         return *(step for step in first if step.strategy is not Strategy.KEEP), Step(
             Strategy.SPLIT, target
@@ -150,6 +151,46 @@ def _reduced(
     ):
         return _by_program(source, target)
     return *_by_program(source, intermediate), *rest
+
+
+def sharding_before_split(source: ResolvedSharding, target: ResolvedSharding) -> ResolvedSharding:
+    """Return the sharding of the whole values that become partial results on each device.
+
+    A dimension that the source shards further, over unreduced axes of a sum, stays so: each device
+    adds zeros around the tile that it has.
+    """
+    before, after = source.sharding, target.sharding
+    whole = after.reduced_sharding
+    if (
+        isinstance(before, NamedSharding)
+        and isinstance(after, NamedSharding)
+        and before.mesh == after.mesh
+        and target.tiling.reduction == "sum"
+    ):
+        ndim, unreduced = len(target.shape), after.normal_spec.unreduced
+        pairs = zip(
+            before.normal_spec.for_rank(ndim), after.normal_spec.for_rank(ndim), strict=True
+        )
+        dims = [
+            old if old[: len(new)] == new and unreduced.issuperset(old[len(new) :]) else new
+            for old, new in ((old or (), new or ()) for old, new in pairs)
+        ]
+        whole = after.with_spec(partition_spec(Spec(tuple(dims))))
+    return resolve_sharding(target.shape, whole)
+
+
+def keeps_tile(source: ResolvedSharding, target: ResolvedSharding) -> list[bool]:
+    """Return for each device whether its partial result holds its tile.
+
+    Of a sum it does on the first of the devices that have the tile for one result.
+    """
+    if target.tiling.reduction != "sum":
+        return [True] * target.tiling.num_devices  # the maximum of replicas is the value
+    keys = list(zip(target.tiling.whole.tile_ids(), source.tiling.tile_ids(), strict=True))
+    addends = target.tiling.addend_ids().tolist()
+    # In descending order, so that the first device comes last.
+    first = dict(sorted(zip(keys, addends, strict=True), key=itemgetter(1), reverse=True))
+    return [first[keys[i]] == addends[i] for i in range(len(keys))]
 
 
 def same_shards(source: ResolvedSharding, target: ResolvedSharding) -> bool:

@@ -21,7 +21,13 @@ from xlashard.core.array.placement.target import (
     resolve_sharding,
 )
 from xlashard.core.array.reshard.p2p import numbered
-from xlashard.core.array.reshard.plan import Step, Strategy, plan_steps
+from xlashard.core.array.reshard.plan import (
+    Step,
+    Strategy,
+    keeps_tile,
+    plan_steps,
+    sharding_before_split,
+)
 from xlashard.core.sharding import SingleDeviceSharding
 from xlashard.errors import ArgumentError
 from xlashard.geometry import ReshardPlan, Tiling
@@ -268,10 +274,11 @@ def _transfers(
     """
     source, target, devices = old.tiling, new.tiling, new.sharding.devices
     if source != target and target.is_partial:
-        first = target.addend_ids() == 0
-        devices = tuple(compress(devices, first))
-        tiles = target.whole.tile_ids()[first].tolist()
-        target = Tiling(target.counts, len(tiles), listed=tuple(tiles))
+        before = sharding_before_split(old, new)
+        keeps = keeps_tile(before, new)
+        devices = tuple(compress(devices, keeps))
+        tiles = list(compress(before.tiling.tile_ids().tolist(), keeps))
+        target = Tiling(before.tiling.counts, len(tiles), listed=tuple(tiles))
     if source.is_partial:
         shape = (*shape, source.addends)
         source, target = _stacked(source), _stacked(target)

@@ -44,14 +44,9 @@ def check_reductions(jaxpr: Any, name: str) -> None:
                 "would get partial results: reduce it first, by jax.sharding.reshard(x, P(...)) "
                 "without unreduced axes"
             )
-        if not before and _copies_constant(eqn):
-            raise UnreducedError(
-                f"{name} makes partial results, {aval_text(aval)}, of a constant by {kind}, "
-                "and XLA would add up as many copies of it: place the constant first, by "
-                "jax.sharding.reshard(jax.sharding.reshard(x, P()), P(..., unreduced={...}))"
-            )
-        if kind == "reshard":
-            (x,), (out,) = eqn.invars, eqn.outvars
+        if kind not in ("reshard", "device_put"):
+            continue
+        for x, out in zip(eqn.invars, eqn.outvars, strict=True):
             problem = reshard_problem(x.aval.sharding.spec, out.aval.sharding.spec, x.aval.dtype)
             if problem:
                 raise UnreducedError(
@@ -88,6 +83,12 @@ def has_reductions(aval: Any, sharding: XLACompatibleSharding | None) -> bool:
 
 def reshard_problem(before: PartitionSpec, after: PartitionSpec, dtype: Any) -> str:
     """Return why a program can't change unreduced axes so; empty if it can."""
+    reduction = read_reduction(after)
+    if reduction != "sum" and after.unreduced - before.unreduced:
+        return (
+            f"XLA can't make partial results of a {reduction} of whole values: use device_put "
+            "outside of the program"
+        )
     if np.issubdtype(dtype, np.complexfloating) and after.unreduced - before.unreduced:
         return (
             f"XLA can't make partial results of {dtype} of whole values: reshard the real and the "
@@ -112,22 +113,6 @@ def unreduced_axes(aval: Any) -> frozenset[str]:
 
 def _unreduced(variable: Any) -> frozenset[str]:
     return unreduced_axes(variable.aval)
-
-
-def _copies_constant(eqn: Any) -> bool:
-    """Return True if XLA would make every partial result of an equation the whole value.
-
-    It does where the operand is a constant that no sharding pins: one without a mesh in its type,
-    or one that an equation makes in place. Zeros are a right sum of zeros.
-    """
-    (out,), kind = eqn.outvars, eqn.primitive.name
-    if read_reduction(out.aval.sharding.spec) != "sum":
-        return False
-    if kind == "reshard":
-        return tracing.mesh_of_type(eqn.invars[0].aval) is None
-    if kind == "broadcast_in_dim":
-        return not np.all(getattr(eqn.invars[0], "val", 1) == 0)
-    return kind == "iota"
 
 
 def _auto_axes(aval: Any) -> list[str]:
