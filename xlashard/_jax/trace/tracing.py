@@ -24,6 +24,7 @@ from xlashard._jax.private import (
     source_info_util,
 )
 from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
+from xlashard._jax.tree_definitions import in_default_registry
 from xlashard.support.lazily import dataclass
 
 type Jaxpr = Any
@@ -149,11 +150,6 @@ class FunctionTracer:
         pe.trace_to_jaxpr.evict_weakref(self._fun)
         jax_pjit._infer_params_cached.cache_clear()
         return jaxprs
-
-
-def in_default_registry(tree: TreeDef) -> TreeDef:
-    """Return a tree of JAX's internal registry as a tree of `jax.tree_util`."""
-    return jax.tree_util.tree_structure(tree.unflatten([0] * tree.num_leaves))
 
 
 def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:

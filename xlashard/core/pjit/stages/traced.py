@@ -13,6 +13,7 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import unassigned_devices
 from xlashard._jax.runtime.transfer import default_device
 from xlashard._jax.trace import tracing
+from xlashard._jax.tree_definitions import shortest_prefix
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.lower import LoweredSignature, lower_jaxpr
@@ -309,7 +310,7 @@ def lower_by_jax(
     )
     args, kwargs = info.in_tree.unflatten(map(struct, info.in_avals, ins))
     places = [UNSPECIFIED if place is None else place for place in outs]
-    outer = jax.jit(call, out_shardings=info.out_tree.unflatten(places))
+    outer = jax.jit(call, out_shardings=shortest_prefix(info.out_tree, places))
     traced: Any = outer.trace(*args, **kwargs)
     return traced.lower(lowering_platforms=platforms, _private_parameters=private)
 
