@@ -9,8 +9,6 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.private import tree_util
-
 type TreeDef = Any
 
 
@@ -20,9 +18,8 @@ def make_node(node_data: tuple[type, Any] | None, children: Iterable[TreeDef]) -
     Raises:
         RuntimeError: If the class is not registered, or the number of children differs.
     """
-    registry = tree_util.default_registry
-    return tree_util.pytree.PyTreeDef.from_node_data_and_children(
-        registry, node_data, list(children)
+    return jax.tree_util.PyTreeDef.from_node_data_and_children(
+        jax.tree_util.default_registry, node_data, list(children)
     )
 
 

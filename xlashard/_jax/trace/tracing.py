@@ -235,8 +235,12 @@ def abstractify(value: object) -> Any:
 
 def struct_of(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
     """Return the type of a value with a sharding; None leaves it unspecified."""
-    weak = bool(getattr(aval, "weak_type", False))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
+    rest: dict[str, Any] = {"weak_type": bool(getattr(aval, "weak_type", False))}
+    space = getattr(aval, "memory_space", None)
+    if space not in (None, core.MemorySpace.Device):
+        # JAX reads it from named shardings alone.
+        rest["_memory_space"] = space
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, **rest)
 
 
 def typed_axes(aval: Any) -> tuple[tuple[str, ...], ...]:
