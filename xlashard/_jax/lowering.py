@@ -152,8 +152,13 @@ def lower_body(
             **_result_types(jaxpr),
             arg_names=list(arg_names),
         )
+    module = context.module
+    if context.shape_poly_state.uses_dim_vars:
+        # A call of an export with symbolic dimensions; the arguments make them static.
+        module = mlir.refine_polymorphic_shapes(module)
+        main = modules.main_function(module)
     return LoweredBody(
-        module=context.module,
+        module=module,
         main=main,
         ordered_effects=ordered,
         has_effects=bool(ordered or unordered or context.host_callbacks),

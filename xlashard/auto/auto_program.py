@@ -12,6 +12,7 @@ import numpy as np
 from xlashard._jax.runtime.shardings import is_compile_only
 from xlashard._jax.runtime.topologies import named_topology
 from xlashard._jax.trace.jaxprs import without_high_level
+from xlashard._jax.tree_definitions import split_leaves
 from xlashard.auto.problem import AutoProblem, chip_of, machine_of
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.stages.from_jax import traced_call, unwrapped
@@ -291,17 +292,15 @@ def fed_back(call: Call) -> tuple[tuple[int, int], ...]:
     traced = call.traced
     ins = [_type(aval) for aval in traced.in_avals]
     outs = [_type(aval) for aval in traced.jaxpr.out_avals]
-    args, kwargs = traced.in_tree.unflatten(range(traced.in_tree.num_leaves))
-    results = traced.out_tree.unflatten(range(traced.out_tree.num_leaves))
+    args, kwargs = split_leaves(traced.in_tree, range(traced.in_tree.num_leaves))
+    results = traced.out_tree, range(traced.out_tree.num_leaves)
     by_path = {path: position for position, path in enumerate(traced.arg_names)}
     tied: dict[int, int] = {}
 
-    def tie(tree: Any) -> bool:
-        leaves, structure = jax.tree.flatten(tree)
+    def tie(structure: Any, leaves: Sequence[int]) -> bool:
         if not leaves or (len(leaves) == 1 and not call.donated[leaves[0]]):
             return False
-        for candidate in (results, *_children(results)):
-            candidate_leaves, other = jax.tree.flatten(candidate)
+        for other, candidate_leaves in (results, *split_leaves(*results)):
             if structure != other or not tied.keys().isdisjoint(candidate_leaves):
                 continue
             if [ins[i] for i in leaves] == [outs[i] for i in candidate_leaves]:
@@ -309,10 +308,10 @@ def fed_back(call: Call) -> tuple[tuple[int, int], ...]:
                 return True
         return False
 
-    for tree in (*args, *kwargs.values()):
-        if not tie(tree):
-            for child in _children(tree):
-                tie(child)
+    for tree in (*split_leaves(*args), *split_leaves(*kwargs)):
+        if not tie(*tree):
+            for child in split_leaves(*tree):
+                tie(*child)
     for position, path in enumerate(traced.result_paths):
         source = by_path.get(path)
         if source is not None and ins[source] == outs[position]:
@@ -322,10 +321,3 @@ def fed_back(call: Call) -> tuple[tuple[int, int], ...]:
 
 def _type(aval: Any) -> tuple[Any, Any]:
     return getattr(aval, "shape", None), getattr(aval, "dtype", aval)
-
-
-def _children(tree: Any) -> list[Any]:
-    """Return the values one level below the root of a tree; none for a leaf."""
-    if jax.tree_util.all_leaves([tree]):
-        return []
-    return jax.tree.leaves(tree, is_leaf=lambda value: value is not tree)

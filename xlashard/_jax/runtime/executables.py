@@ -20,7 +20,6 @@ from xlashard._jax.private import (
     jax_dispatch,
     lib_jax,
     linalg,
-    tree_util,
     xc,
 )
 from xlashard._jax.runtime.compiler import Executable, assigned, client_of
@@ -28,8 +27,6 @@ from xlashard._jax.runtime.shardings import Device, device_list, if_reported
 from xlashard._jax.runtime.transfer import make_aval
 from xlashard.geometry.hlo_text import read_aliases
 from xlashard.support.lazily import dataclass
-
-type TreeDef = Any
 
 _KEY_NAMES = ("threefry2x32", "rbg", "unsafe_rbg")
 
@@ -100,18 +97,6 @@ def dtype_of(name: str) -> Any:
 def keys_of(data: np.ndarray, dtype: Any) -> Any:
     """Return the key array of integers."""
     return jax.random.wrap_key_data(jnp.asarray(data), impl=dtype._impl.name)
-
-
-def make_node(kind: type, data: Any, children: Sequence[TreeDef]) -> TreeDef:
-    """Return the tree of a node of a registered class, from its `node_data()`.
-
-    Raises:
-        RuntimeError: If the class is not registered, or the number of children differs.
-    """
-    registry = tree_util.default_registry
-    return tree_util.pytree.PyTreeDef.from_node_data_and_children(
-        registry, (kind, data), list(children)
-    )
 
 
 @lru_cache(maxsize=1)

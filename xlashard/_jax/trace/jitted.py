@@ -14,10 +14,10 @@ from xlashard._jax.trace.tracing import (
     Jaxpr,
     Tracer,
     TreeDef,
-    in_default_registry,
     replace_fields,
     struct_of,
 )
+from xlashard._jax.tree_definitions import in_default_registry
 from xlashard.support.lazily import dataclass
 
 
@@ -106,8 +106,8 @@ def _program(traced: Any, values: Sequence[Any]) -> JaxProgram:
         jaxpr=jaxpr,
         params=traced.params,
         values=tuple(values[count:]),
-        in_tree=registered(traced.in_tree),
-        out_tree=registered(traced.out_tree),
+        in_tree=in_default_registry(traced.in_tree),
+        out_tree=in_default_registry(traced.out_tree),
         consts=tuple(traced.consts),
     )
 
@@ -123,8 +123,8 @@ def read_traced(stage: Any) -> JaxProgram:
         jaxpr=low.jaxpr,
         params=low._params,
         values=tuple(map(_struct, low._meta_tys_flat[count:])),
-        in_tree=registered(low._in_tree),
-        out_tree=registered(low.out_tree),
+        in_tree=in_default_registry(low._in_tree),
+        out_tree=in_default_registry(low.out_tree),
         consts=tuple(low._consts),
     )
 
@@ -135,14 +135,6 @@ def _struct(meta: Any) -> Any:
     if not hasattr(aval, "shape"):
         return aval
     return struct_of(aval, meta.sharding if meta.committed else None)
-
-
-def registered(tree: TreeDef) -> TreeDef:
-    """Return a tree in the registry of `jax.tree_util`; unchanged if a node refuses its leaves."""
-    try:
-        return in_default_registry(tree)
-    except Exception:
-        return tree
 
 
 def inner_stage(stage: Any) -> Any:
@@ -343,7 +335,7 @@ def read_compiled(stage: Any) -> JaxExecutable | None:
         name=_function_name(program.name),
         source=debug.func_src_info if debug else "",
         paths=(tuple(n or f"argument {i}" for i, n in enumerate(names)), tuple(out_paths)),
-        trees=(registered(stage.in_tree), registered(stage.out_tree)),
+        trees=(in_default_registry(stage.in_tree), in_default_registry(stage.out_tree)),
         in_avals=tuple(info._aval for info in infos),
         donated=tuple(info.donated for info in infos),
         kept=tuple(first + i in program.kept_var_idx for i in range(count)),

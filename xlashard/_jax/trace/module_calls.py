@@ -23,6 +23,7 @@ from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.jaxprs import from_function
 from xlashard._jax.trace.tracing import replace_fields, struct_of
+from xlashard._jax.tree_definitions import in_default_registry
 from xlashard.errors import CompileError
 from xlashard.support.lazily import dataclass
 
@@ -135,7 +136,7 @@ def read_lowered(lowered: Any) -> jitted.JaxProgram:
         "compiler_options_kvs": lowering._compiler_options_kvs,
     }
     values = tuple(struct_of(aval, None) for aval in avals)
-    trees = jitted.registered(lowered.in_tree), jitted.registered(lowered.out_tree)
+    trees = in_default_registry(lowered.in_tree), in_default_registry(lowered.out_tree)
     return jitted.JaxProgram(jaxpr, params, values, *trees)
 
 

@@ -48,14 +48,21 @@ def _call_primitive_class() -> Any:
 
     class CallPrimitive(core.Primitive):
         multiple_results = True
+        boundary: Callable[[Any], dict[str, Any]]
 
         def bind(self, *args: Any, **params: Any) -> Any:
-            """Bind the call; donation is dropped where the arguments are no longer its own."""
+            return super().bind(*args, **self.with_own_names(params, len(args)))
+
+        def with_own_names(self, params: dict[str, Any], count: int) -> dict[str, Any]:
+            """Return parameters that a rule made for a body, by the names of this package.
+
+            Donation is dropped where the arguments are no longer those of the call.
+            """
             if "call_jaxpr" in params:
                 params["jaxpr"] = params.pop("call_jaxpr")
-            if len(params.get("donated_invars", ())) != len(args):
-                params["donated_invars"] = (False,) * len(args)
-            return super().bind(*args, **params)
+            if len(params.get("donated_invars", ())) != count:
+                params["donated_invars"] = (False,) * count
+            return {**params, **self.boundary(params["jaxpr"])}
 
     return CallPrimitive
 
@@ -66,7 +73,10 @@ def is_call_primitive(primitive: Primitive) -> bool:
 
 
 def call_primitive(
-    name: str, impl: Callable[..., Sequence[Any]], is_placing: Callable[[Any], bool]
+    name: str,
+    impl: Callable[..., Sequence[Any]],
+    is_placing: Callable[[Any], bool],
+    boundary: Callable[[Any], dict[str, Any]],
 ) -> Primitive:
     """Return a primitive that calls a jaxpr and that JAX can differentiate, batch and so on.
 
@@ -77,13 +87,15 @@ def call_primitive(
         name: Its name in jaxprs.
         impl: Function that runs it on concrete values: `impl(*args, jaxpr=..., **params)`.
         is_placing: Function that returns True for a sharding constraint of the body.
+        boundary: Function that reads the parameters that follow from a body: its shardings.
 
-    Parameters of its equations: `jaxpr`, the body; `name` of the called function; `donated_invars`,
-    a flag for each argument, which batching, evaluation, derivatives in forward mode and the
-    forward part of a linearization preserve; `options` of the compiler; `donation`, the mode of
-    reporting unusable donations.
+    The parameters of its equations have the names of those of `jax.jit`. `donated_invars` has a
+    flag for each argument, which batching, evaluation, derivatives in forward mode and the
+    forward part of a linearization preserve. `donation`, the mode of reporting unusable donations,
+    is of this package alone.
     """
-    primitive = _call_primitive_class()(name)
+    primitive: Any = _call_primitive_class()(name)
+    primitive.boundary = boundary
     _register_transformations(primitive, is_placing)
     # After JAX's rules for calls, which define these two as well.
     primitive.def_effectful_abstract_eval(_type_call)
@@ -175,11 +187,12 @@ def _register_discharge(primitive: Primitive) -> None:
 
 def _register_partial_eval(primitive: Primitive) -> None:
     rules = pe.custom_partial_eval_rules
-    rules[primitive] = partial(_partial_eval_call, rules[primitive])
+    rules[primitive] = partial(_partial_eval_call, rules[primitive], primitive)
 
 
 def _register_remat(primitive: Primitive) -> None:
-    rule: Any = partial(pe.closed_call_partial_eval_custom_rule, "jaxpr", _without_donation)
+    update = partial(_without_donation, primitive)
+    rule: Any = partial(pe.closed_call_partial_eval_custom_rule, "jaxpr", update)
     pe.partial_eval_jaxpr_custom_rules[primitive] = rule
 
 
@@ -212,33 +225,35 @@ def _dce_call(rule: Callable[..., Any], *args: Any) -> tuple[list[bool], Any]:
     if smaller is None:
         return used, None
     params = dict(smaller.params)
-    params["jaxpr"] = params.pop("call_jaxpr")
     params["donated_invars"] = tuple(compress(params["donated_invars"], used))
-    return used, smaller.replace(params=params)
+    return used, smaller.replace(params=eqn.primitive.with_own_names(params, sum(used)))
 
 
-def _partial_eval_call(rule: Callable[..., Any], trace: Any, *tracers: Any, **params: Any) -> Any:
+def _partial_eval_call(
+    rule: Callable[..., Any], primitive: Any, trace: Any, *tracers: Any, **params: Any
+) -> Any:
     """Run the known part of a call; the equation of the unknown part gets our parameter names."""
     results = _renamed(rule, donates=False)(trace, *tracers, **params)
     recipes: list[Any] = [getattr(result, "recipe", None) for result in results]
     for recipe in (*recipes, *(handle.recipe for handle in trace.effect_handles)):
         if "call_jaxpr" in getattr(recipe, "params", ()):
-            recipe.params["jaxpr"] = recipe.params.pop("call_jaxpr")
-            recipe.params["donated_invars"] = (False,) * len(recipe.in_tracers)
+            recipe.params.update(primitive.with_own_names(recipe.params, len(recipe.in_tracers)))
     return results
 
 
-def _without_donation(*args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _without_donation(primitive: Any, *args: Any) -> list[dict[str, Any]]:
     """Return the parameters of the known and of the staged part of a call, donating nothing."""
-    *_, known, staged = args
-    return (
-        {**known, "donated_invars": (False,) * len(known["jaxpr"].invars)},
-        {**staged, "donated_invars": (False,) * len(staged["jaxpr"].invars)},
-    )
+    parts = ({**part, "donated_invars": ()} for part in args[-2:])
+    return [primitive.with_own_names(part, len(part["jaxpr"].invars)) for part in parts]
 
 
 def _lower_call(
-    ctx: Any, *args: Any, jaxpr: Any, name: str, options: tuple[tuple[str, Any], ...], **_: Any
+    ctx: Any,
+    *args: Any,
+    jaxpr: Any,
+    name: str,
+    compiler_options_kvs: tuple[tuple[str, Any], ...],
+    **_: Any,
 ) -> Sequence[Any]:
     """Lower a call to a function of the module, so that equal bodies are emitted once.
 
@@ -247,10 +262,11 @@ def _lower_call(
     Raises:
         CompileError: If the call has options of the compiler, which compiles whole programs.
     """
+    options = dict(compiler_options_kvs)
     if options:
         raise CompileError(
-            f"{name} has compiler_options={dict(options)}, but is called inside another program: "
-            "pass compiler_options to the outermost pjit"
+            f"{name} has compiler_options={options}, but is called inside another program: pass "
+            "compiler_options to the outermost pjit"
         )
     names = ctx.name_stack.extend(f"{ctx.primitive.name}({name})")
     with mlir.source_info_to_location(ctx.module_context, None, names, ctx.traceback):
@@ -289,7 +305,10 @@ def _print_call(eqn: Any, context: Any, settings: Any) -> Any:
 
 
 # Parameters of a call that are printed only when they differ from these defaults.
-_PRINTED: dict[str, tuple[Any, ...]] = {"options": ((),), "donation": ("warn",)}
+_PRINTED: dict[str, tuple[Any, ...]] = {
+    "compiler_options_kvs": ((),),
+    "donation": ("warn",),
+}
 
 
 def identity_primitive(

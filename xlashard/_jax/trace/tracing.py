@@ -25,6 +25,7 @@ from xlashard._jax.private import (
     source_info_util,
 )
 from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
+from xlashard._jax.tree_definitions import in_default_registry
 from xlashard.support.lazily import dataclass
 
 type Jaxpr = Any
@@ -152,11 +153,6 @@ class FunctionTracer:
         return jaxprs
 
 
-def in_default_registry(tree: TreeDef) -> TreeDef:
-    """Return a tree of JAX's internal registry as a tree of `jax.tree_util`."""
-    return jax.tree_util.tree_structure(tree.unflatten([0] * tree.num_leaves))
-
-
 def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
     """Set the mesh of the traced function, as `jax.set_mesh` does.
 
@@ -251,8 +247,12 @@ def abstractify(value: object) -> Any:
 
 def struct_of(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
     """Return the type of a value with a sharding; None leaves it unspecified."""
-    weak = bool(getattr(aval, "weak_type", False))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
+    rest: dict[str, Any] = {"weak_type": bool(getattr(aval, "weak_type", False))}
+    space = getattr(aval, "memory_space", None)
+    if space not in (None, core.MemorySpace.Device):
+        # JAX reads it from named shardings alone.
+        rest["_memory_space"] = space
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, **rest)
 
 
 def typed_axes(aval: Any) -> tuple[tuple[str, ...], ...]:

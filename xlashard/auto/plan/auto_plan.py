@@ -16,6 +16,7 @@ from rich.console import RenderableType
 from xlashard._jax.trace import jitted, tracing
 from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard._jax.trace.tracing import equations
+from xlashard._jax.tree_definitions import outline
 from xlashard.analysis.explain.html import render_page, report_environment
 from xlashard.analysis.explain.tables import Page, SerializableReport
 from xlashard.auto.auto_program import AutoProgram, unplaced
@@ -122,7 +123,8 @@ class AutoPlan(SerializableReport, PlanFields):
             program = self._bound("in_shardings")
         leaves = [NamedSharding(program.mesh, spec_of_text(v.spec)) for v in self.inputs]
         outside: list[Any] = [None] * program.closed_over
-        return program.call.traced.in_tree.unflatten([*outside, *leaves])[0][program.closed_over :]
+        in_tree = program.call.traced.in_tree
+        return outline(in_tree, [*outside, *leaves])[0][program.closed_over :]
 
     @property
     def out_shardings(self) -> Any:
@@ -134,7 +136,7 @@ class AutoPlan(SerializableReport, PlanFields):
         with short_tracebacks:
             program = self._bound("out_shardings")
         leaves = [NamedSharding(program.mesh, spec_of_text(v.spec)) for v in self.outputs]
-        return program.call.traced.out_tree.unflatten(leaves)
+        return outline(program.call.traced.out_tree, leaves)
 
     def lower(self) -> Lowered:
         """Return the program with the layout, lowered for the devices of the plan.

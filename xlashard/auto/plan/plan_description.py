@@ -9,6 +9,7 @@ import jax
 
 from xlashard._jax.trace.origins import source_frames
 from xlashard._jax.trace.tracing import bodies, shaped, source_of
+from xlashard._jax.tree_definitions import outline
 from xlashard.analysis.explain.explained_program import SourceLocator
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.plan.auto_plan import AutoPlan, fingerprint_of
@@ -101,7 +102,7 @@ def unknown_primitives(jaxpr: Any) -> tuple[str, ...]:
 def _arguments(program: AutoProgram) -> Iterator[PlannedArgument]:
     """Yield the arguments of the call, without closed-over arrays."""
     traced, donated = program.call.traced, program.call.donated
-    args, kwargs = traced.in_tree.unflatten(range(traced.in_tree.num_leaves))
+    args, kwargs = outline(traced.in_tree, range(traced.in_tree.num_leaves))
     trees = [*((tree, False) for tree in args), *((tree, True) for tree in kwargs.values())]
     for tree, keyword in trees[program.closed_over :]:
         leaves = jax.tree_util.tree_flatten_with_path(tree)[0]

@@ -39,7 +39,6 @@ from xlashard.core.array.placement.put import (
 from xlashard.core.array.placement.target import (
     ResolvedSharding,
     at_path,
-    broadcast_prefix,
     check_reduced_sharding,
     is_target,
     leaf_path,
@@ -48,6 +47,7 @@ from xlashard.core.array.placement.target import (
     resolve_requested,
     resolve_sharding,
 )
+from xlashard.core.array.placement.tree_prefix import broadcast_prefix
 from xlashard.core.array.reshard.execute import relayout
 from xlashard.core.sharding import Sharding, SingleDeviceSharding, XLACompatibleSharding
 from xlashard.errors import ArgumentError, PlacementError, XlashardError, counted

@@ -25,11 +25,11 @@ from xlashard.core.array.placement.read import read_value, start_read
 from xlashard.core.array.placement.target import (
     Placement,
     at_path,
-    broadcast_prefix,
     is_target,
     leaf_path,
     parse_placement,
 )
+from xlashard.core.array.placement.tree_prefix import broadcast_prefix
 from xlashard.core.array.transfer_plan import (
     ArrayTransfer,
     HostTransfer,

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import jax
 
 from xlashard._jax.runtime import dispatch
+from xlashard._jax.runtime.global_state import cached_by_jaxpr
+from xlashard._jax.runtime.shardings import UNSPECIFIED
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import as_function, hoist
 from xlashard._jax.trace.primitives import call_primitive
@@ -33,11 +35,15 @@ from xlashard.core.pjit.compile import PROGRAMS, CompiledProgram
 from xlashard.core.pjit.constraint import boundary_p, constraint_params, only_places
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.core.pjit.lower import is_hoisted
-from xlashard.core.pjit.shardings.device_assignment import ShardingRequest, names_devices
+from xlashard.core.pjit.shardings.device_assignment import (
+    REPLICATED,
+    ShardingRequest,
+    names_devices,
+)
 from xlashard.core.pjit.shardings.resolve import resolve
 from xlashard.core.pjit.signature import Parameters
 from xlashard.core.pjit.trace import OF_CONSTRAINED_BODIES, inner_shardings, used_parts_of
-from xlashard.core.sharding import NamedSharding
+from xlashard.core.sharding import NamedSharding, to_jax
 from xlashard.support.lazily import dataclass
 from xlashard.support.tracebacks import shorten
 
@@ -194,11 +200,12 @@ def _impl(
     jaxpr: Any,
     name: str,
     donated_invars: tuple[bool, ...],
-    options: tuple[tuple[str, Any], ...],
+    compiler_options_kvs: tuple[tuple[str, Any], ...],
     donation: str,
+    **_: Any,
 ) -> Sequence[Any]:
     """Run a piece of a transformed call as a program."""
-    piece = _Piece(name, options, donated_invars, donation)
+    piece = _Piece(name, compiler_options_kvs, donated_invars, donation)
     call, miss = PROGRAMS.cached(jaxpr, ("piece", piece), lambda: _dispatched(jaxpr, piece))
     if not any(donated_invars):
         return call(*args)
@@ -315,7 +322,29 @@ def _closed(params: Any, aval: Any) -> Any:
     return sharding
 
 
-pjit_p = call_primitive("pjit", _impl, only_places)
+@cached_by_jaxpr
+def _boundary_params(jaxpr: Any) -> dict[str, Any]:
+    """Return shardings and layouts of a body by the names that the equations of `jax.jit` have.
+
+    Tools that walk jaxprs read them; the constraints of the body are what counts.
+    """
+    ins, outs = boundary(jaxpr, boundary_p, "sharding")
+    return {
+        "in_shardings": tuple(map(_as_param, ins, jaxpr.in_avals)),
+        "out_shardings": tuple(map(_as_param, outs, jaxpr.out_avals)),
+        "in_layouts": (None,) * len(ins),
+        "out_layouts": (None,) * len(outs),
+    }
+
+
+def _as_param(sharding: Any, aval: Any) -> Any:
+    if sharding is None:
+        return UNSPECIFIED
+    # It stands for any devices, of which JAX's shardings need at least one.
+    return sharding if sharding is REPLICATED else to_jax(sharding, aval.shape)
+
+
+pjit_p = call_primitive("pjit", _impl, only_places, _boundary_params)
 """A call of a pjit-ed function; `call_primitive` lists its parameters."""
 
 

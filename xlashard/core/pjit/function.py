@@ -8,6 +8,7 @@ from itertools import compress
 from typing import Any
 
 import jax
+import numpy as np
 
 from xlashard._jax.runtime import compiler
 from xlashard._jax.runtime.global_state import BoundedCache, cleared_with_jax
@@ -53,13 +54,16 @@ from xlashard.core.pjit.trace import (
     used_parts_of,
 )
 from xlashard.core.program.compile import LoweredProgram
-from xlashard.core.sharding import Sharding, SingleDeviceSharding, XLACompatibleSharding
+from xlashard.core.sharding import Mesh, Sharding, SingleDeviceSharding, XLACompatibleSharding
 from xlashard.errors import ArgumentError
 
 type _Boundary = tuple[
     tuple[XLACompatibleSharding | None, ...], tuple[XLACompatibleSharding | None, ...]
 ]
 """Shardings of arguments and of results; None leaves a value to the partitioner."""
+
+_NO_MESH = Mesh(np.empty((), dtype=object), ())
+"""The mesh of equations of `jax.jit` where none is in force."""
 
 BOUNDARIES = cleared_with_jax(BoundedCache())
 """Boundary shardings of nested calls, by what was requested of them and by their types."""
@@ -343,7 +347,10 @@ class Function:
                 jaxpr=body,
                 name=traced.name,
                 donated_invars=(*(False,) * (len(values) - len(call.donated)), *call.donated),
-                options=options.compiler_options,
+                ctx_mesh=_NO_MESH if call.mesh is None else call.mesh,
+                keep_unused=options.keep_unused,
+                inline=options.inline,
+                compiler_options_kvs=options.compiler_options,
                 donation=options.donation,
             )
         return traced.out_tree.unflatten([wrap_result(r) for r in results])

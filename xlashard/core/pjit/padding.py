@@ -11,7 +11,8 @@ import numpy as np
 from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.trace import tracing
 from xlashard.core.array.array_class.handles import wrap_result
-from xlashard.core.array.placement.target import broadcast_prefix, leaf_paths
+from xlashard.core.array.placement.target import leaf_paths
+from xlashard.core.array.placement.tree_prefix import broadcast_prefix
 from xlashard.core.pjit.shardings.device_assignment import REPLICATED
 from xlashard.core.pjit.shardings.resolve import to_sharding
 from xlashard.core.pjit.shardings.resources import expand, misfit, read_resources

@@ -11,13 +11,13 @@ from typing import Any
 import jax
 
 from xlashard.core.array.placement.target import leaf_paths
+from xlashard.core.array.placement.tree_prefix import TreeNode
 from xlashard.core.pjit.options import Selected
 from xlashard.core.pjit.shardings.resources import (
     UNSPECIFIED,
     Resource,
     ResourceTree,
     expand,
-    tree_of_resources,
 )
 from xlashard.errors import ArgumentError, ResourceError, counted
 from xlashard.support.lazily import dataclass
@@ -314,12 +314,10 @@ class Parameters:
         entries = self._entries(tree, needed, args_tree)
         out: list[Resource] = []
         for position, entry, subtree in zip(positions, entries, positional, strict=False):
-            part = tree_of_resources(tree.what, entry)
-            out += expand(part, subtree, self.signature.name(position))
+            out += expand(entry, subtree, self.signature.name(position))
         for name, subtree in zip(keywords, kwargs_tree.children(), strict=True):
             if name in entry_of:
-                part = tree_of_resources(tree.what, entries[entry_of[name]])
-                out += expand(part, subtree, name)
+                out += expand(entries[entry_of[name]], subtree, name)
             else:
                 out += [Resource(UNSPECIFIED)] * subtree.num_leaves
         return out
@@ -335,13 +333,14 @@ class Parameters:
             return [i for i in range(before) if i not in self.static_argnums]
         return list(islice((i for i in count() if i not in self.static_argnums), number))
 
-    def _entries(self, tree: ResourceTree, needed: int, args_tree: Any) -> Sequence[Any]:
+    def _entries(self, tree: ResourceTree, needed: int, args_tree: Any) -> Sequence[ResourceTree]:
         """Return the entries of a tuple of resources, if the arguments need as many."""
-        entries, function = tree.tree(), self.signature.function
-        if type(entries) is not tuple:
+        kind = TreeNode(tree.treedef, tree.leaves).kind
+        entries, function = tree.children, self.signature.function
+        if kind is not tuple:
             raise ResourceError(
                 f"{tree.what} must be a tuple with one entry per argument of {function}, or one "
-                f"sharding for all of them; it is a {type(entries).__name__}: write "
+                f"sharding for all of them; it is a {kind.__name__}: write "
                 f"{tree.what}=({tree.text()},)"
             )
         entries_text = counted(len(entries), "entry", "entries")

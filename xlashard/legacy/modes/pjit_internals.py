@@ -7,7 +7,7 @@ import jax
 
 from xlashard._jax.legacy_api import util
 from xlashard._jax.runtime.shardings import JaxGSPMDSharding, JaxSharding, Mesh, hlo_from_text
-from xlashard.core.array.placement.target import broadcast_prefix
+from xlashard.core.array.placement.tree_prefix import TreeNode, spread_prefix
 from xlashard.core.sharding import (
     GSPMDSharding,
     NamedSharding,
@@ -123,9 +123,9 @@ def flatten_axis_resources(
     """
     if tupled_args and type(shardings) is list:
         shardings = tuple(shardings)
-    full = tree.unflatten([0] * tree.num_leaves)
-    name = "args" if tupled_args else "result"
-    return tuple(broadcast_prefix(shardings, full, lambda x: x is None, what, name))
+    prefix = TreeNode.of(shardings, lambda x: x is None)
+    full = TreeNode(tree, range(tree.num_leaves))
+    return tuple(spread_prefix(prefix, full, what, "args" if tupled_args else "result"))
 
 
 def check_aval_shardings(

@@ -19,7 +19,8 @@ from xlashard._jax.trace.primitives import LinearRules, spmd_axis_names, transpo
 from xlashard.config import CheckName
 from xlashard.core.array.array_class.base import check_alive
 from xlashard.core.array.array_class.handles import wrap_result
-from xlashard.core.array.placement.target import at_path, broadcast_prefix, leaf_path
+from xlashard.core.array.placement.target import at_path, leaf_path
+from xlashard.core.array.placement.tree_prefix import broadcast_prefix
 from xlashard.core.pjit.constraint import batched_spec, constrain
 from xlashard.core.sharding import Mesh, PartitionSpec, partition_spec, spec_of
 from xlashard.errors import (

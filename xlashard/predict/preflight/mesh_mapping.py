@@ -198,8 +198,10 @@ def map_call(call: Call, on: Mesh) -> Call:
         debug = hoisted.debug_info
         debug = debug._replace(arg_names=(*names, *traced.arg_names))
         hoisted = replace_fields(hoisted, debug_info=debug)
-        args, kwargs = traced.in_tree.unflatten([0] * traced.in_tree.num_leaves)
-        in_tree = jax.tree.structure(((*(0 for _ in closed), *args), kwargs))
+        args, kwargs = traced.in_tree.children()
+        leaves = [jax.tree.structure(0)] * len(closed)
+        every = jax.tree_util.treedef_tuple([*leaves, *args.children()])
+        in_tree = jax.tree_util.treedef_tuple([every, kwargs])
         traced = replace(traced, arg_names=(*names, *traced.arg_names), in_tree=in_tree)
     body = MeshMap(mapping).jaxpr(hoisted)
     none = (None,) * len(closed)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import xlashard
 from tests.core.pjit.helpers import f32, spec_of, under
 from tests.message_patterns import naming
 from xlashard import NamedSharding, P, pjit, with_sharding_constraint
@@ -88,6 +89,40 @@ def test_make_jaxpr_shows_one_equation_with_its_shardings(mesh):
     assert "xla_cpu_enable_fast_math" in str(jax.make_jaxpr(fast)(W, X))
     for printed in (text, str(pulled)):
         assert "witness" not in printed and "GSPMDSharding" not in printed
+
+
+def call_params(fun):
+    """Return the parameters of the calls in a function's jaxpr, bodies left out."""
+    equations = tracing.equations(jax.make_jaxpr(fun)(W, X))
+    calls = [eqn for eqn in equations if eqn.primitive.name in ("jit", "pjit")]
+    for eqn in calls:
+        counts = len(eqn.invars), len(eqn.outvars), len(eqn.invars)
+        names = "in_shardings", "out_shardings", "donated_invars"
+        assert tuple(len(eqn.params[name]) for name in names) == counts
+    return [{k: v for k, v in eqn.params.items() if k != "jaxpr"} for eqn in calls]
+
+
+def test_equations_have_the_parameters_of_those_of_jax(mesh):
+    rows = jax.sharding.NamedSharding(mesh, P("x"))
+
+    def calls(jit):
+        f = jit(layer, in_shardings=(None, rows), out_shardings=rows, donate_argnums=1)
+        return f, call_params(f)[0]
+
+    (f, ours), (_, wanted) = calls(xlashard.jit), calls(jax.jit)
+    assert wanted.keys() <= ours.keys()
+    ours["inline"] = wanted["inline"]  # an enumeration since JAX 0.12
+    assert {name: ours[name] for name in wanted} == wanted
+    with jax.set_mesh(mesh):
+        assert calls(xlashard.jit)[1]["ctx_mesh"] == calls(jax.jit)[1]["ctx_mesh"]
+
+    def loss(w, x):
+        return f(w, x).sum()
+
+    for change in (jax.grad, jax.checkpoint, lambda f: jax.grad(jax.checkpoint(f))):
+        assert any(rows in params["in_shardings"] for params in call_params(change(loss)))
+    call_params(lambda w, x: jax.vmap(f, (None, 0))(w, x[None]))
+    call_params(lambda w, x: jax.vjp(f, w, x)[1](x)[0])
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Targets of arrays: parsed from what callers pass, alone or in trees, and resolved for a shape."""
 
-from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -296,87 +295,6 @@ def parse_shape(value: Any, name: str = "shape") -> tuple[int, ...]:
             f"{name} {shape} has a negative size: give every size as a number from 0 on"
         )
     return shape
-
-
-@dataclass(frozen=True, eq=False)
-class PrefixMismatch:
-    """Node of a prefix that does not fit the node of a tree.
-
-    Attributes:
-        prefix: The node of the prefix.
-        tree: The node of the tree.
-        name: Name of the whole prefix.
-        tree_name: Name of the whole tree.
-        steps: Path of both nodes as source code.
-    """
-
-    prefix: Any
-    tree: Any
-    name: str
-    tree_name: str
-    steps: str
-
-
-def _structure_error(at: PrefixMismatch) -> ArgumentError:
-    name, tree_name = at.name + at.steps, at.tree_name + at.steps
-    return ArgumentError(
-        f"{name} does not have the structure of {tree_name}: {name} is {_outline(at.prefix)}, "
-        f"{tree_name} is {_outline(at.tree)}; give a tree like {tree_name}, or one entry for all "
-        "of it"
-    )
-
-
-def broadcast_prefix(
-    prefix: Any,
-    tree: Any,
-    is_entry: Callable[[Any], bool],
-    name: str,
-    tree_name: str,
-    error: Callable[[PrefixMismatch], XlashardError] = _structure_error,
-    path: tuple[Any, ...] = (),
-) -> list[Any]:
-    """Return the entry of a prefix for each leaf of a tree.
-
-    Args:
-        prefix: Tree of entries with the structure of the upper part of `tree`.
-        tree: The values.
-        is_entry: Returns True for an entry. A leaf of the prefix that is no entry is returned, for
-            the caller to refuse.
-        name: Name of the whole prefix in errors.
-        tree_name: Name of the whole tree in errors.
-        error: Returns the error for the first node that does not fit.
-        path: The keys of `prefix` and `tree` in the whole ones.
-
-    Raises:
-        ArgumentError: The structures differ; the message has the path.
-    """
-    if is_entry(prefix) or jax.tree_util.all_leaves([prefix]):
-        return [prefix] * jax.tree.structure(tree).num_leaves
-    entries, children = child_nodes(prefix), child_nodes(tree)
-    # As text: keys of a user's node may lack an equality.
-    same_keys = [str(key) for key, _ in entries] == [str(key) for key, _ in children]
-    if type(prefix) is not type(tree) or not same_keys:
-        steps = jax.tree_util.keystr(path)
-        raise error(PrefixMismatch(prefix, tree, name, tree_name, steps))
-    spread: list[Any] = []
-    for (key, entry), (_, child) in zip(entries, children, strict=True):
-        steps = (*path, key)
-        spread += broadcast_prefix(entry, child, is_entry, name, tree_name, error, steps)
-    return spread
-
-
-def child_nodes(node: Any) -> list[tuple[Any, Any]]:
-    """Return the children of a node with their keys; none for a leaf."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-    return [(path[0], child) for path, child in flat if path]
-
-
-def _outline(tree: Any) -> str:
-    if isinstance(tree, dict):
-        return f"a dict with keys {sorted(map(repr, tree))}".replace('"', "")
-    if isinstance(tree, list | tuple):
-        return f"a {type(tree).__name__} of {len(tree)}"
-    return f"a {type(tree).__name__}"
 
 
 def leaf_path(tree: Any, number: int, name: str) -> str:

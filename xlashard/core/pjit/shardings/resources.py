@@ -8,7 +8,8 @@ import jax
 
 from xlashard._jax.runtime.shardings import UNSPECIFIED as JAX_UNSPECIFIED
 from xlashard._jax.runtime.shardings import Format, JaxSharding, UnspecifiedValue
-from xlashard.core.array.placement.target import PrefixMismatch, broadcast_prefix, child_nodes
+from xlashard._jax.tree_definitions import make_node, outline, split_leaves
+from xlashard.core.array.placement.tree_prefix import PrefixMismatch, TreeNode, spread_prefix
 from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
 from xlashard.core.sharding import (
     GSPMDSharding,
@@ -106,22 +107,15 @@ class ResourceTree:
     leaves: tuple[Resource, ...]
     treedef: Any
 
-    def tree(self) -> Any:
-        """Return the tree."""
-        return self.treedef.unflatten(self.leaves)
-
     def text(self) -> str:
         """Return the tree as code."""
-        return repr(self.treedef.unflatten([leaf.value for leaf in self.leaves]))
+        return repr(outline(self.treedef, [leaf.value for leaf in self.leaves]))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return tree_of_resources, (self.what, self.tree())
-
-
-def tree_of_resources(what: str, tree: Any) -> ResourceTree:
-    """Return a tree whose leaves are `Resource`s."""
-    leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=lambda x: isinstance(x, Resource))
-    return ResourceTree(what, tuple(leaves), treedef)
+    @property
+    def children(self) -> "list[ResourceTree]":
+        """Return the trees one level below the root; none for a leaf."""
+        parts = split_leaves(self.treedef, self.leaves)
+        return [ResourceTree(self.what, tuple(leaves), tree) for tree, leaves in parts]
 
 
 INFERRED = (UnspecifiedValue, Auto, FromGda)
@@ -155,7 +149,8 @@ def refuse_unconstrained(resources: ResourceTree) -> None:
     for i, leaf in enumerate(resources.leaves):
         spec = leaf.value.spec if isinstance(leaf.value, NamedSharding) else leaf.value
         if isinstance(spec, PartitionSpec) and PartitionSpec.UNCONSTRAINED in spec.partitions:
-            path, _ = jax.tree_util.tree_flatten_with_path(resources.tree())[0][i]
+            tree = outline(resources.treedef, resources.leaves)
+            path, _ = jax.tree_util.tree_flatten_with_path(tree)[0][i]
             name = resources.what + jax.tree_util.keystr(path)
             raise ResourceError(
                 f"{name} is {leaf.value}, which leaves a dimension UNCONSTRAINED: pass "
@@ -271,9 +266,10 @@ def _memory(sharding: Sharding) -> str:
 
 def none_as_unspecified(tree: Any) -> Any:
     """Return a tree of resources with `UNSPECIFIED` for each None, as `jax.jit` reads it."""
-    return jax.tree_util.tree_map(
-        lambda leaf: UNSPECIFIED if leaf is None else leaf, tree, is_leaf=_is_leaf
-    )
+    leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=_is_leaf)
+    if not any([leaf is None for leaf in leaves]):
+        return tree
+    return treedef.unflatten([UNSPECIFIED if leaf is None else leaf for leaf in leaves])
 
 
 def expand(resources: ResourceTree, treedef: Any, name: str) -> list[Resource]:
@@ -289,35 +285,28 @@ def expand(resources: ResourceTree, treedef: Any, name: str) -> list[Resource]:
     """
     if treedef == resources.treedef:
         return list(resources.leaves)
-    full = treedef.unflatten([_FULL_LEAF] * treedef.num_leaves)
-    prefix = resources.tree()
-    if type(full) in (tuple, list) and type(prefix) in (tuple, list):
+    full = TreeNode(treedef, range(treedef.num_leaves))
+    prefix = TreeNode(resources.treedef, resources.leaves)
+    if full.kind in (tuple, list) and prefix.kind in (tuple, list):
         # A list and a tuple of arguments are interchangeable.
-        prefix = type(full)(prefix)
-    return broadcast_prefix(prefix, full, _is_resource, resources.what, name, _mismatch)
-
-
-# Stands for an array in a full tree.
-_FULL_LEAF = object()
-
-
-def _is_resource(x: object) -> bool:
-    return isinstance(x, Resource)
+        same_kind = make_node(treedef.node_data(), prefix.definition.children())
+        prefix = TreeNode(same_kind, resources.leaves)
+    return spread_prefix(prefix, full, resources.what, name, _mismatch)
 
 
 def _mismatch(at: PrefixMismatch) -> ResourceError:
     """Return the error for a node of a prefix that does not fit a node of the full tree."""
     what, place = at.name, at.tree_name + at.steps
-    kind, expected = type(at.prefix).__name__, type(at.tree).__name__
-    if at.tree is _FULL_LEAF:
+    kind, expected = at.prefix.kind.__name__, at.tree.kind.__name__
+    if at.tree.is_leaf:
         problem = f"{what} has a {kind} for {place}, which is an array: give one sharding there"
-    elif type(at.prefix) is not type(at.tree):
+    elif at.prefix.kind is not at.tree.kind:
         problem = (
             f"{what} has a {kind} where {place} is a {expected}: give a {expected} of the same "
             "structure, or one sharding for all of it"
         )
     else:
-        keys, others = ([str(key) for key, _ in child_nodes(x)] for x in (at.prefix, at.tree))
+        keys, others = (list(map(str, node.keys)) for node in (at.prefix, at.tree))
         problem = _key_mismatch(what, place, keys, others, expected)
     return ResourceError(problem, path=place)
 

@@ -9,6 +9,7 @@ import jax
 
 from xlashard._jax.runtime import dispatch, executables
 from xlashard._jax.runtime.shardings import Device, Format, if_reported
+from xlashard._jax.tree_definitions import outline
 from xlashard.core.array.array_class.base import SHARDS, DonationTracker, release_shards
 from xlashard.core.pjit.arguments import describe_arguments, may_share, split_by_donation
 from xlashard.core.pjit.compile import CompiledProgram
@@ -72,13 +73,13 @@ class Executable:
     def _of_results(self, values: Sequence[Any]) -> Any:
         """Return values of all results of the program, on the tree of the result."""
         tree = self._info.out_tree
-        return tree.unflatten(values[: tree.num_leaves])
+        return outline(tree, values[: tree.num_leaves])
 
     def _spread(self, of_taken: Sequence[Any], of_unused: Any) -> Any:
         """Return values of the arguments that the program takes, on the tree of all."""
         values = iter(of_taken[len(self._compiled.consts) :])
         flat = [next(values) if kept else of_unused for kept in self._compiled.kept]
-        return self._info.in_tree.unflatten(flat)
+        return outline(self._info.in_tree, flat)
 
     @shortened
     def as_text(self, dialect: str = "hlo") -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from xlashard._jax.lowering import aval_text
 from xlashard._jax.trace.tracing import Tracer, abstractify, is_token, struct_of
+from xlashard._jax.tree_definitions import outline
 from xlashard.core.array.array_class.handles import KindOf
 from xlashard.core.pjit.arguments import Argument, check_concrete, check_values
 from xlashard.core.pjit.shardings.resources import as_code, described
@@ -188,18 +189,19 @@ class Stage:
     @property
     def in_avals(self) -> Any:
         """Return the abstract values of `(args, kwargs)`, as their tree."""
-        return self._info.in_tree.unflatten(self._info.in_avals)
+        return outline(self._info.in_tree, self._info.in_avals)
 
     @property
     def out_avals(self) -> Any:
         """Return the abstract values of the result, as its tree."""
-        return self._info.out_tree.unflatten(self._info.out_avals)
+        return outline(self._info.out_tree, self._info.out_avals)
 
     @property
     def args_info(self) -> Any:
         """Return for each argument its abstract value and donation, as their tree."""
         info = self._info
-        return info.in_tree.unflatten(list(map(jax.stages.ArgInfo, info.in_avals, info.donated)))
+        infos = list(map(jax.stages.ArgInfo, info.in_avals, info.donated))
+        return outline(info.in_tree, infos)
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
@@ -211,7 +213,7 @@ class Stage:
         """Return the result's shapes, dtypes and known shardings, as `jax.ShapeDtypeStruct`s."""
         info = self._info
         shardings = self._known_out_shardings or (None,) * len(info.out_avals)
-        return info.out_tree.unflatten(list(map(struct, info.out_avals, shardings)))
+        return outline(info.out_tree, list(map(struct, info.out_avals, shardings)))
 
 
 def struct(aval: Any, sharding: Any = None) -> Any:

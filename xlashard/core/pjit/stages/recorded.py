@@ -22,13 +22,13 @@ from xlashard._jax.trace.rewriting import (
     with_leading_arguments,
 )
 from xlashard._jax.trace.tracing import (
-    in_default_registry,
     inner_shardings,
     physical_aval,
     shaped,
     source_of,
     struct_of,
 )
+from xlashard._jax.tree_definitions import in_default_registry
 from xlashard.core.array.array_class.base import type_text
 from xlashard.core.pjit.shardings import explicit_errors
 from xlashard.core.pjit.stages.from_jax import call_of_jax

@@ -23,8 +23,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.runtime.executables import make_node
 from xlashard._jax.runtime.shardings import read_reduction, reduction_arguments
+from xlashard._jax.tree_definitions import make_node
 from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.stages.info import StageInfo
 from xlashard.core.program.environment import LoadTarget
@@ -69,7 +69,7 @@ def tree_to_json(tree: TreeDef) -> Json:
             if kind is known:
                 return {name: children, "keys": [_write(key) for key in data]}
         node = {"class": _write_place(kind), "data": _write(data), "children": children}
-        if make_node(kind, _read(node["data"]), tree.children()) == tree:
+        if make_node((kind, _read(node["data"])), tree.children()) == tree:
             return node
     except UnwritableError:
         pass
@@ -89,7 +89,7 @@ def tree_from_json(saved: Json) -> TreeDef:
         return _NONE
     for name, kind in _SEQUENCES.items():
         if name in saved:
-            return make_node(kind, None, [tree_from_json(child) for child in saved[name]])
+            return make_node((kind, None), map(tree_from_json, saved[name]))
     for name, kind in _KEYED.items():
         if name in saved:
             keys = [_read(key) for key in saved["keys"]]
@@ -97,14 +97,14 @@ def tree_from_json(saved: Json) -> TreeDef:
             if len(keys) != len(children) or len(set(keys)) != len(keys):
                 # no-catalogue: needs an invalid header with a valid checksum
                 raise ValueError(f"{len(children)} entries for the keys {keys}")
-            return make_node(kind, tuple(keys) if kind is not dict else keys, children)
+            return make_node((kind, tuple(keys) if kind is not dict else keys), children)
     kind = _find(saved["class"])
     children = [tree_from_json(child) for child in saved["children"]]
     fields = getattr(kind, "_fields", None)
     if not isinstance(kind, type) or (fields is not None and len(fields) != len(children)):
         raise SavedProgramError(_changed_text(saved["class"], len(children)))
     try:
-        return make_node(kind, _read(saved["data"]), children)
+        return make_node((kind, _read(saved["data"])), children)
     except RuntimeError:
         raise SavedProgramError(_changed_text(saved["class"], len(children))) from None
 

@@ -9,10 +9,11 @@ import jax
 from jax.experimental.layout import Format
 
 from xlashard._jax.runtime import compiler, executables
-from xlashard._jax.runtime.shardings import Device
-from xlashard._jax.runtime.topologies import unassigned_devices
+from xlashard._jax.runtime.shardings import AbstractMesh, Device
+from xlashard._jax.runtime.topologies import UnassignedDevice, unassigned_devices
 from xlashard._jax.runtime.transfer import default_device
 from xlashard._jax.trace import tracing
+from xlashard._jax.tree_definitions import shortest_prefix, split_leaves
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.lower import LoweredSignature, lower_jaxpr
@@ -24,7 +25,7 @@ from xlashard.core.pjit.stages.compiled import Compiled
 from xlashard.core.pjit.stages.info import Stage, StageInfo, checked_dialect, struct
 from xlashard.core.pjit.trace import Call
 from xlashard.core.program.compile import LoweredProgram, compiler_input
-from xlashard.core.sharding import XLACompatibleSharding, to_jax
+from xlashard.core.sharding import NamedSharding, XLACompatibleSharding, to_jax
 from xlashard.errors import ArgumentError, CompileError, DeviceMismatchError
 from xlashard.support.formatting import format_two_device_lists
 from xlashard.support.tracebacks import shortened
@@ -308,8 +309,18 @@ def lower_by_jax(
         )
     )
     args, kwargs = info.in_tree.unflatten(map(struct, info.in_avals, ins))
+    donated_args, donated_kwargs = split_leaves(info.in_tree, info.donated)
+    positional = [flags for _, flags in split_leaves(*donated_args)]
+    named = {
+        name: flags for name, (_, flags) in zip(kwargs, split_leaves(*donated_kwargs), strict=True)
+    }
     places = [UNSPECIFIED if place is None else place for place in outs]
-    outer = jax.jit(call, out_shardings=info.out_tree.unflatten(places))
+    outer = jax.jit(
+        call,
+        out_shardings=shortest_prefix(info.out_tree, places),
+        donate_argnums=[i for i, donated in enumerate(map(any, positional)) if donated],
+        donate_argnames=[name for name, flags in named.items() if any(flags)],
+    )
     traced: Any = outer.trace(*args, **kwargs)
     return traced.lower(lowering_platforms=platforms, _private_parameters=private)
 
@@ -318,5 +329,9 @@ def _place(sharding: Any, layout: Any, aval: Any, *, alone: bool) -> Any:
     """Return the sharding of an argument or result as JAX takes it; None if unspecified."""
     if sharding is None or (alone and layout is None and sharding.memory_kind is None):
         return None
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.devices[0], UnassignedDevice):
+        mesh = sharding.mesh
+        abstract = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types)
+        sharding = NamedSharding(abstract, sharding.spec, memory_kind=sharding.memory_kind)
     jax_sharding: Any = to_jax(sharding, aval.shape)
     return jax_sharding if layout is None else Format(layout, jax_sharding)

@@ -10,6 +10,7 @@ import jax
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from xlashard._jax.trace.observed_programs import caller_locals
+from xlashard._jax.tree_definitions import outline
 from xlashard.core.pjit.options import Selected
 from xlashard.core.pjit.signature import Parameters, function_name
 from xlashard.support.lazily import dataclass
@@ -45,7 +46,9 @@ class NnxPaths:
         """
         if fun is not None and not type(fun).__module__.startswith("flax.nnx"):
             return None
-        args, out = (tree.unflatten(range(tree.num_leaves)) for tree in (in_tree, out_tree))
+        if "flax.nnx" not in sys.modules:
+            return None
+        args, out = (outline(tree, range(tree.num_leaves)) for tree in (in_tree, out_tree))
         if isinstance(out, tuple) and len(out) == 2 and _are_updates(out[1]):
             arguments = tuple(_STATE.sub(r".\1", name) for name in arg_names)
             return cls(arguments, _with_updates(args, out, arguments))

@@ -1,0 +1,88 @@
+"""Read, build and convert tree definitions without calling the constructors of users' classes.
+
+A class may check its arrays as it is constructed: shapes that must agree, a dtype. Unflattened with
+numbers, shardings or paths it raises an error of its own, so definitions are built node by node.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+type TreeDef = Any
+
+
+def make_node(node_data: tuple[type, Any] | None, children: Iterable[TreeDef]) -> TreeDef:
+    """Return the tree of a node of a registered class, from its `node_data()`; None for a leaf.
+
+    Raises:
+        RuntimeError: If the class is not registered, or the number of children differs.
+    """
+    return jax.tree_util.PyTreeDef.from_node_data_and_children(
+        jax.tree_util.default_registry, node_data, list(children)
+    )
+
+
+def in_default_registry(tree: TreeDef) -> TreeDef:
+    """Return a tree of JAX's internal registry as a tree of `jax.tree_util`.
+
+    A tree with a node that only the internal registry has is returned unchanged.
+    """
+    try:
+        built = _in_default_registry(tree)
+        # JAX builds any named tuple as one, also a class that is registered with other leaves.
+        if built == tree:
+            return built
+        return jax.tree_util.tree_structure(tree.unflatten([0] * tree.num_leaves))
+    except Exception:  # of a user's class: of any kind
+        return tree
+
+
+def _in_default_registry(tree: TreeDef) -> TreeDef:
+    return make_node(tree.node_data(), map(_in_default_registry, tree.children()))
+
+
+def split_leaves(tree: TreeDef, leaves: Sequence[Any]) -> list[tuple[TreeDef, Sequence[Any]]]:
+    """Return the children of a tree, each with its own leaves."""
+    parts, start = [], 0
+    for child in tree.children():
+        end = start + child.num_leaves
+        parts.append((child, leaves[start:end]))
+        start = end
+    return parts
+
+
+def child_keys(tree: TreeDef) -> list[Any]:
+    """Return the keys of the children of a tree; positions where its class refuses placeholders."""
+    children = tree.children()
+    node = _unflatten_one_level(tree, [object() for _ in children])
+    flat, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    return [path[0] for path, _ in flat]
+
+
+def outline(tree: TreeDef, leaves: Sequence[Any]) -> Any:
+    """Return a tree with leaves that are no arrays: paths, types, shardings.
+
+    A node whose class refuses the leaves is a tuple of its children.
+    """
+    try:
+        return tree.unflatten(leaves)
+    except Exception:  # of a user's class: of any kind
+        parts = [outline(*part) for part in split_leaves(tree, leaves)]
+        return _unflatten_one_level(tree, parts)
+
+
+def shortest_prefix(tree: TreeDef, leaves: Sequence[Any]) -> Any:
+    """Return the prefix of a tree that has one entry for all equal leaves of a node."""
+    if tree.num_leaves and all([leaf == leaves[0] for leaf in leaves]):
+        return leaves[0]
+    parts = [shortest_prefix(*part) for part in split_leaves(tree, leaves)]
+    return _unflatten_one_level(tree, parts)
+
+
+def _unflatten_one_level(tree: TreeDef, children: Sequence[Any]) -> Any:
+    leaf = make_node(None, ())
+    try:
+        return make_node(tree.node_data(), [leaf] * len(children)).unflatten(children)
+    except Exception:  # of a user's class: of any kind
+        return tuple(children)
