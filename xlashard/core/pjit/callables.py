@@ -235,12 +235,11 @@ def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable
     """
     body = weakref.ref(jaxpr)
     results = Results(jax.tree_util.tree_structure([0] * len(jaxpr.outvars)))
-    donation = None
-    if any(piece.donated):
-        paths = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
-        donation = DonationInfo(
-            piece.donated, tuple(paths), piece.name, DonationTracker(piece.name)
-        )
+    names = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
+    # A derived jaxpr does not name all of its arguments.
+    paths = tuple([name or "an argument" for name in names])
+    tracker = DonationTracker(piece.name) if any(piece.donated) else None
+    donation = DonationInfo(piece.donated, paths, piece.name, tracker)
 
     def miss(*args: Any) -> tuple[Any, Any, bool]:
         compiled = _compiled(args, body(), piece)
