@@ -1,13 +1,24 @@
 """Background threads end before the interpreter finalizes."""
 
+import os
+import re
 import signal
 import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from tests.fork_server import python_command
 from xlashard.support.background import end_thread, handling_signals, repeating, start_background
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "xlashard"
+EMULATED = {
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    "JAX_PLATFORMS": "cpu",
+}
 
 # The thread holds the lock of stderr most of the time, and prints after its stop.
 _PRINTING = """
@@ -110,3 +121,43 @@ def test_a_process_with_threads_exits_normally(tmp_path, program: str) -> None:
     assert "Fatal Python error" not in done.stderr
     if program is _PRINTING:
         assert done.stderr.endswith("ended\n")
+
+
+@pytest.mark.integration
+def test_features_work_after_the_fork_of_a_child() -> None:
+    """The children end normally, at once, and by an error; the parent goes on."""
+    script = Path(__file__).with_name("forked_features.py")
+    environment = {**os.environ, **EMULATED, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0 and done.stdout.endswith("the end\n"), done.stdout + done.stderr
+
+
+def test_exit_handlers_run_in_the_process_that_registered_them_and_nowhere_else() -> None:
+    """The package registers them in one place, with their process."""
+    program = (
+        "import os, sys\n"
+        "from xlashard.support.background import at_exit\n"
+        "at_exit(print, 'of the parent')\n"
+        "at_exit(print, 'cancelled')()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    at_exit(print, 'of the child')\n"
+        "    sys.exit()\n"
+        "os.waitpid(child, 0)\n"
+    )
+    done = subprocess.run(
+        [*python_command(), "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n") == ["of the child", "of the parent", ""], done
+    registering = [
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"\batexit\.register\(", path.read_text())
+    ]
+    assert registering == ["support/background.py"]

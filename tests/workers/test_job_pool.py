@@ -72,6 +72,23 @@ def test_processes_are_kept_between_series_of_jobs():
 
 
 @pytest.mark.slow
+def test_forked_child_leaves_the_workers_to_its_parent_and_starts_its_own():
+    def square(pool):
+        ((_, answer),) = pool.run([WorkerJob("a", f"{RUNNERS}:square", {"number": 3})])
+        return answer["pid"]
+
+    with JobPool(WorkerLimits(workers=1)) as pool:
+        pid = square(pool)
+        child = os.fork()
+        if not child:
+            own = square(pool)
+            pool.close()
+            os._exit(0 if own != pid else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert square(pool) == pid
+
+
+@pytest.mark.slow
 def test_failure_affects_only_its_own_job():
     found = ran(behaving("raise", "die", "well", "leave", "well"), workers=1)
     reasons = {key.split()[1]: answer["reason"] for key, answer in found.items()}

@@ -1,6 +1,5 @@
 """Running a program with the removed names, and the words of `python -m xlashard.legacy`."""
 
-import atexit
 import os
 import sys
 import warnings
@@ -21,6 +20,7 @@ from xlashard.legacy.installer import INSTALLER, install
 from xlashard.legacy.modes.config_flags import config, jax_array, parallel_functions_output_gda
 from xlashard.legacy.recorder import Recorder
 from xlashard.legacy.usage_report import Report, json_of, show_report
+from xlashard.support.background import at_exit
 from xlashard.support.formatting import print_error
 from xlashard.support.program_runner import ProgramNotFoundError, ScriptOrModule, run
 
@@ -173,12 +173,12 @@ def run_old_program(command: RunCommand, flags: Mapping[str, Any]) -> int:
     """
     if "jax_array" not in flags and "JAX_ARRAY" not in os.environ:
         _advise_about_arrays()
-    recorder = Recorder() if command.report else None
+    recorder, cancel_report = Recorder() if command.report else None, None
     if recorder is not None:
         # Runs after the exit handlers that the program registers.
         # The program may leave the folder.
         file = command.report_file and os.path.abspath(command.report_file)
-        atexit.register(_write_report, recorder, file)
+        cancel_report = at_exit(_write_report, recorder, file)
         INSTALLER.install(recorder.listen)
         recorder.start()
     else:
@@ -192,9 +192,9 @@ def run_old_program(command: RunCommand, flags: Mapping[str, Any]) -> int:
     except ProgramNotFoundError as error:
         leave_children()
         INSTALLER.uninstall()
-        if recorder is not None:
+        if recorder is not None and cancel_report is not None:
             recorder.end()
-            atexit.unregister(_write_report)
+            cancel_report()
         print_error(error)
         return 1 if command.program.is_module else 2
     return 0
@@ -238,7 +238,7 @@ def _advise_about_arrays() -> None:
                 file=sys.stderr,
             )
 
-    atexit.register(advise)
+    at_exit(advise)
 
 
 def _own_file(file: str) -> str:

@@ -12,8 +12,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -27,6 +28,29 @@ _JOIN = 10.0
 
 _STOPS: dict[threading.Thread, Callable[[], object]] = {}
 """Running threads, each with the function that ends it."""
+
+
+def at_exit(act: Callable[..., object], *args: Any) -> Callable[[], None]:
+    """Call a function when this process exits normally, the function registered last first.
+
+    A forked child inherits the handlers of its parent. Those registered here do nothing in it: the
+    worker processes, connections and files that they end are those of the parent.
+
+    Args:
+        act: The function.
+        args: Its arguments.
+
+    Returns:
+        A function that cancels the call.
+    """
+    owner = os.getpid()
+
+    def act_in_owner() -> None:
+        if os.getpid() == owner:
+            act(*args)
+
+    atexit.register(act_in_owner)
+    return partial(atexit.unregister, act_in_owner)
 
 
 def start_background(
@@ -215,6 +239,11 @@ def end_process(process: "Popen[bytes]") -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-atexit.register(_end_all)
-# The threads of a process do not exist in its forked child.
-os.register_at_fork(after_in_child=_STOPS.clear)
+def _begin_child() -> None:
+    """Forget the threads of the parent, which do not exist in a forked child."""
+    _STOPS.clear()
+    at_exit(_end_all)
+
+
+at_exit(_end_all)
+os.register_at_fork(after_in_child=_begin_child)

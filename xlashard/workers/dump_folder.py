@@ -16,6 +16,8 @@ from pathlib import Path
 _PREFIX = "xlashard-dump-"
 _OWN: set[Path] = set()
 """Folders that this process uses."""
+# A forked child leaves the folders to its parent.
+os.register_at_fork(after_in_child=_OWN.clear)
 
 
 @contextmanager
@@ -27,8 +29,9 @@ def temporary_dump_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        _OWN.discard(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder in _OWN:
+            _OWN.discard(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
 
 

@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import IO, Any, Self
 
-from xlashard.support.background import end_process, python_path
+from xlashard.support.background import at_exit, end_process, python_path
 from xlashard.support.formatting import in_bytes, signal_name
 from xlashard.support.lending import repeat_words
 
@@ -123,6 +124,7 @@ class JobPool:
         self._limits = limits
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
+        _POOLS.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -135,6 +137,13 @@ class JobPool:
         for worker in list(self._workers):
             self._remove(worker)
         self._selector.close()
+
+    def leave_to_parent(self) -> None:
+        """Forget the processes of the parent, in its forked child; the child starts its own."""
+        self._workers.clear()
+        # To unregister a pipe would also remove it from the parent's selector.
+        self._selector.close()
+        self._selector = selectors.DefaultSelector()
 
     def run(self, jobs: Iterable[WorkerJob]) -> Iterator[tuple[WorkerJob, dict[str, Any]]]:
         """Run jobs and yield each result as soon as it is available.
@@ -191,6 +200,25 @@ class JobPool:
         self._selector.unregister(worker.answers)
         self._workers.remove(worker)
         worker.close()
+
+
+_POOLS: weakref.WeakSet[JobPool] = weakref.WeakSet()
+"""Pools of this process, and of its parents."""
+
+
+def _close_pools() -> None:
+    for pool in list(_POOLS):
+        pool.close()
+
+
+def _begin_child() -> None:
+    for pool in list(_POOLS):
+        pool.leave_to_parent()
+    at_exit(_close_pools)
+
+
+at_exit(_close_pools)
+os.register_at_fork(after_in_child=_begin_child)
 
 
 class _Worker:

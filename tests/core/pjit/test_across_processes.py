@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.processes import run_many
+from tests.core.processes import run_in_one_pod, run_many
 
+HOST_VALUES = Path(__file__).with_name("across_processes_host_values.py")
 SCRIPT = Path(__file__).with_name("across_processes_programs.py")
 
 STEPS = {1: 1, 2: 1, 8: 6}
@@ -54,6 +55,12 @@ def _fill(arrays: dict[str, Any], path: str, shape: Any, dtype: str, shards: Any
             f"{path}: copies differ"
         )
         whole[index] = piece
+
+
+@pytest.mark.integration
+def test_processes_pass_equal_values_and_no_batches_of_their_own() -> None:
+    for outputs in run_in_one_pod([HOST_VALUES], 2, 2):
+        assert "both agree" in outputs[HOST_VALUES.name], outputs
 
 
 @pytest.mark.integration

@@ -124,7 +124,7 @@ def scattered() -> None:
     """A mesh in which processes leave gaps works for GDAs and replicated values."""
     with SCATTERED:
         same = legacy.pjit(lambda x: x * 2, None, None)
-        for x in (MINE[0], jnp.ones(3), jax.device_put(np.ones(3), jax.local_devices()[-1])):
+        for x in (WHOLE[0], jnp.ones(3), jax.device_put(np.ones(3), jax.local_devices()[-1])):
             out = same(np.float32(3) if x is None else x)
             assert out.is_fully_addressable and len(out.sharding.device_set) == PER
         cut = legacy.pjit(lambda x: x * 2, P("x"), P("x"))

@@ -63,6 +63,13 @@ def test_barriers_and_watchdogs_in_a_pod(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+def test_forked_children_leave_the_pod_of_their_parents() -> None:
+    done = run_pod([str(HERE / "pod_forks.py")], PodSize(2, 2), EndingRules(timeout=200, grace=15))
+    assert done.verdict.well, done.report()
+    assert all("as before" in output for output in done.outputs), done.report()
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize("victim", [0, 1], ids=["the coordinator", "another"])
 def test_a_killed_process_ends_its_peers(victim: int) -> None:
     done = ran("pod_ending.py", 3, "killed", str(victim))

@@ -26,6 +26,7 @@ from xlashard._jax.private import (
     replace_name,
     xla_bridge,
 )
+from xlashard.support.background import at_exit
 from xlashard.support.lazily import dataclass
 
 SHUTDOWN_TIMEOUT = 24 * 24 * 3600
@@ -267,7 +268,20 @@ def exit_on_uncaught_error() -> None:
 
     sys.excepthook = note
     # Registered early and therefore called late, after the program's own exit handlers.
-    atexit.register(leave)
+    at_exit(leave)
+
+
+def _leave_service_to_parent() -> None:
+    """Keep JAX's exit handler from disconnecting the parent of a forked child.
+
+    It would shut down the client of the coordination service with threads that the child lacks:
+    the child aborts, and the service then counts its parent as failed.
+    """
+    if distributed.global_state.client is not None:
+        atexit.unregister(api.clean_up)
+
+
+os.register_at_fork(after_in_child=_leave_service_to_parent)
 
 
 def listen_on_loopback() -> None:

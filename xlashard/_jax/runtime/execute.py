@@ -321,6 +321,7 @@ class JitProgram:
         in_shardings: Sharding of each argument in the module; None leaves it to the partitioner.
         out_shardings: Sharding of each result, likewise.
         paths: Path of each argument; empty for a closed-over value.
+        kept: Position of each argument among the values that a call passes.
         donated: For each argument, True if its buffers may be reused.
         closed_over: The closed-over values among the arguments.
         options: Compiler options.
@@ -335,6 +336,7 @@ class JitProgram:
     in_shardings: tuple[Any, ...]
     out_shardings: tuple[Any, ...]
     paths: tuple[str, ...]
+    kept: tuple[int, ...]
     donated: tuple[bool, ...]
     closed_over: tuple[Any, ...]
     options: tuple[tuple[str, Any], ...]
@@ -363,6 +365,7 @@ class JitProgram:
             in_shardings=specified[0],
             out_shardings=specified[1],
             paths=tuple([names[i] or "" for i in kept]),
+            kept=tuple(kept),
             donated=tuple([i < len(donated) and bool(donated[i]) for i in kept]),
             closed_over=tuple(computation.const_args),
             options=tuple(computation._compiler_options_kvs),
@@ -382,7 +385,7 @@ def _first_run_class() -> type:
 
         def __call__(self, *args: Any) -> Any:
             admit, program = _NOT_YET_RUN[self]
-            admit(program)
+            admit(program, [args[i] for i in program.kept])
             self.__class__ = pxla.ExecuteReplicated
             del _NOT_YET_RUN[self]
             return self(*args)
@@ -390,18 +393,21 @@ def _first_run_class() -> type:
     return FirstRun
 
 
-_NOT_YET_RUN: weakref.WeakKeyDictionary[Any, tuple[Callable[[JitProgram], None], JitProgram]] = (
+type _Admit = Callable[[JitProgram, Sequence[Any]], None]
+
+_NOT_YET_RUN: weakref.WeakKeyDictionary[Any, tuple[_Admit, JitProgram]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def watch_first_runs(admit: Callable[[JitProgram], None]) -> None:
+def watch_first_runs(admit: _Admit) -> None:
     """Call a function before the first run of each program over several processes, from now on.
 
     JAX's dispatcher takes over after the first run, so repeat calls do not pass through here.
 
     Args:
-        admit: The function. An exception of it leaves the program as not yet run.
+        admit: The function, which gets the program and its arguments. An exception of it leaves
+            the program as not yet run.
     """
     compile_computation = pxla.MeshComputation.compile
     seen: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -22,7 +22,8 @@ import numpy as np
 from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.global_state import BoundedCache
 from xlashard._jax.runtime.tracebacks import calling_line
-from xlashard._jax.runtime.transfer import Tracer
+from xlashard._jax.runtime.transfer import Tracer, aval_of
+from xlashard._jax.trace.tracing import is_token
 from xlashard.config import CheckName, read_flags
 from xlashard.core.array.array_class.array import Array
 from xlashard.core.array.array_class.base import ArrayBase, type_text
@@ -255,6 +256,24 @@ def _key(leaves: Sequence[_Leaf]) -> _Key:
     # A sharding of a user's class may be unhashable.
     known = [t if isinstance(t, XLACompatibleSharding) else type(t) for t in targets]
     return *calling_line(), shapes, *known
+
+
+def process_copies(values: Sequence[Any], paths: Sequence[str]) -> "list[processes.NamedValue]":
+    """Return the host values and uncommitted arrays, of which every process has its own copy.
+
+    Args:
+        values: Arguments of a program over several processes.
+        paths: The path of each.
+    """
+    return [
+        processes.NamedValue(path, _value(x))
+        for x, path in zip(values, paths, strict=True)
+        if _source_processes(x) is None and not _has_no_value(aval_of(x))
+    ]
+
+
+def _has_no_value(aval: Any) -> bool:
+    return is_token(aval) or aval.dtype == jax.dtypes.float0
 
 
 def _value(x: Any) -> np.ndarray:

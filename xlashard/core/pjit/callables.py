@@ -242,10 +242,9 @@ def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable
     """
     body = weakref.ref(jaxpr)
     results = Results(jax.tree_util.tree_structure([0] * len(jaxpr.outvars)))
-    donation = None
-    if any(piece.donated):
-        paths = _argument_paths(jaxpr, piece.name)
-        donation = DonationInfo(piece.donated, paths, piece.name, DonationTracker(piece.name))
+    paths = _argument_paths(jaxpr, piece.name)
+    tracker = DonationTracker(piece.name) if any(piece.donated) else None
+    donation = DonationInfo(piece.donated, paths, piece.name, tracker)
 
     def miss(*args: Any) -> tuple[Any, Any, bool]:
         compiled = _compiled(args, body(), piece)

@@ -1,6 +1,7 @@
 """Run compiled programs for calls, make the dispatcher's entries, and explain forbidden NaNs."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from xlashard._jax.trace import jaxprs
 from xlashard.core.array import Array, device_put, wrap_kinds, wrap_tree
 from xlashard.core.array.array_class.base import DonationTracker
 from xlashard.core.array.array_class.handles import KindOf, unwrapped, wrap_result
+from xlashard.core.array.cross_process_check import process_copies
 from xlashard.core.pjit.arguments import (
     arguments_may_move,
     bare,
@@ -88,7 +90,7 @@ def run_repeatably(
     compiled: CompiledProgram,
     values: Sequence[Any],
     results: Results,
-    donation: DonationInfo | None,
+    donation: DonationInfo,
     body: Any = None,
 ) -> tuple[Any, Any]:
     """Run a program for a call that missed the dispatcher's cache.
@@ -97,30 +99,28 @@ def run_repeatably(
         compiled: The program.
         values: All arguments of the call, flat.
         results: Tree and classes of its results.
-        donation: Arguments that the call donates; None if none.
+        donation: Paths of the arguments, and those that the call donates.
         body: The jaxpr of the arguments, to find the operation that made a forbidden NaN.
 
     Returns:
         The result, and the dispatcher's cache entry; None for a call that it can't repeat.
     """
-    program = compiled.program
-    paths = ("an argument",) * len(values) if donation is None else donation.paths
-    name = program.name if donation is None else donation.name
+    program, paths, name = compiled.program, donation.paths, donation.name
     kept_values = list(compress(values, compiled.kept))
     handles = bare_values(kept_values)
     typed = _typed(handles, program.parts.in_avals[len(compiled.consts) :])
     repeatable = typed is handles and _is_repeatable(compiled, kept_values, handles)
     execute.check_may_run(name)
-    naming = None if donation is None else donation.naming
-    compiled.check_closed_over(name, naming)
-    program.admit(naming)
+    compiled.check_closed_over(name, donation.naming)
+    copies = partial(process_copies, handles, list(compress(paths, compiled.kept)))
+    program.admit(donation.naming, copies)
     jax_shardings = program.in_jax_shardings[len(compiled.consts) :]
     try:
         with arguments_may_move(kept_values, compress(paths, compiled.kept), jax_shardings):
             out = _run(compiled, values, typed, paths, name)
     except NonFiniteError as error:
         raise explained_nan(error, name, body, values, paths) from None
-    if donation is not None and donation.tracker is not None:
+    if donation.tracker is not None:
         _mark_donated(values, donation, donation.tracker)
     kinds = results.kinds(out)
     entry = None

@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import compress
+from itertools import compress, repeat
 from typing import Any
 
 import jax
@@ -42,6 +42,7 @@ from xlashard.core.pjit.options import PjitOptions, Selected
 from xlashard.core.pjit.shardings.automatic import planned_call, report_replicated
 from xlashard.core.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.core.pjit.shardings.resolve import resolve
+from xlashard.core.pjit.shardings.resources import check_whole
 from xlashard.core.pjit.shardings.uneven import is_strict, report_uneven_constraints
 from xlashard.core.pjit.shardings.unreduced import has_reductions
 from xlashard.core.pjit.signature import Parameters
@@ -145,6 +146,7 @@ class Function:
             UnevenShardingError: For a constraint by which a dimension does not divide, if strict.
         """
         jaxpr, options = call.traced.jaxpr, self.options
+        self.check_host_values(call)
         if tracing.may_constrain(jaxpr):
             report_uneven_constraints(jaxpr, constraint_p, self.name, options.strict)
         shardings = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
@@ -159,6 +161,14 @@ class Function:
             options=options.compiler_options,
             share_binary=options.share_binary,
         )
+
+    def check_host_values(self, call: Call) -> None:
+        """Refuse NumPy arrays that a requested sharding would split between processes."""
+        if tracing.is_top_level():
+            # Shardings that `AUTO` chose are not requested.
+            pairs = zip(call.in_shardings, call.moves or repeat(False), strict=False)
+            requested = [None if is_chosen else sharding for sharding, is_chosen in pairs]
+            check_whole(call.values, call.traced.arg_names, requested)
 
     def _sharding_request(
         self, call: Call, arguments: tuple[Argument, ...], *, keep_unused: bool

@@ -17,6 +17,7 @@ from xlashard.core.processes.equality import NamedValue as NamedValue
 from xlashard.core.processes.equality import ValueDifference as ValueDifference
 from xlashard.core.processes.equality import differences as differences
 from xlashard.core.processes.equality import digest as digest
+from xlashard.core.processes.equality import digest_of_all as digest_of_all
 from xlashard.core.processes.equality import format_differences as format_differences
 from xlashard.core.processes.equality import minority as minority
 from xlashard.core.processes.rendezvous import RENDEZVOUS as RENDEZVOUS

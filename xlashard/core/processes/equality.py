@@ -105,6 +105,11 @@ def digest(value: np.ndarray) -> bytes:
     return hashlib.sha256(head + np.array(sums, np.uint32).tobytes() + few).digest()
 
 
+def digest_of_all(entries: Sequence[Any]) -> str:
+    """Return a digest of JSON values, in hexadecimal digits."""
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
 def differences(barrier: Barrier, values: Sequence[NamedValue]) -> tuple[ValueDifference, ...]:
     """Return the values that differ between processes; an empty tuple if all are equal.
 
@@ -119,7 +124,7 @@ def differences(barrier: Barrier, values: Sequence[NamedValue]) -> tuple[ValueDi
     """
     entries_here = [named.entry() for named in values]
     everything = json.dumps(entries_here)
-    digests = RENDEZVOUS.exchange(barrier, hashlib.sha256(everything.encode()).hexdigest())
+    digests = RENDEZVOUS.exchange(barrier, digest_of_all(entries_here))
     if len(set(digests.values())) < 2:
         return ()
     entries_of = RENDEZVOUS.exchange(barrier, everything)

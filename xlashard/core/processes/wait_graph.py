@@ -9,7 +9,6 @@ of a pod reach a barrier in the same thread, so a main thread that waits elsewhe
 arriving, and other threads are ignored.
 """
 
-import atexit
 import contextlib
 import logging
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from xlashard._jax.runtime import coordination
 from xlashard.core.processes import store
+from xlashard.support.background import at_exit
 from xlashard.support.documents import JsonRecord
 from xlashard.support.formatting import error_line, format_processes
 from xlashard.support.lazily import dataclass
@@ -126,7 +126,7 @@ class StatusPublisher:
         """
         if not self.ends_at_exit:
             self.ends_at_exit = True
-            atexit.register(self._exit)
+            at_exit(self._exit)
 
     def _exit(self) -> None:
         # The program may have stopped the store itself.

@@ -21,7 +21,11 @@ from xlashard.errors import UnreducedError
 from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
-    from xlashard.core.program.consistency.fingerprint import ProgramFingerprint, ValueNamer
+    from xlashard.core.program.consistency.fingerprint import (
+        ProcessCopies,
+        ProgramFingerprint,
+        ValueNamer,
+    )
     from xlashard.hlo import module as hlo
 else:
     hlo = deferred("xlashard.hlo.module")
@@ -52,6 +56,12 @@ class ProgramParts:
     committed: bool
     body: LoweredBody
     request: compiler.CompileRequest | None = None
+
+    @property
+    def requested_in_shardings(self) -> tuple[XLACompatibleSharding | None, ...]:
+        """Return the sharding of each argument; None for one that the partitioner chose."""
+        pairs = zip(self.in_shardings, self.plan.args, strict=True)
+        return tuple([None if plan.is_free else sharding for sharding, plan in pairs])
 
 
 class Program:
@@ -229,19 +239,23 @@ class Program:
                 f"{sharding}, and got a {type(value).__name__}: write device_put({name}, sharding)"
             )
 
-    def admit(self, naming: "ValueNamer | None" = None) -> None:
+    def admit(
+        self, naming: "ValueNamer | None" = None, copies: "ProcessCopies | None" = None
+    ) -> None:
         """Return once all processes of the program have arrived at its first run.
 
         Args:
             naming: Returns the name of a closed-over value.
+            copies: Returns the arguments of which every process passes its own copy.
 
         Raises:
             CompileOnlyError: Its devices only compile.
             ProgramsDifferError: A process has another program.
+            UnequalError: An argument's copies differ between processes.
             ProcessesError: A process did not arrive.
         """
         self._must_run()
-        if self.fingerprint is not None and CONSISTENCY.admit(self.fingerprint, naming):
+        if self.fingerprint is not None and CONSISTENCY.admit(self.fingerprint, naming, copies):
             self.fingerprint = None
 
     def runner(self, out: list[list[Handle]]) -> execute.Runner:

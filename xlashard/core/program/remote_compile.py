@@ -8,9 +8,7 @@ executable is machine code from the shared key-value store: a process that write
 in every process. Sharing is therefore opt-in.
 """
 
-import atexit
 import json
-import os
 import re
 import threading
 import warnings
@@ -35,8 +33,8 @@ from xlashard.workers.dump_folder import temporary_dump_folder
 
 _OWN_FILES = str(Path(__file__).parents[2])
 
-_KEPT: list[tuple[int, job_pool.JobPool]] = []
-"""The process id of the owner, and the worker that it keeps from one compilation to the next."""
+_KEPT: list[job_pool.JobPool] = []
+"""The pool whose worker is kept from one compilation to the next."""
 
 
 def compile_module(module: Any, request: compiler.CompileRequest) -> tuple[Any, bytes | None]:
@@ -115,12 +113,9 @@ def _pool() -> Iterator[job_pool.JobPool]:
         with job_pool.JobPool(limits) as pool:
             yield pool
         return
-    # The child of a fork leaves the worker to its parent.
-    if not _KEPT or _KEPT[0][0] != os.getpid():
-        pool = job_pool.JobPool(limits)
-        atexit.register(pool.close)
-        _KEPT[:] = [(os.getpid(), pool)]
-    yield _KEPT[0][1]
+    if not _KEPT:
+        _KEPT.append(job_pool.JobPool(limits))
+    yield _KEPT[0]
 
 
 _CRASHED = "the worker process ended with SIG(?!KILL|TERM)"

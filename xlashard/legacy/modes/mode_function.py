@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import numpy as np
 
 from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.executables import fingerprint
@@ -17,7 +16,6 @@ from xlashard._jax.trace.tracing import Tracer
 from xlashard.core.array import Array
 from xlashard.core.array.array_class.handles import KindOf, unwrapped
 from xlashard.core.pjit.arguments import Argument
-from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.options import PjitOptions, Selected
@@ -158,12 +156,10 @@ class ModeFunction(Function):
             out.append(argument)
         return tuple(out)
 
-    def lowering_request(self, call: Call, arguments: tuple[Argument, ...]) -> LoweringRequest:
-        """Return the lowering request of a call."""
-        spans = jax.process_count() > 1 and tracing.is_top_level()
-        if spans and self.mode.jax_array:
-            _check_same_everywhere(call)
-        return super().lowering_request(call, arguments)
+    def check_host_values(self, call: Call) -> None:
+        """Refuse NumPy arrays that would be split; with `jax_array` off they are host-local."""
+        if self.mode.jax_array:
+            super().check_host_values(call)
 
     def compile_call(self, call: Call) -> CompiledProgram:
         """Return the compiled program of a call that is about to run."""
@@ -224,28 +220,6 @@ def _spec_of(sharding: XLACompatibleSharding) -> str:
     if not isinstance(sharding, NamedSharding):
         return "its spec"
     return sharding.normal_spec.describe()
-
-
-def _check_same_everywhere(call: Call) -> None:
-    """Reject NumPy arrays that would be sharded across processes.
-
-    With `jax_array` off they were host-local; with it on they would be taken as global.
-    """
-    places = zip(call.values, call.traced.arg_names, call.in_shardings, strict=True)
-    for value, path, sharding in places:
-        if not isinstance(value, np.ndarray) or not isinstance(sharding, XLACompatibleSharding):
-            continue
-        if sharding.is_fully_addressable or sharding.is_fully_replicated:
-            continue
-        spec = _spec_of(sharding)
-        raise ResourceError(  # no-catalogue: needs several processes
-            f"{path} is a NumPy array that {described(sharding)} shards across processes: if it "
-            "is host-local, pass multihost.host_local_array_to_global_array("
-            f"{path}, mesh, {spec}); if it is equal in all processes, pass "
-            f"make_array_from_callback({path}.shape, NamedSharding(mesh, {spec}), {path}"
-            ".__getitem__)",
-            path=path,
-        )
 
 
 def _log(call: Call, compiled: CompiledProgram) -> None:

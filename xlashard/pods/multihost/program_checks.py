@@ -4,7 +4,7 @@ import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, get_args
 
 import jax
@@ -19,6 +19,7 @@ from xlashard._jax.runtime.transfer import Tracer, host_view, split
 from xlashard.config import CheckName
 from xlashard.core.array import Array
 from xlashard.core.array.array_class.shard import index_text
+from xlashard.core.array.cross_process_check import process_copies
 from xlashard.core.array.placement.read import distinct_here, reading_allowed
 from xlashard.core.pjit.lower import ClosedValues
 from xlashard.core.processes import NamedValue, ValueDifference, digest, minority
@@ -223,6 +224,9 @@ def _check_values(
 def check_programs(enabled: bool = True, *, timeout: float | None = None) -> None:
     """Set whether processes compare their programs, and how long they wait for each other.
 
+    The first run of a program also compares host values and uncommitted arrays that each process
+    passes, such as a seed or a learning rate, which must be equal in all.
+
     Programs of `pjit` are compared unless this turns it off. Programs of `jax.jit` are compared
     from the first `check_programs(True)` on: write it before the first of them is compiled. Repeat
     calls cost the same with and without. Python functions that `jax.pure_callback` and its kind
@@ -291,9 +295,10 @@ def watch_jit_programs() -> None:
     watch_first_runs(_admit)
 
 
-def _admit(program: JitProgram) -> None:
+def _admit(program: JitProgram, values: Sequence[Any]) -> None:
     if CONSISTENCY.policy.includes_jit:
-        CONSISTENCY.admit(_fingerprint(program))
+        copies = partial(process_copies, values, program.paths)
+        CONSISTENCY.admit(_fingerprint(program), copies=copies)
 
 
 def _fingerprint(program: JitProgram) -> ProgramFingerprint:

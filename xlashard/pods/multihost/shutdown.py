@@ -1,6 +1,5 @@
 """Shutdown of a multi-process program, normally or because a peer failed, and its messages."""
 
-import atexit
 import contextlib
 import os
 import sys
@@ -14,7 +13,7 @@ from xlashard._jax.runtime import coordination
 from xlashard.core.processes.stack_dump import OWN_THREADS, ThreadStack, own_stacks, stack_server
 from xlashard.core.processes.wait_graph import how_ended, own_status
 from xlashard.pods.multihost.connections import Connection, LivenessMonitor
-from xlashard.support.background import flush_output, start_background
+from xlashard.support.background import at_exit, flush_output, start_background
 from xlashard.support.formatting import format_processes
 
 GONE_EXIT_CODE = 75
@@ -66,7 +65,7 @@ class ShutdownHandler:
         self._hook = sys.excepthook
         sys.excepthook = self._note
         # Registered after JAX's handler, so it runs before it: the store still exists.
-        atexit.register(self._notify_peers)
+        at_exit(self._notify_peers)
         own_status.ends_at_exit = True
 
     def _note(

@@ -155,7 +155,7 @@ def inner_function():
 @case
 def in_shardings():
     where = pod.columns if pod.is_odd() else pod.rows
-    return pjit(double, in_shardings=where)(np.ones((8, 8), np.float32))
+    return pjit(double, in_shardings=where)(jnp.ones((8, 8), np.float32))
 
 
 @case

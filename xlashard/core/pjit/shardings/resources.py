@@ -1,16 +1,18 @@
 """Resources: the shardings that users request, as prefixes of trees and as code."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 
+from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.shardings import UNSPECIFIED as JAX_UNSPECIFIED
 from xlashard._jax.runtime.shardings import Format, JaxSharding, UnspecifiedValue
 from xlashard._jax.tree_definitions import make_node, outline, split_leaves
 from xlashard.core.array.placement.tree_prefix import PrefixMismatch, TreeNode, spread_prefix
-from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
+from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind, names_devices
 from xlashard.core.sharding import (
     GSPMDSharding,
     Mesh,
@@ -236,6 +238,44 @@ def misfit(what: str, path: str, kind: str, sharding: Sharding, problem: object)
     return ResourceError(
         f"{what} of {path} ({kind}) is {described(sharding)}: {problem}", path=path
     )
+
+
+def is_split(sharding: Sharding) -> bool:
+    """Return True if several processes hold different pieces of an array with this sharding."""
+    if coordination.process_count() < 2 or sharding.is_fully_replicated:
+        return False
+    return not (names_devices(sharding) and sharding.is_fully_addressable)
+
+
+def check_whole(
+    values: Iterable[Any], paths: Iterable[str], shardings: Iterable[Sharding | None]
+) -> None:
+    """Refuse NumPy arrays that a sharding over several processes splits, as JAX does.
+
+    Each process would take its devices' pieces from its own array. Where that is the batch of the
+    process, the rest of it would be lost.
+
+    Args:
+        values: The arguments of a call.
+        paths: The path of each.
+        shardings: The sharding that was requested for each; None if none was.
+
+    Raises:
+        ResourceError: With the path of the first of them.
+    """
+    for value, path, sharding in zip(values, paths, shardings, strict=True):
+        if sharding is None or not isinstance(value, np.ndarray) or not is_split(sharding):
+            continue
+        code = as_code(sharding)
+        spec = sharding.spec if isinstance(sharding, NamedSharding) else "spec"
+        raise ResourceError(  # no-catalogue: needs several processes
+            f"{path} is a NumPy array, which {described(sharding)} splits between processes that "
+            "may each have another one: if it is the part of this process, pass multihost."
+            f"host_local_array_to_global_array({path}, mesh, {spec}) or make_array_from_"
+            f"process_local_data({code}, {path}); if it is equal in all, pass device_put({path}, "
+            f"{code})",
+            path=path,
+        )
 
 
 def as_code(sharding: Sharding) -> str:

@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from itertools import compress
 from typing import Any
 
 import jax
+import numpy as np
 
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.execute import Runner
@@ -14,6 +16,7 @@ from xlashard._jax.trace.tracing import Tracer
 from xlashard.core.array import Array, wrap_tree
 from xlashard.core.array.array_class.base import SHARDS, release_shards
 from xlashard.core.array.array_class.handles import wrap_result
+from xlashard.core.array.cross_process_check import process_copies
 from xlashard.core.pjit.arguments import (
     arguments_may_move,
     bare,
@@ -26,6 +29,7 @@ from xlashard.core.pjit.arguments import (
 )
 from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.dispatch import explained_nan
+from xlashard.core.pjit.shardings.resources import check_whole
 from xlashard.core.pjit.stages.bound_step_plan import Input, StepPlan, place_state
 from xlashard.core.pjit.stages.info import check_type
 from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
@@ -80,6 +84,11 @@ class BoundStep:
         # XLA refuses a shared buffer before anything starts where there is one device.
         self._is_spread = compiled.program.is_spread
         self._lock = threading.Lock()
+        # Arguments of the first run by path, whose copies are compared between the processes.
+        self._first_values: list[tuple[str, Any]] = []
+        if of_several:
+            self._first_values = list(zip(plan.state_paths, leaves, strict=True))
+            self._inputs = self._first_inputs
 
     @property
     def state(self) -> Any:
@@ -182,9 +191,20 @@ class BoundStep:
 
     def _first_run(self, handles: Sequence[Any]) -> None:
         """Run for the first time, once the program's other processes have come to that."""
-        self._program.admit()
+        paths, values = ([pair[side] for pair in self._first_values] for side in (0, 1))
+        self._program.admit(copies=partial(process_copies, values, paths))
+        self._first_values = []
+        del self._inputs
         self._run = self._program.runner(self._results)
         self._run(handles)
+
+    def _first_inputs(self, rest: tuple[Any, ...]) -> list[Any]:
+        plan = self._plan
+        placed = type(self)._inputs(self, rest)
+        leaves = zip(plan.inputs, jax.tree_util.tree_leaves(rest), strict=True)
+        inputs = [(i.path, leaf) for i, leaf in leaves if i.position is not None]
+        self._first_values = [*self._first_values[: len(plan.state_paths)], *inputs]
+        return placed
 
     def _inputs(self, rest: tuple[Any, ...]) -> list[Any]:
         """Return the handles of a call's inputs, without those that the program drops."""
@@ -227,6 +247,8 @@ class BoundStep:
         text = f"{name} was bound for {{}}, but was called with {{}}"
         check_type(value, path, aval, text, "lower, compile and bind it for such arguments")
         check_alive(value, path, aval)
+        if expected.split is not None and isinstance(value, np.ndarray):
+            check_whole([value], [path], [expected.split])
         position, handle = expected.position or 0, bare(value)
         with arguments_may_move([value], [path], [expected.jax_sharding]):
             return self._program.place_one(position, handle)

@@ -18,8 +18,9 @@ from xlashard.core.pjit.arguments import (
     describe_arguments,
 )
 from xlashard.core.pjit.compile import CompiledProgram
-from xlashard.core.pjit.shardings.resources import described
+from xlashard.core.pjit.shardings.resources import check_whole, described, is_split
 from xlashard.core.pjit.stages.info import StageInfo, check_place, check_type
+from xlashard.core.sharding import XLACompatibleSharding
 from xlashard.errors import ArgumentError
 from xlashard.support.lazily import dataclass
 
@@ -34,6 +35,7 @@ class Input:
         position: Its position among the program's arguments; None if the program drops it.
         jax_sharding: JAX's sharding under which the program takes it.
         layout: The layout in which the program takes it, comparable with that of a handle.
+        split: The sharding that was requested for it, if processes hold different pieces by it.
     """
 
     path: str
@@ -41,6 +43,7 @@ class Input:
     position: int | None
     jax_sharding: Any = None
     layout: Any = None
+    split: XLACompatibleSharding | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +159,9 @@ def place_state(
         check_type(leaf, path, aval, text, "lower and compile it for such a state")
     for argument, sharding in zip(describe_arguments(leaves, paths, avals), shardings, strict=True):
         check_place(argument, sharding, f"{plan.name} keeps {{}}")
+    plans = parts.plan.results[:number]
+    requested = [None if p.is_free else s for p, s in zip(plans, shardings, strict=True)]
+    check_whole(leaves, paths, requested)
     with arguments_may_move(leaves, paths, compiled.program.out_jax_shardings[:number]):
         handles = compiled.program.place_as_results([bare(leaf) for leaf in leaves])
     if plan.donates:
@@ -217,11 +223,13 @@ def _check_same_place(compiled: CompiledProgram, info: StageInfo, state: range) 
 
 def _inputs(compiled: CompiledProgram, info: StageInfo, state: range) -> tuple[Input, ...]:
     program, positions = compiled.program, _program_positions(compiled)
-    inputs = []
+    inputs, requested = [], program.parts.requested_in_shardings
     for i, (path, aval) in enumerate(zip(info.paths, info.in_avals, strict=True)):
         at, places = positions.get(i), ()
         if at is not None:
-            places = program.in_jax_shardings[at], program.raw_in_layouts[at]
+            sharding = requested[at]
+            split = None if sharding is None or not is_split(sharding) else sharding
+            places = program.in_jax_shardings[at], program.raw_in_layouts[at], split
         if i not in state:
             inputs.append(Input(path, aval, at, *places))
     return tuple(inputs)

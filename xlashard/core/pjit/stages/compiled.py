@@ -14,6 +14,7 @@ from xlashard.core.array.array_class.base import SHARDS, DonationTracker, releas
 from xlashard.core.pjit.arguments import describe_arguments, may_share, split_by_donation
 from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
+from xlashard.core.pjit.shardings.resources import check_whole
 from xlashard.core.pjit.stages.bound_step import BoundStep
 from xlashard.core.pjit.stages.bound_step_plan import plan_step
 from xlashard.core.pjit.stages.info import Stage, StageInfo, check_place, checked_dialect, struct
@@ -202,10 +203,12 @@ class Executable:
         if info.moves_arguments:
             return
         arguments = describe_arguments(values, info.paths, info.in_avals)
-        shardings = compiled.program.parts.in_shardings[len(compiled.consts) :]
+        parts, first = compiled.program.parts, len(compiled.consts)
+        shardings, requested = parts.in_shardings[first:], parts.requested_in_shardings[first:]
         pairs = zip(compress(arguments, compiled.kept), shardings, strict=True)
         for argument, sharding in pairs:
             check_place(argument, sharding, f"{info.name} was compiled for {{}}")
+        check_whole(compress(values, compiled.kept), compress(info.paths, compiled.kept), requested)
 
 
 def _formats(layouts: Sequence[Any], shardings: Sequence[Any]) -> list[Format]:

@@ -20,7 +20,11 @@ from xlashard.support.lazily import dataclass, deferred
 if TYPE_CHECKING:
     from xlashard.core.processes import store
     from xlashard.core.program.consistency import exchange as groups
-    from xlashard.core.program.consistency.fingerprint import ProgramFingerprint, ValueNamer
+    from xlashard.core.program.consistency.fingerprint import (
+        ProcessCopies,
+        ProgramFingerprint,
+        ValueNamer,
+    )
 else:
     store = deferred("xlashard.core.processes.store")
     groups = deferred("xlashard.core.program.consistency.exchange")
@@ -60,18 +64,25 @@ class ConsistencyChecker:
         before, self.policy = self.policy, policy
         return before
 
-    def admit(self, fingerprint: "ProgramFingerprint", naming: "ValueNamer | None" = None) -> bool:
+    def admit(
+        self,
+        fingerprint: "ProgramFingerprint",
+        naming: "ValueNamer | None" = None,
+        copies: "ProcessCopies | None" = None,
+    ) -> bool:
         """Return once all processes of a program have arrived at its first run.
 
         Args:
             fingerprint: The program.
             naming: Returns the name of a closed-over value.
+            copies: Returns the arguments of which every process passes its own copy.
 
         Returns:
             Whether the result is final; False where comparison is turned off.
 
         Raises:
             ProgramsDifferError: A process has another program.
+            UnequalError: An argument's copies differ between processes.
             ProcessesError: A process did not arrive.
         """
         policy = self.policy
@@ -80,7 +91,7 @@ class ConsistencyChecker:
         if self._is_announced == policy.enabled:
             self._announce(policy.enabled)
         if policy.enabled:
-            self.group(fingerprint.group).admit(fingerprint, naming, policy.timeout)
+            self.group(fingerprint.group).admit(fingerprint, naming, policy.timeout, copies)
         return policy.enabled
 
     def compare(self, fingerprint: "ProgramFingerprint") -> None:

@@ -4,24 +4,41 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from functools import partial
+from functools import cached_property, partial
 
 from xlashard._jax.runtime import coordination
 from xlashard.config import CHECK_PROGRAMS, PROGRAMS_TIMEOUT
-from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, minority, store
+from xlashard.core.processes import (
+    RENDEZVOUS,
+    Barrier,
+    BarrierTimeoutError,
+    NamedValue,
+    differences,
+    digest_of_all,
+    format_differences,
+    minority,
+    store,
+)
 from xlashard.core.program.consistency.difference import (
     Difference,
     environment_difference,
     find_difference,
 )
 from xlashard.core.program.consistency.fingerprint import (
+    ProcessCopies,
     ProgramDescription,
     ProgramFingerprint,
     Proposal,
     ValueNamer,
     shared_environment,
 )
-from xlashard.errors import ProcessesError, ProgramsDifferError, XlashardError, counted
+from xlashard.errors import (
+    ProcessesError,
+    ProgramsDifferError,
+    UnequalError,
+    XlashardError,
+    counted,
+)
 from xlashard.support.formatting import format_processes
 from xlashard.support.lazily import dataclass
 
@@ -44,14 +61,22 @@ class _Waiting:
     Attributes:
         fingerprint: The program.
         naming: Returns the name of a closed-over value.
+        copies: Arguments of which every process passes its own copy.
         threads: Number of waiting threads.
         failure: Makes the error for these threads.
     """
 
     fingerprint: ProgramFingerprint
     naming: ValueNamer | None
+    copies: tuple[NamedValue, ...]
     threads: int = 0
     failure: Callable[[], XlashardError] | None = field(default=None)
+
+    @cached_property
+    def copies_digests(self) -> tuple[str, str]:
+        """Digests of the paths and of the values of its copies."""
+        paths, values = [copy.path for copy in self.copies], [c.entry() for c in self.copies]
+        return digest_of_all(paths), digest_of_all(values)
 
 
 class ConsistencyGroup:
@@ -73,7 +98,11 @@ class ConsistencyGroup:
         self._differences = 0
 
     def admit(
-        self, fingerprint: ProgramFingerprint, naming: ValueNamer | None, timeout: float
+        self,
+        fingerprint: ProgramFingerprint,
+        naming: ValueNamer | None,
+        timeout: float,
+        copies: ProcessCopies | None = None,
     ) -> None:
         """Return once all processes have arrived with the same program.
 
@@ -81,16 +110,22 @@ class ConsistencyGroup:
             fingerprint: The program.
             naming: Returns the name of a closed-over value.
             timeout: Timeout for the peers, in seconds.
+            copies: Returns the arguments of which every process passes its own copy.
 
         Raises:
             ProgramsDifferError: A process has another program.
+            UnequalError: An argument's copies differ between processes.
             ProcessesError: A process did not arrive.
         """
         digest = fingerprint.digest
+        if digest in self._agreed:
+            return
+        # Reading arrays waits for their computation, so it happens outside the lock.
+        own_copies = () if copies is None else tuple(copies())
         with self._changed:
             if digest in self._agreed:
                 return
-            waiting = self._waiting.setdefault(digest, _Waiting(fingerprint, naming))
+            waiting = self._waiting.setdefault(digest, _Waiting(fingerprint, naming, own_copies))
             waiting.threads += 1
             self._changed.notify_all()
         try:
@@ -131,7 +166,7 @@ class ConsistencyGroup:
                 return
             common = frozenset.intersection(*(proposal.digests for proposal in proposals.values()))
             if common:
-                self._agree(common)
+                self._agree(common - self._refuse_unequal(common, proposals, timeout))
                 return
             if not left or not any(proposal.is_threaded for proposal in proposals.values()):
                 break
@@ -149,6 +184,7 @@ class ConsistencyGroup:
         )
         proposal = Proposal(
             programs=tuple((w.fingerprint.digest, w.fingerprint.brief) for w in waiting),
+            copies=tuple(w.copies_digests for w in waiting),
             number=len(self._names) + 1,
             is_threaded=threading.active_count() > 1,
             environment=environment,
@@ -177,6 +213,45 @@ class ConsistencyGroup:
             self._agreed |= digests
             agreed = [self._waiting.pop(digest, None) for digest in sorted(digests)]
             self._names.extend(w.fingerprint.name for w in agreed if w is not None)
+
+    def _refuse_unequal(
+        self, digests: frozenset[str], proposals: Mapping[int, Proposal], timeout: float
+    ) -> set[str]:
+        """Set the error of programs whose arguments differ between processes; return them.
+
+        Programs of which the processes pass copies of other arguments are not compared: one may
+        pass an array of all processes, where another one passes a host value.
+        """
+        unequal = set()
+        for digest in sorted(digests):
+            copies = {proposal.copies_of(digest) for proposal in proposals.values()}
+            if len(copies) < 2 or len({paths for paths, _ in copies}) > 1:
+                continue
+            with self._changed:
+                waiting = self._waiting[digest]
+            name = waiting.fingerprint.name
+            barrier = Barrier(
+                self._processes, "programs", timeout, what=f"the comparison of {name}'s arguments"
+            )
+            unlike = differences(barrier, waiting.copies)
+            text = (
+                f"{name} runs on devices of {len(self._processes)} processes, which must pass "
+                f"equal values, but {format_differences(unlike)}: give all the same value (from "
+                "one seed, one file, or multihost.broadcast_one_to_all), or, if each has a part of "
+                f"its own, make_array_from_process_local_data(sharding, part). ({CHECK_PROGRAMS}=0 "
+                "turns the comparison off.)"
+            )
+            failure = partial(
+                UnequalError,
+                text,
+                processes=sorted({p for d in unlike for p in d.processes}),
+                paths=[d.path for d in unlike],
+            )
+            with self._changed:
+                waiting.failure = failure
+                del self._waiting[digest]
+            unequal.add(digest)
+        return unequal
 
     def _refused_environment(self, proposals: Mapping[int, Proposal]) -> bool:
         environments = {p: c.environment for p, c in proposals.items() if c.environment}

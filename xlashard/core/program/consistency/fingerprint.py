@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.runtime import compiler
 from xlashard._version import __version__
-from xlashard.core.processes import processes_of
+from xlashard.core.processes import NamedValue, processes_of
 from xlashard.core.program.environment import NOT_COMPILED_IN, Environment
 from xlashard.core.program.plan import ProgramPlan, ValuePlan
 from xlashard.core.sharding import NamedSharding, XLACompatibleSharding
@@ -27,6 +27,10 @@ _NAMED_IN_FILE = re.compile(r'^#loc\d* = loc\("((?:[^"\\]|\\.)*)":(\d+):\d+', re
 
 type ValueNamer = Callable[[Any], str]
 """Returns the name of a closed-over value."""
+
+
+type ProcessCopies = Callable[[], Sequence[NamedValue]]
+"""Returns the arguments of which every process passes its own copy."""
 
 
 class ClosedOver(Protocol):
@@ -250,12 +254,15 @@ class Proposal(JsonRecord):
 
     Attributes:
         programs: Digest and short description of each waiting program, the oldest first.
+        copies: Digests of the paths, and of the values, of the arguments of each waiting program
+            that the process passes its own copy of.
         number: Number of the oldest program among all programs of the process.
         is_threaded: Whether other threads may propose other programs.
         environment: Its versions and flags, until the group has compared them.
     """
 
     programs: tuple[tuple[str, str], ...]
+    copies: tuple[tuple[str, str], ...]
     number: int
     is_threaded: bool
     environment: dict[str, str]
@@ -264,6 +271,10 @@ class Proposal(JsonRecord):
     def digests(self) -> frozenset[str]:
         """Return the digests of all its programs."""
         return frozenset(digest for digest, _ in self.programs)
+
+    def copies_of(self, digest: str) -> tuple[str, str]:
+        """Return the digests of the copies that the process passes to a program."""
+        return next(c for (d, _), c in zip(self.programs, self.copies, strict=True) if d == digest)
 
     @property
     def first(self) -> tuple[str, str]:
