@@ -9,7 +9,14 @@ from tests.fork_server import python_command
 from tests.predict.targets.gpu.plugin import needs_plugin
 
 INSTALLED = {
-    # They would take an `Array` for local data of this process.
+    # Arrays that are not of JAX's own class would pass these unchecked, ...
+    "jax._src.interpreters.pxla.check_array_xla_sharding_layout_match",
+    # lose their sharding in these, ...
+    "jax._src.dispatch._device_put_impl",
+    *("jax.lax.full", "jax._src.lax.lax.full"),
+    # be refused by this one, ...
+    "jax.make_array_from_single_device_arrays",
+    # and be local data of this process for these.
     "jax.experimental.multihost_utils._handle_array_process_allgather",
     "jax.experimental.multihost_utils.assert_equal",
     # It raises without the name of a closed-over array.

@@ -17,7 +17,6 @@ from jax.sharding import Mesh
 
 from xlashard._jax import private
 from xlashard._jax.private import (
-    array_lib,
     config,
     jax_dispatch,
     jax_pjit,
@@ -27,6 +26,7 @@ from xlashard._jax.private import (
     read_lazily,
     real_module,
     replace_name,
+    xc,
 )
 from xlashard._jax.runtime.global_state import hook_before
 from xlashard.errors import MeshError
@@ -78,7 +78,7 @@ else:
 
 def concrete_class(shown: type) -> Any:
     """Return the concrete class of a public class of JAX, for `jax.Array` that of handles."""
-    return array_lib.ArrayImpl if shown is jax.Array else shown
+    return xc.ArrayImpl if shown is jax.Array else shown
 
 
 def call_when_set(flag: Any, callback: Callable[[], None]) -> Callable[[], None]:

@@ -23,6 +23,9 @@ from xlashard.support.lazily import on_demand
 
 _REPLACED = {
     "jax._src.cudnn.fused_attention_stablehlo": {"check_compute_capability", "check_cudnn_version"},
+    "jax._src.dispatch": {"_device_put_impl"},
+    "jax._src.interpreters.pxla": {"check_array_xla_sharding_layout_match"},
+    "jax._src.lax.lax": {"full"},
     "jax._src.lib._jax": {"get_distributed_runtime_client"},
     "jax._src.mesh_utils": {"create_device_mesh", "create_hybrid_device_mesh"},
     "jax._src.pjit": {
@@ -227,7 +230,6 @@ if TYPE_CHECKING:
     from jax._src import ad_util as ad_util
     from jax._src import api as api
     from jax._src import api_util as api_util
-    from jax._src import array as array_lib
     from jax._src import checkify as checkify
     from jax._src import cloud_tpu_init as cloud_tpu_init
     from jax._src import clusters as clusters
@@ -267,6 +269,7 @@ if TYPE_CHECKING:
     from jax._src.interpreters import pxla as pxla
     from jax._src.interpreters import remat as remat
     from jax._src.lax import eval_jaxpr as eval_jaxpr
+    from jax._src.lax import lax as lax_lib
     from jax._src.lax import linalg as linalg
     from jax._src.lib import _jax as lib_jax
     from jax._src.lib import guard_lib as guard_lib
@@ -293,7 +296,6 @@ else:
     ad_util = _stand_in("jax._src.ad_util")
     api = _stand_in("jax._src.api")
     api_util = _stand_in("jax._src.api_util")
-    array_lib = _stand_in("jax._src.array")
     batching = _stand_in("jax._src.interpreters.batching")
     checkify = _stand_in("jax._src.checkify")
     cloud_tpu_cluster = _stand_in("jax._src.clusters.cloud_tpu_cluster")
@@ -326,6 +328,7 @@ else:
     layout_lib = _stand_in("jax._src.layout")
     lib = _stand_in("jax._src.lib")
     lib_jax = _stand_in("jax._src.lib._jax")
+    lax_lib = _stand_in("jax._src.lax.lax")
     linalg = _stand_in("jax._src.lax.linalg")
     linear_util = _stand_in("jax._src.linear_util")
     literals = _stand_in("jax._src.literals")

@@ -6,14 +6,22 @@ All registrations are here, except those of `xlashard.legacy`, whose docstring l
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
 from xlashard._jax import warn_of_untested_version
-from xlashard._jax.private import mlir, pxla, source_info_util, try_steps, xc
+from xlashard._jax.private import (
+    jax_dispatch,
+    lax_lib,
+    mlir,
+    pxla,
+    replace_name,
+    source_info_util,
+    try_steps,
+    xc,
+)
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.compiler import note_event
 from xlashard._jax.runtime.coordination import exit_on_uncaught_error, listen_on_loopback
@@ -62,8 +70,7 @@ def install_arrays(
     dispatch.register_array_type(array_type)
     # Results of jaxlib's dispatcher.
     dispatch.register_wrapping(wrappers)
-    # Functions of JAX that accept only its own class of arrays.
-    unwrap_in_multihost_utils(array_type, attrgetter("_handle"))
+    _unwrap_arguments(array_type)
 
 
 def _check_constants(check: Callable[[Any], None]) -> None:
@@ -106,27 +113,60 @@ def apply_flags(flags: Flags) -> None:
         exit_on_uncaught_error()
 
 
-# Looked up by name at each call, also by a `process_allgather` that was imported before.
-_NAMES = ("_handle_array_process_allgather", "assert_equal")
+def _unwrap_arguments(array_type: type) -> None:
+    """Make functions of JAX that only accept its own class of arrays take the handles of a type.
 
-
-def unwrap_in_multihost_utils(array_type: type, handle_of: Callable[[Any], Any]) -> None:
-    """Make functions of `jax.experimental.multihost_utils` take the handles of arrays of a type.
-
-    These functions treat any array of another class than JAX's as local NumPy data. They test for
-    `ArrayImpl`, which has no virtual subclasses; a `__class__` that claims to be one would pass the
-    same test all over JAX, in front of code that reads the fields of jaxlib's class.
+    They test for `ArrayImpl`, which has no virtual subclasses; a `__class__` that claims to be one
+    would pass the same test all over JAX, in front of code that reads the fields of jaxlib's class.
     """
 
     def bare(x: Any) -> Any:
-        return handle_of(x) if isinstance(x, array_type) else x
+        return x._handle if isinstance(x, array_type) else x
 
     def on_handles(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def call(in_tree: Any, *args: Any, **kwargs: Any) -> Any:
-            return function(jax.tree.map(bare, in_tree), *args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = jax.tree.map(bare, (args, kwargs))
+            return function(*args, **kwargs)
 
         return call
 
-    for name in _NAMES:
+    def check_compiled() -> None:
+        checked = on_handles(pxla.check_array_xla_sharding_layout_match)
+        replace_name(pxla, "check_array_xla_sharding_layout_match", checked)
+
+    def put() -> None:
+        put_value = jax_dispatch._device_put_impl
+
+        @functools.wraps(put_value)
+        def put_handle(x: Any, *args: Any, **kwargs: Any) -> Any:
+            handle = bare(x)
+            out = put_value(handle, *args, **kwargs)
+            return x if out is handle else out
+
+        replace_name(jax_dispatch, "_device_put_impl", put_handle)
+
+    def fill() -> None:
+        full = on_handles(lax_lib.full)
+        replace_name(lax_lib, "full", full)
+        jax.lax.full = full
+
+    try_steps(
+        # Compiled functions would let arrays of another class pass unchecked, and read a buffer of
+        # another layout in the wrong order.
+        check_compiled,
+        # `device_put(x)` would move the array to the default device.
+        put,
+        # `full(shape, x, sharding=...)` would ignore the sharding.
+        fill,
+    )
+    # The layout would be lost.
+    like = jax.ShapeDtypeStruct.like.__func__  # pyright: ignore[reportFunctionMemberAccess]
+    jax.ShapeDtypeStruct.like = classmethod(on_handles(like))
+    # They would be values of another type.
+    name = "make_array_from_single_device_arrays"
+    setattr(jax, name, on_handles(getattr(jax, name)))
+    # They would be local NumPy data. JAX looks these names up at each call, also in a
+    # `process_allgather` that was imported before.
+    for name in ("_handle_array_process_allgather", "assert_equal"):
         setattr(multihost_utils, name, on_handles(getattr(multihost_utils, name)))

@@ -305,10 +305,10 @@ def _is_spread(value: Any) -> bool:
 
 def place(values: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]) -> Any:
     """Return handles of values under shardings; a handle with the requested sharding is reused."""
-    semantics = [lib_jax.ArrayCopySemantics.REUSE_INPUT] * len(shardings)
+    semantics = [xc.ArrayCopySemantics.REUSE_INPUT] * len(shardings)
     return pxla.shard_args(shardings, layouts, semantics, values)
 
 
 def handles_of_keys(values: Sequence[Any]) -> list[Handle]:
     """Return the values, with every key array replaced by the handle of its integers."""
-    return [v if type(v) is lib_jax.ArrayImpl else v._base_array for v in values]
+    return [v if type(v) is xc.ArrayImpl else v._base_array for v in values]

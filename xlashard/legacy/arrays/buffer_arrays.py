@@ -12,6 +12,7 @@ from xlashard.core.array.device_buffers import (
     make_array_from_single_device_arrays,
     read_buffers,
 )
+from xlashard.core.array.reshard.execute import uncommit
 from xlashard.core.sharding import SingleDeviceSharding
 from xlashard.errors import ArgumentError, PlacementError, counted
 from xlashard.legacy.shardings.pmap import PmapSharding
@@ -105,10 +106,11 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
         weak_type = bool(getattr(aval, "weak_type", False))
         if device is not None and not weak_type:
             return out
-        numbers = out._handle if isinstance(out, Array) else key_handle(out)
-        handle = with_sharding(
-            numbers, target.jax_sharding(), committed=device is not None, weak_type=weak_type
-        )
+        handle = out._handle if isinstance(out, Array) else key_handle(out)
+        if device is None:
+            handle = uncommit(handle, weak_type)
+        else:
+            handle = with_sharding(handle, handle.sharding, weak_type=weak_type)
         return wrap(handle) if isinstance(out, Array) else keys_over(handle, out)
 
 

@@ -9,11 +9,12 @@ import numpy as np
 from xlashard._jax.legacy_api import refuse_in_pmap
 from xlashard._jax.runtime.dispatch import register_array_type
 from xlashard._jax.runtime.tracebacks import is_called_by_jax
-from xlashard._jax.runtime.transfer import split, with_sharding
+from xlashard._jax.runtime.transfer import split
 from xlashard.core.array import Array, device_put
 from xlashard.core.array.array_class.base import check_alive, type_text
 from xlashard.core.array.array_class.handles import as_class
 from xlashard.core.array.array_class.protocols import sharding_text
+from xlashard.core.array.reshard.execute import uncommit
 from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.errors import ArgumentError, MeshError, RefusedError, ResourceError
 from xlashard.legacy.arrays import shards as making
@@ -247,7 +248,7 @@ class GlobalDeviceArray(Array):
         copies = tiling.replica_ids(positions).tolist()
         pieces = split(self._handle)
         if not committed:
-            pieces = [with_sharding(piece, piece.sharding, committed=False) for piece in pieces]
+            pieces = list(map(uncommit, pieces))
         data = map(as_device_array, pieces)
         devices = [sharding.devices[position] for position in positions]
         return tuple(map(Shard, devices, indices, copies, data))

@@ -1,7 +1,10 @@
 """Every dtype that devices hold, including those of fewer than eight bits and of 64."""
 
 import copy
+import math
+import operator
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +14,7 @@ import pytest
 
 from tests.core.array import cases
 from tests.core.array.cases import CONSTRUCTORS, DEVICES, SHARDINGS, named, same
-from tests.grouped_cases import sweep
+from tests.grouped_cases import Together, sweep
 from xlashard import Array, device_put, pjit
 
 NAMES = (
@@ -80,6 +83,60 @@ def test_64_bits(name: str) -> None:
     doubled = jax.jit(lambda a: a + a)(x.to_jax())
     for _ in range(2):
         assert same(double(x), np.asarray(doubled))
+
+
+NUMBERS = (0.0, -0.0, 1.0, -1.0, 2.5, 1e30, math.nan, math.inf, -math.inf)
+
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    **{use.__name__: use for use in (int, float, complex, bool, hex, oct, bin, chr, str, hash)},
+    **{use.__name__: use for use in (math.floor, math.ceil, math.trunc, math.sqrt, math.isnan)},
+    "index": operator.index,
+    "range": range,
+    "item": lambda x: x.item(),
+    "tolist": lambda x: x.tolist(),
+    **{f"format {spec}": lambda x, spec=spec: format(x, spec) for spec in ("", ".2f", "d", "g")},
+    "%d": lambda x: "%d" % x,  # noqa: UP031  # calls the methods of the number
+}
+ROUNDINGS: dict[str, Callable[[Any], Any]] = {
+    "round": lambda x: np.asarray(round(x)).tolist(),
+    "round to 1": lambda x: np.asarray(round(x, 1)).tolist(),
+}
+
+
+def check_conversions(name: str, conversions: dict[str, Callable[[Any], Any]]) -> None:
+    """Convert scalars, and arrays of one element, as JAX does: same value or class of error."""
+
+    def outcome(convert: Callable[[Any], Any], x: Any) -> Any:
+        try:
+            return repr(convert(x))
+        except Exception as error:
+            return error
+
+    with jax.enable_x64(True), Together() as together:
+        for number in NUMBERS:
+            with np.errstate(all="ignore"):
+                v = np.asarray(number).astype(jnp.dtype(name))
+            for element in (v, v.reshape(1)):
+                ours, theirs = device_put(element, DEVICES[0]), jax.device_put(element, DEVICES[0])
+                for text, convert in conversions.items():
+                    with together.case(f"{text} of {element!r}"):
+                        wanted, got = outcome(convert, theirs), outcome(convert, ours)
+                        refused = isinstance(wanted, Exception)
+                        assert isinstance(got, type(wanted)) if refused else got == wanted, got
+
+
+@pytest.mark.parametrize(
+    "name", sweep((*NAMES, *WIDE), quick=["bfloat16", "float8_e4m3fn", "int32", "complex64"])
+)
+def test_numbers_of_python_are_those_that_jax_returns(name: str) -> None:
+    check_conversions(name, CONVERSIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Casting from complex")
+@pytest.mark.parametrize("name", (*NAMES, *WIDE))
+def test_rounded_numbers_are_those_that_jax_returns(name: str) -> None:
+    check_conversions(name, ROUNDINGS)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, copy_to
 from xlashard.core.array.array_class.base import ArrayBase, check_alive, reshape_buffer, type_text
 from xlashard.core.array.array_class.wrappers import unwrap, wrap_jax_function, wrap_results
 from xlashard.core.array.placement.read import check_reduced
+from xlashard.core.array.reshard.execute import uncommit
 from xlashard.core.sharding import from_jax
 from xlashard.errors import ArgumentError
 from xlashard.geometry import Tiling
@@ -102,14 +103,11 @@ def rows_as_shards(handle: Handle) -> Callable[[int], Handle] | None:
 
 def _copy(shard: Handle, dropped: tuple[int, ...], weak_type: bool) -> Handle:
     """Copy a buffer on its device, uncommitted, without some dimensions of size 1."""
-    sharding = shard.sharding
     with allow_transfers():
         if dropped:
             kept = tuple(size for dim, size in enumerate(shard.shape) if dim not in dropped)
             return reshape_buffer(shard, kept, weak_type)
-        copied = copy_to(shard, sharding, fresh=True)
-    aval = make_aval(copied.shape, shard.dtype, sharding, weak_type)
-    return assemble(aval, sharding, [copied], committed=False)
+        return uncommit(copy_to(shard, shard.sharding, fresh=True), weak_type)
 
 
 @lru_cache(maxsize=4096)

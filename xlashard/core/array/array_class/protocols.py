@@ -64,11 +64,11 @@ class HostProtocols(ArrayBase):
 
     @shortened
     def __int__(self) -> int:
-        return int(self._scalar("int"))
+        return int(self._real_scalar("int"))
 
     @shortened
     def __float__(self) -> float:
-        return float(self._scalar("float"))
+        return float(self._real_scalar("float"))
 
     @shortened
     def __complex__(self) -> complex:
@@ -86,13 +86,22 @@ class HostProtocols(ArrayBase):
     def __oct__(self) -> str:
         return oct(self._integer("oct()"))
 
-    def _scalar(self, kind: str) -> Any:
+    def _real_scalar(self, kind: str) -> np.ndarray:
+        if np.issubdtype(self.dtype, np.complexfloating):
+            raise ArgumentError(
+                f"a complex Array, {type_text(self)}, does not convert to a Python {kind}: write "
+                f"{kind}(x.real) or complex(x)"
+            )
+        return self._scalar(kind)
+
+    def _scalar(self, kind: str) -> np.ndarray:
         if self.ndim:
             raise ArgumentError(
                 f"only an Array without dimensions converts to a Python {kind}, this one is "
                 f"{type_text(self)}: write {kind}(x[index]) or x.tolist()"
             )
-        return read_value(self)[()]
+        # As an array of NumPy, which refuses NaN: the numbers of ml_dtypes convert it to an int.
+        return read_value(self)
 
     def _integer(self, use: str) -> int:
         if self.ndim or not np.issubdtype(self.dtype, np.integer):

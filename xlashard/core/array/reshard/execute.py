@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.experimental.layout import Layout
 
+from xlashard._jax.runtime.compiler import custom_layout
 from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.transfer import (
@@ -272,3 +273,19 @@ def relayout(handle: Handle, layout: Layout | None, where: ResolvedSharding) -> 
             f"{where.memory_kind!r}: give the sharding alone"
         )
     return compiled.reshard_by_program(ReshardTask(handle, where, where), layout)
+
+
+def uncommit(handle: Handle, weak_type: bool | None = None) -> Handle:
+    """Return a handle over the same buffers to which computations need not stay.
+
+    JAX compiles programs for the default layout of uncommitted arrays, whatever layout they have:
+    buffers of another layout are copied.
+
+    Args:
+        handle: The handle.
+        weak_type: True if the dtype is weak; by default as the source.
+    """
+    if custom_layout(handle) is not None:
+        where = resolve_sharding(handle.shape, from_jax(handle.sharding))
+        handle = compiled.reshard_by_program(ReshardTask(handle, where, where))
+    return with_sharding(handle, handle.sharding, committed=False, weak_type=weak_type)
