@@ -191,7 +191,7 @@ def _register_partial_eval(primitive: Primitive) -> None:
 
 
 def _register_remat(primitive: Primitive) -> None:
-    update = partial(_without_donation, primitive)
+    update: Any = partial(_without_donation, primitive)
     rule: Any = partial(pe.closed_call_partial_eval_custom_rule, "jaxpr", update)
     pe.partial_eval_jaxpr_custom_rules[primitive] = rule
 

@@ -327,7 +327,7 @@ def _boundary_params(jaxpr: Any) -> dict[str, Any]:
 
     Tools that walk jaxprs read them; the constraints of the body are what counts.
     """
-    ins, outs = boundary(jaxpr, boundary_p, "sharding")
+    ins, outs = boundary(jaxpr, boundary_p)
     return {
         "in_shardings": tuple(map(_as_param, ins, jaxpr.in_avals)),
         "out_shardings": tuple(map(_as_param, outs, jaxpr.out_avals)),
@@ -336,9 +336,10 @@ def _boundary_params(jaxpr: Any) -> dict[str, Any]:
     }
 
 
-def _as_param(sharding: Any, aval: Any) -> Any:
-    if sharding is None:
+def _as_param(params: Any, aval: Any) -> Any:
+    if params is None:
         return UNSPECIFIED
+    sharding = params["sharding"]
     # It stands for any devices, of which JAX's shardings need at least one.
     return sharding if sharding is REPLICATED else to_jax(sharding, aval.shape)
 
