@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 from tests.core.pjit.random_programs.environment import Library, P, environment, scalar
-from xlashard.errors import DonationError
+from xlashard.errors import DeletedError, DonationError
 
 MANNERS = ("with", "with", "named", "named", "set_mesh")
 """Ways to specify a mesh: `with mesh:`, in shardings, by `jax.set_mesh`."""
@@ -168,12 +168,12 @@ def _give_twice(module: Module, library: Library) -> None:
     for place in (lambda x: x, lambda x: jnp.asarray(x) if _is_host(x) else x):
         args = jax.tree.map(place, _given(module, library))
         again = args[donated[0]]
-        values = jax.tree.map(np.array, again)
+        values = list(map(np.array, jax.tree.leaves(again)))
         try:
             result = f(*args, again)[1]
         except DonationError:
             result = again
-        jax.tree.map(np.testing.assert_array_equal, result, values)
+        _require_equal(result, values)
 
 
 def _lose_tables(f: Any, module: Module, library: Library, result: Any) -> None:
@@ -183,14 +183,19 @@ def _lose_tables(f: Any, module: Module, library: Library, result: Any) -> None:
     """
     if library.name != "xlashard" or not module.tables:
         return
-    result = jax.tree.map(np.array, jax.tree.map(_as_numbers, result))
+    values = list(map(np.array, map(_as_numbers, jax.tree.leaves(result))))
     for table in module.tables:
         table.delete()
     try:
         again = f(*_given(module, library))
-    except DonationError:
+    except DeletedError:
         return
-    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(_as_numbers, again), result)
+    _require_equal(again, values)
+
+
+def _require_equal(result: Any, values: Sequence[np.ndarray]) -> None:
+    for leaf, value in zip(jax.tree.leaves(result), values, strict=True):
+        np.testing.assert_array_equal(_as_numbers(leaf), value)
 
 
 def _as_numbers(x: Any) -> Any:
