@@ -227,7 +227,7 @@ class Checked:
     value: Any
 
     def __post_init__(self) -> None:
-        assert isinstance(self.value, jax.Array | np.ndarray | float)
+        assert isinstance(self.value, jax.Array | np.ndarray | np.generic | float)
 
 
 def unwrap(container: Any) -> Any:
