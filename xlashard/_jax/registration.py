@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, Sharding
 
 from xlashard._jax import warn_of_untested_version
 from xlashard._jax.private import (
@@ -139,9 +140,15 @@ def _unwrap_arguments(array_type: type) -> None:
         put_value = jax_dispatch._device_put_impl
 
         @functools.wraps(put_value)
-        def put_handle(x: Any, *args: Any, **kwargs: Any) -> Any:
-            handle = bare(x)
-            out = put_value(handle, *args, **kwargs)
+        def put_handle(x: Any, *, device: Any, **kwargs: Any) -> Any:
+            if not isinstance(x, array_type):
+                return put_value(x, device=device, **kwargs)
+            handle = x._handle
+            if isinstance(device, Sharding):
+                # JAX reorders devices of its arrays between named shardings only.
+                is_named = [isinstance(s, NamedSharding) for s in (device, handle.sharding)]
+                handle = handle if all(is_named) else x
+            out = put_value(handle, device=device, **kwargs)
             return x if out is handle else out
 
         replace_name(jax_dispatch, "_device_put_impl", put_handle)

@@ -34,9 +34,11 @@ type Index = tuple[slice, ...]
 class Sharding:
     """Placement of the elements of an array on devices.
 
-    Subclass it to write a sharding of your own: give it `devices` (a sequence of devices) and
+    Subclass it to write a sharding of your own: give it `devices` (a sequence of devices) or
+    `device_set`, which counts in the order of the devices' numbers, and
     `devices_indices_map(shape)` (a mapping from each device to the slices that it holds). Every
-    constructor of arrays takes it, and `pjit` where the map consists of equal tiles.
+    constructor of arrays takes it, and `pjit` where the map consists of equal tiles. Classes that
+    derive from JAX's `Sharding` are taken in the same way.
 
     Example:
         >>> class Halves(Sharding):
@@ -56,10 +58,12 @@ class Sharding:
     @property
     def devices(self) -> tuple[Device, ...]:
         """Return the devices in assignment order; position `i` of the tiling is `devices[i]`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define `devices`: write `devices = jax.devices()` in the "
-            "class, or a property of that name"
-        )
+        if type(self).device_set is Sharding.device_set:
+            raise NotImplementedError(
+                f"{type(self).__name__} must define `devices`: write `devices = jax.devices()` in "
+                "the class, or a property of that name"
+            )
+        return tuple(sorted(self.device_set, key=operator.attrgetter("id")))
 
     def tiling(self, shape: Sequence[int]) -> Tiling:
         """Return the tiling of an array of this shape over the device positions.
@@ -72,7 +76,7 @@ class Sharding:
         missing = [d for d in self.devices if d not in index_map]
         if missing:
             raise ShardingError(
-                f"{type(self).__name__}.devices_indices_map({shape}) has no entry for "
+                f"{self._describe()}.devices_indices_map({shape}) has no entry for "
                 f"{missing[0]}: return one for each of its {len(self.devices)} devices"
             )
         return Tiling.from_indices(shape, [index_map[d] for d in self.devices])

@@ -29,7 +29,7 @@ from xlashard.core.array.array_class.members import NumpyMethods, Operators
 from xlashard.core.array.array_class.protocols import HostProtocols
 from xlashard.core.array.array_class.shard import Shard
 from xlashard.core.array.placement.read import BRING_HERE, Policy, start_read, to_host
-from xlashard.core.sharding import Sharding, from_jax, to_jax
+from xlashard.core.sharding import Sharding, from_jax, is_of_jax, to_jax
 from xlashard.core.sharding.base import is_index
 from xlashard.errors import ArgumentError, NotAddressableError
 from xlashard.support.tracebacks import short_tracebacks
@@ -83,9 +83,10 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
             )
         out = cls()
         out._handle = callback_result(x)
-        if isinstance(x.sharding, Sharding):
+        if isinstance(x.sharding, Sharding) or not is_of_jax(x.sharding):
             # Programs of JAX cannot read a sharding of this package on their arguments.
-            out._handle = with_sharding(x, to_jax(x.sharding, x.shape))
+            out._handle = with_sharding(x, to_jax(from_jax(x.sharding), x.shape))
+        if isinstance(x.sharding, Sharding):
             out._own_sharding = x.sharding
         out._expose()
         return out
