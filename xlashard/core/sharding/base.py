@@ -6,8 +6,8 @@ positions to tiles of an array. The tiling does all index maths; a subclass defi
 """
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence, Set
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import cached_property, wraps
 from typing import Any, Self
 
 import jax
@@ -22,7 +22,7 @@ from xlashard._jax.runtime.shardings import (
     memory_kinds,
 )
 from xlashard.core.sharding.axes import gspmd_sharding_of, tiling_of_jax
-from xlashard.errors import ArgumentError, GeometryError, ShardingError
+from xlashard.errors import ArgumentError, GeometryError, ShardingError, counted
 from xlashard.geometry import Tiling
 from xlashard.geometry.spec import checked_rank
 from xlashard.support.formatting import brief
@@ -54,6 +54,13 @@ class Sharding:
         ...             self._devices[1]: (slice(half, shape[0]),),
         ...         }
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.split(".")[0] == __name__.split(".")[0]:
+            return
+        for name in vars(cls).keys() & {"tiling", "rank_tiling"}:
+            setattr(cls, name, _with_checked_size(vars(cls)[name]))
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -293,6 +300,23 @@ class XLACompatibleSharding(Sharding):
             return False
         place = {device: position for position, device in enumerate(devices)}
         return own_tiling.same_tiles(from_other.reordered([place[d] for d in self.devices]))
+
+
+def _with_checked_size(make_tiling: Callable[..., Tiling]) -> Any:
+    """Return a user's method with a check of its result, which XLA would end the process for."""
+
+    @wraps(make_tiling)
+    def make_checked(self: Sharding, *args: Any, **kwargs: Any) -> Tiling:
+        tiling, count = make_tiling(self, *args, **kwargs), len(self.devices)
+        if tiling.num_devices != count:
+            raise ShardingError(
+                f"{type(self).__name__}.{make_tiling.__name__} returned tiles for "
+                f"{counted(tiling.num_devices, 'device')}, but `devices` has {count}: return a "
+                f"Tiling of {counted(count, 'device position')}"
+            )
+        return tiling
+
+    return make_checked
 
 
 def _is_abstract(sharding: "JaxSharding | Sharding") -> bool:
