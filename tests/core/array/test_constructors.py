@@ -25,6 +25,7 @@ from tests.message_patterns import naming
 from xlashard import (
     Array,
     GSPMDSharding,
+    Mesh,
     NamedSharding,
     P,
     Shard,
@@ -331,6 +332,27 @@ class TestFromLocalData:
             x = make_array_from_process_local_data(SHARDINGS[kind], data)
             data[...] = -1
             assert same(x, V)
+
+
+def test_a_replicated_array_of_a_callback_is_the_result() -> None:
+    whole, turned = named(), named(mesh=Mesh(MESH.devices[::-1], ("x", "y")))
+    x = device_put(V, whole)
+    make = make_array_from_callback
+    assert make(V.shape, whole, lambda _: x) is x
+    assert make(V.shape, whole, lambda _: x.to_jax(), np.float32).to_jax() is x.to_jax()
+    assert make(V.shape, Format(x.layout, whole), lambda _: x) is x
+    alone = device_put(V, DEVICES[2])
+    assert make(V.shape, SingleDeviceSharding(DEVICES[2]), lambda _: alone) is alone
+    others: list[tuple[Any, Any]] = [
+        (turned, x),
+        (Format(Layout((1, 0)), whole), x),
+        (whole, device_put(V, named("x"))),
+        (SingleDeviceSharding(DEVICES[0]), device_put(V)),
+        (whole, V),
+    ]
+    for sharding, piece in others:
+        made = make(V.shape, sharding, lambda _, piece=piece: piece)
+        assert made is not piece and made.committed and same(made, V)
 
 
 def test_user_defined_shardings_work_with_every_constructor() -> None:
