@@ -6,6 +6,7 @@ All registrations are here, except those of `xlashard.legacy`, whose docstring l
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import jax
@@ -121,10 +122,12 @@ def _unwrap_arguments(array_type: type) -> None:
     would pass the same test all over JAX, in front of code that reads the fields of jaxlib's class.
     """
 
-    def bare(x: Any) -> Any:
-        return x._handle if isinstance(x, array_type) else x
+    def on_handles(
+        function: Callable[..., Any], handle_of: Callable[[Any], Any] = attrgetter("_handle")
+    ) -> Callable[..., Any]:
+        def bare(x: Any) -> Any:
+            return handle_of(x) if isinstance(x, array_type) else x
 
-    def on_handles(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = jax.tree.map(bare, (args, kwargs))
@@ -170,9 +173,9 @@ def _unwrap_arguments(array_type: type) -> None:
     # The layout would be lost.
     like = jax.ShapeDtypeStruct.like.__func__  # pyright: ignore[reportFunctionMemberAccess]
     jax.ShapeDtypeStruct.like = classmethod(on_handles(like))
-    # They would be values of another type.
+    # They would be values of another type. The result shares their buffers, and may be donated.
     name = "make_array_from_single_device_arrays"
-    setattr(jax, name, on_handles(getattr(jax, name)))
+    setattr(jax, name, on_handles(getattr(jax, name), methodcaller("to_jax")))
     # They would be local NumPy data. JAX looks these names up at each call, also in a
     # `process_allgather` that was imported before.
     for name in ("_handle_array_process_allgather", "assert_equal"):
