@@ -6,10 +6,12 @@ All registrations are here, except those of `xlashard.legacy`, whose docstring l
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, Sharding
 
 from xlashard._jax import warn_of_untested_version
 from xlashard._jax.private import (
@@ -120,10 +122,12 @@ def _unwrap_arguments(array_type: type) -> None:
     would pass the same test all over JAX, in front of code that reads the fields of jaxlib's class.
     """
 
-    def bare(x: Any) -> Any:
-        return x._handle if isinstance(x, array_type) else x
+    def on_handles(
+        function: Callable[..., Any], handle_of: Callable[[Any], Any] = attrgetter("_handle")
+    ) -> Callable[..., Any]:
+        def bare(x: Any) -> Any:
+            return handle_of(x) if isinstance(x, array_type) else x
 
-    def on_handles(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = jax.tree.map(bare, (args, kwargs))
@@ -139,9 +143,15 @@ def _unwrap_arguments(array_type: type) -> None:
         put_value = jax_dispatch._device_put_impl
 
         @functools.wraps(put_value)
-        def put_handle(x: Any, *args: Any, **kwargs: Any) -> Any:
-            handle = bare(x)
-            out = put_value(handle, *args, **kwargs)
+        def put_handle(x: Any, *, device: Any, **kwargs: Any) -> Any:
+            if not isinstance(x, array_type):
+                return put_value(x, device=device, **kwargs)
+            handle = x._handle
+            if isinstance(device, Sharding):
+                # JAX reorders devices of its arrays between named shardings only.
+                is_named = [isinstance(s, NamedSharding) for s in (device, handle.sharding)]
+                handle = handle if all(is_named) else x
+            out = put_value(handle, device=device, **kwargs)
             return x if out is handle else out
 
         replace_name(jax_dispatch, "_device_put_impl", put_handle)
@@ -163,9 +173,9 @@ def _unwrap_arguments(array_type: type) -> None:
     # The layout would be lost.
     like = jax.ShapeDtypeStruct.like.__func__  # pyright: ignore[reportFunctionMemberAccess]
     jax.ShapeDtypeStruct.like = classmethod(on_handles(like))
-    # They would be values of another type.
+    # They would be values of another type. The result shares their buffers, and may be donated.
     name = "make_array_from_single_device_arrays"
-    setattr(jax, name, on_handles(getattr(jax, name)))
+    setattr(jax, name, on_handles(getattr(jax, name), methodcaller("to_jax")))
     # They would be local NumPy data. JAX looks these names up at each call, also in a
     # `process_allgather` that was imported before.
     for name in ("_handle_array_process_allgather", "assert_equal"):

@@ -57,6 +57,28 @@ class Stripes(Sharding):
         }
 
 
+class Columns(jax.sharding.Sharding):
+    """User-defined sharding by JAX's interface: columns over devices, without a hash."""
+
+    memory_kind = None
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        super().__init__()
+        self._devices = tuple(devices)
+
+    @property
+    def device_set(self) -> set[Any]:
+        return set(self._devices)
+
+    def devices_indices_map(self, global_shape: Sequence[int]) -> dict[Any, tuple[slice, ...]]:
+        extent = global_shape[1] // len(self._devices)
+        cuts = [slice(n * extent, (n + 1) * extent) for n in range(len(self._devices))]
+        return {device: (slice(None), cut) for device, cut in zip(self._devices, cuts, strict=True)}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Columns) and self._devices == other._devices
+
+
 def named(*spec: Any, mesh: Mesh = MESH, **rest: Any) -> NamedSharding:
     return NamedSharding(mesh, P(*spec), **rest)
 
@@ -77,6 +99,7 @@ SHARDINGS: dict[str, Any] = {
     "pinned": named("x", memory_kind="pinned_host"),
     "jax's own": jax.sharding.NamedSharding(MESH, P("x")),
     "own": Stripes(DEVICES[:4], (2, 0, 3, 1)),
+    "own of JAX's interface": Columns(DEVICES[7::-2]),
 }
 
 SHAPE = (8, 16)

@@ -10,19 +10,33 @@ import pytest
 from jax.experimental.layout import Format, Layout
 
 import xlashard
-from tests.core.array.cases import DEVICES, HALF, MESH, SHARDINGS, Stripes, named, same, value
+from tests.core.array.cases import (
+    DEVICES,
+    HALF,
+    MESH,
+    SHARDINGS,
+    Columns,
+    Stripes,
+    named,
+    same,
+    value,
+)
 from tests.message_patterns import naming
 from xlashard import (
     Array,
     GSPMDSharding,
+    Mesh,
     NamedSharding,
     P,
+    Shard,
     Sharding,
     SingleDeviceSharding,
     device_put,
     make_array_from_callback,
     make_array_from_process_local_data,
     make_array_from_single_device_arrays,
+    pjit,
+    with_sharding_constraint,
 )
 from xlashard.errors import ArgumentError, DeletedError, GeometryError, PlacementError
 
@@ -320,6 +334,27 @@ class TestFromLocalData:
             assert same(x, V)
 
 
+def test_a_replicated_array_of_a_callback_is_the_result() -> None:
+    whole, turned = named(), named(mesh=Mesh(MESH.devices[::-1], ("x", "y")))
+    x = device_put(V, whole)
+    make = make_array_from_callback
+    assert make(V.shape, whole, lambda _: x) is x
+    assert make(V.shape, whole, lambda _: x.to_jax(), np.float32).to_jax() is x.to_jax()
+    assert make(V.shape, Format(x.layout, whole), lambda _: x) is x
+    alone = device_put(V, DEVICES[2])
+    assert make(V.shape, SingleDeviceSharding(DEVICES[2]), lambda _: alone) is alone
+    others: list[tuple[Any, Any]] = [
+        (turned, x),
+        (Format(Layout((1, 0)), whole), x),
+        (whole, device_put(V, named("x"))),
+        (SingleDeviceSharding(DEVICES[0]), device_put(V)),
+        (whole, V),
+    ]
+    for sharding, piece in others:
+        made = make(V.shape, sharding, lambda _, piece=piece: piece)
+        assert made is not piece and made.committed and same(made, V)
+
+
 def test_user_defined_shardings_work_with_every_constructor() -> None:
     own = Stripes(DEVICES[:4], (1, 0, 3, 2))
     made = [
@@ -338,6 +373,80 @@ def test_user_defined_shardings_work_with_every_constructor() -> None:
         assert same(x.addressable_data(0), V[2:4])
         assert same(x * 2, V * 2)
     assert MESH.size == 8
+
+
+class Complete(Columns):
+    """Sharding with the private members that JAX's constructors read."""
+
+    num_devices = 4
+    is_fully_addressable = has_addressable_devices = True
+    is_fully_replicated = False
+    _device_assignment = property(lambda self: self._devices)
+    _addressable_device_assignment = property(lambda self: self._devices)
+    addressable_devices = property(lambda self: self.device_set)
+    _internal_device_list = property(lambda self: self._named._internal_device_list)
+
+    @property
+    def _named(self) -> Any:
+        mesh = jax.sharding.Mesh(np.array(self._devices), "d")
+        return jax.sharding.NamedSharding(mesh, P(None, "d"))
+
+    def _to_xla_hlo_sharding(self, num_dimensions: int) -> Any:
+        return self._named._to_xla_hlo_sharding(num_dimensions)
+
+    def addressable_devices_indices_map(self, global_shape: Any) -> Any:
+        return self.devices_indices_map(global_shape)
+
+    def shard_shape(self, global_shape: Any) -> Any:
+        return global_shape[0], global_shape[1] // 4
+
+    def check_compatible_aval(self, aval_shape: Any) -> None: ...
+
+    def is_equivalent_to(self, other: Any, ndim: int) -> bool:
+        return self == other
+
+    def __hash__(self) -> int:
+        return 1
+
+
+@pytest.mark.slow
+def test_arrays_of_jax_on_a_user_defined_sharding_are_accepted() -> None:
+    own = Complete(DEVICES[7::-2])
+    theirs = jax.make_array_from_callback(V.shape, own, lambda index: V[index])
+    tiles = GSPMDSharding(DEVICES[7::-2], "{devices=[1,4]<=[4]}")
+    identity = pjit(lambda x: x)
+    for x in (
+        Array.from_jax(theirs),
+        device_put(theirs),
+        device_put(theirs, own),
+        *(identity(theirs), identity(theirs)),
+        pjit(lambda x: x, in_shardings=own, out_shardings=own)(V),
+    ):
+        assert x.sharding == tiles and x.sharding.devices == own._devices
+        assert same(x, V) and same(x[:, 4:8], V[:, 4:8])
+    assert same(device_put(theirs, named("x")), V)
+    # JAX reads the arrays of such a sharding as well.
+    assert same(jax.jit(lambda x: x + 1)(device_put(V, own)), V + 1)
+    near = with_sharding_constraint(device_put(V, named("x")), Columns(DEVICES[::-1]))
+    assert same(near, V) and near.sharding.devices == tuple(DEVICES)
+
+
+def test_shards_of_any_sharding_have_an_index() -> None:
+    class Unknown:
+        pass
+
+    class Undefined(jax.sharding.Sharding):
+        device_set = property(lambda _: set(DEVICES))
+
+    rows = jax.sharding.NamedSharding(MESH, P("x"))
+    shard = Shard(DEVICES[5], rows, V.shape)
+    assert (shard.index, shard.replica_id) == ((slice(4, 8), slice(None)), 1)
+    assert Shard(DEVICES[5], Columns(DEVICES), V.shape).index == (slice(None), slice(10, 12))
+    for sharding in (Unknown(), Undefined()):
+        shard = Shard(DEVICES[5], sharding, V.shape)
+        with pytest.raises(ValueError, match=naming(type(sharding).__name__, "NamedSharding")):
+            _ = shard.index
+        assert "index unknown" in repr(shard)
 
 
 def test_process_local_data_on_a_device():

@@ -13,7 +13,7 @@ from jax import lax
 
 from tests.core.array.cases import DEVICES, MESH, named, same, value
 from tests.message_patterns import naming
-from xlashard import Array, NamedSharding, P, SingleDeviceSharding, device_put
+from xlashard import Array, NamedSharding, P, SingleDeviceSharding, device_put, key_shards
 
 V = value(np.float32)
 
@@ -120,6 +120,31 @@ def test_placement_by_jax(x: Array) -> None:
     assert jax.block_until_ready({"a": x})["a"] is x
     jax.copy_to_host_async({"a": x})
     near(jax.lax.with_sharding_constraint(x, named(None, "y")), V)
+
+
+@pytest.mark.slow
+def test_jax_puts_shards_together(x: Array) -> None:
+    shards = [shard.data for shard in x.addressable_shards]
+    mixed = [shards[0].to_jax(), *shards[1:]]
+    for pieces in (shards, tuple(shards[::-1]), mixed):
+        whole = jax.make_array_from_single_device_arrays(V.shape, x.sharding, pieces)
+        assert same(whole, V) and whole.sharding == x.sharding
+        pointers = [a.unsafe_buffer_pointer() for a in whole._arrays]
+        assert pointers == [a.unsafe_buffer_pointer() for a in shards]
+    keys = device_put(jax.random.split(jax.random.key(0), 8), named(("x", "y")))
+    same_keys = jax.make_array_from_single_device_arrays(
+        (8,), keys.sharding, [shard.data for shard in key_shards(keys)]
+    )
+    assert same(jax.random.key_data(same_keys), np.asarray(jax.random.key_data(keys)))
+    near(jax.make_array_from_callback(V.shape, x.sharding, lambda index: x[index]), V)
+    near(jax.make_array_from_callback(V.shape, named(), lambda _: x), V)
+    with pytest.raises(ValueError):
+        jax.make_array_from_single_device_arrays(V.shape, x.sharding, [x] * 8)
+    # A program of JAX that takes the buffers takes them from the array, too.
+    jax.jit(lambda t: t + 1, donate_argnums=0)(whole).block_until_ready()
+    assert shards[1].is_deleted()
+    with pytest.raises(RuntimeError, match="deleted"):
+        x.sum()
 
 
 def test_shapes_and_trees(x: Array) -> None:

@@ -10,14 +10,22 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from tests.core.sharding.suite import ShardingSuite
+from tests.message_patterns import naming
 from xlashard import (
     GSPMDSharding,
     Mesh,
     NamedSharding,
     OpShardingSharding,
+    Shard,
     Sharding,
     SingleDeviceSharding,
     XLACompatibleSharding,
+    device_put,
+    make_array_from_callback,
+    make_array_from_process_local_data,
+    make_array_from_single_device_arrays,
+    pjit,
+    with_sharding_constraint,
 )
 from xlashard._jax.runtime.shardings import JaxGSPMDSharding
 from xlashard.core.sharding import from_jax
@@ -266,6 +274,49 @@ class Columns(XLACompatibleSharding):
     def rank_tiling(self, ndim: int) -> Tiling:
         grid = MeshGrid(("columns",), (4,))
         return Tiling.from_spec(grid, Spec(((),) * (ndim - 1) + (("columns",),)), ndim)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_tiles_for_another_number_of_devices_are_refused(count: int) -> None:
+    class Miscounted(Columns):
+        devices = tuple(jax.devices()[:count])
+
+    class OneShape(Sharding):
+        devices = tuple(jax.devices()[:count])
+
+        def tiling(self, shape: Any) -> Tiling:
+            return Columns().tiling(shape)
+
+    x = np.ones((2, 8), np.float32)
+    uses: list[Any] = [
+        lambda own: own.devices_indices_map(x.shape),
+        lambda own: Shard(jax.devices()[0], own, x.shape).index,
+        lambda own: device_put(x, own),
+        lambda own: device_put(device_put(x), own),
+        lambda own: make_array_from_callback(x.shape, own, lambda index: x[index]),
+        lambda own: make_array_from_process_local_data(own, x),
+        lambda own: make_array_from_single_device_arrays(x.shape, own, [x] * count),
+        lambda own: pjit(lambda x: x, in_shardings=own).lower(x),
+        lambda own: pjit(lambda x: x, out_shardings=own).lower(x),
+        lambda own: with_sharding_constraint(x, own),
+        lambda own: jax.jit(lambda x: with_sharding_constraint(x, own)).lower(x),
+    ]
+    for use in uses:
+        for own in (Miscounted(), OneShape()):
+            with pytest.raises(ValueError, match=naming("tiling", "4 devices", str(count))):
+                use(own)
+
+
+def test_devices_without_an_order_count_by_their_numbers() -> None:
+    class Unordered(Sharding):
+        device_set = property(lambda _: set(jax.devices()[3::-1]))
+
+        def devices_indices_map(self, global_shape: Any) -> Any:
+            return Columns().devices_indices_map(global_shape)
+
+    own, like = Unordered(), Columns()
+    assert own.devices == like.devices and own.num_devices == 4
+    assert own.tiling((2, 8)) == like.tiling((2, 8))
 
 
 class TestAUsersOwnByRank(ShardingSuite):

@@ -13,7 +13,6 @@ from xlashard._jax.runtime.shardings import (
     Device,
     JaxSharding,
     default_memory_kind,
-    device_assignment,
 )
 from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.analysis.pictures.subject import PictureSubject, Pieces, Tiles
@@ -26,8 +25,7 @@ from xlashard.core.sharding import (
     grid_of,
     spec_of,
 )
-from xlashard.errors import ArgumentError, ShardingError, TilingError
-from xlashard.geometry import Tiling
+from xlashard.errors import ArgumentError, TilingError
 from xlashard.support.formatting import elided
 
 _LONGEST = 80
@@ -48,7 +46,7 @@ def read_subject(x: Any, sharding: Any = None) -> PictureSubject:
         GeometryError: The sharding does not fit the shape.
     """
     shape, dtype = _type_of(x)
-    own = _own_class(_sharding_of(x) if sharding is None else as_sharding(sharding))
+    own = from_jax(_sharding_of(x) if sharding is None else as_sharding(sharding))
     devices, placement = _placed(own, shape)
     named = isinstance(own, NamedSharding)
     return PictureSubject(
@@ -144,30 +142,18 @@ def as_sharding(sharding: Any) -> AnySharding:
     )
 
 
-def _own_class(sharding: AnySharding) -> Any:
-    """Return the equivalent sharding of this package; other classes unchanged."""
-    try:
-        return from_jax(sharding)
-    except ShardingError:
-        if isinstance(sharding, jax.sharding.NamedSharding):
-            raise
-        return sharding
-
-
-def _placed(own: Any, shape: tuple[int, ...]) -> tuple[Sequence[Device] | None, Tiles | Pieces]:
+def _placed(
+    own: Sharding, shape: tuple[int, ...]
+) -> tuple[Sequence[Device] | None, Tiles | Pieces]:
     if isinstance(own, NamedSharding) and isinstance(own.mesh, AbstractMesh):
         return None, Tiles(own.tiling(shape), shape)
-    if isinstance(own, XLACompatibleSharding):
-        return own.devices, Tiles(own.tiling(shape), shape)
-    devices = own.devices if isinstance(own, Sharding) else device_assignment(own)
     try:
-        if isinstance(own, Sharding):
-            return devices, Tiles(own.tiling(shape), shape)
-        index_map = own.devices_indices_map(shape)
-        return devices, Tiles(Tiling.from_indices(shape, [index_map[d] for d in devices]), shape)
+        return own.devices, Tiles(own.tiling(shape), shape)
     except TilingError:
+        if isinstance(own, XLACompatibleSharding):
+            raise
         index_map = own.devices_indices_map(shape)
-        return devices, Pieces.from_indices(shape, [index_map[d] for d in devices])
+        return own.devices, Pieces.from_indices(shape, [index_map[d] for d in own.devices])
 
 
 def _chosen_memory(kind: str | None, devices: Sequence[Device] | None) -> str | None:
@@ -178,6 +164,5 @@ def _chosen_memory(kind: str | None, devices: Sequence[Device] | None) -> str | 
 def _words(own: Any) -> str:
     if isinstance(own, NamedSharding):
         return own.normal_spec.describe()
-    words = own._describe() if isinstance(own, Sharding) else type(own).__name__
     # Tiles may be assigned to devices one by one.
-    return elided(words, _LONGEST)
+    return elided(own._describe(), _LONGEST)

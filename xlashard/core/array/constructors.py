@@ -15,7 +15,7 @@ from xlashard._jax.runtime.global_state import (
     guarded,
 )
 from xlashard._jax.runtime.shardings import Device
-from xlashard._jax.runtime.transfer import Handle, put, separate
+from xlashard._jax.runtime.transfer import Handle, HandleType, put, separate
 from xlashard.core.array.array_class.array import Array, wrap
 from xlashard.core.array.array_class.handles import (
     PieceInput,
@@ -49,7 +49,12 @@ from xlashard.core.array.placement.target import (
 )
 from xlashard.core.array.placement.tree_prefix import broadcast_prefix
 from xlashard.core.array.reshard.execute import relayout
-from xlashard.core.sharding import Sharding, SingleDeviceSharding, XLACompatibleSharding
+from xlashard.core.sharding import (
+    Sharding,
+    SingleDeviceSharding,
+    XLACompatibleSharding,
+    from_jax,
+)
 from xlashard.errors import ArgumentError, PlacementError, XlashardError, counted
 from xlashard.geometry import Tiling
 from xlashard.support.tracebacks import short_tracebacks
@@ -76,7 +81,8 @@ def make_array_from_callback(
         dtype: Dtype of the array; by default that of the first tile.
 
     Returns:
-        A committed `Array`; a key array of JAX if the tiles are keys.
+        A committed `Array`; a key array of JAX if the tiles are keys. A committed, replicated array
+        of the requested sharding, which the function returns for all devices, is the result itself.
 
     Raises:
         PlacementError: A tile has another shape or dtype (with its index), or the shape is invalid.
@@ -124,6 +130,8 @@ def array_of_pieces(
     for numbers in groups:
         index = indices[numbers[0]]
         value = _called(data_callback, index)
+        if _is_result(value, target, dtype, layout):
+            return value if isinstance(value, Array) else wrap(value)
         piece = _read_piece(value, index, target.shard_shape, expected)
         expected, keys = piece.dtype, piece.keys
         with _crossing(piece, index, [target.devices[number] for number in numbers]):
@@ -149,6 +157,21 @@ def _called(data_callback: Callable[[tuple[slice, ...]], Any], index: tuple[slic
     except Exception as error:
         error.add_note(f"{_name(index)} is missing: data_callback raised this error")
         raise
+
+
+def _is_result(value: Any, target: ResolvedSharding, dtype: Any, layout: Layout | None) -> bool:
+    """Return True for a committed, replicated array that equals the requested one."""
+    if not target.tiling.is_replicated or not isinstance(value, Array | HandleType):
+        return False
+    return (
+        not value.is_deleted()
+        and value.committed
+        and not value.weak_type
+        and value.shape == target.shape
+        and value.dtype == (dtype or value.dtype)
+        and from_jax(value.sharding) == target.sharding
+        and (layout is None or value.format.layout == layout)
+    )
 
 
 def _staged(value: Any, target: ResolvedSharding, numbers: list[int]) -> dict[int, Any]:

@@ -34,9 +34,8 @@ from xlashard._jax.trace.jaxprs import buffer_of, is_ref
 from xlashard._jax.trace.tracing import Tracer, abstractify, escaped_tracer_error, shaped
 from xlashard.core.array import Array
 from xlashard.core.array.array_class.base import deleted_text, type_text
-from xlashard.core.sharding import Sharding, XLACompatibleSharding
-from xlashard.core.sharding.gspmd import from_jax_sharding
-from xlashard.errors import ArgumentError, DeletedError, DonationError, ShardingError
+from xlashard.core.sharding import XLACompatibleSharding, as_tiles, from_jax
+from xlashard.errors import ArgumentError, DeletedError, DonationError
 from xlashard.support.formatting import shortened
 from xlashard.support.lazily import dataclass
 
@@ -99,10 +98,10 @@ def _describe(value: Any, handle: Any, path: str, aval: Any) -> Argument:
         if not isinstance(value, jax.ShapeDtypeStruct) or value.sharding is None:
             return Argument(path, aval, None, False)
         layout = custom_struct_layout(value)
-        return Argument(path, aval, _compatible(value.sharding, path), True, layout)
+        return Argument(path, aval, as_tiles(from_jax(value.sharding), aval.shape), True, layout)
     if type(handle) is not HandleType or lacks_buffer(handle):
         check_alive(value, path, aval)
-    sharding = _compatible(handle.sharding, path)
+    sharding = as_tiles(from_jax(handle.sharding), aval.shape)
     return Argument(path, aval, sharding, bool(handle.committed), custom_layout(handle))
 
 
@@ -127,20 +126,6 @@ def _lost_shard_text(name: str) -> str:
         f"{name} lacks the buffer of one of its devices: that shard was deleted or donated by "
         "itself; make it anew"
     )
-
-
-def _compatible(sharding: Any, path: str) -> XLACompatibleSharding:
-    try:
-        own = sharding if isinstance(sharding, Sharding) else from_jax_sharding(sharding)
-    except ShardingError as error:
-        # no-catalogue: arrays of JAX have shardings of JAX
-        raise ShardingError(f"{path}: {error}") from None
-    if not isinstance(own, XLACompatibleSharding):
-        raise ShardingError(  # no-catalogue: JAX refuses others before
-            f"{path} has a {type(own).__name__}, which fits arrays of one shape only: place it "
-            "with device_put under a NamedSharding or GSPMDSharding first"
-        )
-    return own
 
 
 def follow_layouts(arguments: Sequence[Argument], requested: Sequence[Any]) -> tuple[Any, ...]:

@@ -37,7 +37,6 @@ from xlashard.core.pjit.shardings.device_assignment import (
 from xlashard.core.pjit.shardings.resolve import to_sharding
 from xlashard.core.pjit.shardings.resources import (
     Resource,
-    as_tiles,
     expand,
     misfit,
     read_resources,
@@ -53,6 +52,7 @@ from xlashard.core.sharding import (
     Sharding,
     SingleDeviceSharding,
     XLACompatibleSharding,
+    as_tiles,
     partition_spec,
 )
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
@@ -222,11 +222,8 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
         except GeometryError:
             pass  # uneven: only the partitioner pads it
         else:
-            is_local = not isinstance(x, jax.Array) or x.is_fully_addressable
-            partial = sharding.is_unreduced or aval.sharding.spec.unreduced
-            if partial or not (is_local and sharding.is_fully_addressable):
-                return device_put(x, sharding)  # JAX moves nothing to devices of other processes
-            return wrap_result(jax.device_put(x, sharding.jax_sharding(aval.shape)))
+            # JAX moves nothing to devices of other processes, and bare tiles in one order only.
+            return device_put(x, sharding)
     if isinstance(x, jax.Array) and x.devices() != sharding.device_set:
         # A program takes arguments of its own devices only.
         x = jax.device_put(

@@ -6,8 +6,8 @@ positions to tiles of an array. The tiling does all index maths; a subclass defi
 """
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence, Set
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import cached_property, wraps
 from typing import Any, Self
 
 import jax
@@ -22,7 +22,7 @@ from xlashard._jax.runtime.shardings import (
     memory_kinds,
 )
 from xlashard.core.sharding.axes import gspmd_sharding_of, tiling_of_jax
-from xlashard.errors import ArgumentError, GeometryError, ShardingError
+from xlashard.errors import ArgumentError, GeometryError, ShardingError, counted
 from xlashard.geometry import Tiling
 from xlashard.geometry.spec import checked_rank
 from xlashard.support.formatting import brief
@@ -34,9 +34,11 @@ type Index = tuple[slice, ...]
 class Sharding:
     """Placement of the elements of an array on devices.
 
-    Subclass it to write a sharding of your own: give it `devices` (a sequence of devices) and
+    Subclass it to write a sharding of your own: give it `devices` (a sequence of devices) or
+    `device_set`, which counts in the order of the devices' numbers, and
     `devices_indices_map(shape)` (a mapping from each device to the slices that it holds). Every
-    constructor of arrays takes it, and `pjit` where the map consists of equal tiles.
+    constructor of arrays takes it, and `pjit` where the map consists of equal tiles. Classes that
+    derive from JAX's `Sharding` are taken in the same way.
 
     Example:
         >>> class Halves(Sharding):
@@ -53,13 +55,22 @@ class Sharding:
         ...         }
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.split(".")[0] == __name__.split(".")[0]:
+            return
+        for name in vars(cls).keys() & {"tiling", "rank_tiling"}:
+            setattr(cls, name, _with_checked_size(vars(cls)[name]))
+
     @property
     def devices(self) -> tuple[Device, ...]:
         """Return the devices in assignment order; position `i` of the tiling is `devices[i]`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define `devices`: write `devices = jax.devices()` in the "
-            "class, or a property of that name"
-        )
+        if type(self).device_set is Sharding.device_set:
+            raise NotImplementedError(
+                f"{type(self).__name__} must define `devices`: write `devices = jax.devices()` in "
+                "the class, or a property of that name"
+            )
+        return tuple(sorted(self.device_set, key=operator.attrgetter("id")))
 
     def tiling(self, shape: Sequence[int]) -> Tiling:
         """Return the tiling of an array of this shape over the device positions.
@@ -72,7 +83,7 @@ class Sharding:
         missing = [d for d in self.devices if d not in index_map]
         if missing:
             raise ShardingError(
-                f"{type(self).__name__}.devices_indices_map({shape}) has no entry for "
+                f"{self._describe()}.devices_indices_map({shape}) has no entry for "
                 f"{missing[0]}: return one for each of its {len(self.devices)} devices"
             )
         return Tiling.from_indices(shape, [index_map[d] for d in self.devices])
@@ -289,6 +300,23 @@ class XLACompatibleSharding(Sharding):
             return False
         place = {device: position for position, device in enumerate(devices)}
         return own_tiling.same_tiles(from_other.reordered([place[d] for d in self.devices]))
+
+
+def _with_checked_size(make_tiling: Callable[..., Tiling]) -> Any:
+    """Return a user's method with a check of its result, which XLA would end the process for."""
+
+    @wraps(make_tiling)
+    def make_checked(self: Sharding, *args: Any, **kwargs: Any) -> Tiling:
+        tiling, count = make_tiling(self, *args, **kwargs), len(self.devices)
+        if tiling.num_devices != count:
+            raise ShardingError(
+                f"{type(self).__name__}.{make_tiling.__name__} returned tiles for "
+                f"{counted(tiling.num_devices, 'device')}, but `devices` has {count}: return a "
+                f"Tiling of {counted(count, 'device position')}"
+            )
+        return tiling
+
+    return make_checked
 
 
 def _is_abstract(sharding: "JaxSharding | Sharding") -> bool:

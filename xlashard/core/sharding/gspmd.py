@@ -26,6 +26,7 @@ from xlashard.core.sharding.base import (
     check_memory_kind,
     checked_devices,
 )
+from xlashard.core.sharding.mapped import MappedSharding
 from xlashard.core.sharding.named import (
     DeviceNames,
     NamedSharding,
@@ -208,12 +209,7 @@ def _unpickle_gspmd(names: DeviceNames, text: str, memory_kind: str | None) -> G
 
 
 @lru_cache(maxsize=4096)
-def from_jax_sharding(sharding: JaxSharding) -> Sharding:
-    """Return the equivalent sharding of a sharding of JAX, cached.
-
-    Raises:
-        ShardingError: No equivalent exists.
-    """
+def _from_jax_class(sharding: JaxSharding) -> Sharding:
     if isinstance(sharding, JaxNamedSharding):
         if listed_device_ids(sharding) is not None:
             hlo = jax_hlo_sharding(sharding, len(sharding.spec))
@@ -227,31 +223,50 @@ def from_jax_sharding(sharding: JaxSharding) -> Sharding:
     if isinstance(sharding, JaxSingleDeviceSharding):
         (device,) = sharding.device_set
         return SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
-    if isinstance(sharding, JaxGSPMDSharding):
-        devices = tuple(sharding._device_assignment)
-        own = GSPMDSharding(
-            devices, jax_hlo_sharding(sharding, 0), memory_kind=sharding.memory_kind
-        )
-        if own.tile_assignment.kind == "maximal" and len(devices) > 1:
-            # JAX compares both as equal, so that a cache cannot distinguish them.
-            return GSPMDSharding.get_replicated(devices, memory_kind=sharding.memory_kind)
-        return own
-    # no-catalogue: JAX has no other public class
-    raise ShardingError(f"{type(sharding).__name__} has no equivalent in this package")
+    devices = tuple(sharding._device_assignment)
+    own = GSPMDSharding(devices, jax_hlo_sharding(sharding, 0), memory_kind=sharding.memory_kind)
+    if own.tile_assignment.kind == "maximal" and len(devices) > 1:
+        # JAX compares both as equal, so that a cache cannot distinguish them.
+        return GSPMDSharding.get_replicated(devices, memory_kind=sharding.memory_kind)
+    return own
 
 
 def from_jax(sharding: JaxSharding | Sharding) -> Sharding:
     """Return the equivalent sharding of this package.
 
-    Raises:
-        ShardingError: No equivalent exists.
+    Args:
+        sharding: A sharding of JAX or of this package, or an object with their
+            `devices_indices_map` and `device_set`.
     """
-    return sharding if isinstance(sharding, Sharding) else from_jax_sharding(sharding)
+    if isinstance(sharding, Sharding):
+        return sharding
+    if is_of_jax(sharding):
+        return _from_jax_class(sharding)
+    # Not cached, as a user's class may define equality too widely, or no hash.
+    return MappedSharding(sharding)
+
+
+def is_of_jax(sharding: Any) -> bool:
+    """Return True for a sharding of one of JAX's own classes."""
+    return isinstance(sharding, (JaxNamedSharding, JaxSingleDeviceSharding, JaxGSPMDSharding))
 
 
 def to_jax(sharding: JaxSharding | Sharding, shape: Sequence[int]) -> JaxSharding:
     """Return JAX's own sharding for an array of a shape; JAX's own shardings pass unchanged."""
     return sharding.jax_sharding(shape) if isinstance(sharding, Sharding) else sharding
+
+
+def as_tiles(sharding: Sharding, shape: Sequence[int]) -> XLACompatibleSharding:
+    """Return a sharding that XLA takes, for arrays of a shape.
+
+    Raises:
+        GeometryError: If its tiles are not all of one size.
+        ShardingError: If it has no slice for one of its devices.
+    """
+    if isinstance(sharding, XLACompatibleSharding):
+        return sharding
+    tiles = sharding.tiling(tuple(shape)).to_tile_assignment()
+    return GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
 
 
 @lru_cache(maxsize=4096)

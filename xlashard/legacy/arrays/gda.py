@@ -281,10 +281,8 @@ class GlobalDeviceArray(Array):
             IndexError: `index` is out of range.
         """
         pieces = self.local_shards
-        if not -len(pieces) <= index < len(pieces):
-            with short_tracebacks:
-                super().addressable_data(index)  # raises the IndexError
-        return pieces[index].data
+        with short_tracebacks:
+            return pieces[self._checked_number(index, len(pieces))].data
 
     def addressable_data(self, index: int) -> DeviceArray:
         """Return the same as `local_data`, under today's name."""

@@ -228,6 +228,12 @@ def test_addressable_data_and_shards() -> None:
     assert x.addressable_data(-1).devices() == {DEVICES[7]}
     with pytest.raises(IndexError, match=naming("addressable_data(4)", "from 0 to 3")):
         x.addressable_data(4)
+    whole = device_put(np.arange(8), NamedSharding(HALF, P()))
+    for index in (0, 3, -1, 99, -99):
+        for y in (whole, whole.to_jax()):
+            assert y.addressable_data(index).devices() == {DEVICES[4]}
+    with pytest.raises(ArgumentError, match="integer"):
+        whole.addressable_data("0")  # type: ignore[arg-type]
     (first, *_) = x.addressable_shards
     assert repr(first).startswith("Shard(device=")
     assert "index=[0:2]" in repr(first)
@@ -249,9 +255,14 @@ def test_weak_references() -> None:
 
 def test_live_arrays_are_arrays_of_this_package() -> None:
     x = put(np.zeros(4))
-    pointers = [a.to_jax() for a in xlashard.live_arrays()]
-    assert any(p is x.to_jax() for p in pointers)
-    assert all(type(a) is Array for a in xlashard.live_arrays(DEVICES[0].platform))
+    theirs = jax.device_put(np.zeros(3), DEVICES[1])
+    doubled = xlashard.pjit(lambda x: x * 2)(x)
+    exposed = put(np.zeros(8))
+    handle = exposed.to_jax()
+    live = xlashard.live_arrays(DEVICES[0].platform)
+    assert all(sum(a is y for a in live) == 1 for y in (x, doubled, exposed))
+    assert [a.to_jax() is theirs for a in live].count(True) == 1
+    assert handle is exposed.to_jax() and all(type(a) is Array for a in live)
 
 
 def test_from_jax_takes_arrays_only() -> None:
@@ -283,7 +294,7 @@ def test_live_arrays_list_a_buffer_once() -> None:
     rows = x[:4]
     live = xlashard.live_arrays()
     assert len(live) == before + 2
-    assert any(a.to_jax() is x.to_jax() for a in live)
+    assert any(a is x or a is again for a in live)
     assert not any(a.to_jax() is shards[0].data.to_jax() for a in live)
     del live, shards, again
     x.delete()

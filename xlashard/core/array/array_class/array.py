@@ -29,7 +29,7 @@ from xlashard.core.array.array_class.members import NumpyMethods, Operators
 from xlashard.core.array.array_class.protocols import HostProtocols
 from xlashard.core.array.array_class.shard import Shard
 from xlashard.core.array.placement.read import BRING_HERE, Policy, start_read, to_host
-from xlashard.core.sharding import Sharding, from_jax, to_jax
+from xlashard.core.sharding import Sharding, from_jax, is_of_jax, to_jax
 from xlashard.core.sharding.base import is_index
 from xlashard.errors import ArgumentError, NotAddressableError
 from xlashard.support.tracebacks import short_tracebacks
@@ -83,9 +83,10 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
             )
         out = cls()
         out._handle = callback_result(x)
-        if isinstance(x.sharding, Sharding):
+        if isinstance(x.sharding, Sharding) or not is_of_jax(x.sharding):
             # Programs of JAX cannot read a sharding of this package on their arguments.
-            out._handle = with_sharding(x, to_jax(x.sharding, x.shape))
+            out._handle = with_sharding(x, to_jax(from_jax(x.sharding), x.shape))
+        if isinstance(x.sharding, Sharding):
             out._own_sharding = x.sharding
         out._expose()
         return out
@@ -148,25 +149,32 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         """Return the data on one device of this process.
 
         Args:
-            index: Number of the device in the order of the device assignment.
+            index: Number of the device in the order of the device assignment. A fully replicated
+                array ignores it, as JAX's does: every device has the same data.
 
         Raises:
             IndexError: This process has fewer devices of the array.
         """
         check_alive(self)
         buffers = split(self._handle)
+        if buffers and self.is_fully_replicated and is_index(index):
+            index = 0
+        return self._shard(buffers[self._checked_number(index, len(buffers))])
+
+    def _checked_number(self, index: int, count: int) -> int:
+        """Return the number of a shard of this process, checked."""
         if not is_index(index):
             raise ArgumentError(
                 f"addressable_data: index must be an integer, not {type(index).__name__}: write "
                 "x.addressable_data(0)"
             )
-        if not -len(buffers) <= index < len(buffers):
-            advice = f"give one from 0 to {len(buffers) - 1}" if buffers else BRING_HERE
+        if not -count <= index < count:
+            advice = f"give one from 0 to {count - 1}" if count else BRING_HERE
             raise IndexError(
-                f"addressable_data({index}): {len(buffers)} of the array's devices are "
-                f"addressable: {advice}"
+                f"addressable_data({index}): {count} of the array's devices are addressable: "
+                f"{advice}"
             )
-        return self._shard(buffers[index])
+        return index
 
     @property
     def addressable_shards(self) -> list[Shard]:

@@ -5,7 +5,9 @@ hold its elements, and all operations on keys are in `jax.random`. Its data is a
 with trailing dimensions, which is placed like any array.
 """
 
+import gc
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -69,8 +71,9 @@ def as_class[A: Array](array: Array, kind: type[A]) -> A:
 def live_arrays(platform: str | None = None) -> list[Array]:
     """Return all arrays whose buffers are alive in this process, JAX's own included.
 
-    Each is a new `Array` over the buffers: deleting it deletes them. A buffer is listed once, as
-    part of the array with the most devices; shards of an array are not listed.
+    An array of JAX is listed as a new `Array` over its buffers: deleting it deletes them. A buffer
+    is listed once, as part of the array with the most devices; shards of an array are not listed.
+    The search goes over all objects of the process.
 
     Args:
         platform: Restricts the list to devices of this platform.
@@ -92,7 +95,22 @@ def live_arrays(platform: str | None = None) -> list[Array]:
             continue
         seen |= buffers
         kept.add(id(handle))
-    return [wrap(handle) for handle in handles if id(handle) in kept]
+    arrays = _find_arrays()
+    return [arrays[id(h)] if id(h) in arrays else wrap(h) for h in handles if id(h) in kept]
+
+
+def _find_arrays() -> dict[int, Array]:
+    """Return the Arrays of this process by the id of their handle.
+
+    No list of them is kept: each result of a program would have to enter it.
+    """
+    found: dict[int, Array] = {}
+    for x in gc.get_objects():
+        # The class of the object itself: `isinstance` would call the `__class__` of proxies.
+        if issubclass(type(x), Array):
+            with suppress(ArgumentError):  # without buffers yet
+                found.setdefault(id(x._buffers), x)
+    return found
 
 
 def _buffers(handle: Handle) -> set[tuple[int, int]]:

@@ -342,4 +342,4 @@ def sharding_text(sharding: Sharding) -> str:
         return f"{sharding.tile_assignment.to_text()} on {devices}"
     if count == 1:
         return f"device {sharding.devices[0].id}"
-    return f"{type(sharding).__name__} on {devices}"
+    return f"{sharding._describe()} on {devices}"

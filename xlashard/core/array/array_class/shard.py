@@ -5,7 +5,8 @@ from functools import cached_property
 from typing import Any, Self
 
 from xlashard._jax.runtime.shardings import Device
-from xlashard.core.sharding import Sharding
+from xlashard.core.sharding import Sharding, from_jax
+from xlashard.errors import ShardingError, TilingError
 
 type Index = tuple[slice, ...]
 
@@ -17,7 +18,8 @@ class Shard:
 
     Args:
         device: The device.
-        sharding: Sharding of the array.
+        sharding: Sharding of the array: one of this package, of JAX, or of a class of your own that
+            maps devices to slices.
         global_shape: Shape of the array, in elements.
         data: The data on the device; None if the device belongs to another process.
 
@@ -37,7 +39,7 @@ class Shard:
     def __init__(
         self,
         device: Device,
-        sharding: Sharding,
+        sharding: Any,
         global_shape: tuple[int, ...],
         data: Any = None,
     ) -> None:
@@ -64,6 +66,7 @@ class Shard:
 
         Raises:
             TilingError: The array is unreduced: the shard is a partial result of it.
+            ShardingError: The sharding doesn't map devices to slices.
         """
         return self._whole.place(self.device)[0]
 
@@ -74,20 +77,26 @@ class Shard:
 
     def __repr__(self) -> str:
         data = "elsewhere" if self.data is None else repr(self.data)
-        if self._whole.sharding.is_unreduced:
-            return f"Shard(device={self.device}, unreduced, data={data})"
-        return (
-            f"Shard(device={self.device}, index={index_text(self.index)}, "
-            f"replica_id={self.replica_id}, data={data})"
-        )
+        try:
+            where = f"index={index_text(self.index)}, replica_id={self.replica_id}"
+        except TilingError:
+            where = "unreduced"
+        except ShardingError:
+            where = "index unknown"
+        return f"Shard(device={self.device}, {where}, data={data})"
 
 
 class _ShardIndices:
     """Indices of the shards of one array, computed once for all devices of this process."""
 
-    def __init__(self, sharding: Sharding, shape: tuple[int, ...]) -> None:
-        self.sharding = sharding
+    def __init__(self, sharding: Any, shape: tuple[int, ...]) -> None:
+        self._given = sharding
         self.shape = shape
+
+    @cached_property
+    def sharding(self) -> Sharding:
+        """Return the sharding as one of this package."""
+        return from_jax(self._given)
 
     @cached_property
     def _here(self) -> dict[Device, tuple[Index, int]]:

@@ -20,7 +20,6 @@ from xlashard.core.sharding import (
     PartitionSpec,
     Sharding,
     SingleDeviceSharding,
-    XLACompatibleSharding,
     from_jax,
 )
 from xlashard.errors import ResourceError, ResourceTypeError, counted
@@ -202,19 +201,6 @@ def _wrong_leaf(leaf: Any, path: str) -> str:
     elif isinstance(leaf, Mesh):
         advice = "write NamedSharding(mesh, P(...))"
     return f"{path} is {leaf!r} ({type(leaf).__name__}), which is no sharding: {advice}"
-
-
-def as_tiles(sharding: Sharding, shape: Sequence[int]) -> XLACompatibleSharding:
-    """Return a sharding that XLA takes, for arrays of a shape.
-
-    Raises:
-        GeometryError: If its tiles are not all of one size.
-        ShardingError: If it has no slice for one of its devices.
-    """
-    if isinstance(sharding, XLACompatibleSharding):
-        return sharding
-    tiles = sharding.tiling(tuple(shape)).to_tile_assignment()
-    return GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
 
 
 def described(sharding: Sharding) -> str:
