@@ -40,6 +40,7 @@ from xlashard.core.pjit.lower import (
 from xlashard.core.pjit.options import PjitOptions, Selected
 from xlashard.core.pjit.shardings.automatic import planned_call, report_replicated
 from xlashard.core.pjit.shardings.device_assignment import ShardingRequest
+from xlashard.core.pjit.shardings.ignored import report_ignored
 from xlashard.core.pjit.shardings.resolve import resolve
 from xlashard.core.pjit.shardings.uneven import is_strict, report_uneven_constraints
 from xlashard.core.pjit.shardings.unreduced import has_reductions
@@ -138,6 +139,7 @@ class Function:
         """Return the request for the program of a call.
 
         Raises:
+            IgnoredShardingError: For a sharding that the program does not follow, if strict.
             UnevenShardingError: For a constraint by which a dimension does not divide, if strict.
         """
         jaxpr, options = call.traced.jaxpr, self.options
@@ -146,9 +148,11 @@ class Function:
         shardings = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
         call.miss.arguments = arguments = shardings.arguments
         in_layouts, out_layouts = call.layouts
+        placement = resolve(shardings)
+        report_ignored(jaxpr, shardings, placement.devices, self.name, options.strict)
         return LoweringRequest(
             name=call.traced.name,
-            placement=resolve(shardings),
+            placement=placement,
             donated=call.donated,
             layouts=(follow_layouts(arguments, in_layouts), out_layouts),
             keep_unused=options.keep_unused,
