@@ -88,7 +88,7 @@ class _PjitOptions(TypedDict, total=False):
     keep_unused: bool
     device: Any
     backend: str | None
-    inline: bool
+    inline: "bool | jax.Inline"
     compiler_options: dict[str, Any] | None
     donation: DonationMode
     share_binary: bool
@@ -127,7 +127,7 @@ def pjit(
     keep_unused: bool = False,
     device: Any = None,
     backend: str | None = None,
-    inline: bool = False,
+    inline: "bool | jax.Inline" = False,
     compiler_options: dict[str, Any] | None = None,
     donation: DonationMode = "warn",
     share_binary: bool = False,
@@ -154,7 +154,7 @@ def pjit(
         keep_unused: Keep arguments that no result needs.
         device: Run on this one device.
         backend: Run on this platform.
-        inline: Inside another program, leave no function of its own.
+        inline: Inside another program, leave no function of its own; also a `jax.Inline`.
         compiler_options: Options of XLA.
         donation: `"warn"` or, to raise where a donated argument can't be reused, `"strict"`.
         share_binary: In a program over several processes, let one compile, and the others load its

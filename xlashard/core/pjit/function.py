@@ -131,9 +131,15 @@ class Function:
         if miss.stages > miss.recorded:
             self.compile_log.record(miss, lambda: call.key(request, options))
 
-    def arguments(self, call: Call) -> tuple[Argument, ...]:
-        """Return types and placements of the arguments of a call."""
-        return describe_arguments(call.values, call.traced.arg_names, call.traced.in_avals)
+    def arguments(self, call: Call, *, runs: bool = False) -> tuple[Argument, ...]:
+        """Return types and placements of the arguments of a call.
+
+        Args:
+            call: The call.
+            runs: True if it is about to run, for which the arguments need their buffers.
+        """
+        traced = call.traced
+        return describe_arguments(call.values, traced.arg_names, traced.in_avals, runs=runs)
 
     def lowering_request(self, call: Call, arguments: tuple[Argument, ...]) -> LoweringRequest:
         """Return the request for the program of a call.
@@ -254,7 +260,7 @@ class Function:
         call = call if call.auto is None else planned_call(self, call)
         jaxpr, miss, request = call.traced.jaxpr, call.miss, None
         try:
-            request = self.lowering_request(call, self.arguments(call))
+            request = self.lowering_request(call, self.arguments(call, runs=True))
             entry = PROGRAMS.entry(jaxpr, request)
             _, lowered = entry.lower(jaxpr, miss)
             self.report_donation(lowered)
