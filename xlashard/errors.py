@@ -296,6 +296,10 @@ class ReplicationError(ResourceError):
     device_bytes: int
 
 
+class IgnoredShardingError(ResourceError):
+    """A sharding that a program names and does not follow, under `strict=True`."""
+
+
 class DeviceMismatchError(XlashardError, ValueError):
     """Arguments of one program that live on different devices."""
 
@@ -408,6 +412,10 @@ class DonationWarning(XlashardWarning):
 
 class UnevenShardingWarning(XlashardWarning):
     """A constraint by which a dimension does not divide: it is padded, or not sharded so."""
+
+
+class IgnoredShardingWarning(XlashardWarning):
+    """A sharding that a program names and does not follow."""
 
 
 class ReplicationWarning(XlashardWarning):

@@ -193,6 +193,45 @@ def test_closed_over_array_is_freed_with_its_function(mesh):
     assert alive() is None
 
 
+USES = {
+    "calls": lambda f, x: [f(x) for _ in range(3)],
+    "lower": lambda f, x: f.lower(x),
+    "compiled": lambda f, x: [f.lower(x).compile()(x) for _ in range(2)],
+    "bound step": lambda f, x: f.lower(x).compile().bind(x)(),
+    "gradient": lambda f, x: jax.grad(lambda x: f(x).sum())(x),
+    "eval_shape": lambda f, x: jax.eval_shape(f, x),
+    "inside jax.jit": lambda f, x: jax.jit(lambda x: f(x))(x),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"donate_argnums": 0}, {"static_argnames": "n"}], ids=str)
+@pytest.mark.parametrize("use", USES)
+def test_closed_over_array_is_freed_without_a_collection(use, options):
+    """No cycle holds it, as under jax.jit."""
+
+    def make(put):
+        w = put()
+        return pjit(lambda x, n=1: x + w.sum(), **options), weakref.ref(w)
+
+    puts = (
+        lambda: device_put(f32(8), sharded()),
+        lambda: jax.device_put(f32(8), sharded()),
+        lambda: jax.device_put(f32(300, 300)),
+    )
+    USES[use](make(puts[0])[0], f32(8))  # imports of a first call leave cycles
+    gc.collect()
+    gc.disable()
+    try:
+        for put in puts:
+            f, alive = make(put)
+            USES[use](f, f32(8))
+            del f
+            assert alive() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.slow
 def test_clear_cache_between_shapes_frees_earlier_programs(mesh):
     """Cleared between phases with other shapes, it keeps the programs of the last phase."""

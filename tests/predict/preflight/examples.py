@@ -25,6 +25,7 @@ from tests.predict.preflight.example_parts import (
 )
 from xlashard.analysis.explain.model import (
     DonationReport,
+    IgnoredReport,
     RepeatedReport,
     ReplicationReport,
     UnevenReport,
@@ -224,6 +225,16 @@ FITTING = PreflightReport(
             result="",
             result_spec="",
             source=line(131, "logits"),
+        ),
+    ),
+    ignored=(
+        IgnoredReport(
+            kind="device_put",
+            path="bfloat16[64,8192]",
+            spec="P('data', None)",
+            nbytes=2**20,
+            results=(),
+            source=line(140, "batch"),
         ),
     ),
     repeated=(

@@ -26,6 +26,7 @@ from xlashard.analysis.explain.explained_program import (
     ExplainedProgram,
     compiled_facts,
 )
+from xlashard.analysis.explain.ignored_shardings import describe_ignored
 from xlashard.analysis.explain.model import CostReport, MemoryReport, PlaceReport
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.repeated import describe_repeated
@@ -176,6 +177,7 @@ def _report(program: ExplainedProgram) -> ProgramReport:
 FINDERS: Mapping[str, Callable[[ExplainedProgram], Sequence[Any]]] = {
     "replications": describe_replications,
     "uneven": describe_uneven,
+    "ignored": describe_ignored,
     "repeated": describe_repeated,
     "moves": describe_moves,
 }

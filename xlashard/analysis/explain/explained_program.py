@@ -284,7 +284,7 @@ class ExplainedProgram:
         info, facts, call, first = self.info, self.facts, self.call, self.facts.closed_over
         called: Sequence[CallArgument | None] = [None] * len(info.paths)
         if call is not None:
-            placements = describe_arguments(call.values, info.paths, info.in_avals)
+            placements = describe_arguments(call.values, info.paths, info.in_avals, runs=False)
             called = list(map(CallArgument, call.values, placements, call.in_shardings))
         shardings = iter(facts.parts.in_shardings[first:])
         lowered = iter(self.plan.args[first:])

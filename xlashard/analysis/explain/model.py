@@ -317,6 +317,29 @@ class UnevenReport:
 
 
 @dataclass(frozen=True)
+class IgnoredReport:
+    """Sharding that the program names, and that nothing in it follows.
+
+    Attributes:
+        kind: `constraint`: a with_sharding_constraint on an abstract mesh, where nothing else
+            places the program; `device_put`: one inside of the program, on automatic axes;
+            `argument`: the sharding of an argument of which the program takes the shape only.
+        path: The argument; for the others the type of the value.
+        spec: The sharding.
+        nbytes: Bytes of the whole value.
+        results: For an argument, the results of its shape, which are on one device.
+        source: Line of a constraint or `device_put`.
+    """
+
+    kind: Literal["constraint", "device_put", "argument"]
+    path: str
+    spec: str
+    nbytes: int
+    results: tuple[str, ...]
+    source: SourceLine | None
+
+
+@dataclass(frozen=True)
 class RepeatedReport:
     """Product or convolution that every device computes whole, with equal operands.
 

@@ -11,6 +11,7 @@ from xlashard.analysis.explain.model import (
     CollectiveReport,
     CostReport,
     DonationReport,
+    IgnoredReport,
     MemoryReport,
     MoveReport,
     PlaceReport,
@@ -75,6 +76,7 @@ class ProgramReport(SerializableReport):
         forgotten: The facts that an explained stage does not keep, and that the report therefore
             lacks, as one clause; empty for a function.
         uneven: Dimensions that constraints shard and that do not divide, most padding first.
+        ignored: Shardings that the program names and does not follow, the largest first.
         repeated: Products that every device computes whole, most FLOP first.
 
     Example:
@@ -99,6 +101,7 @@ class ProgramReport(SerializableReport):
     replications: tuple[ReplicationReport, ...]
     forgotten: str = ""
     uneven: tuple[UnevenReport, ...] = ()
+    ignored: tuple[IgnoredReport, ...] = ()
     repeated: tuple[RepeatedReport, ...] = ()
     not_understood: tuple[tuple[str, int], ...] = ()
 

@@ -12,6 +12,7 @@ from xlashard.analysis.explain.findings import Column, Findings
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     DonationReport,
+    IgnoredReport,
     MoveReport,
     RepeatedReport,
     ReplicationReport,
@@ -261,6 +262,35 @@ UNEVEN = Findings[UnevenReport](
 """Section of the constraints that do not divide a dimension."""
 
 
+def _ignored_reason(i: IgnoredReport) -> str:
+    """Format why nothing follows the sharding, and what to write."""
+    match i.kind:
+        case "constraint":
+            return "its mesh is abstract and nothing places the program: give devices"
+        case "device_put":
+            return "device_put inside of a program: write with_sharding_constraint"
+    first, more = i.results[0], len(i.results) - 1
+    others = f" and {more} more" if more else ""
+    return f"its shape alone is taken, {first}{others} on one device: give out_shardings"
+
+
+IGNORED = Findings[IgnoredReport](
+    field="ignored",
+    title="Shardings without effect",
+    note="the program names them and does not follow them",
+    summary="{count}, for values of {total}",
+    columns=(
+        Column("value", lambda i: i.path, "code"),
+        Column("sharding", lambda i: i.spec, "code"),
+        Column(">size", lambda i: i.nbytes, "bytes", "Of the whole value"),
+        Column("why", _ignored_reason),
+        Column("line", lambda i: i.source, "line"),
+    ),
+    printed={">size": "{size}", "value": "{value} as {sharding}", "why": "{line}{why}"},
+)
+"""Section of the shardings that a program does not follow."""
+
+
 def _operation(r: RepeatedReport) -> str:
     return f"{r.operation} ×{r.times}" if r.times > 1 else r.operation
 
@@ -298,7 +328,7 @@ REPEATED = Findings[RepeatedReport](
 """Section of the products that every device computes whole."""
 
 
-FINDINGS: tuple[Findings[Any], ...] = (REPLICATIONS, UNEVEN, REPEATED)
+FINDINGS: tuple[Findings[Any], ...] = (REPLICATIONS, UNEVEN, IGNORED, REPEATED)
 """Sections of what a program does without a request, of `explain` and of a preflight."""
 
 MOVES = Findings[MoveReport](

@@ -88,7 +88,7 @@ class _PjitOptions(TypedDict, total=False):
     keep_unused: bool
     device: Any
     backend: str | None
-    inline: bool
+    inline: "bool | jax.Inline"
     compiler_options: dict[str, Any] | None
     donation: DonationMode
     share_binary: bool
@@ -127,7 +127,7 @@ def pjit(
     keep_unused: bool = False,
     device: Any = None,
     backend: str | None = None,
-    inline: bool = False,
+    inline: "bool | jax.Inline" = False,
     compiler_options: dict[str, Any] | None = None,
     donation: DonationMode = "warn",
     share_binary: bool = False,
@@ -154,14 +154,14 @@ def pjit(
         keep_unused: Keep arguments that no result needs.
         device: Run on this one device.
         backend: Run on this platform.
-        inline: Inside another program, leave no function of its own.
+        inline: Inside another program, leave no function of its own; also a `jax.Inline`.
         compiler_options: Options of XLA.
         donation: `"warn"` or, to raise where a donated argument can't be reused, `"strict"`.
         share_binary: In a program over several processes, let one compile, and the others load its
             machine code; all must compile their programs in the same order.
-        strict: Raise for a constraint by which a dimension does not divide, and for a large
-            argument without a sharding that is replicated, instead of a warning; None for
-            `XLASHARD_STRICT`.
+        strict: Raise for a constraint by which a dimension does not divide, for a sharding that
+            the program does not follow, and for a large argument without a sharding that is
+            replicated, instead of a warning; None for `XLASHARD_STRICT`.
         in_axis_resources: An older name of `in_shardings`.
         out_axis_resources: An older name of `out_shardings`.
 

@@ -13,7 +13,7 @@ donated arrays only.
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import compress
+from itertools import compress, repeat
 from operator import attrgetter, not_
 from typing import Any
 
@@ -82,27 +82,34 @@ def bare_values(values: Sequence[Any]) -> list[Any]:
 
 
 def describe_arguments(
-    values: Sequence[Any], paths: Sequence[str], avals: Sequence[Any]
+    values: Sequence[Any], paths: Sequence[str], avals: Sequence[Any], *, runs: bool = True
 ) -> tuple[Argument, ...]:
     """Return type and placement of each value of a call.
 
+    Args:
+        values: The values.
+        paths: Their paths.
+        avals: Their abstract values.
+        runs: False for a program that is lowered or explained only, which needs no buffers.
+
     Raises:
-        DeletedError: If a value's buffers are deleted.
+        DeletedError: If a value of a call that runs lacks buffers.
     """
     handles = bare_values(values)
-    return tuple(map(_describe, values, handles, paths, map(shaped, avals)))
+    return tuple(map(_describe, values, handles, paths, map(shaped, avals), repeat(runs)))
 
 
-def _describe(value: Any, handle: Any, path: str, aval: Any) -> Argument:
+def _describe(value: Any, handle: Any, path: str, aval: Any, runs: bool) -> Argument:
     if isinstance(handle, Tracer) or not isinstance(handle, jax.Array):
         if not isinstance(value, jax.ShapeDtypeStruct) or value.sharding is None:
             return Argument(path, aval, None, False)
         layout = custom_struct_layout(value)
         return Argument(path, aval, as_tiles(from_jax(value.sharding), aval.shape), True, layout)
-    if type(handle) is not HandleType or lacks_buffer(handle):
+    if runs and (type(handle) is not HandleType or lacks_buffer(handle)):
         check_alive(value, path, aval)
     sharding = as_tiles(from_jax(handle.sharding), aval.shape)
-    return Argument(path, aval, sharding, bool(handle.committed), custom_layout(handle))
+    layout = None if handle.is_deleted() else custom_layout(handle)
+    return Argument(path, aval, sharding, bool(handle.committed), layout)
 
 
 def check_alive(value: Any, path: str, aval: Any) -> None:

@@ -104,17 +104,22 @@ def dispatched[F: DispatchTarget](
     if tracer.static_argnums or tracer.static_argnames or function.parameters.donates:
         call = _checking(call, function)
     functools.update_wrapper(call, function.fun)
+    # A cycle would keep the arrays that the function closes over until a garbage collection.
+    weak, weak_dispatcher = weakref.ref(call), weakref.ref(dispatcher)
+    kind = type(dispatcher)
 
     def clear_cache() -> None:
-        dispatch.clear_cache(dispatcher)
+        alive = weak_dispatcher()
+        if alive is not None:
+            dispatch.clear_cache(alive)
         function.clear_cache()
 
     own = {
         **methods,
         "clear_cache": clear_cache,
-        "_cache_size": lambda: type(dispatcher)._cache_size(dispatcher),
-        "__deepcopy__": lambda memo: call,
-        "__reduce_ex__": lambda protocol: _named(call) or (remake, (function,)),
+        "_cache_size": lambda: kind._cache_size(weak_dispatcher()),
+        "__deepcopy__": lambda memo: weak(),
+        "__reduce_ex__": lambda protocol: _named(weak()) or (remake, (function,)),
     }
     call.__dict__ = _Attributes(own, **call.__dict__)
     return call

@@ -41,6 +41,7 @@ from xlashard.core.pjit.lower import (
 from xlashard.core.pjit.options import PjitOptions, Selected
 from xlashard.core.pjit.shardings.automatic import planned_call, report_replicated
 from xlashard.core.pjit.shardings.device_assignment import ShardingRequest
+from xlashard.core.pjit.shardings.ignored import report_ignored
 from xlashard.core.pjit.shardings.resolve import resolve
 from xlashard.core.pjit.shardings.resources import check_whole
 from xlashard.core.pjit.shardings.uneven import is_strict, report_uneven_constraints
@@ -135,14 +136,21 @@ class Function:
         if miss.stages > miss.recorded:
             self.compile_log.record(miss, lambda: call.key(request, options))
 
-    def arguments(self, call: Call) -> tuple[Argument, ...]:
-        """Return types and placements of the arguments of a call."""
-        return describe_arguments(call.values, call.traced.arg_names, call.traced.in_avals)
+    def arguments(self, call: Call, *, runs: bool = False) -> tuple[Argument, ...]:
+        """Return types and placements of the arguments of a call.
+
+        Args:
+            call: The call.
+            runs: True if it is about to run, for which the arguments need their buffers.
+        """
+        traced = call.traced
+        return describe_arguments(call.values, traced.arg_names, traced.in_avals, runs=runs)
 
     def lowering_request(self, call: Call, arguments: tuple[Argument, ...]) -> LoweringRequest:
         """Return the request for the program of a call.
 
         Raises:
+            IgnoredShardingError: For a sharding that the program does not follow, if strict.
             UnevenShardingError: For a constraint by which a dimension does not divide, if strict.
         """
         jaxpr, options = call.traced.jaxpr, self.options
@@ -152,9 +160,11 @@ class Function:
         shardings = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
         call.miss.arguments = arguments = shardings.arguments
         in_layouts, out_layouts = call.layouts
+        placement = resolve(shardings)
+        report_ignored(jaxpr, shardings, placement.devices, self.name, options.strict)
         return LoweringRequest(
             name=call.traced.name,
-            placement=resolve(shardings),
+            placement=placement,
             donated=call.donated,
             layouts=(follow_layouts(arguments, in_layouts), out_layouts),
             keep_unused=options.keep_unused,
@@ -264,7 +274,7 @@ class Function:
         call = call if call.auto is None else planned_call(self, call)
         jaxpr, miss, request = call.traced.jaxpr, call.miss, None
         try:
-            request = self.lowering_request(call, self.arguments(call))
+            request = self.lowering_request(call, self.arguments(call, runs=True))
             entry = PROGRAMS.entry(jaxpr, request)
             _, lowered = entry.lower(jaxpr, miss)
             self.report_donation(lowered)

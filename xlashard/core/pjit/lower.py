@@ -37,6 +37,7 @@ from xlashard._jax.trace.tracing import (
     is_token,
     physical_aval,
     shaped,
+    sharding_of_type,
     source_of,
 )
 from xlashard.core.array.array_class.closure_names import closure_variable_name
@@ -48,7 +49,8 @@ from xlashard.core.pjit.shardings.unreduced import check_reductions, unreduced_a
 from xlashard.core.program.compile import LoweredProgram, lower_program
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.core.sharding import Sharding, XLACompatibleSharding, from_jax
-from xlashard.errors import ArgumentError, CompileError
+from xlashard.errors import ArgumentError, CompileError, MeshError
+from xlashard.support.formatting import format_axes
 from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
@@ -282,6 +284,7 @@ def lower_jaxpr(
     ready, signature = _ready(jaxpr, keep_unused=request.keep_unused)
     _check_indices(ready, request.name)
     placement = request.placement
+    _check_explicit_meshes(jaxpr, request.name, len(placement.devices))
     multi = len(placement.devices) > 1
     const_shardings = [closed_over_sharding(c) if multi else None for c in signature.consts]
     all_ins = [*const_shardings, *placement.in_shardings]
@@ -342,6 +345,24 @@ def _check_indices(jaxpr: Any, name: str) -> None:
             f"{2**31 - 1:,}: call jax.config.update('jax_enable_x64', True) and index with int64, "
             "or reshape the array to shorter dimensions"
         )
+
+
+def _check_explicit_meshes(jaxpr: Any, name: str, devices: int) -> None:
+    """Refuse a program on fewer or more devices than the types of its results prescribe.
+
+    Raises:
+        MeshError: With the result and its type.
+    """
+    paths = jaxpr.debug_info.safe_result_paths(len(jaxpr.out_avals))
+    for aval, path in zip(jaxpr.out_avals, paths, strict=True):
+        typed = sharding_of_type(aval)
+        if typed is not None and typed[0].size != devices:
+            mesh = format_axes(typed[0].shape)
+            raise MeshError(
+                f"{path or 'a result'} of {name} ({aval_text(aval)}) is on a mesh of explicit axes "
+                f"({mesh}), which has {typed[0].size} devices, but the program runs on {devices}: "
+                "call it inside `with jax.set_mesh(mesh):` of that mesh"
+            )
 
 
 def _unused_donations(

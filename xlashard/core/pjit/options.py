@@ -127,10 +127,6 @@ def read_options(
         )
     if rest["donation"] not in ("warn", "strict"):
         raise ArgumentError(f"donation must be 'warn' or 'strict', not {rest['donation']!r}")
-    if not isinstance(rest["inline"], bool):
-        raise ArgumentError(
-            f"inline={rest['inline']!r} is invalid: write inline=True or inline=False"
-        )
     if chosen is not None and not isinstance(chosen, jax.Device):
         raise ArgumentError(
             f"device must be a jax.Device such as jax.devices()[0], not {chosen!r}; for a platform "
@@ -148,7 +144,7 @@ def read_options(
         keep_unused=_flag(rest, "keep_unused"),
         device=chosen,
         backend=backend,
-        inline=rest["inline"],
+        inline=_is_inlined(rest["inline"]),
         compiler_options=compiler_option_items(rest["compiler_options"]),
         donation=rest["donation"],
         share_binary=_flag(rest, "share_binary"),
@@ -197,6 +193,16 @@ def _flag(options: Mapping[str, Any], name: str) -> bool:
         ) from None
 
 
+def _is_inlined(inline: Any) -> bool:
+    """Return True if a nested call leaves no function of its own in the module."""
+    if isinstance(inline, bool):
+        return inline
+    kinds = getattr(jax, "Inline", None)  # absent before JAX 0.11
+    if kinds is not None and isinstance(inline, kinds):
+        return inline in (kinds.JAX_EARLY, kinds.JAX_LATE)
+    raise ArgumentError(f"inline={inline!r} is invalid: write inline=True or inline=False")
+
+
 def compiler_option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:
     """Return compiler options as items, sorted by name.
 
@@ -210,6 +216,8 @@ def compiler_option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str,
             f"compiler_options must be a dict of names and values, not {type(options).__name__}: "
             "write compiler_options={'xla_embed_ir_in_executable': True}"
         )
+    levels = getattr(jax, "CompilerEffortLevel", ())  # absent before JAX 0.11
+    options = {k: v.name if isinstance(v, levels) else v for k, v in options.items()}
     for name, value in options.items():
         if not isinstance(name, str) or not isinstance(value, str | bool | int | float):
             raise ArgumentError(
@@ -269,6 +277,11 @@ def check_callable(fun: Callable[..., Any]) -> None:
     Raises:
         ArgumentError: If `fun` is not callable, or a generator or coroutine function.
     """
+    if isinstance(fun, staticmethod):
+        raise ArgumentError(
+            "pjit takes a function, not a staticmethod, whose function is "
+            f"{fun.__func__.__name__}: write @staticmethod above @pjit"
+        )
     if not callable(fun):
         raise ArgumentError(
             f"pjit takes a function, not {type(fun).__name__}: write pjit(fun)(args), not "

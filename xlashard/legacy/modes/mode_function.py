@@ -121,13 +121,13 @@ class ModeFunction(Function):
         enters_python = self.call_flags.checks_meshes or self.call_flags.logs_runs
         return out, None if enters_python else path, again
 
-    def arguments(self, call: Call) -> tuple[Argument, ...]:
+    def arguments(self, call: Call, *, runs: bool = False) -> tuple[Argument, ...]:
         """Return the arguments of a call with their current placements.
 
         With `jax_array` off, host-local arguments are resharded as their resource specifies, and
         global ones must already be placed so.
         """
-        arguments = super().arguments(call)
+        arguments = super().arguments(call, runs=runs)
         if self.call_flags.checks_meshes and call.mesh is not None:
             check_gda_mesh(call.values, call.traced.arg_names, call.mesh)
         if self.mode.jax_array:

@@ -219,7 +219,6 @@ def test_deleted_arrays_are_named() -> None:
         lambda: gone.addressable_data(0),
         lambda: gone.devices(),
         lambda: gone.device,
-        lambda: gone.format,
         lambda: gone.layout,
         lambda: gone.block_until_ready(),
         lambda: gone.is_ready(),
@@ -237,6 +236,7 @@ def test_deleted_arrays_are_named() -> None:
             use()
     assert gone.is_deleted()
     assert gone.shape == (2, 4)
+    assert (gone.format.layout, gone.format.sharding) == (None, gone.sharding)
 
 
 def test_an_override_calls_a_method_that_is_not_generated_yet_by_super() -> None:

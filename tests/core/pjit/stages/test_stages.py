@@ -9,7 +9,17 @@ from jax.sharding import AxisType
 
 from tests.core.pjit.helpers import f32
 from tests.message_patterns import naming
-from xlashard import Array, Compiled, Lowered, NamedSharding, P, Traced, device_put, pjit
+from xlashard import (
+    Array,
+    Compiled,
+    Lowered,
+    NamedSharding,
+    P,
+    Traced,
+    device_put,
+    explain,
+    pjit,
+)
 from xlashard.errors import ArgumentError, CompileError, DeletedError, MeshError, ResourceError
 
 
@@ -249,6 +259,29 @@ def test_compiler_options(f):
     assert compiled.output_shardings == lowered.compile().output_shardings
     with pytest.raises(ArgumentError, match=naming("compiler_options", "dict")):
         lowered.compile(["xla"])
+
+
+def test_stages_need_the_types_of_arguments_only(mesh):
+    """Also those of arrays that are deleted; only a run needs their buffers."""
+    f = pjit(lambda x, k: x + 1, donate_argnums=0)
+    x, key = device_put(f32(8), NamedSharding(mesh, P("x"))), jax.random.key(0)
+    x.delete()
+    key.delete()
+    for shape in (f.eval_shape(x, key), jax.eval_shape(f, x, key), f.trace(x, key).out_info):
+        assert shape.shape == (8,)
+    compiled = f.lower(x, key).compile()
+    assert compiled.input_shardings[0][0].spec == P("x")
+    assert explain(f, x, key).inputs[0].spec == "P('x')"
+    for call in (f, compiled):
+        with pytest.raises(DeletedError, match=naming("x (float32[8])")):
+            call(x, key)
+
+
+def test_effort_levels_are_compiler_options():
+    levels = {"optimization_level": jax.CompilerEffortLevel.O1, "memory_fitting_level": "O1"}
+    assert float(pjit(lambda x: x + 1, compiler_options=levels)(1.0)) == 2
+    compiled = pjit(lambda x: x + 1).lower(1.0).compile(compiler_options=levels)
+    assert float(compiled(1.0)) == 2
 
 
 def test_lowering_inside_a_trace(f):

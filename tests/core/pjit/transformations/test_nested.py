@@ -282,9 +282,11 @@ def test_device_of_a_nested_call_places_the_program():
 
 def test_inline_emits_no_private_function(mesh):
     named = NamedSharding(mesh, P("x"))
-    f = pjit(jnp.sin, inline=True, in_shardings=named)
-    text = pjit(lambda x: f(x)).lower(f32(8)).as_text()
-    assert "func.func private" not in text
+    late = (jax.Inline.XLA_LATE, jax.Inline.XLA_EARLY, jax.Inline.AUTO, False)
+    for kind in (jax.Inline.JAX_EARLY, jax.Inline.JAX_LATE, *late, True):
+        f = pjit(jnp.sin, inline=kind, in_shardings=named)
+        text = pjit(lambda x, f=f: f(x)).lower(f32(8)).as_text()
+        assert ("func.func private" in text) == (kind in late)
     jaxpr = jax.make_jaxpr(f)(f32(8))
     assert "pjit" not in str(jaxpr)
     assert "pjit" not in str(jax.make_jaxpr(jax.vmap(f))(f32(2, 8)))

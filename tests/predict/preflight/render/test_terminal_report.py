@@ -86,6 +86,7 @@ def test_report_of_a_fitting_step_shows_all_figures() -> None:
         "Not required",
         "Replicated silently",
         "Constraints that do not divide",
+        "Shardings without effect",
         "Repeated by every device",
         "Fully replicated",
         "Arguments",

@@ -1,5 +1,6 @@
 """The stage `Compiled` of a pjit-ed function, and the interface of all compiled programs."""
 
+import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import compress
@@ -179,8 +180,13 @@ class Executable:
 
     @cached_property
     def _dispatcher(self) -> Any:
-        name = self._info.name
-        return dispatch.new_dispatcher(name, None, self._miss)
+        # A cycle would keep the closed-over arrays of the program until a garbage collection.
+        weak: Any = weakref.WeakMethod(self._miss)
+
+        def miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+            return weak()(*args, **kwargs)
+
+        return dispatch.new_dispatcher(self._info.name, None, miss)
 
     @cached_property
     def _donation(self) -> DonationInfo:

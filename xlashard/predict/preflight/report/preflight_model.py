@@ -10,6 +10,7 @@ from typing import Literal
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     DonationReport,
+    IgnoredReport,
     RepeatedReport,
     ReplicationReport,
     SourceLine,
@@ -372,6 +373,7 @@ class PreflightFields:
     compile_seconds: float
     versions: VersionsReport
     uneven: tuple[UnevenReport, ...] = ()
+    ignored: tuple[IgnoredReport, ...] = ()
     repeated: tuple[RepeatedReport, ...] = ()
     is_estimate: bool = False
     spills: tuple[SpillReport, ...] = ()

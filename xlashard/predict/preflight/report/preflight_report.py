@@ -47,6 +47,7 @@ class PreflightReport(SerializableReport, PreflightFields):
         compile_seconds: Compile time on this machine.
         versions: Versions and flags that the report depends on.
         uneven: Dimensions that constraints shard and that do not divide, most padding first.
+        ignored: Shardings that the program names and does not follow, the largest first.
         repeated: Products that every device computes whole, most FLOP first.
         is_estimate: Whether the compiler was stopped before code generation. Memory then lacks the
             code; all else is that of a whole compilation.
