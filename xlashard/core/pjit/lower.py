@@ -29,9 +29,15 @@ from xlashard._jax.trace.jaxprs import (
     without_high_level,
     without_references,
 )
-from xlashard._jax.trace.rewriting import WholeValuesFirst, must_be_whole
+from xlashard._jax.trace.rewriting import (
+    TrimmingBeforeDilation,
+    WholeValuesFirst,
+    must_be_whole,
+    trims_dilated,
+)
 from xlashard._jax.trace.tracing import (
     abstractify,
+    equations,
     is_extended,
     is_token,
     physical_aval,
@@ -263,6 +269,8 @@ def lower_jaxpr(
     if has_unreduced(jaxpr):
         check_reductions(jaxpr, request.name)
         jaxpr = WholeValuesFirst().jaxpr(jaxpr)
+    if len(request.placement.devices) > 1 and any(map(trims_dilated, equations(jaxpr))):
+        jaxpr = TrimmingBeforeDilation().jaxpr(jaxpr)
     ready, signature = _ready(jaxpr, keep_unused=request.keep_unused)
     _check_indices(ready, request.name)
     placement = request.placement
