@@ -55,6 +55,56 @@ def test_x64():
     assert pjit(lambda x: x / 3)(np.ones(3)).dtype == np.float32
 
 
+IMAGES = f32(2, 1, 16, 8)
+TAPS = np.ones((1, 1, 3, 3), np.float32)
+# Functions of a dimension in which elements are inserted, and of which the first are removed: in a
+# program over it XLA ends the process.
+TRIMMED = {
+    "pad": lambda x: jax.lax.pad(x, np.float32(7), [(0, 0, 0), (0, 0, 0), (-1, 0, 1), (-3, 2, 2)]),
+    "pad of a sum": lambda x: jax.lax.pad(x.sum((0, 1)), 0.0, [(-7, -5, 3), (1, -1, 1)]),
+    "convolution": lambda x: jax.lax.conv_general_dilated(
+        x, TAPS, (1, 1), [(-1, 3), (-2, 1)], lhs_dilation=(3, 2), rhs_dilation=(2, 1)
+    ),
+    "maximum": lambda x: jax.lax.reduce_window(
+        x,
+        -jnp.inf,
+        jax.lax.max,
+        (1, 1, 3, 1),
+        (1, 1, 2, 1),
+        [(0, 0), (0, 0), (-1, 2), (0, 0)],
+        base_dilation=(1, 1, 2, 1),
+    ),
+    "several operands": lambda x: jax.lax.reduce_window(
+        (x, 2 * x),
+        (0.0, 0.0),
+        lambda a, b: (a[0] + b[0], a[1] + b[1]),
+        (1, 1, 3, 1),
+        (1, 1, 2, 1),
+        [(0, 0), (0, 0), (-3, 2), (0, 0)],
+        base_dilation=(1, 1, 2, 1),
+    )[1],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRIMMED)
+def test_dilated_dimensions_are_trimmed(mesh, name, partitioner):
+    function = TRIMMED[name]
+    for spec in (P(None, None, "x"), P(None, None, "y", "x"), P(None, None, ("x", "y"))):
+        out = pjit(function)(device_put(IMAGES, NamedSharding(mesh, spec)))
+        np.testing.assert_allclose(out, function(IMAGES), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_dilated_dimensions_of_explicit_axes_are_trimmed():
+    explicit = jax.make_mesh((2, 4), ("x", "y"))
+    pad = pjit(lambda x: jax.lax.pad(x, 0.0, [(-1, 0, 1), (0, 0, 0)]))
+    with jax.set_mesh(explicit):
+        out = pad(device_put(f32(8, 4), P("x")))
+    assert out.sharding.spec == P("x", None)
+    np.testing.assert_array_equal(np.asarray(out)[1::2], f32(8, 4)[1:])
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (4, 0), (0, 4), (8, 0, 2)])
 def test_empty_and_scalar_shapes(mesh, shape, partitioner):
     spec = P(*(("x",) if shape and shape[0] % 4 == 0 else ()))

@@ -54,6 +54,7 @@ def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
     """
     if is_extended(aval):
         aval, sharding = core.physical_aval(aval), physical_sharding(aval, sharding)
+    aval = core.update_aval_with_sharding(aval, sharding)
     return pxla.global_aval_to_result_handler(aval, sharding, committed)
 
 

@@ -3,6 +3,7 @@
 With the devices replaced in them, a program that was traced for some devices runs on others.
 """
 
+import math
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -231,10 +232,11 @@ class MeshMap:
 
     Args:
         mapping: Returns another mesh or sharding for one; takes it, and as `in_trace` whether types
-            inside the equation depend on the sizes of its axes.
+            inside the equation depend on the sizes of its axes. Without it nothing is replaced,
+            except by a subclass.
     """
 
-    def __init__(self, mapping: Callable[..., Any]) -> None:
+    def __init__(self, mapping: Callable[..., Any] = lambda value, **_: value) -> None:
         self._mapping = mapping
         self._jaxprs: dict[int, tuple[Jaxpr, Jaxpr]] = {}
 
@@ -291,7 +293,7 @@ class WholeValuesFirst(MeshMap):
     _PLACING = frozenset({"reshard", "device_put", "broadcast_in_dim", "iota"})
 
     def __init__(self) -> None:
-        super().__init__(lambda value, **_: value)
+        super().__init__()
         self._whole = MeshMap(_without_partial_results)
 
     def _equations(self, eqn: Any) -> list[Any]:
@@ -353,6 +355,76 @@ def _without_partial_results(sharding: Any, **_: Any) -> Any:
     if not isinstance(sharding, JaxNamedSharding) or read_reduction(sharding.spec) != "sum":
         return sharding
     return sharding.update(spec=jax.sharding.PartitionSpec(*sharding.spec.partitions))
+
+
+class TrimmingBeforeDilation(MeshMap):
+    """Split of equations that dilate a dimension of an operand and remove its first elements.
+
+    The SPMD partitioner of jaxlib 0.12 ends the process if such a dimension is sharded. A `pad`
+    removes whole elements first; it adds as many at the end as tiles of equal size require, which
+    the equation removes.
+    """
+
+    def _equations(self, eqn: Any) -> list[Any]:
+        if not trims_dilated(eqn):
+            return super()._equations(eqn)
+        # Windowed reductions may have several operands, before their initial values.
+        count = len(eqn.outvars) if eqn.primitive.name == "reduce_window" else 1
+        invars, pads = list(eqn.invars), []
+        aval = invars[0].aval
+        config, paddings = [(0, 0, 0)] * aval.ndim, []
+        for dim, low, high, dilation in _read_windows(eqn):
+            removed = -(low // dilation) if low < 0 and dilation > 1 else 0
+            length = aval.shape[dim] - removed
+            if length < 0:
+                return [eqn]  # every element is removed
+            axes = entry_axes(aval.sharding.spec.partitions[dim])
+            tiles = math.prod(aval.sharding.mesh.shape[axis] for axis in axes)
+            added = -length % tiles if removed else 0
+            config[dim] = (-removed, added, 0)
+            paddings.append((low + removed * dilation, high - added * dilation))
+        for i in range(count):
+            zero = np.zeros((), invars[i].aval.dtype)
+            with jax.sharding.use_abstract_mesh(aval.sharding.mesh):
+                (pad,) = from_function(
+                    lambda x, zero=zero: (jax.lax.pad(x, zero, config),), [invars[i].aval], "pad"
+                ).eqns
+            operand = core.Var(pad.outvars[0].aval)
+            fields = {"source_info": eqn.source_info, "ctx": eqn.ctx}
+            pads.append(pad.replace(invars=[invars[i], pad.invars[1]], outvars=[operand], **fields))
+            invars[i] = operand
+        params = {**eqn.params, **_write_paddings(eqn, paddings)}
+        return [*pads, eqn.replace(params=params, invars=invars)]
+
+
+def trims_dilated(eqn: Any) -> bool:
+    """Return True for an equation that dilates a dimension and removes its first elements."""
+    return any(low < 0 and dilation > 1 for _, low, _, dilation in _read_windows(eqn))
+
+
+def _read_windows(eqn: Any) -> list[tuple[int, int, int, int]]:
+    """Return each padded dimension of an operand, its padding at both ends, and its dilation."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "pad":
+            windows = enumerate(params["padding_config"])
+            return [(dim, low, high, inner + 1) for dim, (low, high, inner) in windows]
+        case "conv_general_dilated":
+            dims, dilations = params["dimension_numbers"].lhs_spec[2:], params["lhs_dilation"]
+        case name if name.startswith("reduce_window"):
+            dims, dilations = range(len(params["padding"])), params["base_dilation"]
+        case _:
+            return []
+    ends = zip(dims, params["padding"], dilations, strict=True)
+    return [(dim, low, high, dilation) for dim, (low, high), dilation in ends]
+
+
+def _write_paddings(eqn: Any, paddings: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Return the parameter of an equation with other paddings of the dimensions that it pads."""
+    if eqn.primitive.name != "pad":
+        return {"padding": tuple(paddings)}
+    pairs = zip(paddings, eqn.params["padding_config"], strict=True)
+    return {"padding_config": tuple((*ends, inner) for ends, (_, _, inner) in pairs)}
 
 
 # Memories of this kind exist on all platforms; other kinds are the default one of a platform.

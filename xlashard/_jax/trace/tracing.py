@@ -187,6 +187,12 @@ def mesh_in_force() -> Mesh | None:
     return None if concrete is None or concrete.empty else concrete
 
 
+def platforms_in_force() -> tuple[str] | None:
+    """Return the platform that the abstract mesh in force names; None without one."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return None if device is None else (device.platform,)
+
+
 def manual_axes() -> frozenset[str]:
     """Return the manual mesh axes of an enclosing `shard_map`."""
     mesh = jax.sharding.get_abstract_mesh()
@@ -281,16 +287,16 @@ def mesh_of_type(aval: Any) -> AbstractMesh | None:
 def sharding_of_type(aval: Any) -> tuple[AbstractMesh, Any] | None:
     """Return the mesh and the spec that the type of a value prescribes; None where it does not.
 
-    A type prescribes a sharding on explicit axes. If the mesh has automatic axes too and the type
-    leaves a dimension whole, the partitioner chooses the sharding of every dimension: automatic
-    axes may also cut the dimensions of explicit ones, whose operations pin them inside the program.
+    A type prescribes a sharding on explicit axes. Automatic axes may shard the dimensions that the
+    type leaves replicated.
     """
     mesh = mesh_of_type(aval)
     if mesh is None or not mesh._any_axis_explicit:
         return None
     spec = aval.sharding.spec
-    if mesh._any_axis_auto and None in spec.partitions:
-        spec = spec.update(partitions=(spec.UNCONSTRAINED,) * aval.ndim)
+    if mesh._any_axis_auto:
+        dims = (spec.UNCONSTRAINED if d is None else d for d in spec.partitions)
+        spec = spec.update(partitions=tuple(dims))
     return mesh, spec
 
 
@@ -303,6 +309,13 @@ def with_auto_mesh(aval: Any, mesh: Mesh | AbstractMesh) -> Any:
     if not mesh.are_all_axes_auto or not (before.empty or before.are_all_axes_auto):
         return aval
     return aval.update(sharding=aval.sharding.update(mesh=mesh.abstract_mesh))
+
+
+def with_sharding_in_type(aval: Any, sharding: Any) -> Any:
+    """Return the type of a value under a sharding, whose mesh and explicit axes it contains."""
+    if aval is core.abstract_token or not isinstance(sharding, jax.sharding.NamedSharding):
+        return aval
+    return core.update_aval_with_sharding(aval, sharding)
 
 
 def explicit_sharding(aval: Any) -> JaxSharding | None:

@@ -31,6 +31,7 @@ from xlashard.core.pjit.arguments import check_alive, check_values
 from xlashard.core.pjit.shardings.device_assignment import (
     REPLICATED,
     custom_memory_kind,
+    mesh_of_specs,
     names_devices,
     on_devices,
 )
@@ -45,6 +46,7 @@ from xlashard.core.pjit.shardings.uneven import dividing, report_uneven_value
 from xlashard.core.program.annotate import is_open, sharding_text
 from xlashard.core.program.plan import Partitioner, open_dims
 from xlashard.core.sharding import (
+    AbstractMesh,
     GSPMDSharding,
     Mesh,
     NamedSharding,
@@ -94,14 +96,16 @@ def with_sharding_constraint[T](x: T, shardings: Any, *, strict: bool | None = N
         leaves, treedef = jax.tree_util.tree_flatten(x)
         paths = leaf_paths(x, "x")
         check_values(leaves, paths, static=False)
-        mesh = tracing.mesh_in_force()
+        mesh = mesh_of_specs(tracing.mesh_in_force())
         resources = expand(read_resources(shardings, "shardings"), treedef, "x")
         return treedef.unflatten(
             [_pin(*each, mesh, strict) for each in zip(leaves, resources, paths, strict=True)]
         )
 
 
-def _pin(leaf: Any, resource: Resource, path: str, mesh: Mesh | None, strict: bool | None) -> Any:
+def _pin(
+    leaf: Any, resource: Resource, path: str, mesh: Mesh | AbstractMesh | None, strict: bool | None
+) -> Any:
     aval = tracing.abstractify(leaf)
     check_alive(leaf, path, aval)
     requested = to_sharding(resource, mesh, "the sharding", path)
@@ -150,7 +154,8 @@ def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompa
     typed = tracing.typed_axes(aval)
     if not typed:
         return sharding
-    explicit = set(sharding.mesh.explicit_axes)
+    # JAX may leave axes of size one out of types.
+    explicit = {axis for axis in sharding.mesh.explicit_axes if sharding.mesh.shape[axis] > 1}
     implied = AxisType.Auto in sharding.mesh.axis_types
     dims: list[tuple[str, ...] | None] = []
     spec = sharding.normal_spec
@@ -165,7 +170,7 @@ def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompa
     requested = spec.for_rank(aval.ndim)
     for dim, (axes, cut) in enumerate(zip(requested, typed, strict=True)):
         named = tuple(axis for axis in axes or () if axis in explicit)
-        if named == cut or axes is None:
+        if named == tuple(axis for axis in cut if axis in explicit) or axes is None:
             dims.append(axes)
         elif not named and implied:
             dims.append((*cut, *axes))

@@ -1,6 +1,7 @@
 """Lower a jaxpr to an annotated StableHLO module, and find its closed-over values."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -30,15 +31,22 @@ from xlashard._jax.trace.jaxprs import (
     without_high_level,
     without_references,
 )
-from xlashard._jax.trace.rewriting import WholeValuesFirst, must_be_whole
+from xlashard._jax.trace.rewriting import (
+    TrimmingBeforeDilation,
+    WholeValuesFirst,
+    must_be_whole,
+    trims_dilated,
+)
 from xlashard._jax.trace.tracing import (
     abstractify,
+    equations,
     is_extended,
     is_token,
     physical_aval,
     shaped,
     sharding_of_type,
     source_of,
+    typed_axes,
 )
 from xlashard.core.array.array_class.closure_names import closure_variable_name
 from xlashard.core.array.placement.read import handle_value
@@ -47,8 +55,14 @@ from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
 from xlashard.core.pjit.shardings.unreduced import check_reductions, unreduced_axes
 from xlashard.core.program.compile import LoweredProgram, lower_program
-from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan
-from xlashard.core.sharding import Sharding, XLACompatibleSharding, from_jax
+from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan, open_dims
+from xlashard.core.sharding import (
+    NamedSharding,
+    Sharding,
+    XLACompatibleSharding,
+    from_jax,
+    partition_spec,
+)
 from xlashard.errors import ArgumentError, CompileError, MeshError
 from xlashard.support.formatting import format_axes
 from xlashard.support.lazily import dataclass, deferred
@@ -281,6 +295,8 @@ def lower_jaxpr(
     if has_unreduced(jaxpr):
         check_reductions(jaxpr, request.name)
         jaxpr = WholeValuesFirst().jaxpr(jaxpr)
+    if len(request.placement.devices) > 1 and any(map(trims_dilated, equations(jaxpr))):
+        jaxpr = TrimmingBeforeDilation().jaxpr(jaxpr)
     ready, signature = _ready(jaxpr, keep_unused=request.keep_unused)
     _check_indices(ready, request.name)
     placement = request.placement
@@ -298,7 +314,8 @@ def lower_jaxpr(
         all_donated[i] = not multi or all_ins[i] is not None
     kept = signature.kept
     ins, in_layouts = list(compress(all_ins, kept)), list(compress(all_layouts, kept))
-    outs = [*placement.out_shardings, *[all_ins[i] for i in signature.written]]
+    results = map(_open_dims_of_type, placement.out_shardings, signature.out_avals)
+    outs = [*results, *[all_ins[i] for i in signature.written]]
     out_layouts = [*request.layouts[1], *[all_layouts[i] for i in signature.written]]
     debug = ready.debug_info
     names = debug.safe_arg_names(len(ready.in_avals))
@@ -382,6 +399,25 @@ def _unused_donations(
         )
         if donated and not stays
     ]
+
+
+def _open_dims_of_type(
+    sharding: XLACompatibleSharding | None, aval: Any
+) -> XLACompatibleSharding | None:
+    """Return the sharding of a result with all dimensions open, if its type prescribes it.
+
+    Where it has open dimensions, automatic axes may also cut those of explicit axes, which the
+    operations of the body pin.
+    """
+    if sharding is None or not open_dims(sharding) or not isinstance(sharding, NamedSharding):
+        return sharding
+    typed, dims = typed_axes(aval), sharding.normal_spec.for_rank(aval.ndim)
+    if not typed or any(
+        axes is not None and axes != cut for axes, cut in zip(dims, typed, strict=True)
+    ):
+        return sharding
+    spec = replace(sharding.normal_spec, dims=(None,) * aval.ndim)
+    return sharding.with_spec(partition_spec(spec))
 
 
 def _must_be_whole(aval: Any, sharding: Any) -> bool:

@@ -21,12 +21,12 @@ from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss, CallKey, StaticValue
 from xlashard.core.pjit.constraint import boundary_p, constraint_p, constraints_in
 from xlashard.core.pjit.options import PjitOptions
-from xlashard.core.pjit.shardings.device_assignment import names_devices
+from xlashard.core.pjit.shardings.device_assignment import mesh_of_specs, names_devices
 from xlashard.core.pjit.shardings.resolve import to_sharding
 from xlashard.core.pjit.shardings.resources import Auto, FromGda, Resource, ResourceTree, expand
 from xlashard.core.pjit.shardings.unreduced import check_axes
 from xlashard.core.pjit.signature import Parameters
-from xlashard.core.sharding import Mesh, Sharding, from_jax, to_jax
+from xlashard.core.sharding import AbstractMesh, Mesh, Sharding, from_jax, to_jax
 from xlashard.errors import ResourceError, TracingError
 from xlashard.support.lazily import dataclass, deferred
 
@@ -170,6 +170,7 @@ def trace_call(
         TracingError: If `jax.no_tracing` forbids to trace.
     """
     miss, mesh = CacheMiss(), tracing.mesh_in_force()
+    spec_mesh = mesh_of_specs(mesh)
     if parameters.needs_check:
         parameters.check_call(args, kwargs)
     values = parameters.leaves(args, kwargs)
@@ -188,8 +189,8 @@ def trace_call(
         traced=traced,
         values=tuple(values),
         mesh=mesh,
-        in_shardings=_shardings(ins, mesh, traced.arg_names, in_resources.what),
-        out_shardings=_shardings(outs, mesh, traced.result_paths, out_resources.what),
+        in_shardings=_shardings(ins, spec_mesh, traced.arg_names, in_resources.what),
+        out_shardings=_shardings(outs, spec_mesh, traced.result_paths, out_resources.what),
         layouts=(tuple([r.layout for r in ins]), tuple([r.layout for r in outs])),
         donated=parameters.donated(args, kwargs, len(values)),
         statics=parameters.statics(args, kwargs),
@@ -298,7 +299,10 @@ def with_explained_axes[R](trace: Callable[..., R], *args: Any) -> R:
 
 
 def _shardings(
-    resources: Sequence[Resource], mesh: Mesh | None, paths: Sequence[str], what: str
+    resources: Sequence[Resource],
+    mesh: Mesh | AbstractMesh | None,
+    paths: Sequence[str],
+    what: str,
 ) -> tuple[Sharding | None, ...]:
     """Return the sharding that each resource stands for under a mesh."""
     known: dict[int, Sharding | None] = {}

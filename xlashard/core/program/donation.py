@@ -79,12 +79,20 @@ def _unpaired(plan: ProgramPlan, partner: Sequence[int | None]) -> list[int]:
 
 
 def _same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
-    same = _type(value), value.layout
+    same = _type(value), _layout_key(plan, value)
     if len(plan.devices) == 1:
         return same
     if not value.is_settled or value.sharding is None:
         return *same, None
     return *same, value.sharding.rank_tiling(len(value.shape))
+
+
+def _layout_key(plan: ProgramPlan, value: ValuePlan) -> str | None:
+    """Return the layout of a value; None also where it spells out the default one."""
+    if plan.devices[0].platform == "tpu":
+        return value.layout  # its default layouts have tiles
+    default = f"{{{','.join(map(str, reversed(range(value.physical_ndim))))}}}"
+    return None if value.layout == default else value.layout
 
 
 def _perhaps_same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:

@@ -21,7 +21,7 @@ from xlashard import (
     pjit,
     with_sharding_constraint,
 )
-from xlashard.errors import DeviceMismatchError, ResourceError
+from xlashard.errors import DeviceMismatchError, MeshError, ResourceError
 
 
 @pytest.fixture
@@ -437,3 +437,89 @@ def test_out_info_shardings_equal_jax(types):
         f, theirs = (M(lambda x: x * 2, out_shardings=requested).trace(x) for M in (jit, jax.jit))
         assert f.out_info.sharding == theirs.out_info.sharding
         assert f.lower().out_info.sharding == theirs.lower().out_info.sharding
+
+
+@pytest.mark.slow
+def test_programs_under_an_abstract_mesh_have_its_devices():
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    shape, value = jax.ShapeDtypeStruct((8, 2), np.float32), f32(8, 2)
+    double = pjit(lambda x: x * 2)
+    bare = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # names the platform
+        lowered = double.lower(shape)
+        assert "num_partitions = 2" in lowered.as_text()
+        pinned = pjit(lambda x: x, in_shardings=P("x")).lower(value)
+        assert "num_partitions = 2" in pinned.as_text() and '{"x"}' in pinned.as_text()
+    with jax.sharding.use_abstract_mesh(bare):
+        for refused in (double.lower, double):
+            with pytest.raises(MeshError, match=naming("the type of result", "'x': 2")):
+                refused(shape if refused is double.lower else value)
+        lowered = double.trace(shape).lower(lowering_platforms=("cpu",))
+    compiled = lowered.compile(device_assignment=jax.devices()[:2])
+    out = compiled(value)
+    assert out.sharding == NamedSharding(mesh, P(None, None))
+    np.testing.assert_array_equal(out, value * 2)
+
+
+def test_specs_are_read_by_an_abstract_mesh_over_the_same_devices(mesh):
+    other = mesh.abstract_mesh.update(axis_sizes=(2, 4), axis_names=("a", "b"))
+
+    def function(jit, constrain):
+        def inner(x):
+            with jax.sharding.use_abstract_mesh(other):
+                x = jit(lambda y: y + 1, out_shardings=jax.NamedSharding(other, P("a")))(x)
+                return constrain(jnp.sin(x), P(("a", "b"), None)) * 2
+
+        return jit(inner)
+
+    with jax.set_mesh(mesh):
+        x = device_put(f32(8, 4), P("x", "y"))
+        out = function(jit, with_sharding_constraint)(x)
+        wanted = function(jax.jit, with_sharding_constraint_of_jax)(x)
+    assert out.sharding == wanted.sharding
+    np.testing.assert_allclose(out, wanted, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("types", [AxisType.Explicit, AxisType.Auto], ids=str)
+def test_types_contain_the_requested_shardings(types):
+    with jax.set_mesh(jax.make_mesh((2,), ("x",), axis_types=(types,))):
+        for value in (f32(8), device_put(f32(8), P("x"))):
+            for ins, outs in ((None, P("x")), (P("x"), None), (P("x"), P())):
+                found = []
+                for M in (jit, jax.jit):
+                    options = {"in_shardings": ins} if ins is not None else {}
+                    options |= {"out_shardings": outs} if outs is not None else {}
+                    f = M(lambda x: x * 2, **options)
+                    out, lowered = f(value), f.lower(value)
+                    stages = lowered, lowered.compile()
+                    found.append([out.aval, jax.typeof(out), *[s.in_avals for s in stages]])
+                    assert out.aval.sharding == jax.typeof(out).sharding
+                assert found[0] == found[1]
+
+
+def test_axes_of_size_one_may_be_missing_in_types():
+    mesh = jax.make_mesh((2, 1), ("x", "y"))
+    with jax.set_mesh(mesh), jax.remove_size_one_mesh_axis_from_type(True):
+        x = device_put(f32(8, 2), P("x", "y"))
+        out = jit(lambda x: with_sharding_constraint(x * 2, P("x", "y")))(x)
+        wanted = jax.jit(lambda x: with_sharding_constraint_of_jax(x * 2, P("x", "y")))(x)
+    assert out.sharding == wanted.sharding
+
+
+def test_known_layouts_are_in_the_shapes_of_results(mesh):
+    sharding = NamedSharding(mesh, P("x", "y"))
+    for layout in (Layout((1, 0)), Layout((0, 1)), Layout.AUTO):
+        found = [
+            jax.eval_shape(M(lambda x: x * x, out_shardings=Format(layout, sharding)), f32(8, 4))
+            for M in (jit, jax.jit)
+        ]
+        assert found[0].format == found[1].format
+
+
+def test_default_layout_that_is_written_out_takes_donated_buffers(mesh):
+    x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
+    target = Format(x.format.layout, x.sharding)
+    lowered = jit(lambda x: x * 2, out_shardings=target, donate_argnums=0).lower(x)
+    assert "tf.aliasing_output" in lowered.as_text()
+    assert lowered.compile().memory_analysis().alias_size_in_bytes == 32

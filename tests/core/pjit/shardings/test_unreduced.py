@@ -232,6 +232,17 @@ UNPLACED = {
     "iota": (lambda a: jnp.arange(4.0, out_sharding=ROW), np.arange(4)),
     "gather": (lambda a: a.at[np.array([1, 2])].get(out_sharding=U), X[1:3]),
     "auto_axes": (lambda a: jax.sharding.auto_axes(jnp.square, out_sharding=U)(a), X[:4] ** 2),
+    # XLA ends the process of `jax.jit` for operands of unequal shardings.
+    "einsum": (
+        lambda a: jnp.einsum(
+            "fh,fd,f->hd",
+            ONES,
+            reshard(a, P("x", "y")),
+            ONES[0],
+            out_sharding=P(None, "y", unreduced={"x"}),
+        ),
+        np.broadcast_to(X[:4].sum(0), (4, 4)),
+    ),
     "a sum": (lambda a: reshard(a, U) + reshard(ONES, U), X[:4] + 1),
     "nested": (lambda a: pjit(lambda: reshard(ONES, U))(), ONES),
     "scan": (

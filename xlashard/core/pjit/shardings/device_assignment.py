@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 
 from xlashard._jax.lowering import memory_kind_of
@@ -102,6 +103,23 @@ def mesh_over(devices: tuple[Device, ...], mesh: AbstractMesh) -> Mesh:
     return Mesh(grid.reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
 
 
+def mesh_of_specs(mesh: Mesh | None) -> Mesh | AbstractMesh | None:
+    """Return the mesh by whose axes partition specs are read.
+
+    Args:
+        mesh: The mesh in force, over whose devices `jax.sharding.use_abstract_mesh` may have put
+            other axes; or None, and an abstract mesh may be in force.
+    """
+    abstract = jax.sharding.get_abstract_mesh()
+    if abstract.empty or abstract.manual_axes:
+        return mesh
+    if mesh is None or mesh.size != abstract.size:
+        return mesh or abstract
+    if (mesh.axis_names, mesh.axis_sizes) == (abstract.axis_names, abstract.axis_sizes):
+        return mesh
+    return mesh_over(mesh._flat_devices_tuple, abstract)
+
+
 def typed_sharding(aval: Any, devices: tuple[Device, ...]) -> XLACompatibleSharding | None:
     """Return the sharding that the type of a result prescribes; None where it has no such axes."""
     typed = sharding_of_type(aval)
@@ -171,7 +189,7 @@ class DeviceAssignmentSource(NamedTuple):
         decides: False for a committed argument that moves to the devices of its `in_shardings`.
     """
 
-    kind: Literal["device", "mesh", "in", "out", "argument", "constraint", "closed over"]
+    kind: Literal["device", "mesh", "in", "out", "argument", "type", "constraint", "closed over"]
     subject: Any
     devices: tuple[Device, ...] | None
     mesh: Mesh | AbstractMesh | None
@@ -199,6 +217,8 @@ class DeviceAssignmentSource(NamedTuple):
                 return f"the argument {self.subject.describe()}"
             case "out":
                 return f"the {names[1]} of {self.subject}"
+            case "type":
+                return f"the type of {self.subject}"
             case "constraint":
                 return "a sharding constraint inside"
         return self.subject()
@@ -274,6 +294,19 @@ def abstract_source(sources: Sequence[DeviceAssignmentSource]) -> DeviceAssignme
     for source in sources:
         if source.decides and isinstance(source.mesh, AbstractMesh):
             return source
+    return None
+
+
+def typed_source(request: ShardingRequest) -> DeviceAssignmentSource | None:
+    """Return the first argument or result with explicit axes in its type, or None."""
+    used = request.used or repeat(True)
+    pairs = zip(request.arguments, used, strict=False)
+    values = [(argument.describe(), argument.aval) for argument, is_used in pairs if is_used]
+    values += zip(request.result_paths, request.result_avals, strict=True)
+    for subject, aval in values:
+        typed = sharding_of_type(aval)
+        if typed is not None:
+            return DeviceAssignmentSource("type", subject, None, typed[0])
     return None
 
 

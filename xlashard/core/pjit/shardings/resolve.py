@@ -20,7 +20,9 @@ from xlashard.core.pjit.shardings.device_assignment import (
     common_mesh,
     custom_memory_kind,
     device_sources,
+    mesh_over,
     typed_sharding,
+    typed_source,
 )
 from xlashard.core.pjit.shardings.resources import (
     INFERRED,
@@ -122,6 +124,8 @@ def resolve(request: ShardingRequest) -> ProgramPlacement:
     """
     sources = device_sources(request)
     devices, abstract = agreed_devices(sources, request.names), abstract_source(sources)
+    if devices is None and abstract is None:
+        abstract = typed_source(request)
     committed = devices is not None or abstract is not None
     if devices is None:
         devices = assigned_devices(request, abstract) if abstract else (default_device(),)
@@ -129,18 +133,22 @@ def resolve(request: ShardingRequest) -> ProgramPlacement:
         request = request.on(devices)
         sources = device_sources(request)
     mesh = request.mesh if request.mesh is not None else common_mesh(sources, devices)
+    if mesh is None and abstract is not None and isinstance(abstract.mesh, AbstractMesh):
+        mesh = mesh_over(devices, abstract.mesh)
     ins = _argument_shardings(request, devices, mesh)
     outs = _result_shardings(request, devices, mesh)
     return ProgramPlacement(devices, mesh, ins, outs, committed or len(devices) > 1)
 
 
 @lru_cache(maxsize=4096)
-def named(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
+def named(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> NamedSharding:
     """Return the sharding of a spec on the mesh in force."""
     return NamedSharding(mesh, spec)
 
 
-def to_sharding(resource: Resource, mesh: Mesh | None, *value: str) -> Sharding | None:
+def to_sharding(
+    resource: Resource, mesh: Mesh | AbstractMesh | None, *value: str
+) -> Sharding | None:
     """Return the sharding that a resource stands for under a mesh; None if it is unspecified.
 
     `None` as a resource (replicated) needs devices: without a mesh it is resolved later, when the
@@ -181,7 +189,9 @@ def to_sharding(resource: Resource, mesh: Mesh | None, *value: str) -> Sharding 
     return sharding
 
 
-def _spec_on(mesh: Mesh | None, spec: PartitionSpec, value: Sequence[str]) -> NamedSharding:
+def _spec_on(
+    mesh: Mesh | AbstractMesh | None, spec: PartitionSpec, value: Sequence[str]
+) -> NamedSharding:
     """Return the sharding of a spec on the mesh in force."""
     path = " of ".join(value)
     if mesh is None:
@@ -196,7 +206,9 @@ def _spec_on(mesh: Mesh | None, spec: PartitionSpec, value: Sequence[str]) -> Na
         raise ResourceError(f"{path} is {spec}: {error}", path=path) from None
 
 
-def _on_devices(sharding: NamedSharding, mesh: Mesh, value: Sequence[str]) -> NamedSharding:
+def _on_devices(
+    sharding: NamedSharding, mesh: Mesh | AbstractMesh, value: Sequence[str]
+) -> NamedSharding:
     """Return a sharding on an abstract mesh over the devices of the mesh in force."""
     if _axes(mesh) != _axes(sharding.mesh):
         raise MeshError(

@@ -1,5 +1,6 @@
 """The stages `Traced` and `Lowered` of a pjit-ed function."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -9,7 +10,7 @@ import jax
 from jax.experimental.layout import Format
 
 from xlashard._jax.runtime import compiler, executables
-from xlashard._jax.runtime.shardings import AbstractMesh, Device
+from xlashard._jax.runtime.shardings import AbstractMesh, Device, is_auto_layout
 from xlashard._jax.runtime.topologies import UnassignedDevice, unassigned_devices
 from xlashard._jax.runtime.transfer import default_device
 from xlashard._jax.trace import tracing
@@ -53,12 +54,8 @@ class Traced(Stage, jax.stages.Traced):
         options = function.options
         moves = options.device is not None or options.backend is not None or any(call.moves)
         self._info = StageInfo.of(call, moves_arguments=moves)
-        self._known_out_shardings = tuple(
-            requested
-            if isinstance(requested, XLACompatibleSharding) and names_devices(requested)
-            else tracing.explicit_sharding(aval)
-            for aval, requested in zip(self._info.out_avals, call.out_shardings, strict=True)
-        )
+        outs = zip(self._info.out_avals, call.out_shardings, call.layouts[1], strict=True)
+        self._known_out_shardings = tuple(itertools.starmap(_known_place, outs))
 
     @shortened
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -105,6 +102,8 @@ class Traced(Stage, jax.stages.Traced):
             return traced.lower(
                 lowering_platforms=lowering_platforms, _private_parameters=_private_parameters
             )
+        if lowering_platforms is None and self._call.mesh is None:
+            lowering_platforms = tracing.platforms_in_force()
         assign = None if lowering_platforms is None else unassigned_devices
         call = replace(self._call, assign=assign)
         request = self._function.lowering_request(call, self._function.arguments(call))
@@ -121,6 +120,15 @@ class Traced(Stage, jax.stages.Traced):
         else:
             signature, program = lower_jaxpr(self.jaxpr, request.canonicalize(), platform)
         return Lowered(self, request, signature, program, platform)
+
+
+def _known_place(aval: Any, requested: Any, layout: Any) -> Any:
+    """Return the sharding of a result that is known before compilation, with a known layout."""
+    sharding = tracing.explicit_sharding(aval)
+    if isinstance(requested, XLACompatibleSharding) and names_devices(requested):
+        sharding = requested
+    known = sharding is not None and layout is not None and not is_auto_layout(layout)
+    return Format(layout, sharding) if known else sharding
 
 
 def _platform(requested: Sequence[str] | None, own: str | None, name: str) -> str:
@@ -159,7 +167,9 @@ class Lowered(Stage, jax.stages.Lowered):
         self._signature = signature
         self._program = program
         self._platform = platform
-        self._info = traced._info
+        requested = traced._call.in_shardings
+        in_avals = tuple(map(tracing.with_sharding_in_type, traced._info.in_avals, requested))
+        self._info = replace(traced._info, in_avals=in_avals)
         self._known_out_shardings = request.placement.out_shardings
         if request.placement.is_unassigned:
             self._known_out_shardings = traced._call.out_shardings
