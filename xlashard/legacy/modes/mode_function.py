@@ -150,8 +150,8 @@ class ModeFunction(Function):
                         path=path,
                     )
             elif isinstance(value, GlobalDeviceArray) and request is not None:
-                moves = self.mode.jax_array or call.mesh is None
-                if not moves and request.devices != value.sharding.devices:
+                stays = not self.mode.jax_array and request.devices != value.sharding.devices
+                if stays and call.mesh is not None:
                     # jax.jit would move the array to the devices of the resource.
                     check_gda_mesh((value,), (argument.path,), call.mesh)
                 _check_partitioning(argument, request, what)
