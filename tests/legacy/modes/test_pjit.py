@@ -229,6 +229,15 @@ def test_auto_requires_global_avals(mesh: Any) -> None:
             assert type(compiled(taken)) is GlobalDeviceArray
 
 
+def test_example_of_the_docstring_of_2022() -> None:
+    blur = jnp.asarray([0.5, 1.0, 0.5])
+    f = legacy.pjit(lambda x: jnp.convolve(x, blur, "same"), None, EraSpec("devices"))
+    for mode in (off(), off(gda=True), legacy.jax_array(True)):
+        with legacy.installed(), jax.sharding.Mesh(np.array(jax.devices()), ("devices",)), mode:
+            out = f(jnp.arange(8, dtype=jnp.float32))
+        assert np.asarray(out).tolist() == [0.5, 2, 4, 6, 8, 10, 12, 10]
+
+
 @pytest.mark.parametrize("jax_array", [True, False])
 def test_unused_arguments_are_kept(mesh: Any, jax_array: bool) -> None:
     f = legacy.pjit(lambda x, y: x * 2, (P("x"), P("y")), P("x"))
