@@ -1,33 +1,55 @@
-"""The tables of `tests/README.md` name tests that exist."""
+"""The table of the statements of five documents: every test that it names exists."""
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
-import pytest
+from tests.grouped_cases import Together
 
-pytestmark = pytest.mark.without_jax
-
-FOLDER = Path(__file__).parent
-ROWS = [line for line in (FOLDER / "README.md").read_text().splitlines() if "::" in line]
+ROOT = Path(__file__).parent.parent
+TABLE = ROOT / "tests" / "statements.md"
 
 
-def list_tests(path: Path) -> set[str]:
-    """Return the names of a file's test functions, with those of their classes."""
-    names = set()
-    for node in ast.parse(path.read_text()).body:
+@cache
+def defined(path: Path) -> dict[str, ast.AST]:
+    """Return the functions and classes of a file, methods by `Class::method`."""
+    found: dict[str, ast.AST] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = node
         if isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}::{x.name}" for x in node.body if isinstance(x, ast.FunctionDef)}
-        elif isinstance(node, ast.FunctionDef):
-            names.add(node.name)
-    return names
+            found |= {f"{node.name}::{n.name}": n for n in node.body if hasattr(n, "name")}
+    return found
 
 
-def test_every_statement_has_tests_that_exist():
-    named: dict[str, set[str]] = {}
-    for row in ROWS:
-        for identifier in re.findall(r"`([\w/.]+::[\w:]+)`", row):
-            path, _, name = identifier.partition("::")
-            named.setdefault(path, set()).add(name)
-    missing = {path: names - list_tests(FOLDER / path) for path, names in named.items()}
-    assert len(ROWS) > 90 and not {path: names for path, names in missing.items() if names}
+def check_exists(test: str) -> None:
+    file, _, name = test.partition("::")
+    path = ROOT / file
+    assert path.is_file(), f"no file {file}"
+    if not name or name in defined(path):
+        return
+    class_name, _, method = name.partition("::")
+    node = defined(path).get(class_name)
+    assert isinstance(node, ast.ClassDef) and method, f"{file} has no {name}"
+    # The tests of a suite are methods of a base class beside it.
+    suite = defined(path.with_name("suite.py"))
+    bases = [text for base in node.bases for text in re.findall(r"\w+Suite", ast.unparse(base))]
+    assert any(f"{base}::{method}" in suite for base in bases), f"{file} has no {name}"
+
+
+def test_every_named_test_exists() -> None:
+    rows = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if "`tests/" in line]
+    assert len(rows) > 150
+    with Together() as all_of:
+        for row in rows:
+            for test in re.findall(r"`(tests/[^`]+)`", row):
+                with all_of.case(row):
+                    check_exists(test)
+
+
+def test_every_row_has_a_statement_and_tests() -> None:
+    for line in TABLE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("|") and not line.startswith(("|---", "| document", "| statement")):
+            cells = re.split(r"\s*\|\s*", line.strip("| "))
+            assert len(cells) == 2, line

@@ -14,6 +14,7 @@
 | `arrays` | `GlobalDeviceArray` and the device arrays |
 | `shardings` | partition specs, `OpSharding`s and `ShardingSpec`s |
 | `serialization` | checkpoints of single arrays in TensorStore |
+| `historic_errors` | errors with the built-in classes that JAX raised in 2022 |
 
 Names of the era that can be imported from `xlashard` too, such as `PmapSharding`, are listed here
 alone.

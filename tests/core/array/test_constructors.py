@@ -146,8 +146,9 @@ class TestFromCallback:
             return make_array_from_callback((4,), named("x"), lambda index: t[index]).sum()
 
         for transform in (jax.jit, jax.grad):
-            with raises(ArgumentError, "[0:2]", "traced", "jit, grad and vmap"):
-                transform(inside)(jnp.arange(4.0))
+            for kind in (ArgumentError, jax.errors.UnexpectedTracerError):
+                with raises(kind, "[0:2]", "traced", "jit, grad and vmap"):
+                    transform(inside)(jnp.arange(4.0))
 
     def test_known_values_inside_a_trace_are_constants(self) -> None:
         @jax.jit

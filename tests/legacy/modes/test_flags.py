@@ -20,6 +20,7 @@ from xlashard.legacy.arrays.device_arrays import device_buffers
 from xlashard.legacy.modules import entries
 
 MODULE_AND_OBJECT = ("jax.config", "jax.config.config")
+IGNORED = ("experimental_cpp_jit", "experimental_cpp_pjit", "experimental_cpp_pmap")
 NAMES = ("jax_array", "jax_parallel_functions_output_gda", "jax_pmap_no_rank_reduction")
 
 
@@ -52,6 +53,22 @@ def test_spmd_mode_is_stored_and_validated() -> None:
             ConfigError, match=naming("jax_spmd_mode", "'sometimes'", "'allow_jit'")
         ):
             jax.config.update("jax_spmd_mode", "sometimes")
+
+
+def test_flags_between_python_and_cpp_are_accepted() -> None:
+    with legacy.installed():
+        from jax._src.api import FLAGS
+
+        for name in IGNORED:
+            assert getattr(FLAGS, name) is getattr(jax.config, name) is True
+            jax.config.update(name, False)
+            assert getattr(FLAGS, name) is config.read(name) is False
+            setattr(FLAGS, name, True)
+            assert getattr(jax.config, name) is True
+        assert FLAGS.jax_enable_checks == jax.config.jax_enable_checks
+        assert legacy.pjit(lambda x: x + 1)(np.ones(2)).tolist() == [2, 2]
+    with pytest.raises(ConfigError, match=naming("jax_arrays", "jax_array")):
+        config.jax_arrays = False
 
 
 def test_jax_array_mode_is_the_default() -> None:
@@ -229,7 +246,7 @@ def test_buffers_of_pmap_with_and_without_rank_reduction() -> None:
 
 
 def test_entries_list_every_removed_flag() -> None:
-    names = {f"jax.config.{name}" for name in (*NAMES, "jax_spmd_mode")}
+    names = {f"jax.config.{name}" for name in (*NAMES, *IGNORED, "jax_spmd_mode")}
     listed = {name for name in entries() if name.startswith("jax.config")}
     assert listed == names | set(MODULE_AND_OBJECT)
     assert "jax.spmd_mode" in entries()

@@ -262,6 +262,9 @@ EVERYDAY = {
             "finally: jax.config.update('jax_compilation_cache_dir', before)",
         },
     ),
+    "jax._src.api.FLAGS": _imports("jax._src.api", "FLAGS")
+    + "FLAGS.experimental_cpp_pjit = False; assert not jax.config.experimental_cpp_pjit\n"
+    + "jax.config.update('experimental_cpp_pjit', True); assert FLAGS.experimental_cpp_pjit",
     "jax._src.util.prod": _imports("jax._src.util", "prod") + "assert prod((2, 3)) == 6",
     "jax._src.test_util.create_global_mesh": "import jax._src.test_util as jtu, unittest\n"
     "mesh = jtu.create_global_mesh((4, 2), ('x', 'y'))\n"

@@ -241,10 +241,11 @@ def _partial_eval_call(
     return results
 
 
-def _without_donation(primitive: Any, *args: Any) -> list[dict[str, Any]]:
+def _without_donation(primitive: Any, *args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters of the known and of the staged part of a call, donating nothing."""
     parts = ({**part, "donated_invars": ()} for part in args[-2:])
-    return [primitive.with_own_names(part, len(part["jaxpr"].invars)) for part in parts]
+    known, staged = (primitive.with_own_names(part, len(part["jaxpr"].invars)) for part in parts)
+    return known, staged
 
 
 def _lower_call(

@@ -272,6 +272,9 @@ class Function:
     def compile_call(self, call: Call) -> CompiledProgram:
         """Return the program of a call that is about to run."""
         call = call if call.auto is None else planned_call(self, call)
+        if call.moves and jax.config.jax_enable_checks:
+            # Arguments elsewhere than in the chosen layout are refused, as by pjit of 2022.
+            call = replace(call, moves=())
         jaxpr, miss, request = call.traced.jaxpr, call.miss, None
         try:
             request = self.lowering_request(call, self.arguments(call, runs=True))

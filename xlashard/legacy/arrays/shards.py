@@ -26,6 +26,7 @@ from xlashard.core.pjit.shardings.resolve import named as named_sharding
 from xlashard.core.sharding import Mesh
 from xlashard.errors import ArgumentError, GeometryError, PlacementError, counted
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
+from xlashard.legacy.historic_errors import GdaBufferError
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
 from xlashard.support.tracebacks import shorten, shortened
 
@@ -308,7 +309,10 @@ def from_buffers(where: Where, device_buffers: Any) -> Array:
         # One handle over all buffers, as the runtime returned it.
         return named(Array.from_jax(device_buffers), where[1], where[2])
     singles = read_buffers(device_buffers, _BUFFERS)
-    joint = _array(assemble_arrays(singles, target, None, _BUFFERS))
+    try:
+        joint = _array(assemble_arrays(singles, target, None, _BUFFERS))
+    except PlacementError as error:
+        raise GdaBufferError(str(error)) from None
     for number, (single, device) in enumerate(zip(singles, target.devices, strict=True)):
         if single.device != device:
             raise PlacementError(

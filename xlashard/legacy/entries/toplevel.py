@@ -63,6 +63,7 @@ ENTRIES: EntryTable = {
         "checkpoint": works("0.10.0", "jax.checkpoint"),
         "remat": works("0.10.0", "jax.checkpoint", "jax"),
     },
+    "jax._src.api": {"FLAGS": works("0.4.7", "jax.config", f"{_FLAGS}:config")},
     "jax._src.test_util": {"create_global_mesh": works("0.6.0", "jax.make_mesh(shape, names)")},
     "jax.dlpack": {"to_dlpack": works("0.7.0", "x.__dlpack__()")},
     "jax.Device": {
@@ -83,6 +84,12 @@ ENTRIES: EntryTable = {
             "jax.jit(f, out_shardings=shardings)",
             f"{_FLAGS}:parallel_functions_output_gda",
         ),
+        **{
+            f"experimental_cpp_{name}": works("0.4.8", "jax.jit(f)", _FLAGS).but(
+                "it has no effect: every function is dispatched in C++"
+            )
+            for name in ("jit", "pjit", "pmap")
+        },
         "jax_spmd_mode": works("0.7.0", "jax.jit(f)(x)", f"{_FLAGS}:spmd_mode"),
         "jax_pmap_no_rank_reduction": works(
             "0.8.0", "xlashard.unstacked_shards(x)", f"{_FLAGS}:pmap_no_rank_reduction"

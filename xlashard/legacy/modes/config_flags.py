@@ -10,6 +10,7 @@ Flags are set by environment, `config.update`, command line or context manager.
 | `jax_spmd_mode` | `allow_jit` | eager operations on arrays that span processes are refused |
 | `jax_enable_checks` | JAX's own | the mesh in force is compared with that of each global array |
 | `jax_distributed_debug` | JAX's own | each run of a program over several devices is logged |
+| `experimental_cpp_jit`, `_pjit`, `_pmap` | True | none: accepted, as programs of 2022 set them |
 
 The environment variable of a flag is its name in capitals. Calls read the flags once, at their
 entry point, through `current_array_mode()`.
@@ -87,10 +88,16 @@ spmd_mode = legacy_api.new_flag(
     "Computations that may take arrays that span processes: all, jax.jit and pjit, or pjit.",
     _spmd_mode,
 )
+# Those of 2022 between Python and C++, which programs set.
+experimental_cpp_jit, experimental_cpp_pjit, experimental_cpp_pmap = _IGNORED = tuple(
+    _flag(f"experimental_cpp_{name}", True, "Has no effect: calls are repeated in C++.")
+    for name in ("jit", "pjit", "pmap")
+)
+
 enable_checks = legacy_api.own_flag("jax_enable_checks")
 distributed_debug = legacy_api.own_flag("jax_distributed_debug")
 
-OWN = (jax_array, parallel_functions_output_gda, pmap_no_rank_reduction, spmd_mode)
+OWN = (jax_array, parallel_functions_output_gda, pmap_no_rank_reduction, spmd_mode, *_IGNORED)
 """The flags that today's JAX lacks."""
 
 # With one of these on, repeat calls enter Python too.
@@ -156,6 +163,10 @@ class Config:
     def __getattr__(self, name: str) -> Any:
         flag = _OWN_BY_NAME.get(name)
         return getattr(jax.config, name) if flag is None else flag.value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # As programs set `FLAGS.experimental_cpp_pjit`.
+        self.update(name, value)
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *dir(jax.config), *_OWN_BY_NAME})

@@ -22,9 +22,10 @@ from xlashard.core.pjit.options import PjitOptions, Selected
 from xlashard.core.pjit.shardings.resources import Auto, FromGda, described
 from xlashard.core.pjit.trace import Call, expand_in
 from xlashard.core.sharding import Mesh, NamedSharding, XLACompatibleSharding
-from xlashard.errors import ArgumentError, MeshError, ResourceError
+from xlashard.errors import MeshError, ResourceError
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray, check_gda_mesh, gda_class
+from xlashard.legacy.historic_errors import KeywordArgumentError
 from xlashard.legacy.modes.config_flags import ArrayMode, CallFlags
 from xlashard.support.tracebacks import shortened
 
@@ -72,7 +73,7 @@ class ModeFunction(Function):
             The mesh in force.
 
         Raises:
-            ArgumentError: Arguments were passed by name.
+            KeywordArgumentError: Arguments were passed by name; a `NotImplementedError` too.
             MeshError: No mesh is in force.
             ResourceError: A resource is unspecified, or `AUTO`.
         """
@@ -80,7 +81,7 @@ class ModeFunction(Function):
         if self.mode.jax_array:
             return mesh
         if kwargs:
-            raise ArgumentError(
+            raise KeywordArgumentError(
                 f"{self.name} was called with {', '.join(kwargs)} by name, but pjit takes "
                 "positional arguments only while jax_array is off: write "
                 f"{self.name}({', '.join(self.parameters.signature.names)}), or {_ON}"
@@ -130,14 +131,12 @@ class ModeFunction(Function):
         arguments = super().arguments(call, runs=runs)
         if self.call_flags.checks_meshes and call.mesh is not None:
             check_gda_mesh(call.values, call.traced.arg_names, call.mesh)
-        if self.mode.jax_array:
-            return arguments
         out = []
         tree, what = self.options.in_resources, self.options.in_resources.what
         resources = expand_in(tree, self.parameters, call.traced.in_tree)
         every = zip(call.values, arguments, resources, call.in_shardings, strict=True)
         for value, argument, resource, request in every:
-            if not is_global(value):
+            if not is_global(value) and not self.mode.jax_array:
                 if not isinstance(resource.value, FromGda):
                     argument = argument.unbound()
                 elif not isinstance(value, jax.ShapeDtypeStruct):
@@ -149,7 +148,8 @@ class ModeFunction(Function):
                         path=path,
                     )
             elif isinstance(value, GlobalDeviceArray) and request is not None:
-                if call.mesh is not None and request.devices != value.sharding.devices:
+                stays = not self.mode.jax_array and request.devices != value.sharding.devices
+                if stays and call.mesh is not None:
                     # jax.jit would move the array to the devices of the resource.
                     check_gda_mesh((value,), (argument.path,), call.mesh)
                 _check_partitioning(argument, request, what)
@@ -226,7 +226,8 @@ def _log(call: Call, compiled: CompiledProgram) -> None:
     program = compiled.program
     first = len(compiled.consts)
     LOGGER.warning(
-        "running %s\n  in_shardings: %s\n  out_shardings: %s\n  arguments: %s\n  fingerprint: %s",
+        "running %s\n  in_shardings: %s\n  out_shardings: %s\n  abstract args: %s\n"
+        "  fingerprint: %s",
         call.traced.name,
         [*map(described, program.parts.in_shardings[first:])],
         [*map(described, program.parts.out_shardings)],

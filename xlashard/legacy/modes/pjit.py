@@ -48,7 +48,7 @@ def pjit(
     out_shardings: Any = UNSPECIFIED,
     static_argnames: str | Sequence[str] | None = None,
     donate_argnames: str | Sequence[str] | None = None,
-    keep_unused: bool = False,
+    keep_unused: bool = True,
     device: Any = None,
     backend: str | None = None,
     inline: bool = False,
@@ -77,7 +77,8 @@ def pjit(
         out_shardings: A later name of `out_axis_resources`.
         static_argnames: As in `xlashard.pjit`.
         donate_argnames: As in `xlashard.pjit`.
-        keep_unused: As in `xlashard.pjit`.
+        keep_unused: As in `xlashard.pjit`. True by default, as in 2022: specs of a compiled
+            program have one entry for each argument.
         device: As in `xlashard.pjit`.
         backend: As in `xlashard.pjit`.
         inline: As in `xlashard.pjit`.

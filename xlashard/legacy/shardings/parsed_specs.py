@@ -17,6 +17,7 @@ from xlashard.core.sharding.named import spec_entries
 from xlashard.errors import ArgumentError, DuplicateAxisError, ShardingError
 from xlashard.geometry import Spec
 from xlashard.geometry.spec import check_axes_once
+from xlashard.legacy.historic_errors import SpecOutOfSyncError
 from xlashard.legacy.shardings.partition_spec import (
     PartitionSpec,
     is_auto,
@@ -111,10 +112,10 @@ class ParsedPartitionSpec:
         """Return the user's spec if it is at most `min_sync` away from this one.
 
         Raises:
-            ShardingError: The spec is further away.
+            SpecOutOfSyncError: The spec is further away; it is an `AssertionError` too.
         """
         if self.sync < min_sync:
-            raise ShardingError(
+            raise SpecOutOfSyncError(
                 f"{self!r} differs from the spec that the user wrote ({self.sync.name}, required "
                 f"{min_sync.name}): use get_partition_spec()"
             )

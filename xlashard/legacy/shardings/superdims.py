@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from xlashard.errors import TilingError
 from xlashard.geometry import strides
+from xlashard.legacy.historic_errors import DeviceOrderError
 
 
 def unflatten_array(named_sizes: Mapping[str, int], assignment: Sequence[int]) -> list[str]:
@@ -45,7 +46,7 @@ def unflatten_superdims(assignment: Sequence[int]) -> list[tuple[int, int]]:
     """Return the fewest `(size, stride)` digits that count out an assignment, minor to major.
 
     Raises:
-        TilingError: No digits do.
+        DeviceOrderError: No digits do; it is a `NotImplementedError` too.
 
     Example:
         >>> unflatten_superdims([0, 3, 1, 4, 2, 5])
@@ -53,7 +54,7 @@ def unflatten_superdims(assignment: Sequence[int]) -> list[tuple[int, int]]:
     """
     steps = strides.find(np.asarray(assignment, np.int64).reshape(-1))
     if steps is None:
-        raise TilingError("the order of the devices is not that of a transposed mesh")
+        raise DeviceOrderError("the order of the devices is not that of a transposed mesh")
     return list(reversed(steps))
 
 

@@ -229,6 +229,14 @@ class PieceInput(NamedTuple):
         return (self.value if self.keys is None else self.keys).dtype
 
 
+class TracedValueError(ArgumentError, jax.errors.UnexpectedTracerError):
+    """A traced value where only a concrete one has buffers; an error of JAX's class too."""
+
+    def __init__(self, message: str) -> None:
+        # JAX's class would add the address of its own page.
+        Exception.__init__(self, message)
+
+
 def as_piece_input(x: Any, name: Callable[[], str], instead: str) -> PieceInput:
     """Read a value; a sharded array is moved to its first device.
 
@@ -238,11 +246,12 @@ def as_piece_input(x: Any, name: Callable[[], str], instead: str) -> PieceInput:
         instead: Advice for a traced value.
 
     Raises:
-        ArgumentError: The value is of another type, or traced.
+        ArgumentError: The value is of another type.
+        TracedValueError: The value is traced.
         DeletedError: The value is deleted.
     """
     if isinstance(x, Tracer):
-        raise ArgumentError(
+        raise TracedValueError(
             f"{name()} is traced, but only concrete values can be put on single devices: {instead}"
         )
     if isinstance(x, np.ndarray):

@@ -206,7 +206,8 @@ class Executable:
     def _check_places(self, values: Sequence[Any]) -> None:
         """Refuse arguments that are committed to other shardings than the program's."""
         info, compiled = self._info, self._compiled
-        if info.moves_arguments:
+        checks = jax.config.jax_enable_checks and compiled.program.is_spread
+        if info.moves_arguments and not checks:
             return
         arguments = describe_arguments(values, info.paths, info.in_avals)
         parts, first = compiled.program.parts, len(compiled.consts)
