@@ -181,7 +181,7 @@ def broadcast_one_to_all(
 def _own(leaf: HostLeaf) -> np.ndarray:
     if leaf.value is None:
         raise PlacementError(  # no-catalogue: needs several processes
-            f"{leaf.path} is {leaf.type}, which spans processes, so no process holds all of it: "
+            f"{leaf.path} is {leaf.type}, which spans processes, and this one lacks a part of it: "
             "write process_allgather(x, tiled=True) to gather its value"
         )
     return leaf.value
