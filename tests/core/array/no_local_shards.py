@@ -97,6 +97,11 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "sharded slice": lambda x: x[0:2, 1],
     "at": lambda x: x.at[0].set(1.0),
     "jit": lambda x: (xs.jit if isinstance(x, xs.Array) else jax.jit)(lambda x: x * 2)(x),
+    "NumPy": lambda x: (
+        xs.pjit(jnp.sum, in_shardings=x.sharding)(V)
+        if isinstance(x, xs.Array)
+        else jax.jit(jnp.sum)(x)
+    ),
     "grad": lambda x: jax.grad(lambda x: (x * x).sum())(x * 1.0),
     "copy": lambda x: __import__("copy").copy(x),
     "tree": lambda x: jax.tree.map(lambda x: x + 1, [x]),

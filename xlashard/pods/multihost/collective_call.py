@@ -21,7 +21,7 @@ from xlashard.core.array import Array
 from xlashard.core.array.array_class.base import check_alive
 from xlashard.core.array.array_class.handles import is_key_array, key_handle, keys_over
 from xlashard.core.array.placement.put import as_host_value
-from xlashard.core.array.placement.read import holds_value, read_value, start_read
+from xlashard.core.array.placement.read import read_value, start_read
 from xlashard.core.array.placement.target import at_path, leaf_paths
 from xlashard.core.processes import (
     RENDEZVOUS,
@@ -80,7 +80,7 @@ def read_leaves(in_tree: Any, use: str, *, whole: bool = False) -> list[HostLeaf
     Args:
         in_tree: NumPy arrays, numbers, Arrays, JAX arrays and PRNG keys.
         use: Name of the calling function.
-        whole: Whether to read arrays that span processes as well, where this one holds all tiles.
+        whole: Whether to read fully replicated arrays that span processes as well.
 
     Raises:
         ArgumentError: A value that no device can hold, or a traced one, with its path.
@@ -138,7 +138,7 @@ def _opened(path: str, x: Any, use: str) -> HostLeaf:
 
 
 def _is_read(array: Array, whole: bool) -> bool:
-    return array.is_fully_addressable or (whole and holds_value(array._handle))
+    return array.is_fully_addressable or (whole and array.is_fully_replicated)
 
 
 SERIES = "multihost"

@@ -249,7 +249,9 @@ def is_split(sharding: Sharding) -> bool:
     """Return True if several processes hold different pieces of an array with this sharding."""
     if coordination.process_count() < 2 or sharding.is_fully_replicated:
         return False
-    return not (names_devices(sharding) and sharding.is_fully_addressable)
+    if not names_devices(sharding):
+        return True
+    return len({device.process_index for device in sharding.devices}) > 1
 
 
 def check_whole(
