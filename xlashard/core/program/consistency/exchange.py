@@ -198,14 +198,20 @@ class ConsistencyGroup:
         try:
             texts = RENDEZVOUS.exchange(barrier, proposal.to_json())
         except BarrierTimeoutError as error:
-            absent = error.missing("to run it, too", len(self._processes))
-            raise ProcessesError(  # no-catalogue: needs several processes
-                f"{name} waited {timeout:g} s for {absent}: a program over several processes must "
-                "be called by all of them, in the same order. If they only need longer, set "
-                f"{PROGRAMS_TIMEOUT}, in seconds",
-                processes=error.processes,
-            ) from None
+            # no-catalogue: needs several processes
+            raise self._timeout_error(name, timeout, error) from None
         return {process: Proposal.from_json(text) for process, text in texts.items()}
+
+    def _timeout_error(
+        self, name: str, timeout: float, error: BarrierTimeoutError
+    ) -> ProcessesError:
+        absent = error.missing("to run it, too", len(self._processes))
+        return ProcessesError(
+            f"{name} waited {timeout:g} s for {absent}: a program over several processes must "
+            "be called by all of them, in the same order. If they only need longer, set "
+            f"{PROGRAMS_TIMEOUT}, in seconds",
+            processes=error.processes,
+        )
 
     def _agree(self, digests: frozenset[str]) -> None:
         with self._changed:
@@ -233,7 +239,11 @@ class ConsistencyGroup:
             barrier = Barrier(
                 self._processes, "programs", timeout, what=f"the comparison of {name}'s arguments"
             )
-            unlike = differences(barrier, waiting.copies)
+            try:
+                unlike = differences(barrier, waiting.copies)
+            except BarrierTimeoutError as error:
+                # no-catalogue: needs several processes
+                raise self._timeout_error(name, timeout, error) from None
             text = (
                 f"{name} runs on devices of {len(self._processes)} processes, which must pass "
                 f"equal values, but {format_differences(unlike)}: give all the same value (from "
