@@ -9,7 +9,12 @@ import numpy as np
 
 from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.shardings import UNSPECIFIED as JAX_UNSPECIFIED
-from xlashard._jax.runtime.shardings import Format, JaxSharding, UnspecifiedValue
+from xlashard._jax.runtime.shardings import (
+    Format,
+    JaxSharding,
+    UnspecifiedValue,
+    is_compile_only,
+)
 from xlashard.core.array.placement.target import PrefixMismatch, broadcast_prefix, child_nodes
 from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind, names_devices
 from xlashard.core.sharding import (
@@ -251,6 +256,8 @@ def is_split(sharding: Sharding) -> bool:
         return False
     if not names_devices(sharding):
         return True
+    if is_compile_only(sharding.devices[0]):
+        return False
     return len({device.process_index for device in sharding.devices}) > 1
 
 
