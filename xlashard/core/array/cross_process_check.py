@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache, partial
 from itertools import groupby
 from operator import attrgetter
@@ -332,18 +332,16 @@ def _key(leaves: Sequence[_Leaf]) -> _Key:
     return *calling_line(), shapes, *known
 
 
-def process_copies(values: Sequence[Any], paths: Sequence[str]) -> "list[processes.NamedValue]":
-    """Return the host values and uncommitted arrays, of which every process has its own copy.
+def process_copies(values: Sequence[Any], paths: Sequence[str]) -> "Iterator[processes.NamedValue]":
+    """Yield the host values and uncommitted arrays, of which every process has its own copy.
 
     Args:
         values: Arguments of a program over several processes.
         paths: The path of each.
     """
-    return [
-        processes.NamedValue(path, _value(x))
-        for x, path in zip(values, paths, strict=True)
-        if _source_processes(x) is None and not _has_no_value(aval_of(x))
-    ]
+    for x, path in zip(values, paths, strict=True):
+        if _source_processes(x) is None and not _has_no_value(aval_of(x)):
+            yield processes.NamedValue(path, _value(x))
 
 
 def _has_no_value(aval: Any) -> bool:
