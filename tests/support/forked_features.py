@@ -16,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,10 @@ import numpy as np  # noqa: E402
 import xlashard as xs  # noqa: E402
 from xlashard import P  # noqa: E402
 from xlashard.core.program.executables import EXECUTABLES  # noqa: E402
+from xlashard.legacy.serialization import (  # noqa: E402
+    GlobalAsyncCheckpointManager,
+    get_tensorstore_spec,
+)
 from xlashard.support.background import repeating  # noqa: E402
 from xlashard.train.checkpoint.checkpoints import Checkpoints  # noqa: E402
 from xlashard.train.checkpoint.manifest import RunMetadata  # noqa: E402
@@ -150,6 +155,7 @@ def bound_steps() -> Iterator[Callable[[int], Any]]:
 @contextlib.contextmanager
 def reports() -> Iterator[Callable[[int], Any]]:
     f = xs.pjit(lambda x: (x @ x.T).sum(), in_shardings=ROWS)
+    xs.watch_recompiles()
 
     def use(number: int) -> None:
         assert xs.explain(f, VALUE).collectives
@@ -190,9 +196,36 @@ def checkpoints() -> Iterator[Callable[[int], Any]]:
         assert saved.steps() == [0, 1, 2]
 
 
+@contextlib.contextmanager
+def checkpoints_of_2022() -> Iterator[Callable[[int], Any]]:
+    folder = Path(tempfile.mkdtemp())
+    manager = GlobalAsyncCheckpointManager(timeout_secs=_SECONDS)
+
+    def use(number: int) -> None:
+        spec = get_tensorstore_spec(f"{folder}/unfinished/w")
+        commit = partial(os.rename, f"{folder}/unfinished", f"{folder}/step_{number}")
+        # It waits for the one before.
+        manager.serialize([xs.device_put(VALUE, ROWS)], [spec], on_commit_callback=commit)
+
+    yield use
+    manager.wait_until_finished()
+    assert sorted(os.listdir(folder)) == ["step_0", "step_1", "step_2"]
+
+
+@contextlib.contextmanager
+def layouts() -> Iterator[Callable[[int], Any]]:
+    """Search for a layout, which compiles its candidates in worker processes."""
+
+    def use(number: int) -> None:
+        step = xs.pjit(lambda w, x: jnp.tanh(x @ w).sum() * (number + 1))
+        assert xs.auto_shard(step, W, W, mesh={"a": 4}, topology="v5e-4").in_shardings
+
+    yield use
+
+
 FEATURES = (
-    *(preflights, pools, jobs_in_progress, programs, bound_steps),
-    *(reports, background, checkpoints),
+    *(preflights, pools, jobs_in_progress, programs, bound_steps, layouts),
+    *(reports, background, checkpoints, checkpoints_of_2022),
 )
 
 

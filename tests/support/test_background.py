@@ -138,8 +138,8 @@ def test_features_work_after_the_fork_of_a_child() -> None:
     assert done.returncode == 0 and done.stdout.endswith("the end\n"), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_exit_handlers_run_in_the_process_that_registered_them_and_nowhere_else() -> None:
-    """The package registers them in one place, with their process."""
     program = (
         "import os, sys\n"
         "from xlashard.support.background import at_exit\n"
@@ -155,6 +155,9 @@ def test_exit_handlers_run_in_the_process_that_registered_them_and_nowhere_else(
         [*python_command(), "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split("\n") == ["of the child", "of the parent", ""], done
+
+
+def test_exit_handlers_are_registered_in_one_place() -> None:
     registering = [
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")

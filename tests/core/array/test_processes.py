@@ -11,7 +11,7 @@ from tests.core.processes import run_in_one_pod, run_many
 HERE = Path(__file__).parent
 SCRIPTS = (
     *("two_processes.py", "two_processes_to_host.py"),
-    *("across_processes_putting.py", "across_processes_elsewhere.py"),
+    *("across_processes_putting.py", "across_processes_elsewhere.py", "no_local_shards.py"),
 )
 PARTIAL_RESULTS = "across_processes_unreduced.py"
 

@@ -1,18 +1,23 @@
-"""Stress of donation: refused calls, and interrupts at random moments, on eight devices.
+"""Stress of donation: refused calls, interrupts and forks at random moments, on eight devices.
 
-    python -m tests.core.pjit.stress [--refused 3000] [--lost 1500] [--interrupts 1500] [--seed 0]
+    python -m tests.core.pjit.stress [--refused 3000] [--lost 1500] [--interrupts 1500]
+        [--forks 300] [--seed 0]
 
 Refused are calls that pass a donated buffer twice, and calls with an array that lost a shard.
 After each refused call every array must hold its value, and programs over all devices must still
 finish. After each interrupt the state of a bound step must be that of before or after the step
-which was interrupted. `tests/core/pjit/stages/test_bound_step.py` runs a few of both.
+which was interrupted. After each fork, however the child ends, the parent goes on as if there had
+been none. `tests/core/pjit/test_stress.py` runs a few of each.
 """
 
 import argparse
+import atexit
+import os
 import random
 import signal
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 
@@ -280,6 +285,76 @@ def interrupted(count: int, dice: random.Random, *, keys: bool = False) -> Count
     return found
 
 
+class _ChildError(Exception):
+    """The error that ends a child, wherever its parent was when it forked."""
+
+
+def _end_at_once() -> None:
+    os._exit(0)
+
+
+def _exit_normally() -> None:
+    raise SystemExit
+
+
+def _fail() -> None:
+    raise _ChildError
+
+
+_ENDS = {"at once": _end_at_once, "normally": _exit_normally, "by an error": _fail}
+# A child in which a lock of the runtime stays taken hangs in an exit handler of JAX.
+_CHILD_SECONDS = 10
+
+
+def forked(count: int, dice: random.Random) -> Counter[str]:
+    """Fork children while a bound step or a repeat call runs, or between calls.
+
+    A child leaves the frames of the call by an exception, and runs the exit handlers.
+
+    Args:
+        count: Number of forks.
+        dice: Draws their times, and how the children end.
+
+    Returns:
+        Number of forks by place, and by the end of the child.
+
+    Raises:
+        AssertionError: If a value of the parent is wrong afterwards.
+    """
+    rows = NamedSharding(Mesh(np.array(jax.devices()[:8]), ("x",)), P("x"))
+    fun = pjit(lambda w, by: (w + by, w.sum()), donate_argnums=0, out_shardings=(rows, None))
+    start = device_put(np.zeros(SIZE, np.float32), rows)
+    step = fun.lower(start, 1.0).compile().bind(start)
+    repeat = xlashard.jit(lambda x: x.sum())
+    x = device_put(np.arange(SIZE, dtype=np.float32), rows)
+    found, calls, parent = Counter[str](), 0, os.getpid()
+    for i in range(count):
+        place, end = dice.choice(["bound step", "jit", "between"]), dice.choice(list(_ENDS))
+        done: list[None] = []
+        try:
+            with _Fork(dice.uniform(0, 0.003), _ENDS[end]) as fork:
+                if place == "bound step":
+                    _repeat(step, fork, done)
+                elif place == "jit":
+                    _wait_for(fork, lambda: jax.block_until_ready(repeat(x)))
+                else:
+                    _wait_for(fork, lambda: None)
+        except BaseException:
+            if os.getpid() == parent:
+                raise
+            atexit._run_exitfuncs()
+            os._exit(0)
+        status, calls = os.waitpid(fork.child, 0)[1], calls + len(done)
+        found[f"{place}, {end}{', killed' if os.WIFSIGNALED(status) else ''}"] += 1
+        for _ in range(2):
+            total = step(1.0)
+            assert float(total) == calls * SIZE, f"fork {i}, {place}, {end}"
+            calls += 1
+        np.testing.assert_array_equal(step.state, np.full(SIZE, calls, np.float32))
+        assert float(repeat(x)) == SIZE * (SIZE - 1) / 2
+    return found
+
+
 def _repeat(step: BoundStep, interrupt: "_Interrupt", done: list[None]) -> None:
     """Run a step until an interrupt comes, and append an item for each call that has returned."""
     while not interrupt.over:
@@ -289,8 +364,13 @@ def _repeat(step: BoundStep, interrupt: "_Interrupt", done: list[None]) -> None:
             jax.block_until_ready(step.state)
 
 
+def _wait_for(interrupt: "_Interrupt", act: Callable[[], object]) -> None:
+    while not interrupt.over:
+        act()
+
+
 class _Interrupt:
-    """Block in which KeyboardInterrupt is raised in the main thread, once.
+    """Block that a signal interrupts in the main thread, once, with a KeyboardInterrupt.
 
     Args:
         delay: Seconds from the beginning of the block.
@@ -311,7 +391,10 @@ class _Interrupt:
         self._sent.set()
         if not self.over:
             self.over = True
-            raise KeyboardInterrupt
+            self._act()
+
+    def _act(self) -> None:
+        raise KeyboardInterrupt
 
     def __enter__(self) -> "_Interrupt":
         self._before = signal.signal(signal.SIGUSR2, self._handle)
@@ -325,18 +408,47 @@ class _Interrupt:
         signal.signal(signal.SIGUSR2, self._before)
 
 
+class _Fork(_Interrupt):
+    """Block in which the main thread forks a child, once.
+
+    Args:
+        delay: Seconds from the beginning of the block.
+        end: Ends the child.
+
+    Attributes:
+        child: Its process id.
+    """
+
+    def __init__(self, delay: float, end: Callable[[], None]) -> None:
+        super().__init__(delay)
+        self.child = 0
+        self._end = end
+
+    def _act(self) -> None:
+        with warnings.catch_warnings():
+            # Of Python and JAX, about threads.
+            warnings.simplefilter("ignore")
+            self.child = os.fork()
+        if not self.child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(_CHILD_SECONDS)
+            self._end()
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.core.pjit.stress", description=__doc__)
     parser.add_argument("--refused", type=int, default=3000, help="how many refused calls")
     parser.add_argument("--lost", type=int, default=1500, help="how many calls with lost shards")
     parser.add_argument("--interrupts", type=int, default=1500, help="how many interrupts")
+    parser.add_argument("--forks", type=int, default=300, help="how many forks")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     options = parser.parse_args()
     for name, run, count in (
         ("refused calls", refused, options.refused),
         ("calls with lost shards", lost, options.lost),
         ("interrupts", interrupted, options.interrupts),
+        ("forks", forked, options.forks),
     ):
         began = time.perf_counter()
         kinds = run(count, random.Random(options.seed))

@@ -1,4 +1,4 @@
-"""A few of the refused donations and interrupts of `python -m tests.core.pjit.stress`."""
+"""A few of the refused donations, interrupts and forks of `python -m tests.core.pjit.stress`."""
 
 import random
 
@@ -21,3 +21,8 @@ def test_calls_with_deleted_shards_are_refused():
 @pytest.mark.parametrize("keys", [False, True])
 def test_interrupts_leave_the_old_or_the_new_state(keys):
     assert stress.interrupted(40, random.Random(2), keys=keys).total() == 40
+
+
+@pytest.mark.slow
+def test_forks_leave_the_parent_as_it_is():
+    assert stress.forked(12, random.Random(3)).total() == 12

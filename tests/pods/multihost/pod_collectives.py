@@ -111,7 +111,7 @@ def check_global_arrays() -> None:
     assert same(broadcast_one_to_all(copied), v)
     expect(
         PlacementError,
-        r"in_tree\[0\] is a global array .*no process holds.*process_allgather\(x, tiled=True\)",
+        r"in_tree\[0\] is a global array .*lacks a part.*process_allgather\(x, tiled=True\)",
         lambda: broadcast_one_to_all([rows]),
     )
 

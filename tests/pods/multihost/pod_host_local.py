@@ -341,7 +341,7 @@ def check_migration_guide() -> None:
         if PROCESSES > 1:
             expect(
                 ValueError,
-                "8 tiles",
+                "host_local_array_to_global_array",
                 lambda: pjit(lambda x: x, in_shardings=spec, out_shardings=spec)(local),
             )
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.core.processes import ROOT, free_port, run_pod
 from tests.message_patterns import naming
-from xlashard.pods.testing.launcher import PodSize
-from xlashard.pods.testing.supervision import EndingRules, PodRun
+from xlashard.pods.testing.launcher import Launch, LaunchPlan, PodSize
+from xlashard.pods.testing.supervision import EndingRules, PodRun, run_to_end
 
 HERE = Path(__file__).parent
 
@@ -64,7 +64,11 @@ def test_barriers_and_watchdogs_in_a_pod(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_forked_children_leave_the_pod_of_their_parents() -> None:
-    done = run_pod([str(HERE / "pod_forks.py")], PodSize(2, 2), EndingRules(timeout=200, grace=15))
+    # Without the fork server, whose processes end before Python frees the runtime.
+    command = [sys.executable, str(HERE / "pod_forks.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    plan = LaunchPlan(command, PodSize(2, 2), environment=environment, one_stream=True)
+    done = run_to_end(Launch(plan), EndingRules(timeout=200, grace=15))
     assert done.verdict.well, done.report()
     assert all("as before" in output for output in done.outputs), done.report()
 

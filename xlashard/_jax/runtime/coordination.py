@@ -5,6 +5,7 @@ overwrites; readers can wait for a key.
 """
 
 import atexit
+import ctypes
 import logging
 import os
 import sys
@@ -272,13 +273,19 @@ def exit_on_uncaught_error() -> None:
 
 
 def _leave_service_to_parent() -> None:
-    """Keep JAX's exit handler from disconnecting the parent of a forked child.
+    """Keep a forked child that exits from disconnecting its parent.
 
-    It would shut down the client of the coordination service with threads that the child lacks:
-    the child aborts, and the service then counts its parent as failed.
+    JAX's exit handler and the destructor of the client shut down the connection that the child
+    shares with its parent, with threads that the child lacks: the child aborts, and the service
+    counts the parent as failed.
     """
-    if distributed.global_state.client is not None:
-        atexit.unregister(api.clean_up)
+    state = distributed.global_state
+    if state.client is None:
+        return
+    atexit.unregister(api.clean_up)
+    for shared in (state.client, state.service):
+        # Destructors run at the end of Python too, unless a reference is left.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(shared))
 
 
 os.register_at_fork(after_in_child=_leave_service_to_parent)

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout
 
@@ -231,14 +232,16 @@ def finished(
         dtype: Dtype of the array.
         target: The sharding.
         layout: Layout of the array; None for the default.
-        keys: A key array of the same kind, if the buffers are key data.
+        keys: A key array of the same kind; None for other arrays, and without any buffer.
 
     Raises:
         ArgumentError: A layout for keys.
     """
-    if keys is not None:
-        target = resolve_key_data(target, buffers[0].shape[len(target.shape) :])
-        dtype = buffers[0].dtype
+    if is_key_dtype(dtype):
+        # A process without a device of the sharding has no keys, but their dtype.
+        keys = jnp.empty((), dtype) if keys is None else keys
+        data = jax.eval_shape(key_handle, jax.ShapeDtypeStruct((), dtype))
+        target, dtype = resolve_key_data(target, data.shape), data.dtype
     return array_over(gather_pieces(buffers, dtype, target), target, layout, keys)
 
 

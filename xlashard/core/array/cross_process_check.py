@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache, partial
 from itertools import groupby
 from operator import attrgetter
@@ -30,9 +30,9 @@ from xlashard.core.array.array_class.base import ArrayBase, type_text
 from xlashard.core.array.array_class.handles import is_key_array, key_handle
 from xlashard.core.array.placement.put import as_host_value
 from xlashard.core.array.placement.read import read_value
-from xlashard.core.array.placement.target import Placement, leaf_paths
+from xlashard.core.array.placement.target import Placement, leaf_paths, resolve_sharding
 from xlashard.core.sharding import Sharding, XLACompatibleSharding
-from xlashard.errors import ArgumentError, ProcessesError, UnequalError
+from xlashard.errors import ArgumentError, DeadlockError, ProcessesError, UnequalError
 from xlashard.support.formatting import format_by_process
 from xlashard.support.lazily import deferred
 
@@ -90,7 +90,11 @@ def _is_here(x: Any) -> bool:
 
 
 def compare_across_processes(
-    x: Any, leaves: Sequence[Any], placements: Sequence[Placement], check: Check | None
+    x: Any,
+    leaves: Sequence[Any],
+    placements: Sequence[Placement],
+    check: Check | None,
+    sends: Callable[[int], bool],
 ) -> set[int]:
     """Compare the leaves of which every process has a copy; return their numbers.
 
@@ -99,13 +103,17 @@ def compare_across_processes(
         leaves: The leaves.
         placements: Targets of the leaves.
         check: When to compare values; None for the default.
+        sends: Returns whether processes send each other pieces of the array at a position.
 
     Raises:
+        DeadlockError: The processes put an array to different targets.
         UnequalError: A value differs between processes.
         ProcessesError: A process did not take part before the timeout.
     """
     own: list[_Leaf] = []
     unclear: list[_Leaf] = []
+    moving: list[_Leaf] = []
+    check = _DEFAULT if check is None else check
     paths = cache(partial(leaf_paths, x, "x"))
     for number, (leaf, placement) in enumerate(zip(leaves, placements, strict=True)):
         if placement.sharding is None or isinstance(leaf, Tracer):
@@ -118,12 +126,18 @@ def compare_across_processes(
         if givers is None:
             if len(takers) > 1 or not target.is_fully_addressable:
                 own.append(_Leaf(number, paths, leaf, target, takers))
-        elif len(givers) == 1 and givers != set(takers):
+        else:
             everybody = tuple(sorted(givers.union(takers)))
-            if coordination.process_index() in everybody:
-                unclear.append(_Leaf(number, paths, leaf, target, everybody))
+            if len(everybody) < 2 or coordination.process_index() not in everybody:
+                continue
+            one = _Leaf(number, paths, leaf, target, everybody)
+            if len(givers) == 1:
+                unclear.append(one)
+            elif sends(number):
+                moving.append(one)
     own += _find_process_copies(unclear)
-    _compare(sorted(own, key=lambda leaf: leaf.number), _DEFAULT if check is None else check)
+    _compare(sorted(own, key=lambda leaf: leaf.number), check)
+    _compare_targets(moving, check)
     return {leaf.number for leaf in own}
 
 
@@ -179,27 +193,87 @@ def _find_process_copies(unclear: Sequence[_Leaf]) -> list[_Leaf]:
     """Return the arrays of which every process has a copy, after an exchange of types."""
     own = []
     for group, leaves in _by_processes(unclear):
-        local = [
-            [type_text(leaf.x), sorted(device.id for device in _data(leaf.x).sharding.device_set)]
-            for leaf in leaves
-        ]
-        try:
-            texts = processes.RENDEZVOUS.exchange(_barrier(group), json.dumps(local))
-        except processes.BarrierTimeoutError as error:
-            # no-catalogue: needs several processes
-            raise _timeout_error(error, leaves, group) from None
-        reported = {process: json.loads(text) for process, text in texts.items()}
-        types = {p: [kind for kind, _ in listed] for p, listed in reported.items()}
-        if any(listed != types[group[0]] for listed in types.values()):
-            raise ProcessesError(  # no-catalogue: needs several processes
-                f"device_put was called with different arrays: {_listed(types)}; let all "
-                "processes put the same arrays in the same order",
-                processes=group,
-            )
+        reported = _exchange_places(group, leaves)
         for number, leaf in enumerate(leaves):
             if len({tuple(listed[number][1]) for listed in reported.values()}) > 1:
                 own.append(leaf._replace(processes=_processes(leaf.target)))
+            else:
+                _refuse_other_targets(leaf, {p: listed[number] for p, listed in reported.items()})
     return own
+
+
+type _Place = tuple[str, list[int], str, str]
+"""Type of an array, ids of its devices, its target, and the tiles of that."""
+
+
+def _exchange_places(group: tuple[int, ...], leaves: Sequence[_Leaf]) -> dict[int, list[_Place]]:
+    """Return type, devices, target and its tiles of each leaf in all processes of a group.
+
+    Raises:
+        ProcessesError: The processes put different arrays, or some did not take part.
+    """
+    local = [
+        (
+            type_text(leaf.x),
+            sorted(device.id for device in _data(leaf.x).sharding.device_set),
+            str(leaf.target),
+            _tiles_text(leaf),
+        )
+        for leaf in leaves
+    ]
+    try:
+        texts = processes.RENDEZVOUS.exchange(_barrier(group), json.dumps(local))
+    except processes.BarrierTimeoutError as error:
+        # no-catalogue: needs several processes
+        raise _timeout_error(error, leaves, group) from None
+    reported = {process: json.loads(text) for process, text in texts.items()}
+    types = {p: [kind for kind, *_ in listed] for p, listed in reported.items()}
+    if any(listed != types[group[0]] for listed in types.values()):
+        raise ProcessesError(  # no-catalogue: needs several processes
+            f"device_put was called with different arrays: {_listed(types)}; let all "
+            "processes put the same arrays in the same order",
+            processes=group,
+        )
+    return reported
+
+
+def _tiles_text(leaf: _Leaf) -> str:
+    """Return devices and tiles of a target; a user's sharding may print as its address."""
+    tiling = resolve_sharding(np.shape(leaf.x), leaf.target).tiling
+    return f"{[device.id for device in leaf.target.devices]} {tiling}"
+
+
+def _compare_targets(moving: Sequence[_Leaf], check: Check) -> None:
+    """Check that all processes put arrays of several processes to the same other devices.
+
+    The transfers are programs of pairs of processes, which would wait for each other.
+
+    Raises:
+        DeadlockError: The targets differ.
+    """
+    if check == "never":
+        return
+    for group, leaves in _by_processes(moving):
+        key = "targets", *_key(leaves)
+        if _compared.get(key):
+            continue
+        reported = _exchange_places(group, leaves)
+        for number, leaf in enumerate(leaves):
+            _refuse_other_targets(leaf, {p: listed[number] for p, listed in reported.items()})
+        _compared.add(key)
+
+
+def _refuse_other_targets(leaf: _Leaf, places: dict[int, _Place]) -> None:
+    """Raise an error if processes put a leaf to different targets."""
+    targets = {p: f"{kind} to {text}" for p, (kind, _, text, _) in places.items()}
+    if len({(kind, tiles) for kind, *_, tiles in places.values()}) > 1:
+        raise DeadlockError(  # no-catalogue: needs several processes
+            f"device_put cannot complete: the processes put {leaf.path} to different places, "
+            f"{format_by_process(targets)}, and would wait for each other; give the same target in "
+            "all processes, or bring the value to each by multihost.process_allgather(x, "
+            "tiled=True)",
+            processes=tuple(places),
+        )
 
 
 def _listed(types: dict[int, list[str]]) -> str:
@@ -258,18 +332,16 @@ def _key(leaves: Sequence[_Leaf]) -> _Key:
     return *calling_line(), shapes, *known
 
 
-def process_copies(values: Sequence[Any], paths: Sequence[str]) -> "list[processes.NamedValue]":
-    """Return the host values and uncommitted arrays, of which every process has its own copy.
+def process_copies(values: Sequence[Any], paths: Sequence[str]) -> "Iterator[processes.NamedValue]":
+    """Yield the host values and uncommitted arrays, of which every process has its own copy.
 
     Args:
         values: Arguments of a program over several processes.
         paths: The path of each.
     """
-    return [
-        processes.NamedValue(path, _value(x))
-        for x, path in zip(values, paths, strict=True)
-        if _source_processes(x) is None and not _has_no_value(aval_of(x))
-    ]
+    for x, path in zip(values, paths, strict=True):
+        if _source_processes(x) is None and not _has_no_value(aval_of(x)):
+            yield processes.NamedValue(path, _value(x))
 
 
 def _has_no_value(aval: Any) -> bool:

@@ -1,6 +1,7 @@
 """`device_put` and `device_get`: transfers of pytrees."""
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol, TypedDict, Unpack, overload
 
 import jax
@@ -121,6 +122,7 @@ def device_put(
         UnequalError: A value differs between processes; with its path, the processes, and the first
             element that differs.
         ProcessesError: A process did not take part in the comparison before the timeout.
+        DeadlockError: Processes put an array of several processes to different targets.
         TransferGuardError: A transfer guard of JAX forbids it, such as `"disallow_explicit"`.
 
     Example:
@@ -167,11 +169,17 @@ def _put_tree(x: Any, device: Any, src: Any, flags: tuple[Any, Any], check: Chec
             raise at_path(error, leaf_path(x, number, "x")) from None
     with nullcontext() if guards is None else jax.transfer_guard("allow"):
         if spans_processes(placements, leaves):
-            for number in compare_across_processes(x, leaves, placements, check):
+            sends = partial(_sends_pieces, plans)
+            for number in compare_across_processes(x, leaves, placements, check, sends):
                 plan = plans[number]
                 if isinstance(plan, ArrayTransfer):
                     plans[number] = plan._replace(is_process_copy=True)
         return treedef.unflatten(execute(plans, lambda number: leaf_path(x, number, "x")))
+
+
+def _sends_pieces(plans: list[TransferPlan], number: int) -> bool:
+    plan = plans[number]
+    return isinstance(plan, ArrayTransfer) and plan.sends_pieces
 
 
 def _donate_last(

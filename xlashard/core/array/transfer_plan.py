@@ -42,7 +42,7 @@ from xlashard.core.array.placement.target import (
     resolve_requested,
     resolve_sharding,
 )
-from xlashard.core.array.reshard.execute import put_local_copy, relayout, reshard
+from xlashard.core.array.reshard.execute import put_local_copy, relayout, reshard, sends_pieces
 from xlashard.core.sharding import SingleDeviceSharding, from_jax, to_jax
 from xlashard.errors import ArgumentError, OutOfMemoryError, UnreducedError, XlashardError
 
@@ -135,6 +135,13 @@ class ArrayTransfer(NamedTuple):
         if target is None or reorders_devices(source, target):
             return False
         return self.layout is not None or not is_in_place(source, target)
+
+    @property
+    def sends_pieces(self) -> bool:
+        """True if processes send each other pieces, by programs of pairs of processes."""
+        if self.target is None:
+            return False
+        return sends_pieces(self.array.dtype, self.source, self.target)
 
     def run(self) -> Any:
         """Move the array.

@@ -239,9 +239,7 @@ class Program:
                 f"{sharding}, and got a {type(value).__name__}: write device_put({name}, sharding)"
             )
 
-    def admit(
-        self, naming: "ValueNamer | None" = None, copies: "ProcessCopies | None" = None
-    ) -> None:
+    def admit(self, naming: "ValueNamer | None" = None, copies: "ProcessCopies" = tuple) -> None:
         """Return once all processes of the program have arrived at its first run.
 
         Args:

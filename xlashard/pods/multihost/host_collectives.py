@@ -19,7 +19,7 @@ from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.shardings import Device
 from xlashard.core.array import Array
 from xlashard.core.array.device_put import device_put
-from xlashard.core.array.placement.read import read_value
+from xlashard.core.array.placement.read import holds_value, read_value
 from xlashard.core.pjit.api import pjit
 from xlashard.core.processes import (
     NamedValue,
@@ -179,9 +179,11 @@ def broadcast_one_to_all(
 
 
 def _own(leaf: HostLeaf) -> np.ndarray:
+    if leaf.value is None and leaf.array is not None and holds_value(leaf.array._handle):
+        return read_value(leaf.array, explicit=True)
     if leaf.value is None:
         raise PlacementError(  # no-catalogue: needs several processes
-            f"{leaf.path} is {leaf.type}, which spans processes, so no process holds all of it: "
+            f"{leaf.path} is {leaf.type}, which spans processes, and this one lacks a part of it: "
             "write process_allgather(x, tiled=True) to gather its value"
         )
     return leaf.value

@@ -107,7 +107,9 @@ def start_read(array: ArrayBase, *, explicit: bool = False) -> None:
     with reading_allowed(handle, explicit):
         buffers = split(handle)
         if handle.is_fully_replicated:
-            start_host_copy(buffers[0])
+            # A process without a device of the array has no buffer.
+            for buffer in buffers[:1]:
+                start_host_copy(buffer)
             return
         for number in distinct_here(handle)[1].buffers:
             start_host_copy(buffers[number])

@@ -141,6 +141,17 @@ def reshard(
     return handle
 
 
+def sends_pieces(dtype: Any, source: ResolvedSharding, target: ResolvedSharding) -> bool:
+    """Return True if a reshard sends pieces between processes."""
+    for step in plan.plan_steps(source, target, dtype):
+        if step.strategy is plan.Strategy.PERMUTE:
+            ends = [(side.tiling, side.sharding.devices) for side in (source, step.target)]
+            if permute.schedule(source.shape, dtype.itemsize, *ends).rounds:
+                return True
+        source = step.target
+    return False
+
+
 _ON_SAME_DEVICES = ("keep", "copy", "compiled", "split")
 
 

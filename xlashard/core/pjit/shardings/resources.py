@@ -9,7 +9,12 @@ import numpy as np
 
 from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.shardings import UNSPECIFIED as JAX_UNSPECIFIED
-from xlashard._jax.runtime.shardings import Format, JaxSharding, UnspecifiedValue
+from xlashard._jax.runtime.shardings import (
+    Format,
+    JaxSharding,
+    UnspecifiedValue,
+    is_compile_only,
+)
 from xlashard._jax.tree_definitions import make_node, outline, split_leaves
 from xlashard.core.array.placement.tree_prefix import PrefixMismatch, TreeNode, spread_prefix
 from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind, names_devices
@@ -230,7 +235,11 @@ def is_split(sharding: Sharding) -> bool:
     """Return True if several processes hold different pieces of an array with this sharding."""
     if coordination.process_count() < 2 or sharding.is_fully_replicated:
         return False
-    return not (names_devices(sharding) and sharding.is_fully_addressable)
+    if not names_devices(sharding):
+        return True
+    if is_compile_only(sharding.devices[0]):
+        return False
+    return len({device.process_index for device in sharding.devices}) > 1
 
 
 def check_whole(

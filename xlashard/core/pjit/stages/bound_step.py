@@ -194,7 +194,8 @@ class BoundStep:
         paths, values = ([pair[side] for pair in self._first_values] for side in (0, 1))
         self._program.admit(copies=partial(process_copies, values, paths))
         self._first_values = []
-        del self._inputs
+        # An interrupt may come before the next line, which then happens again.
+        self.__dict__.pop("_inputs", None)
         self._run = self._program.runner(self._results)
         self._run(handles)
 

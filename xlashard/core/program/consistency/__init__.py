@@ -68,7 +68,7 @@ class ConsistencyChecker:
         self,
         fingerprint: "ProgramFingerprint",
         naming: "ValueNamer | None" = None,
-        copies: "ProcessCopies | None" = None,
+        copies: "ProcessCopies" = tuple,
     ) -> bool:
         """Return once all processes of a program have arrived at its first run.
 

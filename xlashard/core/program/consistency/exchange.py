@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from functools import cached_property, partial
+from functools import partial
 
 from xlashard._jax.runtime import coordination
 from xlashard.config import CHECK_PROGRAMS, PROGRAMS_TIMEOUT
@@ -12,7 +12,6 @@ from xlashard.core.processes import (
     RENDEZVOUS,
     Barrier,
     BarrierTimeoutError,
-    NamedValue,
     differences,
     digest_of_all,
     format_differences,
@@ -61,22 +60,18 @@ class _Waiting:
     Attributes:
         fingerprint: The program.
         naming: Returns the name of a closed-over value.
-        copies: Arguments of which every process passes its own copy.
+        copies: Returns the arguments of which every process passes its own copy.
+        copies_digests: Digests of the paths and of the values of the copies.
         threads: Number of waiting threads.
         failure: Makes the error for these threads.
     """
 
     fingerprint: ProgramFingerprint
     naming: ValueNamer | None
-    copies: tuple[NamedValue, ...]
+    copies: ProcessCopies
+    copies_digests: tuple[str, str]
     threads: int = 0
     failure: Callable[[], XlashardError] | None = field(default=None)
-
-    @cached_property
-    def copies_digests(self) -> tuple[str, str]:
-        """Digests of the paths and of the values of its copies."""
-        paths, values = [copy.path for copy in self.copies], [c.entry() for c in self.copies]
-        return digest_of_all(paths), digest_of_all(values)
 
 
 class ConsistencyGroup:
@@ -102,7 +97,7 @@ class ConsistencyGroup:
         fingerprint: ProgramFingerprint,
         naming: ValueNamer | None,
         timeout: float,
-        copies: ProcessCopies | None = None,
+        copies: ProcessCopies = tuple,
     ) -> None:
         """Return once all processes have arrived with the same program.
 
@@ -120,12 +115,16 @@ class ConsistencyGroup:
         digest = fingerprint.digest
         if digest in self._agreed:
             return
-        # Reading arrays waits for their computation, so it happens outside the lock.
-        own_copies = () if copies is None else tuple(copies())
+        # Reading arrays waits for their computation, so it happens outside the lock. They may be
+        # large, and are read one by one.
+        entries = [value.entry() for value in copies()]
+        digests = digest_of_all([path for path, *_ in entries]), digest_of_all(entries)
         with self._changed:
             if digest in self._agreed:
                 return
-            waiting = self._waiting.setdefault(digest, _Waiting(fingerprint, naming, own_copies))
+            waiting = self._waiting.setdefault(
+                digest, _Waiting(fingerprint, naming, copies, digests)
+            )
             waiting.threads += 1
             self._changed.notify_all()
         try:
@@ -198,14 +197,20 @@ class ConsistencyGroup:
         try:
             texts = RENDEZVOUS.exchange(barrier, proposal.to_json())
         except BarrierTimeoutError as error:
-            absent = error.missing("to run it, too", len(self._processes))
-            raise ProcessesError(  # no-catalogue: needs several processes
-                f"{name} waited {timeout:g} s for {absent}: a program over several processes must "
-                "be called by all of them, in the same order. If they only need longer, set "
-                f"{PROGRAMS_TIMEOUT}, in seconds",
-                processes=error.processes,
-            ) from None
+            # no-catalogue: needs several processes
+            raise self._timeout_error(name, timeout, error) from None
         return {process: Proposal.from_json(text) for process, text in texts.items()}
+
+    def _timeout_error(
+        self, name: str, timeout: float, error: BarrierTimeoutError
+    ) -> ProcessesError:
+        absent = error.missing("to run it, too", len(self._processes))
+        return ProcessesError(
+            f"{name} waited {timeout:g} s for {absent}: a program over several processes must "
+            "be called by all of them, in the same order. If they only need longer, set "
+            f"{PROGRAMS_TIMEOUT}, in seconds",
+            processes=error.processes,
+        )
 
     def _agree(self, digests: frozenset[str]) -> None:
         with self._changed:
@@ -233,7 +238,11 @@ class ConsistencyGroup:
             barrier = Barrier(
                 self._processes, "programs", timeout, what=f"the comparison of {name}'s arguments"
             )
-            unlike = differences(barrier, waiting.copies)
+            try:
+                unlike = differences(barrier, tuple(waiting.copies()))
+            except BarrierTimeoutError as error:
+                # no-catalogue: needs several processes
+                raise self._timeout_error(name, timeout, error) from None
             text = (
                 f"{name} runs on devices of {len(self._processes)} processes, which must pass "
                 f"equal values, but {format_differences(unlike)}: give all the same value (from "

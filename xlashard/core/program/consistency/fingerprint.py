@@ -4,7 +4,7 @@ import hashlib
 import json
 import linecache
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ type ValueNamer = Callable[[Any], str]
 """Returns the name of a closed-over value."""
 
 
-type ProcessCopies = Callable[[], Sequence[NamedValue]]
+type ProcessCopies = Callable[[], Iterable[NamedValue]]
 """Returns the arguments of which every process passes its own copy."""
 
 
