@@ -281,3 +281,26 @@ def test_uncommitted_arrays_have_the_usual_layout() -> None:
         assert same(xlashard.jit(double)(x), 2 * wanted)
         assert same(x + x, 2 * wanted)
         assert same(jax.device_put(x, Format(COLUMNS, x.sharding)), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 3])
+def test_shards_of_different_layouts_become_an_array_of_one(number: int) -> None:
+    def placed(index: Any, device: Any) -> Any:
+        alone = jax.sharding.SingleDeviceSharding(device)
+        return jax.device_put(
+            V[index], Format(COLUMNS, alone) if device is DEVICES[number] else alone
+        )
+
+    places = PLACES["tiles"].devices_indices_map(V.shape)
+    pieces = {str(index): placed(index, device) for device, index in places.items()}
+    for x in (
+        xlashard.make_array_from_single_device_arrays(
+            V.shape, PLACES["tiles"], list(pieces.values())
+        ),
+        xlashard.make_array_from_callback(
+            V.shape, PLACES["tiles"], lambda index: pieces[str(index)]
+        ),
+    ):
+        assert same(xlashard.jit(double)(x), 2 * V) and same(jax.jit(double)(x), 2 * V)
+        assert same(x, V) and same(x + x, 2 * V)

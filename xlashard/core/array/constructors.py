@@ -48,7 +48,7 @@ from xlashard.core.array.placement.target import (
     resolve_requested,
     resolve_sharding,
 )
-from xlashard.core.array.reshard.execute import relayout
+from xlashard.core.array.reshard.execute import relayout, unify_layouts
 from xlashard.core.sharding import (
     Sharding,
     SingleDeviceSharding,
@@ -239,7 +239,8 @@ def finished(
     if keys is not None:
         target = resolve_key_data(target, buffers[0].shape[len(target.shape) :])
         dtype = buffers[0].dtype
-    return array_over(gather_pieces(buffers, dtype, target), target, layout, keys)
+    handle = gather_pieces(unify_layouts(buffers), dtype, target)
+    return array_over(handle, target, layout, keys)
 
 
 def array_over(handle: Handle, target: ResolvedSharding, layout: Layout | None, keys: Any) -> Any:
