@@ -104,13 +104,13 @@ def _find_arrays() -> dict[int, Array]:
 
     No list of them is kept: each result of a program would have to enter it.
     """
-    found: dict[int, Array] = {}
+    arrays: dict[int, Array] = {}
     for x in gc.get_objects():
         # The class of the object itself: `isinstance` would call the `__class__` of proxies.
         if issubclass(type(x), Array):
             with suppress(ArgumentError):  # without buffers yet
-                found.setdefault(id(x._buffers), x)
-    return found
+                arrays.setdefault(id(x._buffers), x)
+    return arrays
 
 
 def _buffers(handle: Handle) -> set[tuple[int, int]]:
