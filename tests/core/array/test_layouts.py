@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -178,10 +179,10 @@ def describe(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.shape, leaf.dtype, leaf.sharding, leaf.format.layout
     if not hasattr(leaf, "committed"):
-        return (leaf.dtype, leaf.tolist()) if isinstance(leaf, np.ndarray) else leaf
+        return (leaf.dtype, leaf.tobytes()) if isinstance(leaf, np.ndarray) else leaf
     tiles = leaf.sharding.devices_indices_map(leaf.shape)
     layout, typed = leaf.format.layout, (leaf.dtype, leaf.weak_type, leaf.committed)
-    return np.asarray(leaf).tolist(), typed, layout, leaf.sharding.memory_kind, tiles
+    return np.asarray(leaf).tobytes(), leaf.shape, typed, layout, leaf.sharding.memory_kind, tiles
 
 
 def outcome(consumer: Callable[[Any], Any], x: Any) -> Any:
@@ -192,18 +193,72 @@ def outcome(consumer: Callable[[Any], Any], x: Any) -> Any:
         return error
 
 
+def check_outcome(consumer: Callable[[Any], Any], sharding: Any) -> None:
+    """Hand arrays of JAX and of this package to a function, and compare results or errors."""
+    wanted = outcome(consumer, jax.device_put(V, Format(COLUMNS, sharding)))
+    got = outcome(consumer, xlashard.device_put(V, Format(COLUMNS, sharding)))
+    if isinstance(wanted, Exception):
+        assert isinstance(got, type(wanted)), got
+    else:
+        assert got == wanted
+
+
 @pytest.mark.parametrize("name", sweep(CONSUMERS, quick=["put", "put together", "format"]))
 def test_jax_reads_an_array_of_another_layout_as_its_own(name: str) -> None:
     consumer = CONSUMERS[name]
     with Together() as together:
         for place, sharding in PLACES.items():
             with together.case(place):
-                wanted = outcome(consumer, jax.device_put(V, Format(COLUMNS, sharding)))
-                got = outcome(consumer, xlashard.device_put(V, Format(COLUMNS, sharding)))
-                if isinstance(wanted, Exception):
-                    assert isinstance(got, type(wanted)), got
-                else:
-                    assert got == wanted
+                check_outcome(consumer, sharding)
+
+
+HANDLE = type(jax.device_put(V))
+
+CALLS: dict[str, list[tuple[Any, ...]]] = {
+    **{"reshape": [(64,)], "astype": [(np.int32,)], "view": [(np.int32,)], "take": [([1, 2],)]},
+    **{"repeat": [(2,)], "clip": [(1, 5)], "searchsorted": [(3,)], "choose": [([1, 2],)]},
+    **{"compress": [([True, False],)], "dot": [(V,)], "swapaxes": [(0, 1)], "round": [()]},
+    **{"item": [(3,), (1, 2)], "addressable_data": [(0,), (1,)], "to_device": [(DEVICES[1],)]},
+    **{"transpose": [(), (1, 0)], "argpartition": [(2,)], "partition": [(2,)]},
+    **{"tobytes": [(), ("F",)], "__getitem__": [(1,), (slice(0, 4),)], "__contains__": [(3,)]},
+    **{"__array__": [(), (np.float16,)], "__format__": [("",)], "__pow__": [(2,)]},
+    **{"__rpow__": [(2,)], "__matmul__": [(V,)], "__rmatmul__": [(V,)]},
+}
+"""Arguments of the methods that take others than none, or than a number and an array."""
+
+OPERATORS = [(), (1.0,), (V,)]
+
+# Properties of the object and its buffers, Python's own members, and those that differ by design:
+# `imag` of real numbers keeps the sharding.
+INCOMPARABLE = {
+    *("delete", "traceback", "client", "unsafe_buffer_pointer", "unsafe_raw_buffer", "at", "flat"),
+    *("addressable_shards", "global_shards", "imag", "__dlpack__", "__reduce__", "__getstate__"),
+    *("__annotations__", "__array_ufunc__", "__buffer__", "__copy__", "__deepcopy__", "__iter__"),
+    *("__cuda_array_interface__", "__firstlineno__", "__hash__", "__reduce_ex__", "__reversed__"),
+    *("__del__", "__release_buffer__", "__repr__", "__setitem__", "__slots__", "__str__"),
+    *("__static_attributes__", "__weakref__", *dir(object), "__annotate__", "__abstractmethods__"),
+    *("__annotate_func__", "__annotations_cache__", "__dict__", "__module__", "__numpy_dtype__"),
+}
+COMPARED = [
+    name
+    for name in dir(HANDLE)
+    if name in CALLS or not (name in INCOMPARABLE or re.match("_[^_]", name))
+]
+COMPARED += ["__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"]
+
+
+@pytest.mark.parametrize("name", sweep(COMPARED, quick=["nbytes", "format", "weak_type"]))
+def test_members_read_an_array_of_another_layout_as_those_of_jax_do(name: str) -> None:
+    def use(x: Any, arguments: tuple[Any, ...]) -> Any:
+        member = getattr(x, name)
+        return member(*arguments) if callable(member) else member
+
+    calls = CALLS.get(name, OPERATORS if name.startswith("__") else [()])
+    with Together() as together:
+        for place in ("tiles", "one device"):
+            for arguments in calls:
+                with together.case(f"{place}, {len(arguments)} arguments"):
+                    check_outcome(lambda x, a=arguments: use(x, a), PLACES[place])
 
 
 @pytest.mark.slow
@@ -226,3 +281,26 @@ def test_uncommitted_arrays_have_the_usual_layout() -> None:
         assert same(xlashard.jit(double)(x), 2 * wanted)
         assert same(x + x, 2 * wanted)
         assert same(jax.device_put(x, Format(COLUMNS, x.sharding)), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 3])
+def test_shards_of_different_layouts_become_an_array_of_one(number: int) -> None:
+    def placed(index: Any, device: Any) -> Any:
+        alone = jax.sharding.SingleDeviceSharding(device)
+        return jax.device_put(
+            V[index], Format(COLUMNS, alone) if device is DEVICES[number] else alone
+        )
+
+    places = PLACES["tiles"].devices_indices_map(V.shape)
+    pieces = {str(index): placed(index, device) for device, index in places.items()}
+    for x in (
+        xlashard.make_array_from_single_device_arrays(
+            V.shape, PLACES["tiles"], list(pieces.values())
+        ),
+        xlashard.make_array_from_callback(
+            V.shape, PLACES["tiles"], lambda index: pieces[str(index)]
+        ),
+    ):
+        assert same(xlashard.jit(double)(x), 2 * V) and same(jax.jit(double)(x), 2 * V)
+        assert same(x, V) and same(x + x, 2 * V)

@@ -49,7 +49,7 @@ from xlashard.core.array.placement.target import (
     resolve_sharding,
 )
 from xlashard.core.array.placement.tree_prefix import broadcast_prefix
-from xlashard.core.array.reshard.execute import relayout
+from xlashard.core.array.reshard.execute import relayout, unify_layouts
 from xlashard.core.sharding import (
     Sharding,
     SingleDeviceSharding,
@@ -242,7 +242,8 @@ def finished(
         keys = jnp.empty((), dtype) if keys is None else keys
         data = jax.eval_shape(key_handle, jax.ShapeDtypeStruct((), dtype))
         target, dtype = resolve_key_data(target, data.shape), data.dtype
-    return array_over(gather_pieces(buffers, dtype, target), target, layout, keys)
+    handle = gather_pieces(unify_layouts(buffers), dtype, target)
+    return array_over(handle, target, layout, keys)
 
 
 def array_over(handle: Handle, target: ResolvedSharding, layout: Layout | None, keys: Any) -> Any:

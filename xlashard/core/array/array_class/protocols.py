@@ -87,7 +87,7 @@ class HostProtocols(ArrayBase):
         return oct(self._integer("oct()"))
 
     def _real_scalar(self, kind: str) -> np.ndarray:
-        if np.issubdtype(self.dtype, np.complexfloating):
+        if self.dtype.kind == "c":
             raise ArgumentError(
                 f"a complex Array, {type_text(self)}, does not convert to a Python {kind}: write "
                 f"{kind}(x.real) or complex(x)"

@@ -296,7 +296,25 @@ def uncommit(handle: Handle, weak_type: bool | None = None) -> Handle:
         handle: The handle.
         weak_type: True if the dtype is weak; by default as the source.
     """
-    if custom_layout(handle) is not None:
-        where = resolve_sharding(handle.shape, from_jax(handle.sharding))
-        handle = compiled.reshard_by_program(ReshardTask(handle, where, where))
+    handle = _in_default_layout(handle)
     return with_sharding(handle, handle.sharding, committed=False, weak_type=weak_type)
+
+
+def unify_layouts(pieces: Sequence[Any]) -> list[Any]:
+    """Return the pieces of one array, with copies in the default layout unless all have the same.
+
+    An array has the layout of its first buffer, in which programs read the others as well.
+
+    Args:
+        pieces: Single-device handles, or NumPy arrays.
+    """
+    if len({custom_layout(piece) for piece in pieces}) == 1:
+        return list(pieces)
+    return list(map(_in_default_layout, pieces))
+
+
+def _in_default_layout(handle: Any) -> Any:
+    if custom_layout(handle) is None:
+        return handle
+    where = resolve_sharding(handle.shape, from_jax(handle.sharding))
+    return compiled.reshard_by_program(ReshardTask(handle, where, where))
