@@ -104,12 +104,13 @@ def dispatched[F: DispatchTarget](
     if tracer.static_argnums or tracer.static_argnames or function.parameters.donates:
         call = _checking(call, function)
     functools.update_wrapper(call, function.fun)
-    # A cycle would keep the arrays that the function closes over until a garbage collection.
-    weak, weak_dispatcher = weakref.ref(call), weakref.ref(dispatcher)
     kind = type(dispatcher)
+    # A cycle would keep the arrays that the function closes over until a garbage collection. A
+    # function around the dispatcher makes none, and its pickle can't hold a weak reference.
+    find_dispatcher = weakref.ref(call) if call is dispatcher else lambda: dispatcher
 
     def clear_cache() -> None:
-        alive = weak_dispatcher()
+        alive = find_dispatcher()
         if alive is not None:
             dispatch.clear_cache(alive)
         function.clear_cache()
@@ -117,10 +118,11 @@ def dispatched[F: DispatchTarget](
     own = {
         **methods,
         "clear_cache": clear_cache,
-        "_cache_size": lambda: kind._cache_size(weak_dispatcher()),
-        "__deepcopy__": lambda memo: weak(),
-        "__reduce_ex__": lambda protocol: _named(weak()) or (remake, (function,)),
+        "_cache_size": lambda: kind._cache_size(find_dispatcher()),
     }
+    if call is dispatcher:  # Python copies and pickles functions itself.
+        own["__deepcopy__"] = lambda memo: find_dispatcher()
+        own["__reduce_ex__"] = lambda protocol: _named(find_dispatcher()) or (remake, (function,))
     call.__dict__ = _Attributes(own, **call.__dict__)
     return call
 
