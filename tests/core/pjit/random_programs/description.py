@@ -148,6 +148,7 @@ class Program:
         options: Other keywords of pjit, with their values.
         first: The position of the mesh's first device among all devices.
         explicit: True if the axes of the mesh are explicit.
+        automatic: Axes that stay automatic beside explicit ones.
         ins: One `in_shardings` for all arguments instead of their own, or None.
     """
 
@@ -165,6 +166,7 @@ class Program:
     options: tuple[tuple[str, Any], ...] = ()
     first: int = 0
     explicit: bool = False
+    automatic: tuple[str, ...] = ()
     ins: str | None = None
 
     def pruned(self) -> "Program":

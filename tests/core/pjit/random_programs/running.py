@@ -18,6 +18,9 @@ MANNERS = ("with", "with", "named", "named", "set_mesh")
 """Ways to specify a mesh: `with mesh:`, in shardings, by `jax.set_mesh`."""
 
 
+_LATER = ("first", "explicit", "automatic", "exact")
+
+
 @dataclass(frozen=True)
 class Module:
     """Bindings of the text of a program, read under one library.
@@ -28,6 +31,7 @@ class Module:
         first: The position of the mesh's first device among all devices.
         backwards: True if the mesh has its devices in reverse order.
         explicit: True if the axes of the mesh are explicit.
+        automatic: Axes that stay automatic beside explicit ones.
         manner: One of `MANNERS`.
         call: One of `CALLS`.
         partitioner: `shardy` or `gspmd`.
@@ -48,6 +52,7 @@ class Module:
     options: Mapping[str, Any]
     first: int = 0
     explicit: bool = False
+    automatic: tuple[str, ...] = ()
     exact: tuple[bool, ...] = ()
 
     @classmethod
@@ -61,7 +66,7 @@ class Module:
         if names["donated"]:
             options["donate_argnums"] = names["donated"]
         wanted = ("axes", "backwards", "manner", "call", "partitioner", "arguments", "placed")
-        later = {key: names[key] for key in ("first", "explicit", "exact") if key in names}
+        later = {key: names[key] for key in _LATER if key in names}
         return cls(names["f"], options=options, **{key: names[key] for key in wanted}, **later)
 
     @property
@@ -86,9 +91,12 @@ def make_mesh(module: Module) -> jax.sharding.Mesh:
     devices = jax.devices()[module.first :][: int(np.prod(sizes))]
     if module.backwards:
         devices = devices[::-1]
-    kind = AxisType.Explicit if module.explicit else AxisType.Auto
+    kinds = tuple(
+        AxisType.Explicit if module.explicit and axis not in module.automatic else AxisType.Auto
+        for axis in module.axes
+    )
     grid = np.array(devices).reshape(sizes)
-    return jax.sharding.Mesh(grid, tuple(module.axes), axis_types=(kind,) * len(sizes))
+    return jax.sharding.Mesh(grid, tuple(module.axes), axis_types=kinds)
 
 
 @contextlib.contextmanager

@@ -123,7 +123,7 @@ class Traced(Stage, jax.stages.Traced):
 
 def _known_place(aval: Any, requested: Any, layout: Any) -> Any:
     """Return the sharding of a result that is known before compilation, with a known layout."""
-    sharding = tracing.explicit_sharding(aval)
+    sharding: Any = tracing.explicit_sharding(aval)
     if isinstance(requested, XLACompatibleSharding) and names_devices(requested):
         sharding = requested
     known = sharding is not None and layout is not None and not is_auto_layout(layout)
