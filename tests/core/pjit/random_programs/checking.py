@@ -133,11 +133,11 @@ def _with_jax(failure: Failure, text: str, mesh: Any, wanted: list[Any], got: li
     around = jax_sharded(mesh, as_pjit=True)
     bare = replace(around, whole=lambda fun: fun)
     # Types on explicit axes depend on the mesh in force, so it is the one of our run.
-    in_force = mesh if mesh.are_all_axes_explicit else None
+    in_force = mesh if mesh.explicit_axes else None
     outcome, theirs = _outcome_of_jax(text, bare, wanted, in_force)
     # Without a jit around it JAX refuses much of a transformed program, for reasons of its own; on
     # explicit axes they are those of both.
-    if not outcome.startswith("wrong too") and not mesh.are_all_axes_explicit:
+    if not outcome.startswith("wrong too") and not mesh.explicit_axes:
         outcome, theirs = _outcome_of_jax(text, around, wanted)
     is_shared = outcome == f"{failure.kind}: {failure.message[:_SHOWN]}"
     if failure.kind in (_RUNTIME_ERROR, "raises CompileError"):

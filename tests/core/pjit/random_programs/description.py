@@ -149,6 +149,7 @@ class Program:
         options: Other keywords of pjit, with their values.
         first: The position of the mesh's first device among all devices.
         explicit: True if the axes of the mesh are explicit.
+        automatic: Axes that stay automatic beside explicit ones.
         ins: One `in_shardings` for all arguments instead of their own, or None.
         bare: True if its transformation has no `jax.jit` around it, beside JAX.
     """
@@ -167,6 +168,7 @@ class Program:
     options: tuple[tuple[str, Any], ...] = ()
     first: int = 0
     explicit: bool = False
+    automatic: tuple[str, ...] = ()
     ins: str | None = None
     bare: bool = False
 

@@ -30,6 +30,7 @@ class Library:
         by_hand: `shard_map` of a function of each element.
         whole: Wraps a transformed program: without one more `jax.jit` JAX refuses arguments
             that are placed otherwise than its shardings.
+        gathered: Reshards a value to the whole one on explicit axes.
         doubled: Doubles a value through partial sums over an axis, if it is explicit.
     """
 
@@ -42,6 +43,7 @@ class Library:
     by_hand: Callable[[Callable[..., Any], Any], Callable[..., Any]]
     whole: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda fun: fun
     doubled: Callable[[Any, str], Any] = lambda x, _: x + x
+    gathered: Callable[[Any], Any] = lambda x: x
 
 
 def plain() -> Library:
@@ -75,13 +77,14 @@ def jax_sharded(mesh: jax.sharding.Mesh, named: bool = True, *, as_pjit: bool = 
     return Library(
         "jax.jit with the same shardings",
         _with_none_as(named_sharding(None), jax.jit) if as_pjit else jax.jit,
-        jax.reshard if mesh.are_all_axes_explicit else jax.lax.with_sharding_constraint,
+        _constraint(mesh, jax.lax.with_sharding_constraint),
         place,
-        lambda x, spec: x if spec is None else jax.device_put(x, named_sharding(spec)),
+        lambda x, spec: x if spec is None else _put(x, named_sharding(spec)),
         _spread,
         _by_hand(mesh),
         jax.jit,
         _doubled(mesh, jax.jit),
+        _gathered(mesh),
     )
 
 
@@ -118,20 +121,56 @@ def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool, *, as_jax: bool = Fal
         if spec is None:
             return x
         if x.ndim % 2:  # a jax.Array, which is equivalent to one of ours
-            return jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+            return _put(x, jax.sharding.NamedSharding(mesh, spec))
         return xlashard.device_put(x, xlashard.NamedSharding(mesh, spec))
 
     return Library(
         "xlashard",
         xlashard.jit if as_jax else xlashard.pjit,
-        jax.reshard if mesh.are_all_axes_explicit else xlashard.with_sharding_constraint,
+        _constraint(mesh, xlashard.with_sharding_constraint),
         place,
         put,
         _spread,
         _by_hand(mesh),
         jax.jit if as_jax else lambda fun: fun,
         _doubled(mesh, xlashard.pjit),
+        _gathered(mesh),
     )
+
+
+def _put(x: Any, sharding: Any) -> jax.Array:
+    if sharding.spec.unreduced:  # not of a value on the host
+        x = jax.device_put(x, sharding.update(spec=P(*sharding.spec.partitions)))
+    return jax.device_put(x, sharding)
+
+
+def _constraint(mesh: jax.sharding.Mesh, constrain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a constraint by the automatic axes of a sharding, and a reshard by its others."""
+
+    def both(x: Any, sharding: Any) -> Any:
+        def part(axes: tuple[str, ...]) -> Any:
+            spec = getattr(sharding, "spec", sharding)
+            entries = [_entry(entry, axes) for entry in spec]
+            return type(sharding)(mesh, P(*entries)) if spec is not sharding else P(*entries)
+
+        return constrain(jax.reshard(x, part(mesh.explicit_axes)), part(mesh.auto_axes))
+
+    if not mesh.explicit_axes:
+        return constrain
+    return jax.reshard if mesh.are_all_axes_explicit else both
+
+
+def _entry(entry: Any, axes: tuple[str, ...]) -> Any:
+    """Return an entry of a spec with some of its axes alone; open dimensions are whole."""
+    if entry is None or entry is P.UNCONSTRAINED:
+        return None
+    names = (entry,) if isinstance(entry, str) else entry
+    return tuple(name for name in names if name in axes) or None
+
+
+def _gathered(mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
+    whole = jax.sharding.NamedSharding(mesh, P())
+    return lambda x: jax.reshard(x, whole) if mesh.are_all_axes_explicit else x
 
 
 def _doubled(mesh: jax.sharding.Mesh, jit: Callable[..., Any]) -> Callable[[Any, str], Any]:
@@ -178,6 +217,7 @@ def environment(library: Library) -> dict[str, Any]:
         "Checked": Checked,
         "unwrap": unwrap,
         "tables": tables,
+        "gathered": library.gathered,
     }
 
 

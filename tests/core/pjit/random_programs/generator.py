@@ -80,7 +80,8 @@ def draw_program(seed: int) -> Program:
     values = [a.value for a in arguments]
     pool = Pool(dice, frame, values, smooth=call in SMOOTH_CALLS, forward=call == "jvp")
     steps = tuple(grow(pool, dice.between(4, 10)))
-    return _with_partial_sums(_finished(dice, seed, axes, call, arguments, steps).pruned())
+    program = _finished(dice, seed, axes, call, arguments, steps).pruned()
+    return _with_automatic_axes(_with_reductions(_with_partial_sums(program)))
 
 
 def _with_partial_sums(program: Program) -> Program:
@@ -98,6 +99,44 @@ def _with_partial_sums(program: Program) -> Program:
     results = tuple(Result(value, resource) if r is chosen else r for r in program.results)
     # Without a mesh in force, JAX requires one for uncommitted values.
     return replace(program, manner="set_mesh", steps=(*program.steps, step), results=results)
+
+
+_OF_REDUCED = ("{0} * {1}", "jnp.sin({0}) * 2", "{1} @ {0}", "jnp.split({0}, 2)[1] + 1", "{0}")
+
+
+def _with_reductions(program: Program) -> Program:
+    """Take an argument that is unreduced or reduced over an explicit axis, and compute with it."""
+    dice = Dice(program.seed + 2 * 10**9)  # see `_with_partial_sums`
+    axes = [name for name, size in program.axes if size > 1]
+    fits = program.explicit and program.partitioner == "shardy" and axes
+    if not fits or program.ins or dice.chance(0.4):
+        return program
+    kind, axis = dice.pick(["reduced", "unreduced"]), dice.pick(axes)
+    value = Value("v9997", (8, 8), "float32", False)
+    made = replace(value, name="v9998")
+    placed = f"P(None, None, {kind}={{{axis!r}}})"
+    text = f"gathered({value.name} + {value.name})"
+    if kind == "reduced":
+        text = dice.pick(_OF_REDUCED).format(value.name, "numbers((8, 8), 'float32', 5)")
+    argument = Argument(value, f"numbers({value.shape}, 'float32', 3)", "UNSPECIFIED", placed)
+    return replace(
+        program,
+        manner="set_mesh",
+        arguments=(*program.arguments, argument),
+        steps=(*program.steps, Step("reductions", (made,), text)),
+        results=(*program.results, Result(made, "UNSPECIFIED")),
+    )
+
+
+def _with_automatic_axes(program: Program) -> Program:
+    """Leave some axes of a mesh automatic beside explicit ones."""
+    dice = Dice(program.seed + 3 * 10**9)  # see `_with_partial_sums`
+    names = [name for name, _ in program.axes]
+    partial = {"doubled", "reductions"} & set(program.operations())
+    if not program.explicit or len(names) < 2 or partial or dice.chance(0.3):
+        return program
+    chosen = dice.sample(names, dice.between(1, len(names) - 1))
+    return replace(program, automatic=tuple(sorted(chosen)))
 
 
 def _argument(dice: Dice, frame: Frame, dtype: str | None = None) -> Argument:
@@ -149,7 +188,7 @@ def _finished(
         prefix = dice.pick(["place(P())", "UNSPECIFIED", "place(None)", "None"])
     if call in CALLS_OF_TREES:
         # Dice of their own, by which other programs stay as they are.
-        kinds = Dice(seed + 2 * 10**9)
+        kinds = Dice(seed + 4 * 10**9)
         arguments = tuple(
             replace(a, wrapped=kinds.pick(["dict", "checked"])) if dice.chance(0.15) else a
             for a in arguments
@@ -171,7 +210,7 @@ def _finished(
         options=tuple((name, True) for name in ("keep_unused", "inline") if dice.chance(0.1)),
         first=dice.pick([0, 0, 0, DEVICES - count]),
         explicit=explicit,
-        bare=Dice(seed + 3 * 10**9).chance(0.5),
+        bare=Dice(seed + 5 * 10**9).chance(0.5),
     )
 
 

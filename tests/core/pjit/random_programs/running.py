@@ -18,7 +18,7 @@ MANNERS = ("with", "with", "named", "named", "set_mesh")
 """Ways to specify a mesh: `with mesh:`, in shardings, by `jax.set_mesh`."""
 
 
-_LATER = ("first", "explicit", "exact", "bare", "tables")
+_LATER = ("first", "explicit", "automatic", "exact", "bare", "tables")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Module:
         first: The position of the mesh's first device among all devices.
         backwards: True if the mesh has its devices in reverse order.
         explicit: True if the axes of the mesh are explicit.
+        automatic: Axes that stay automatic beside explicit ones.
         manner: One of `MANNERS`.
         call: One of `CALLS`.
         partitioner: `shardy` or `gspmd`.
@@ -53,6 +54,7 @@ class Module:
     options: Mapping[str, Any]
     first: int = 0
     explicit: bool = False
+    automatic: tuple[str, ...] = ()
     exact: tuple[bool, ...] = ()
     bare: bool = False
     tables: list[Any] = field(default_factory=list)
@@ -93,9 +95,12 @@ def make_mesh(module: Module) -> jax.sharding.Mesh:
     devices = jax.devices()[module.first :][: int(np.prod(sizes))]
     if module.backwards:
         devices = devices[::-1]
-    kind = AxisType.Explicit if module.explicit else AxisType.Auto
+    kinds = tuple(
+        AxisType.Explicit if module.explicit and axis not in module.automatic else AxisType.Auto
+        for axis in module.axes
+    )
     grid = np.array(devices).reshape(sizes)
-    return jax.sharding.Mesh(grid, tuple(module.axes), axis_types=(kind,) * len(sizes))
+    return jax.sharding.Mesh(grid, tuple(module.axes), axis_types=kinds)
 
 
 @contextlib.contextmanager

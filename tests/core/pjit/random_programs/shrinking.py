@@ -44,6 +44,7 @@ def _smaller(program: Program) -> Iterator[Program]:
         ("call", "call"),
         ("backwards", False),
         ("first", 0),
+        ("automatic", ()),
         ("explicit", False),
         ("options", ()),
         ("manner", "named"),

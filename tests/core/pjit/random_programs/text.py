@@ -25,6 +25,7 @@ def program_text(program: Program) -> str:
         f"first = {program.first}",
         f"backwards = {program.backwards}",
         f"explicit = {program.explicit}",
+        f"automatic = {program.automatic}",
         f"manner = {program.manner!r}",
         f"call = {program.call!r}",
         f"partitioner = {program.partitioner!r}",
