@@ -19,7 +19,8 @@ def defined(path: Path) -> dict[str, ast.AST]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found[node.name] = node
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}::{n.name}": n for n in node.body if hasattr(n, "name")}
+            methods = [n for n in node.body if isinstance(n, ast.FunctionDef)]
+            found |= {f"{node.name}::{method.name}": method for method in methods}
     return found
 
 

@@ -1,6 +1,7 @@
 """Shards of global arrays: their indices and replica ids, and arrays that are made of shards."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
 from types import MappingProxyType
@@ -302,6 +303,15 @@ def target_of(where: Where) -> ResolvedSharding:
     return resolve_sharding(parse_shape(shape, "global_shape"), named_sharding(mesh, spec.today))
 
 
+@contextmanager
+def _as_gda_errors() -> Iterator[None]:
+    """Raise errors about shapes and dtypes of shards in the class that handlers of 2022 catch."""
+    try:
+        yield
+    except PlacementError as error:
+        raise GdaBufferError(str(error)) from None
+
+
 def from_buffers(where: Where, device_buffers: Any) -> Array:
     """Return the Array over one buffer per local device, in the order of the mesh."""
     target = target_of(where)
@@ -309,10 +319,8 @@ def from_buffers(where: Where, device_buffers: Any) -> Array:
         # One handle over all buffers, as the runtime returned it.
         return named(Array.from_jax(device_buffers), where[1], where[2])
     singles = read_buffers(device_buffers, _BUFFERS)
-    try:
+    with _as_gda_errors():
         joint = _array(assemble_arrays(singles, target, None, _BUFFERS))
-    except PlacementError as error:
-        raise GdaBufferError(str(error)) from None
     for number, (single, device) in enumerate(zip(singles, target.devices, strict=True)):
         if single.device != device:
             raise PlacementError(
@@ -327,7 +335,8 @@ def from_buffers(where: Where, device_buffers: Any) -> Array:
 def from_callback_pieces(where: Where, data_callback: Callable[[Index], Any]) -> Array:
     """Return the Array of shards from one call of the callback per local device."""
     target = target_of(where)
-    return _array(array_of_pieces(target, _each_device(target), data_callback))
+    with _as_gda_errors():
+        return _array(array_of_pieces(target, _each_device(target), data_callback))
 
 
 def from_batched_callback_pieces(
@@ -344,7 +353,8 @@ def from_batched_callback_pieces(
             "[value[index] for index in indices]"
         )
     shards = iter(pieces)
-    return _array(array_of_pieces(target, _each_device(target), lambda _: next(shards)))
+    with _as_gda_errors():
+        return _array(array_of_pieces(target, _each_device(target), lambda _: next(shards)))
 
 
 def from_device_pieces(where: Where, data_callback: Callable[[Any], Any]) -> Array:
@@ -355,7 +365,8 @@ def from_device_pieces(where: Where, data_callback: Callable[[Any], Any]) -> Arr
         for numbers in target.holders
     ]
     singles = read_buffers(list(data_callback(requests)), _MADE)
-    return _array(assemble_arrays(singles, target, None, _MADE))
+    with _as_gda_errors():
+        return _array(assemble_arrays(singles, target, None, _MADE))
 
 
 def named(array: Array, mesh: Mesh, mesh_axes: Any) -> Array:
