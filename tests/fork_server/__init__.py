@@ -8,7 +8,6 @@ Use `python_command` in place of `[sys.executable]` where the test is not about 
 interpreter itself (its flags, its import times, its process group, its resident memory).
 """
 
-import atexit
 import os
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from tests.fork_server import server
 from tests.waiting import wait_for
+from xlashard.support.background import at_exit
 
 HERE = Path(__file__).parent
 
@@ -74,7 +74,7 @@ def _start_server(environment: Mapping[str, str]) -> list[str]:
         process.wait()
         folder.cleanup()
 
-    atexit.register(stop)
+    at_exit(stop)
     wait_for(lambda: _listens(address, process), "server that has imported JAX")
     return [sys.executable, "-I", "-S", str(HERE / "client.py"), address]
 

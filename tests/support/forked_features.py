@@ -49,7 +49,8 @@ from xlashard.train.checkpoint.manifest import RunMetadata  # noqa: E402
 from xlashard.workers.job_pool import JobPool, WorkerJob, WorkerLimits  # noqa: E402
 
 # Longest time for the parent to use a feature again, or for a child to end.
-_SECONDS = 100
+_SECONDS = 200
+_CHILD_SECONDS = 10
 
 
 class ChildError(Exception):
@@ -68,6 +69,8 @@ def fork_children() -> None:
     for end in WAYS:
         child = os.fork()
         if not child:
+            # One in which a lock of the runtime stays taken hangs in an exit handler of JAX.
+            signal.alarm(_CHILD_SECONDS)
             end()
         os.waitpid(child, 0)
 

@@ -133,7 +133,7 @@ def test_features_work_after_the_fork_of_a_child() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=900,
     )
     assert done.returncode == 0 and done.stdout.endswith("the end\n"), done.stdout + done.stderr
 
