@@ -229,6 +229,22 @@ class PieceInput(NamedTuple):
         return (self.value if self.keys is None else self.keys).dtype
 
 
+class _TracedValueError(ArgumentError, jax.errors.UnexpectedTracerError):
+    """`ArgumentError` for a traced value, which JAX's constructors refuse by the other class."""
+
+    # Tracebacks show the documented class.
+    __module__, __qualname__ = ArgumentError.__module__, ArgumentError.__qualname__
+
+    def __init__(self, text: str) -> None:
+        Exception.__init__(self, text)  # JAX's would append an address of its own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArgumentError, self.args
+
+
+_TracedValueError.__name__ = ArgumentError.__name__
+
+
 def as_piece_input(x: Any, name: Callable[[], str], instead: str) -> PieceInput:
     """Read a value; a sharded array is moved to its first device.
 
@@ -242,7 +258,7 @@ def as_piece_input(x: Any, name: Callable[[], str], instead: str) -> PieceInput:
         DeletedError: The value is deleted.
     """
     if isinstance(x, Tracer):
-        raise ArgumentError(
+        raise _TracedValueError(
             f"{name()} is traced, but only concrete values can be put on single devices: {instead}"
         )
     if isinstance(x, np.ndarray):
