@@ -1,5 +1,6 @@
 """The three constructors: their callbacks, their aliasing, and their errors."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -333,6 +334,16 @@ class TestFromLocalData:
             x = make_array_from_process_local_data(SHARDINGS[kind], data)
             data[...] = -1
             assert same(x, V)
+
+
+def test_a_traced_piece_is_an_error_of_the_class_that_jax_raises() -> None:
+    whole = named()
+    for module in (jax, xlashard):
+        with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
+            jax.jit(lambda x, m=module: m.make_array_from_callback(V.shape, whole, lambda _: x))(V)
+    assert isinstance(caught.value, ArgumentError) and "See https" not in str(caught.value)
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert type(copied) is ArgumentError and str(copied) == str(caught.value)
 
 
 def test_a_replicated_array_of_a_callback_is_the_result() -> None:
