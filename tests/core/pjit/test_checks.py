@@ -116,8 +116,7 @@ def test_a_deleted_argument(make, mesh):
     x.delete()
     with pytest.raises(DeletedError, match=r"state\['w'\] \(float32\[8\]\).*delete\(\)"):
         pjit(step)({"w": x}, 1.0)
-    with pytest.raises(DeletedError, match=r"state\['w'\] \(float32\[8\]\).*delete\(\)"):
-        pjit(step).lower({"w": x}, 1.0)
+    pjit(step).lower({"w": x}, 1.0)  # needs its type only
     f = pjit(step)
     f({"w": f32(8)}, 1.0)
     f({"w": make(f32(8))}, 1.0)
