@@ -498,6 +498,9 @@ def test_types_contain_the_requested_shardings(types):
                 assert found[0] == found[1]
 
 
+@pytest.mark.skipif(
+    not hasattr(jax, "remove_size_one_mesh_axis_from_type"), reason="JAX lacks the setting"
+)
 def test_axes_of_size_one_may_be_missing_in_types():
     mesh = jax.make_mesh((2, 1), ("x", "y"))
     with jax.set_mesh(mesh), jax.remove_size_one_mesh_axis_from_type(True):
