@@ -164,6 +164,19 @@ class TestInsideShardMap:
         f = self.mapped(mesh, P(None, "y"), axis_names={"x"})
         np.testing.assert_array_equal(jit(f)(f32(8, 4)), f32(8, 4) * 2)
 
+    def test_a_spec_is_read_on_the_mesh_of_the_shard_map(self, mesh, partitioner):
+        def mapped(constrain):
+            def body(x):
+                return constrain(x * 2, P(None, "y"))
+
+            split = {"in_specs": P("x"), "out_specs": P("x"), "axis_names": {"x"}}
+            return jax.shard_map(body, mesh=mesh, **split)
+
+        ours = pjit(mapped(with_sharding_constraint))(f32(8, 4))
+        theirs = jax.jit(mapped(jax.lax.with_sharding_constraint))(f32(8, 4))
+        np.testing.assert_array_equal(ours, theirs)
+        assert ours.sharding.is_equivalent_to(theirs.sharding, 2)
+
     def test_replicated_constraint_keeps_values_if_all_axes_are_manual(self, mesh, partitioner):
         f = self.mapped(mesh, P())
         np.testing.assert_array_equal(pjit(f)(f32(8, 4)), f32(8, 4) * 2)

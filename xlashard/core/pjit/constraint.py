@@ -97,6 +97,9 @@ def with_sharding_constraint[T](x: T, shardings: Any, *, strict: bool | None = N
         paths = leaf_paths(x, "x")
         check_values(leaves, paths, static=False)
         mesh = mesh_of_specs(tracing.mesh_in_force())
+        if mesh is None and tracing.manual_axes():
+            # Inside a `shard_map` that was given its mesh, JAX reads specs on that one, too.
+            mesh = jax.sharding.get_abstract_mesh()
         resources = expand(read_resources(shardings, "shardings"), treedef, "x")
         return treedef.unflatten(
             [_pin(*each, mesh, strict) for each in zip(leaves, resources, paths, strict=True)]
