@@ -95,7 +95,7 @@ class TestDrawing:
     @pytest.mark.slow
     def test_drawn_operations_are_varied(self):
         drawn = {name for seed in range(100) for name in draw_program(seed).operations()}
-        assert drawn <= {*OPERATIONS, "doubled"} and len(drawn) > 70
+        assert drawn <= {*OPERATIONS, "doubled", "reductions"} and len(drawn) > 70
         assert {"scan", "while_loop", "constrain", "inner_pjit", "gradient", "vmap"} <= drawn
 
     @pytest.mark.slow
@@ -103,6 +103,8 @@ class TestDrawing:
         programs = [draw_program(seed) for seed in range(100)]
         texts = [program_text(p) for p in programs]
         assert any(p.explicit for p in programs) and any(p.first for p in programs)
+        assert any(p.automatic for p in programs)
+        assert any("reduced={" in str(a.placed) for p in programs for a in p.arguments)
         assert any(1 in dict(p.axes).values() for p in programs)
         assert any("'none': None" in text.split("def f")[0] for text in texts)
         assert any(a.resource == "None" for p in programs for a in p.arguments)
