@@ -192,8 +192,10 @@ def _finished(
     if call in CALLS_OF_TREES:
         # Dice of their own, by which other programs stay as they are.
         kinds = Dice(seed + 4 * 10**9)
+        # The stages of JAX would make the class of types.
+        containers = ["dict"] if call == "lower" else ["dict", "checked"]
         arguments = tuple(
-            replace(a, wrapped=kinds.pick(["dict", "checked"])) if dice.chance(0.15) else a
+            replace(a, wrapped=kinds.pick(containers)) if dice.chance(0.15) else a
             for a in arguments
         )
     explicit = dice.chance(0.15)

@@ -114,10 +114,8 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
 
     @property
     def format(self) -> Format:
-        """Layout and sharding as one `Format`, which constructors accept.
-
-        A deleted array has no layout; its sharding is part of its type.
-        """
+        """Layout and sharding as one `Format`, which constructors accept."""
+        check_alive(self)
         sharding: Any = self.sharding
         if not isinstance(sharding, jax.sharding.Sharding):
             sharding = self._buffers.sharding
