@@ -1,4 +1,4 @@
-"""Arrays of another layout than the default one: JAX reads them as it reads its own arrays."""
+"""Arrays of another layout than the default one, to JAX and to programs of one layout."""
 
 import copy
 import pickle
@@ -24,7 +24,7 @@ MESH = jax.sharding.Mesh(np.array(DEVICES[:4]).reshape(2, 2), ("x", "y"))
 TURNED = jax.sharding.Mesh(MESH.devices[::-1], ("x", "y"))
 V = np.arange(64, dtype=np.float32).reshape(8, 8)
 TYPE = jax.ShapeDtypeStruct(V.shape, V.dtype)
-COLUMNS, ROWS = Layout((1, 0)), Layout((0, 1))
+COLUMNS, ROWS, OPEN = Layout((1, 0)), Layout((0, 1)), Layout.AUTO
 
 
 def on(*spec: Any, mesh: Any = MESH) -> Any:
@@ -304,3 +304,105 @@ def test_shards_of_different_layouts_become_an_array_of_one(number: int) -> None
     ):
         assert same(xlashard.jit(double)(x), 2 * V) and same(jax.jit(double)(x), 2 * V)
         assert same(x, V) and same(x + x, 2 * V)
+
+
+def jit(library: Any, layout: Any, place: str, **options: Any) -> Any:
+    sharding = PLACES[place]
+    where = sharding if layout is None else Format(layout, sharding)
+    return library.jit(double, in_shardings=where, **options)
+
+
+STAGES: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
+    "call": lambda f: f,
+    "compiled": lambda f: f.lower(TYPE).compile(),
+    "lower": lambda f: lambda x: str(f.lower(x).compile().input_formats[0][0].layout),
+    "lower structs": lambda f: lambda x: str(f.lower(jax.ShapeDtypeStruct.like(x)).out_tree),
+    # JAX gives the gradient the layout of the argument.
+    "grad": lambda f: lambda x: np.asarray(jax.grad(lambda x: f(x).sum())(x)),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+    "vjp": lambda f: lambda x: jax.vjp(f, x)[0],
+    "nested": lambda f: jax.jit(lambda x: f(x)),
+    "eval_shape": lambda f: lambda x: jax.eval_shape(f, x).shape,
+}
+
+
+def check_calls(layout: Any, place: str, stage: str, order: str) -> None:
+    """Compare a series of calls with those of JAX: each is refused in both, or gives the same."""
+    arguments: dict[str, Callable[[Any], Any]] = {
+        "C": lambda library: library.device_put(V, Format(COLUMNS, PLACES[place])),
+        "R": lambda library: library.device_put(V, PLACES[place]),
+        "h": lambda library: V,
+        "u": lambda library: jnp.asarray(V),
+    }
+    ours = STAGES[stage](jit(xlashard, layout, place))
+    of_jax = STAGES[stage](jit(jax, layout, place))
+    for number, letter in enumerate(order):
+        wanted = outcome_of_call(of_jax, arguments[letter](jax))
+        got = outcome_of_call(ours, arguments[letter](xlashard))
+        where = f"call {number} of {order}"
+        if not isinstance(wanted, ValueError):
+            assert got == wanted, where
+            continue
+        assert isinstance(got, xlashard.errors.ResourceError), (where, got)
+        text = str(got)
+        assert "x (float32[8,8])" in text and "Layout(" in text, where
+        assert "device_put(x, Format(Layout(" in text or "input_formats" in text, where
+
+
+def outcome_of_call(function: Callable[[Any], Any], x: Any) -> Any:
+    try:
+        return [describe(leaf) for leaf in jax.tree.leaves(function(x))]
+    except ValueError as error:
+        return error
+
+
+@pytest.mark.parametrize("stage", sweep(STAGES, quick=[]))
+def test_layouts_that_jax_refuses_are_refused(stage: str) -> None:
+    requests = {"columns": COLUMNS, "rows": ROWS, "open": OPEN, "none": None}
+    with Together() as together:
+        for name, layout in requests.items():
+            for place in ("tiles", "one device"):
+                for order in ("CCRRCRhuCR", "RCuCRhh", "hhuCR"):
+                    if stage != "call" and order != "CCRRCRhuCR":
+                        continue
+                    with together.case(f"{name}, {place}, {order}"):
+                        check_calls(layout, place, stage, order)
+
+
+def test_layouts_of_another_rank_are_refused() -> None:
+    for order in ((0,), (0, 1, 2), ()):
+        where = Format(Layout(order), PLACES["tiles"])
+        for library in (jax, xlashard):
+            for use in (
+                lambda library, where: library.jit(double, in_shardings=where).lower(TYPE),
+                lambda library, where: library.jit(double, out_shardings=where).lower(TYPE),
+                lambda library, where: library.jit(double, in_shardings=where)(V),
+                lambda library, where: jax.eval_shape(library.jit(double, in_shardings=where), V),
+                lambda library, where: library.device_put(V, where),
+                lambda library, where: library.device_put(
+                    library.device_put(V), where, donate=True
+                ),
+                lambda library, where: library.make_array_from_callback(
+                    V.shape, where, V.__getitem__
+                ),
+            ):
+                with pytest.raises(ValueError, match="layout") as caught:
+                    use(library, where)
+                if library is xlashard:
+                    assert "write Layout((0, 1))" in str(caught.value)
+
+
+def test_an_open_layout_is_that_of_argument_and_result_of_a_donation() -> None:
+    def lower(library: Any, sharding: Any, *layouts: Any) -> Any:
+        ins, outs = [sharding if each is None else Format(each, sharding) for each in layouts]
+        jitted = library.jit(double, in_shardings=ins, out_shardings=outs, donate_argnums=0)
+        return outcome_of_call(lambda x: jitted.lower(x).out_tree, TYPE)
+
+    for place in ("tiles", "one device"):
+        for ins, outs in [(OPEN, None), (None, OPEN), (OPEN, OPEN), (OPEN, COLUMNS), (ROWS, OPEN)]:
+            wanted, got = (lower(library, PLACES[place], ins, outs) for library in (jax, xlashard))
+            if isinstance(wanted, ValueError):
+                assert isinstance(got, xlashard.errors.DonationError), (place, ins, outs)
+                assert "Layout.AUTO" in str(got)
+            else:
+                assert not isinstance(got, ValueError), (place, ins, outs)

@@ -214,6 +214,30 @@ def is_auto_layout(layout: object) -> bool:
     return isinstance(layout, type(layout_lib.AutoLayout))
 
 
+def is_layout_of(layout: Any, own: Any) -> bool:
+    """Return True if a requested layout is the one of an array, for any tiles where it has none."""
+    if is_auto_layout(layout) or is_auto_layout(own) or layout.tiling:
+        return layout == own
+    return layout.major_to_minor == own.major_to_minor
+
+
+def layout_problem(layout: Any, ndim: int) -> str:
+    """Return why a layout can't be that of a value, and what to write; empty if it can."""
+    if layout is None or is_auto_layout(layout):
+        return ""
+    order, dims = layout.major_to_minor, tuple(range(ndim))
+    if tuple(sorted(order)) == dims:
+        return ""
+    return f"its layout {order} is no order of the dimensions {dims}: write Layout({dims})"
+
+
+def layout_code(layout: Any) -> str:
+    """Return a layout as code."""
+    if is_auto_layout(layout):
+        return "Layout.AUTO"
+    return repr(layout) if layout.tiling else f"Layout({layout.major_to_minor})"
+
+
 def layout_text(layout: Any, dtype: Any) -> str | None:
     """Return a layout in the syntax of modules; None for the default one."""
     if layout is None:

@@ -135,10 +135,12 @@ def _lost_shard_text(name: str) -> str:
     )
 
 
-def follow_layouts(arguments: Sequence[Argument], requested: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the requested layout of each argument, or the layout of a committed array."""
-    pairs = zip(arguments, requested, strict=True)
-    return tuple([a.layout if layout is None and a.committed else layout for a, layout in pairs])
+def own_layout(value: Any) -> Any:
+    """Return the layout of an array, or the one that a struct names; None without one."""
+    handle = bare(value)
+    if type(handle) is HandleType:
+        return None if handle.is_deleted() else handle.format.layout
+    return handle.format.layout if isinstance(handle, jax.ShapeDtypeStruct) else None
 
 
 def are_arrays(values: Sequence[Any]) -> bool:

@@ -16,7 +16,7 @@ import jax
 
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
-from xlashard._jax.runtime.shardings import UNSPECIFIED
+from xlashard._jax.runtime.shardings import UNSPECIFIED, layout_problem
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import as_function, hoist
 from xlashard._jax.trace.primitives import call_primitive
@@ -24,8 +24,8 @@ from xlashard._jax.trace.rewriting import boundary, surround
 from xlashard.core.array.array_class import base as array_base
 from xlashard.core.array.array_class.base import DonationTracker, release_shards
 from xlashard.core.pjit.arguments import (
+    Argument,
     describe_arguments,
-    follow_layouts,
     may_share,
     split_by_donation,
 )
@@ -40,7 +40,7 @@ from xlashard.core.pjit.shardings.device_assignment import (
     ShardingRequest,
     names_devices,
 )
-from xlashard.core.pjit.shardings.resolve import resolve
+from xlashard.core.pjit.shardings.resolve import resolve, resolve_layouts
 from xlashard.core.pjit.signature import Parameters
 from xlashard.core.pjit.trace import OF_CONSTRAINED_BODIES, inner_shardings, used_parts_of
 from xlashard.core.sharding import NamedSharding, to_jax
@@ -289,11 +289,10 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
         mesh=None if placed else tracing.mesh_in_force(),
         names=(keyword, "out_shardings"),
     )
-    free = (None,) * len(args), (None,) * len(outs)
-    layouts = follow_layouts(arguments, free[0]), free[1]
-    request = LoweringRequest(
-        label, resolve(shardings), layouts, piece.donated, options=piece.options
-    )
+    placement = resolve(shardings)
+    requested = list(map(_checked_layout, checked, arguments))
+    layouts = resolve_layouts(arguments, args, requested, repeat(keyword)), (None,) * len(outs)
+    request = LoweringRequest(label, placement, layouts, piece.donated, options=piece.options)
     miss = CacheMiss()
     compiled = PROGRAMS.entry(jaxpr, request).compile(jaxpr, request, miss)
     DERIVED_PROGRAMS.record(tracing.source_of(jaxpr), miss, (jaxpr.in_avals, jaxpr.out_avals))
@@ -307,6 +306,13 @@ def _argument_paths(jaxpr: Any, name: str) -> tuple[str, ...]:
     """Return the path of each argument, or its position where a transformation dropped the path."""
     paths = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
     return tuple([path or f"argument {i} of {name}" for i, path in enumerate(paths)])
+
+
+def _checked_layout(named: Any, argument: Argument) -> Any:
+    """Return the layout that was requested for a committed argument, unless `vmap` added to it."""
+    if named is None or named[2] is None or not argument.committed:
+        return None
+    return None if layout_problem(named[2], argument.aval.ndim) else named[2]
 
 
 def _closed(params: Any, aval: Any) -> Any:
@@ -396,5 +402,5 @@ def _constrained(
     return body, tuple(closed)
 
 
-def _params(sharding: Any, argument: tuple[str, str] | None) -> dict[str, Any] | None:
+def _params(sharding: Any, argument: tuple[str, str, Any] | None) -> dict[str, Any] | None:
     return None if sharding is None else {**constraint_params(sharding), "argument": argument}

@@ -363,8 +363,8 @@ from its parameter `witness`."""
 boundary_p = _constraint("boundary_sharding")
 """Pins the sharding of an argument or result of a pjit-ed function, at the ends of its body.
 
-Its parameter `argument` is the keyword of the sharding and the path of the argument; None for
-results, and where the call is part of another function's body.
+Its parameter `argument` is the keyword of the sharding, the path of the argument and its requested
+layout; None for results, and where the call is part of another function's body.
 """
 recompute_in_remat(boundary_p)
 

@@ -22,7 +22,6 @@ from xlashard.core.pjit.arguments import (
     Argument,
     check_concrete,
     describe_arguments,
-    follow_layouts,
 )
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
@@ -42,7 +41,7 @@ from xlashard.core.pjit.options import PjitOptions, Selected
 from xlashard.core.pjit.shardings.automatic import planned_call, report_replicated
 from xlashard.core.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.core.pjit.shardings.ignored import report_ignored
-from xlashard.core.pjit.shardings.resolve import resolve
+from xlashard.core.pjit.shardings.resolve import resolve, resolve_layouts
 from xlashard.core.pjit.shardings.resources import check_whole
 from xlashard.core.pjit.shardings.uneven import is_strict, report_uneven_constraints
 from xlashard.core.pjit.shardings.unreduced import has_reductions
@@ -160,13 +159,14 @@ class Function:
         shardings = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
         call.miss.arguments = arguments = shardings.arguments
         in_layouts, out_layouts = call.layouts
+        keyword = repeat(options.in_resources.what)
         placement = resolve(shardings)
         report_ignored(jaxpr, shardings, placement.devices, self.name, options.strict)
         return LoweringRequest(
             name=call.traced.name,
             placement=placement,
             donated=call.donated,
-            layouts=(follow_layouts(arguments, in_layouts), out_layouts),
+            layouts=(resolve_layouts(arguments, call.values, in_layouts, keyword), out_layouts),
             keep_unused=options.keep_unused,
             options=options.compiler_options,
             share_binary=options.share_binary,
@@ -357,8 +357,8 @@ class Function:
         # The body may be the jaxpr itself, which a value kept for it would keep alive.
         ins, outs = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call))
         inlined = options.inline and tracing.is_staging()
-        unnamed = (None,) * len(ins)
-        named = [(options.in_resources.what, path) for path in traced.arg_names]
+        unnamed, keyword = (None,) * len(ins), options.in_resources.what
+        named = list(zip(repeat(keyword), traced.arg_names, call.layouts[0], strict=False))
         names = unnamed if inlined else (*unnamed[len(named) :], *named)
         body, closed = constrained_body(traced.jaxpr, ins, outs, names)
         values = [*closed, *traced.consts, *call.values]

@@ -55,6 +55,7 @@ from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
 from xlashard.core.pjit.shardings.unreduced import check_reductions, unreduced_axes
 from xlashard.core.program.compile import LoweredProgram, lower_program
+from xlashard.core.program.donation import check_open_layouts
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan, open_dims
 from xlashard.core.sharding import (
     NamedSharding,
@@ -345,7 +346,9 @@ def lower_jaxpr(
     except CompileError as error:
         raise CompileError(f"{request.name} can't be lowered: {error}") from None
     unused = _unused_donations(jaxpr, request, signature) if any(donated) else []
-    return signature, lower_program(plan, lowered_body, source_of(ready), unused)
+    lowered = lower_program(plan, lowered_body, source_of(ready), unused)
+    check_open_layouts(plan, lowered.donation, request.name)
+    return signature, lowered
 
 
 def _check_indices(jaxpr: Any, name: str) -> None:

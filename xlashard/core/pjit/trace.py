@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime import global_state
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
-from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.shardings import Device, layout_problem
 from xlashard._jax.runtime.tracebacks import attempt
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.cudnn import assume_cudnn
@@ -23,7 +24,14 @@ from xlashard.core.pjit.constraint import boundary_p, constraint_p, constraints_
 from xlashard.core.pjit.options import PjitOptions
 from xlashard.core.pjit.shardings.device_assignment import mesh_of_specs, names_devices
 from xlashard.core.pjit.shardings.resolve import to_sharding
-from xlashard.core.pjit.shardings.resources import Auto, FromGda, Resource, ResourceTree, expand
+from xlashard.core.pjit.shardings.resources import (
+    Auto,
+    FromGda,
+    Resource,
+    ResourceTree,
+    expand,
+    misfit,
+)
 from xlashard.core.pjit.shardings.unreduced import check_axes
 from xlashard.core.pjit.signature import Parameters
 from xlashard.core.sharding import AbstractMesh, Mesh, Sharding, from_jax, to_jax
@@ -191,7 +199,10 @@ def trace_call(
         mesh=mesh,
         in_shardings=_shardings(ins, spec_mesh, traced.arg_names, in_resources.what),
         out_shardings=_shardings(outs, spec_mesh, traced.result_paths, out_resources.what),
-        layouts=(tuple([r.layout for r in ins]), tuple([r.layout for r in outs])),
+        layouts=(
+            _layouts(ins, traced.in_avals, traced.arg_names, in_resources.what),
+            _layouts(outs, traced.jaxpr.out_avals, traced.result_paths, out_resources.what),
+        ),
         donated=parameters.donated(args, kwargs, len(values)),
         statics=parameters.statics(args, kwargs),
         kind_of=options.kind_of,
@@ -310,6 +321,21 @@ def _shardings(
         if id(resource) not in known:
             known[id(resource)] = to_sharding(resource, mesh, what, path)
     return tuple([known[id(resource)] for resource in resources])
+
+
+def _layouts(
+    resources: Sequence[Resource], avals: Sequence[Any], paths: Sequence[str], what: str
+) -> tuple[Any, ...]:
+    """Return the requested layouts of values.
+
+    Raises:
+        ResourceError: With the path of a value that can't have its layout.
+    """
+    for resource, aval, path in zip(resources, avals, paths, strict=True):
+        problem = resource.layout and layout_problem(resource.layout, len(aval.shape))
+        if problem:
+            raise misfit(what, path, aval_text(aval), resource.value, problem)
+    return tuple([resource.layout for resource in resources])
 
 
 @cached_by_jaxpr

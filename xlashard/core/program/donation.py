@@ -9,6 +9,7 @@ import numpy as np
 
 from xlashard.core.program.plan import ProgramPlan, ValuePlan
 from xlashard.core.sharding import GSPMDSharding, NamedSharding, XLACompatibleSharding
+from xlashard.errors import DonationError
 from xlashard.support.formatting import typed
 from xlashard.support.lazily import dataclass
 
@@ -71,6 +72,30 @@ def plan_donation(plan: ProgramPlan) -> Donation:
         unusable=tuple(_unpaired(plan, partner)),
         partner=tuple(partner),
     )
+
+
+def check_open_layouts(plan: ProgramPlan, donation: Donation, function: str) -> None:
+    """Refuse a layout that the compiler would choose to be that of a result, or of an argument.
+
+    Raises:
+        DonationError: If a donated argument or its result alone has an open layout.
+    """
+    for i, j in donation.pairs.items():
+        value, result = plan.args[i], plan.results[j]
+        if _local_type(value) != _local_type(result):
+            continue
+        if (value.layout == "auto") != (result.layout == "auto"):
+            first, other = (value, result) if value.layout == "auto" else (result, value)
+            raise DonationError(
+                f"{function} leaves the layout of {_name(first)} to the compiler (Layout.AUTO), "
+                f"but not that of {_name(other)}, with which it shares the donated buffers: give "
+                f"{_name(other)} a Format with Layout.AUTO too"
+            )
+
+
+def _local_type(value: ValuePlan) -> object:
+    local = value.sharding.shard_shape(value.shape) if value.sharding else value.shape
+    return local, value.dtype, value.memory_kind
 
 
 def _unpaired(plan: ProgramPlan, partner: Sequence[int | None]) -> list[int]:

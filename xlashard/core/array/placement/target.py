@@ -8,7 +8,13 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 
 from xlashard._jax.runtime.global_state import cleared_with_jax
-from xlashard._jax.runtime.shardings import Device, JaxSharding, default_memory_kind, is_auto_layout
+from xlashard._jax.runtime.shardings import (
+    Device,
+    JaxSharding,
+    default_memory_kind,
+    is_auto_layout,
+    layout_problem,
+)
 from xlashard._jax.runtime.transfer import make_aval
 from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.core.sharding import (
@@ -126,6 +132,17 @@ def _from_format(value: Format, name: str) -> Placement:
     if value.sharding is None:
         return STAY
     return Placement(from_jax(value.sharding), layout)
+
+
+def check_layout(layout: Layout | None, ndim: int) -> None:
+    """Refuse a layout that no array of some dimensions can have.
+
+    Raises:
+        PlacementError: With the layout to write.
+    """
+    problem = layout_problem(layout, ndim)
+    if problem:
+        raise PlacementError(problem)
 
 
 @dataclass(frozen=True, eq=False)

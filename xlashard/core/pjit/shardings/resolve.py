@@ -1,16 +1,16 @@
 """Resolve the sharding of each argument and result of a call on its device assignment."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import repeat
 from typing import Any
 
 from xlashard._jax.lowering import aval_text
-from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.shardings import Device, is_layout_of
 from xlashard._jax.runtime.topologies import UnassignedDevice
 from xlashard._jax.runtime.transfer import default_device
 from xlashard._jax.trace import tracing
-from xlashard.core.pjit.arguments import Argument
+from xlashard.core.pjit.arguments import Argument, own_layout
 from xlashard.core.pjit.shardings.device_assignment import (
     REPLICATED,
     ShardingRequest,
@@ -31,6 +31,7 @@ from xlashard.core.pjit.shardings.resources import (
     described,
     misfit,
     or_whole,
+    wrong_layout,
 )
 from xlashard.core.pjit.shardings.unreduced import reshard_problem
 from xlashard.core.sharding import (
@@ -138,6 +139,38 @@ def resolve(request: ShardingRequest) -> ProgramPlacement:
     ins = _argument_shardings(request, devices, mesh)
     outs = _result_shardings(request, devices, mesh)
     return ProgramPlacement(devices, mesh, ins, outs, committed or len(devices) > 1)
+
+
+def resolve_layouts(
+    arguments: Sequence[Argument],
+    values: Sequence[Any],
+    requested: Sequence[Any],
+    keywords: Iterable[str],
+) -> tuple[Any, ...]:
+    """Return the layout of each argument: the requested one, or that of a committed array.
+
+    Args:
+        arguments: The arguments.
+        values: Their values.
+        requested: The layout that was requested for each, or None.
+        keywords: The keyword by which.
+
+    Raises:
+        ResourceError: If a committed argument has another layout than the requested one.
+    """
+    layouts = []
+    for argument, value, layout, keyword in zip(
+        arguments, values, requested, keywords, strict=False
+    ):
+        if layout is None:
+            layout = argument.layout if argument.committed else None
+        elif argument.committed and argument.sharding is not None:
+            own = own_layout(value)
+            if own is not None and not is_layout_of(layout, own):
+                text = f"{keyword} takes {argument.describe()}"
+                raise wrong_layout(text, argument.path, argument.sharding, (layout, own))
+        layouts.append(layout)
+    return tuple(layouts)
 
 
 @lru_cache(maxsize=4096)

@@ -18,7 +18,14 @@ from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.core.pjit.shardings.resources import check_whole
 from xlashard.core.pjit.stages.bound_step import BoundStep
 from xlashard.core.pjit.stages.bound_step_plan import plan_step
-from xlashard.core.pjit.stages.info import Stage, StageInfo, check_place, checked_dialect, struct
+from xlashard.core.pjit.stages.info import (
+    Stage,
+    StageInfo,
+    check_layout,
+    check_place,
+    checked_dialect,
+    struct,
+)
 from xlashard.core.program.environment import LoadTarget
 from xlashard.core.sharding import Mesh
 from xlashard.errors import ArgumentError
@@ -31,6 +38,7 @@ class Executable:
     _info: StageInfo
     _compiled: CompiledProgram
     _body: Any = None
+    _converts_layouts = False
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -151,7 +159,7 @@ class Executable:
             ArgumentError: If the arguments have another structure, shape or dtype.
             DeletedError: If an argument's buffers are deleted.
             DonationError: If a donated argument shares its buffers with another one.
-            ResourceError: If a committed argument has another sharding.
+            ResourceError: If a committed argument has another sharding or layout.
         """
         try:
             if self._donates and may_share(*self._donated_leaves(args, kwargs)):
@@ -204,7 +212,7 @@ class Executable:
         raise NotImplementedError  # no-catalogue: abstract: both subclasses override it
 
     def _check_places(self, values: Sequence[Any]) -> None:
-        """Refuse arguments that are committed to other shardings than the program's."""
+        """Refuse arguments committed to other shardings or layouts than the program's."""
         info, compiled = self._info, self._compiled
         checks = jax.config.jax_enable_checks and compiled.program.is_spread
         if info.moves_arguments and not checks:
@@ -212,9 +220,13 @@ class Executable:
         arguments = describe_arguments(values, info.paths, info.in_avals)
         parts, first = compiled.program.parts, len(compiled.consts)
         shardings, requested = parts.in_shardings[first:], parts.requested_in_shardings[first:]
-        pairs = zip(compress(arguments, compiled.kept), shardings, strict=True)
-        for argument, sharding in pairs:
-            check_place(argument, sharding, f"{info.name} was compiled for {{}}")
+        text = f"{info.name} was compiled for {{}}"
+        for argument, sharding in zip(compress(arguments, compiled.kept), shardings, strict=True):
+            check_place(argument, sharding, text)
+        if not self._converts_layouts:
+            kept = compress(zip(arguments, values, strict=True), compiled.kept)
+            for pair, layout in zip(kept, compiled.program.full_layouts[0][first:], strict=True):
+                check_layout(*pair, layout, text)
         check_whole(compress(values, compiled.kept), compress(info.paths, compiled.kept), requested)
 
 

@@ -141,7 +141,8 @@ class StableHLOProgram(Executable):
 
     Call it with one array for each argument of the module, an Array, a `jax.Array`, a NumPy array
     or a number; it returns a tuple with one Array for each result. Committed arrays must have the
-    shardings of `input_shardings`; other arrays are placed under them.
+    shardings of `input_shardings`; other arrays are placed under them. Arrays of another layout are
+    converted at each call.
 
     Example:
         >>> import numpy as np
@@ -152,6 +153,8 @@ class StableHLOProgram(Executable):
         >>> program(np.ones(4, np.float32))
         (Array([1., 1., 1., 1.], dtype=float32),)
     """
+
+    _converts_layouts = True
 
     def __init__(self, compiled: CompiledProgram, donated: tuple[bool, ...]) -> None:
         self._compiled = compiled
