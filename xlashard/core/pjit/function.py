@@ -15,7 +15,7 @@ from xlashard._jax.runtime.global_state import BoundedCache, cleared_with_jax
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import unassigned_devices
 from xlashard._jax.trace import observed_programs, tracing
-from xlashard._jax.trace.jaxprs import as_function, is_reference
+from xlashard._jax.trace.jaxprs import is_reference
 from xlashard.core.array.array_class.base import DonationTracker
 from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.arguments import (
@@ -356,26 +356,23 @@ class Function:
         key = "boundary", call.in_shardings, call.out_shardings, call.mesh, self._device()
         # The body may be the jaxpr itself, which a value kept for it would keep alive.
         ins, outs = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call))
-        inlined = options.inline and tracing.is_staging()
-        unnamed = (None,) * len(ins)
         named = [(options.in_resources.what, path) for path in traced.arg_names]
-        names = unnamed if inlined else (*unnamed[len(named) :], *named)
+        names: tuple[Any, ...] = (*(None,) * (len(ins) - len(named)), *named)
+        if options.inline and tracing.is_staging():
+            names = (None,) * len(ins)
         body, closed = constrained_body(traced.jaxpr, ins, outs, names)
         values = [*closed, *traced.consts, *call.values]
-        if inlined:
-            results = list(map(tracing.staged, as_function(body)(*values)))
-        else:
-            results = pjit_p.bind(
-                *values,
-                jaxpr=body,
-                name=traced.name,
-                donated_invars=(*(False,) * (len(values) - len(call.donated)), *call.donated),
-                ctx_mesh=_NO_MESH if call.mesh is None else call.mesh,
-                keep_unused=options.keep_unused,
-                inline=options.inline,
-                compiler_options_kvs=options.compiler_options,
-                donation=options.donation,
-            )
+        results = pjit_p.bind(
+            *values,
+            jaxpr=body,
+            name=traced.name,
+            donated_invars=(*(False,) * (len(values) - len(call.donated)), *call.donated),
+            ctx_mesh=_NO_MESH if call.mesh is None else call.mesh,
+            keep_unused=options.keep_unused,
+            inline=options.inline,
+            compiler_options_kvs=options.compiler_options,
+            donation=options.donation,
+        )
         return traced.out_tree.unflatten([wrap_result(r) for r in results])
 
     def _shared_boundary(self, call: Call) -> _Boundary:
