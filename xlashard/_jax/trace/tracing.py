@@ -14,7 +14,6 @@ import numpy as np
 from xlashard._jax.private import (
     api_util,
     core,
-    dtypes,
     find_name,
     jax_dispatch,
     jax_pjit,
@@ -22,7 +21,6 @@ from xlashard._jax.private import (
     original_value,
     pe,
     sharding_impls,
-    source_info_util,
 )
 from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
 from xlashard._jax.tree_definitions import in_default_registry

@@ -353,12 +353,14 @@ class Function:
         traced, options = call.traced, self.options
         if is_strict(options.strict):
             report_uneven_constraints(traced.jaxpr, constraint_p, self.name, options.strict)
-        key = "boundary", call.in_shardings, call.out_shardings, call.mesh, self._device()
+        is_inlined = options.inline and tracing.is_staging()
+        places = call.in_shardings, call.out_shardings, call.mesh, self._device()
+        key = "boundary", *places, is_inlined
         # The body may be the jaxpr itself, which a value kept for it would keep alive.
-        ins, outs = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call))
+        ins, outs = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call, key))
         named = [(options.in_resources.what, path) for path in traced.arg_names]
         names: tuple[Any, ...] = (*(None,) * (len(ins) - len(named)), *named)
-        if options.inline and tracing.is_staging():
+        if is_inlined:
             names = (None,) * len(ins)
         body, closed = constrained_body(traced.jaxpr, ins, outs, names)
         values = [*closed, *traced.consts, *call.values]
@@ -375,7 +377,7 @@ class Function:
         )
         return traced.out_tree.unflatten([wrap_result(r) for r in results])
 
-    def _shared_boundary(self, call: Call) -> _Boundary:
+    def _shared_boundary(self, call: Call, requested: tuple[Any, ...]) -> _Boundary:
         """Return shardings for all inputs of the jaxpr; nested calls that are alike share them."""
         traced = call.traced
         jaxpr = traced.jaxpr
@@ -383,7 +385,6 @@ class Function:
             ins, outs = self._boundary_shardings(call)
         else:
             # Nested calls are often alike, as the layers of a model are.
-            requested = call.in_shardings, call.out_shardings, call.mesh, self._device()
             types = traced.in_avals, tuple(jaxpr.out_avals), inner_shardings(jaxpr)
             ins, outs = BOUNDARIES.get_or_make(
                 (requested, types), lambda: self._boundary_shardings(call)
@@ -400,11 +401,14 @@ class Function:
         device = self._device()
 
         def pinned(
-            aval: Any, requested: Sharding | None, sharding: XLACompatibleSharding | None
+            aval: Any,
+            requested: Sharding | None,
+            sharding: XLACompatibleSharding | None,
+            is_typed: bool,
         ) -> XLACompatibleSharding | None:
             if device is not None:
                 return SingleDeviceSharding(placement.devices[0])
-            if requested is None or not has_reductions(aval, sharding):
+            if requested is None or (is_typed and not has_reductions(aval, sharding)):
                 return None
             return (
                 sharding if named or not isinstance(requested, XLACompatibleSharding) else requested
@@ -412,13 +416,18 @@ class Function:
 
         traced = call.traced
         ins = tuple(
-            None if is_reference(aval) else pinned(aval, requested, sharding)
+            None if is_reference(aval) else pinned(aval, requested, sharding, True)
             for aval, requested, sharding in zip(
                 traced.in_avals, call.in_shardings, placement.in_shardings, strict=True
             )
         )
+        # A call that runs as a program of its own makes partial results of whole ones. In another
+        # program the lowering leaves them whole, but the ends of an inlined body can be its ends.
+        are_typed = repeat(self.options.inline and tracing.is_staging())
         avals = traced.jaxpr.out_avals
-        return ins, tuple(map(pinned, avals, call.out_shardings, placement.out_shardings))
+        return ins, tuple(
+            map(pinned, avals, call.out_shardings, placement.out_shardings, are_typed)
+        )
 
     def clear_cache(self) -> None:
         """Drop what was traced of the function, and its programs."""

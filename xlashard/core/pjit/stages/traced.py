@@ -305,7 +305,6 @@ def lower_by_jax(
         platforms: The platforms of the module.
         private: Parameters of `jax.export` for JAX's own stage.
     """
-
     # JAX's function has its compiler options, and no other one in its module.
     body = copy.copy(function)
     body.options = replace(function.options, compiler_options=(), inline=True)
