@@ -291,6 +291,7 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
         inner=used.inner,
         mesh=None if placed else tracing.mesh_in_force(),
         names=(keyword, "out_shardings"),
+        commits=used.moves,
     )
     free = (None,) * len(args), (None,) * len(outs)
     layouts = follow_layouts(arguments, free[0]), free[1]

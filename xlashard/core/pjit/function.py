@@ -217,6 +217,7 @@ class Function:
             device=device,
             assign=unassigned_devices if keep_unused else call.assign,
             names=(options.in_resources.what, options.out_resources.what),
+            commits=used.moves,
         )
 
     def _device(self) -> Device | None:
@@ -395,7 +396,8 @@ class Function:
         """Return the shardings to pin at the boundary of the jaxpr of a call."""
         # Inside a trace the program around the call is placed later.
         arguments = tuple(a.unbound() for a in self.arguments(call))
-        placement = resolve(self._sharding_request(call, arguments, keep_unused=True))
+        request = self._sharding_request(call, arguments, keep_unused=True)
+        placement = resolve(replace(request, commits=False))
         # Otherwise the devices are those of the program around this call.
         named = placement.committed and not placement.is_unassigned
         device = self._device()
