@@ -186,6 +186,11 @@ def _collective_ids(jaxpr: Jaxpr, platform: str) -> dict[str, Any]:
     return {"pallas_collective_id_mapping": mapping.from_jaxpr(jaxpr)}
 
 
+def has_memory_transfers(jaxpr: Jaxpr) -> bool:
+    """Return True if equations inside name the memory spaces of their results."""
+    return bool(pxla.jaxpr_transfer_mem_kinds(jaxpr))
+
+
 def _keeps_to_default_memory(jaxpr: Jaxpr, shardings: Sequence[Any]) -> bool:
     """Return True if every value is in the default memory; only then rules may omit transfers."""
     transfers = pxla.jaxpr_transfer_mem_kinds(jaxpr)

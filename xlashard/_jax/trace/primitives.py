@@ -107,8 +107,37 @@ def call_primitive(
             _set_rule, primitive, lambda: checkify.error_checks, partial(_check_call, primitive)
         ),
         partial(_set_rule, primitive, lambda: core.pp_eqn_rules, _print_call),
+        partial(
+            _set_rule, primitive, lambda: pe.custom_staging_rules, partial(_stage_call, primitive)
+        ),
     )
     return primitive
+
+
+def _stage_call(primitive: Primitive, trace: Any, source: Any, *args: Any, **params: Any) -> Any:
+    """Add a call to the jaxpr under way: as one equation, or under `inline` those of its body.
+
+    The results have the types of the body, as those of a call have. The weak type of a tangent may
+    differ from that of its primal, by which the derivative of the body was traced.
+    """
+    if not params["inline"]:
+        return trace.default_process_primitive(primitive, args, params, source)
+    jaxpr = params["jaxpr"]
+    typed = [
+        _set_weak_type(trace, arg, aval, source) if _is_weak(arg.aval) != _is_weak(aval) else arg
+        for arg, aval in zip(args, jaxpr.in_avals, strict=True)
+    ]
+    results = pe.inline_jaxpr_into_trace(trace, source, jaxpr, jaxpr.consts, *typed)
+    return [trace.to_jaxpr_tracer(result, source) for result in results]
+
+
+def _is_weak(aval: Any) -> bool:
+    return getattr(aval, "weak_type", False)  # a token has none
+
+
+def _set_weak_type(trace: Any, value: Any, aval: Any, source: Any) -> Any:
+    params = {"new_dtype": aval.dtype, "weak_type": aval.weak_type, "sharding": None}
+    return trace.default_process_primitive(jax.lax.convert_element_type_p, (value,), params, source)
 
 
 def _type_call(*_: Any, jaxpr: Any, **__: Any) -> tuple[Sequence[Any], Any]:

@@ -14,7 +14,6 @@ import numpy as np
 from xlashard._jax.private import (
     api_util,
     core,
-    dtypes,
     find_name,
     jax_dispatch,
     jax_pjit,
@@ -22,7 +21,6 @@ from xlashard._jax.private import (
     original_value,
     pe,
     sharding_impls,
-    source_info_util,
 )
 from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
 from xlashard._jax.tree_definitions import in_default_registry
@@ -206,26 +204,10 @@ def is_top_level() -> bool:
 
 def is_staging() -> bool:
     """Return True where bound primitives become part of a jaxpr, behind any transformations."""
-    return _staging_trace() is not None
-
-
-def staged(value: Any) -> Tracer:
-    """Return the tracer of a value in the jaxpr under way; a tracer is returned unchanged.
-
-    Requires `is_staging()`.
-    """
-    if isinstance(value, Tracer):
-        return value
-    trace = _staging_trace()
-    return trace.to_jaxpr_tracer(dtypes.canonicalize_value(value), source_info_util.current())
-
-
-def _staging_trace() -> Any:
-    """Return the trace to a jaxpr, behind those of transformations; None outside of traces."""
     trace = core.trace_ctx.trace
     while trace is not None and not isinstance(trace, pe.DynamicJaxprTrace):
         trace = getattr(trace, "parent_trace", None)
-    return trace
+    return trace is not None
 
 
 def value_behind(value: Any, until: type | tuple[()] = ()) -> Any:

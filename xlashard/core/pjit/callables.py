@@ -41,6 +41,7 @@ from xlashard.core.pjit.shardings.device_assignment import (
     names_devices,
 )
 from xlashard.core.pjit.shardings.resolve import resolve, resolve_layouts
+from xlashard.core.pjit.shardings.unreduced import has_reductions
 from xlashard.core.pjit.signature import Parameters
 from xlashard.core.pjit.trace import OF_CONSTRAINED_BODIES, inner_shardings, used_parts_of
 from xlashard.core.sharding import NamedSharding, to_jax
@@ -272,7 +273,9 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
     paths = [path if named is None else named[1] for named, path in known]
     arguments = describe_arguments(args, paths, jaxpr.in_avals)
     in_shardings = tuple(
-        None if argument.committed and named is None else _closed(params, argument.aval)
+        None
+        if argument.committed and named is None
+        else _closed(params, argument.aval, is_typed=True)
         for params, argument, named in zip(ins, arguments, checked, strict=True)
     )
     keyword = next((named[0] for named in checked if named is not None), "in_shardings")
@@ -288,6 +291,7 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
         inner=used.inner,
         mesh=None if placed else tracing.mesh_in_force(),
         names=(keyword, "out_shardings"),
+        commits=used.moves,
     )
     placement = resolve(shardings)
     requested = list(map(_checked_layout, checked, arguments))
@@ -315,17 +319,20 @@ def _checked_layout(named: Any, argument: Argument) -> Any:
     return None if layout_problem(named[2], argument.aval.ndim) else named[2]
 
 
-def _closed(params: Any, aval: Any) -> Any:
+def _closed(params: Any, aval: Any, *, is_typed: bool = False) -> Any:
     """Return the sharding of a constraint, if an argument or result can have it; else None.
 
     Args:
         params: The parameters of the constraint; None without one.
         aval: The type of the argument or result.
+        is_typed: Leave out a sharding that is unreduced over other axes than the type.
     """
     if params is None:
         return None
     sharding = params["sharding"]
     if isinstance(sharding, NamedSharding) and not sharding.normal_spec.is_constrained:
+        return None
+    if is_typed and not has_reductions(aval, sharding):
         return None
     try:
         sharding.is_compatible_aval(aval.shape)

@@ -43,6 +43,7 @@ from xlashard.core.pjit.shardings.resources import (
     read_resources,
 )
 from xlashard.core.pjit.shardings.uneven import dividing, report_uneven_value
+from xlashard.core.pjit.shardings.unreduced import has_reductions
 from xlashard.core.program.annotate import is_open, sharding_text
 from xlashard.core.program.plan import Partitioner, open_dims
 from xlashard.core.sharding import (
@@ -316,6 +317,8 @@ def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding, **_: Any) -> An
         return x
     if sharding is REPLICATED and manual:
         return x  # the automatic axes of shard_map have no names here
+    if not has_reductions(aval, sharding):
+        return x  # the program around this value makes or reduces partial results
     partitioner = Partitioner.SHARDY if lowering.uses_shardy() else Partitioner.GSPMD
     if manual and partitioner is Partitioner.GSPMD:
         text = lowering.manual_text(ctx, sharding.jax_sharding(aval.shape), aval.ndim + trailing)

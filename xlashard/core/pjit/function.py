@@ -15,7 +15,7 @@ from xlashard._jax.runtime.global_state import BoundedCache, cleared_with_jax
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import unassigned_devices
 from xlashard._jax.trace import observed_programs, tracing
-from xlashard._jax.trace.jaxprs import as_function, is_reference
+from xlashard._jax.trace.jaxprs import is_reference
 from xlashard.core.array.array_class.base import DonationTracker
 from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.arguments import (
@@ -217,6 +217,7 @@ class Function:
             device=device,
             assign=unassigned_devices if keep_unused else call.assign,
             names=(options.in_resources.what, options.out_resources.what),
+            commits=used.moves,
         )
 
     def _device(self) -> Device | None:
@@ -353,32 +354,32 @@ class Function:
         traced, options = call.traced, self.options
         if is_strict(options.strict):
             report_uneven_constraints(traced.jaxpr, constraint_p, self.name, options.strict)
-        key = "boundary", call.in_shardings, call.out_shardings, call.mesh, self._device()
+        is_inlined = options.inline and tracing.is_staging()
+        places = call.in_shardings, call.out_shardings, call.mesh, self._device()
+        key = "boundary", *places, is_inlined
         # The body may be the jaxpr itself, which a value kept for it would keep alive.
-        ins, outs = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call))
-        inlined = options.inline and tracing.is_staging()
-        unnamed, keyword = (None,) * len(ins), options.in_resources.what
+        ins, outs = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call, key))
+        keyword = options.in_resources.what
         named = list(zip(repeat(keyword), traced.arg_names, call.layouts[0], strict=False))
-        names = unnamed if inlined else (*unnamed[len(named) :], *named)
+        names: tuple[Any, ...] = (*(None,) * (len(ins) - len(named)), *named)
+        if is_inlined:
+            names = (None,) * len(ins)
         body, closed = constrained_body(traced.jaxpr, ins, outs, names)
         values = [*closed, *traced.consts, *call.values]
-        if inlined:
-            results = list(map(tracing.staged, as_function(body)(*values)))
-        else:
-            results = pjit_p.bind(
-                *values,
-                jaxpr=body,
-                name=traced.name,
-                donated_invars=(*(False,) * (len(values) - len(call.donated)), *call.donated),
-                ctx_mesh=_NO_MESH if call.mesh is None else call.mesh,
-                keep_unused=options.keep_unused,
-                inline=options.inline,
-                compiler_options_kvs=options.compiler_options,
-                donation=options.donation,
-            )
+        results = pjit_p.bind(
+            *values,
+            jaxpr=body,
+            name=traced.name,
+            donated_invars=(*(False,) * (len(values) - len(call.donated)), *call.donated),
+            ctx_mesh=_NO_MESH if call.mesh is None else call.mesh,
+            keep_unused=options.keep_unused,
+            inline=options.inline,
+            compiler_options_kvs=options.compiler_options,
+            donation=options.donation,
+        )
         return traced.out_tree.unflatten([wrap_result(r) for r in results])
 
-    def _shared_boundary(self, call: Call) -> _Boundary:
+    def _shared_boundary(self, call: Call, requested: tuple[Any, ...]) -> _Boundary:
         """Return shardings for all inputs of the jaxpr; nested calls that are alike share them."""
         traced = call.traced
         jaxpr = traced.jaxpr
@@ -386,7 +387,6 @@ class Function:
             ins, outs = self._boundary_shardings(call)
         else:
             # Nested calls are often alike, as the layers of a model are.
-            requested = call.in_shardings, call.out_shardings, call.mesh, self._device()
             types = traced.in_avals, tuple(jaxpr.out_avals), inner_shardings(jaxpr)
             ins, outs = BOUNDARIES.get_or_make(
                 (requested, types), lambda: self._boundary_shardings(call)
@@ -397,17 +397,21 @@ class Function:
         """Return the shardings to pin at the boundary of the jaxpr of a call."""
         # Inside a trace the program around the call is placed later.
         arguments = tuple(a.unbound() for a in self.arguments(call))
-        placement = resolve(self._sharding_request(call, arguments, keep_unused=True))
+        request = self._sharding_request(call, arguments, keep_unused=True)
+        placement = resolve(replace(request, commits=False))
         # Otherwise the devices are those of the program around this call.
         named = placement.committed and not placement.is_unassigned
         device = self._device()
 
         def pinned(
-            aval: Any, requested: Sharding | None, sharding: XLACompatibleSharding | None
+            aval: Any,
+            requested: Sharding | None,
+            sharding: XLACompatibleSharding | None,
+            is_typed: bool,
         ) -> XLACompatibleSharding | None:
             if device is not None:
                 return SingleDeviceSharding(placement.devices[0])
-            if requested is None or not has_reductions(aval, sharding):
+            if requested is None or (is_typed and not has_reductions(aval, sharding)):
                 return None
             return (
                 sharding if named or not isinstance(requested, XLACompatibleSharding) else requested
@@ -415,13 +419,18 @@ class Function:
 
         traced = call.traced
         ins = tuple(
-            None if is_reference(aval) else pinned(aval, requested, sharding)
+            None if is_reference(aval) else pinned(aval, requested, sharding, True)
             for aval, requested, sharding in zip(
                 traced.in_avals, call.in_shardings, placement.in_shardings, strict=True
             )
         )
+        # A call that runs as a program of its own makes partial results of whole ones. In another
+        # program the lowering leaves them whole, but the ends of an inlined body can be its ends.
+        are_typed = repeat(self.options.inline and tracing.is_staging())
         avals = traced.jaxpr.out_avals
-        return ins, tuple(map(pinned, avals, call.out_shardings, placement.out_shardings))
+        return ins, tuple(
+            map(pinned, avals, call.out_shardings, placement.out_shardings, are_typed)
+        )
 
     def clear_cache(self) -> None:
         """Drop what was traced of the function, and its programs."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from xlashard._jax.lowering import aval_text
+from xlashard._jax.lowering import aval_text, has_memory_transfers
 from xlashard._jax.runtime import global_state
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import Device, layout_problem
@@ -378,22 +378,24 @@ class UsedParts:
         args: For each argument, whether it is in use.
         consts: For each closed-over value, whether it is in use.
         inner: The shardings of the constraints in use.
+        moves: True if an equation in use names a memory space.
     """
 
     args: tuple[bool, ...]
     consts: tuple[bool, ...]
     inner: tuple[Sharding, ...]
+    moves: bool
 
 
 @cached_by_jaxpr
 def used_parts_of(jaxpr: Any) -> UsedParts:
     """Find the parts of a closed jaxpr that are in use."""
     smaller, consts, args = used_parts(jaxpr)
-    return UsedParts(args, consts, inner_shardings(smaller))
+    return UsedParts(args, consts, inner_shardings(smaller), has_memory_transfers(smaller))
 
 
 @cached_by_jaxpr
 def all_parts_of(jaxpr: Any) -> UsedParts:
-    """Return all parts of a closed jaxpr as used."""
+    """Return all parts of a closed jaxpr as used, besides its moves between memories."""
     args, consts = (True,) * len(jaxpr.invars), (True,) * len(jaxpr.consts)
-    return UsedParts(args, consts, inner_shardings(jaxpr))
+    return UsedParts(args, consts, inner_shardings(jaxpr), used_parts_of(jaxpr).moves)

@@ -81,10 +81,7 @@ def draw_program(seed: int) -> Program:
     pool = Pool(dice, frame, values, smooth=call in SMOOTH_CALLS, forward=call == "jvp")
     steps = tuple(grow(pool, dice.between(4, 10)))
     program = _finished(dice, seed, axes, call, arguments, steps).pruned()
-    program = _with_automatic_axes(_with_reductions(_with_partial_sums(program)))
-    # Under a bare transformation, unreduced `out_shardings` of reduced results have no effect.
-    partial = any("unreduced" in result.resource for result in program.results)
-    return replace(program, bare=program.bare and not partial)
+    return _with_automatic_axes(_with_reductions(_with_partial_sums(program)))
 
 
 def _with_partial_sums(program: Program) -> Program:

@@ -1,5 +1,7 @@
 """Computation follows data: devices of calls and of their results."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.lax import with_sharding_constraint as with_sharding_constraint_of_jax
 from jax.sharding import AxisType
 
 from tests.core.pjit.helpers import device_ids, f32, make_mesh, spec_of
+from tests.grouped_cases import Together
 from tests.message_patterns import naming
 from xlashard import (
     Array,
@@ -530,3 +533,43 @@ def test_default_layout_that_is_written_out_takes_donated_buffers(mesh):
     lowered = jit(lambda x: x * 2, out_shardings=target, donate_argnums=0).lower(x)
     assert "tf.aliasing_output" in lowered.as_text()
     assert lowered.compile().memory_analysis().alias_size_in_bytes == 32
+
+
+HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+MOVES = {
+    "to host": lambda x: jax.device_put(x, HOST),
+    "to device": lambda x: jax.device_put(x, DEVICE),
+    "and back": lambda x: jax.device_put(jax.device_put(x, HOST), DEVICE),
+    "one of two": lambda x: (x, jax.device_put(x, HOST)),
+    "of a constant": lambda x: (x, jax.device_put(np.ones(3), HOST)),
+    "without use": lambda x: (jax.device_put(x, HOST), x)[1],
+    "without space": jax.device_put,
+    "in a scan": lambda x: jax.lax.scan(lambda c, _: (MOVES["and back"](c), None), x, None, 2)[0],
+    "in a call": lambda x: jax.jit(MOVES["to host"])(x),
+}
+
+
+@pytest.mark.slow
+def test_results_of_programs_that_name_memory_spaces_are_committed_as_by_jax():
+    values = {
+        "host array": f32(8),
+        "number": 1.5,
+        "uncommitted": jnp.ones(8),
+        "committed": jax.device_put(f32(8), jax.devices()[1]),
+        "key": jax.random.key(0),
+    }
+
+    def places(jit, fun, x, options):
+        results = jax.tree.leaves(jit(fun, **options)(x))
+        flags = [out.committed if hasattr(out, "committed") else out._committed for out in results]
+        return flags, [(out.devices(), out.sharding.memory_kind) for out in results]
+
+    with Together() as all_of:
+        for (move, fun), (name, x) in itertools.product(MOVES.items(), values.items()):
+            for options in ({}, {"keep_unused": True}):
+                with all_of.case(f"{move}, {name}, {options}"):
+                    assert places(pjit, fun, x, options) == places(jax.jit, fun, x, options)
+        with all_of.case("a nested call does not name the devices of a program"):
+            inner = pjit(MOVES["to host"])
+            out = pjit(lambda x: inner(np.ones(8, np.float32)) + jax.device_put(x, HOST))
+            assert out(values["committed"]).devices() == {jax.devices()[1]}

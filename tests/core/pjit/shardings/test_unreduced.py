@@ -52,6 +52,41 @@ def test_unreduced_result_sums_to_the_right_value(mesh):
     assert np.allclose(jit(lambda x: reshard(x, P("x")))(out), X.T @ X)
 
 
+TRANSFORMED = {
+    "jvp": lambda f, x: jax.jvp(f, (x,), (x,)),
+    "jvp of remat": lambda f, x: jax.jvp(jax.checkpoint(f), (x,), (x,)),
+    "jvp of jvp": lambda f, x: jax.jvp(lambda x: jax.jvp(f, (x,), (x,))[1], (x,), (x,)),
+    "vjp": lambda f, x: jax.vjp(f, x)[0],
+    "linearize": lambda f, x: (lambda y, push: (y, push(x)))(*jax.linearize(f, x)),
+    "jvp in jit": lambda f, x: jit(lambda x: jax.jvp(f, (x,), (x,)))(x),
+    "jit": lambda f, x: jit(lambda x: f(x))(x),
+}
+
+
+@pytest.mark.slow
+@needs_shardy
+def test_results_of_bare_transformations_become_partial_results_as_by_jax(mesh):
+    def types(jit, run, x, spec, options):
+        step = jit(lambda x: x * 2, out_shardings=NamedSharding(mesh, spec), **options)
+        results = jax.tree.leaves(run(step, x))
+        return [(str(jax.typeof(out)), out.sharding.spec) for out in results], results
+
+    with Together() as together:
+        for name, run in TRANSFORMED.items():
+            for spec in (P(unreduced={"x"}), P("y", unreduced={"x"}), P("y")):
+                # An inlined body has no results of its own where remat runs its equations.
+                for inline in (False,) if "remat" in name else (False, True):
+                    with together.case(f"{name}, {spec}, {inline}"):
+                        case = run, device_put(X, P("x")), spec, {"inline": inline}
+                        found, results = types(jit, *case)
+                        assert found == types(jax.jit, *case)[0]
+                        assert all(np.allclose(summed(out), 2 * X) for out in results)
+        with together.case("grad"):
+            halves = jit(lambda x: x * 2, out_shardings=P(unreduced={"x"}))
+            gradient = jax.grad(lambda x: halves(x).sum())(device_put(X, P("x")))
+            assert np.array_equal(gradient, np.full_like(X, 2))
+
+
 @pytest.mark.slow
 @needs_shardy
 def test_results_without_reductions_become_partial_results_as_by_jax(mesh):

@@ -92,3 +92,25 @@ def test_exports_have_memory_spaces_and_donations():
     assert both(xs.jit) == both(jax.jit)
     with pytest.raises(NotImplementedError, match="support donation"):
         export.export(xs.jit(jnp.sin, donate_argnums=0), platforms=["cpu", "other"])(X)
+
+
+@pytest.mark.slow
+def test_exports_have_the_options_of_the_function():
+    fast = {"xla_cpu_enable_fast_math": True}
+    cases = {
+        "unused arguments": ({}, ("cpu",)),
+        "kept arguments": ({"keep_unused": True}, ("cpu",)),
+        "two platforms": ({"keep_unused": True}, ("cpu", "tpu")),
+        "donated": ({"keep_unused": True, "donate_argnums": 1}, ("cpu",)),
+        "compiler options": ({"compiler_options": fast}, ("cpu",)),
+    }
+
+    def facts(jit, options, platforms):
+        step = export.export(jit(lambda x, y: y * 2, **options), platforms=platforms)(X, X)
+        functions = step.mlir_module().count("func.func ")
+        return step.module_kept_var_idx, step.in_avals, step.fun_name, functions
+
+    with Together() as all_of:
+        for name, case in cases.items():
+            with all_of.case(name):
+                assert facts(xs.jit, *case) == facts(jax.jit, *case)

@@ -1,6 +1,7 @@
 """pjit-ed functions inside other programs: their modules, and JAX's settings."""
 
 import functools
+import itertools
 import re
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 import xlashard
 from tests.core.pjit.helpers import f32, spec_of, under
+from tests.grouped_cases import Together
 from tests.message_patterns import naming
 from xlashard import NamedSharding, P, pjit, with_sharding_constraint
 from xlashard._jax.trace import tracing
@@ -393,6 +395,40 @@ def test_inlined_constant_becomes_a_tracer_of_its_type(constant):
 
     assert seen(pjit) == seen(jax.jit)
     assert len(seen(pjit)) == 4
+
+
+WEAK_BODIES = {
+    "shape": lambda x: jnp.expand_dims(x, 0),
+    "product": lambda x: x * 2.0,
+    "forwarded": lambda x: (x, x * 3),
+    "stronger": lambda x: (x, jnp.float32(1) * x),
+}
+WEAK_TRANSFORMS = {
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+    "weak tangent": lambda f: lambda x: jax.jvp(f, (x,), (1.0,)),
+    "strong tangent": lambda f: lambda x: jax.jvp(f, (x,), (jnp.float32(1),)),
+    "vjp": lambda f: lambda x: (lambda y, pull: (y, pull(y)))(*jax.vjp(f, x)),
+    "linearize": lambda f: lambda x: (lambda y, push: (y, push(x)))(*jax.linearize(f, x)),
+    "grad": lambda f: jax.grad(lambda x: sum(map(jnp.sum, jax.tree.leaves(f(x))))),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", WEAK_TRANSFORMS)
+def test_weak_types_are_those_of_jax_under_inline_too(transform):
+    def types(jit, body, x, options):
+        transformed = WEAK_TRANSFORMS[transform](jit(body, inline=options["inline"]))
+        call = jax.jit(transformed) if options["inside"] else transformed
+        return [str(jax.typeof(leaf)) for leaf in jax.tree.leaves(call(x))]
+
+    flags = (False, True)
+    with Together() as all_of:
+        for name, inline, inside in itertools.product(WEAK_BODIES, flags, flags):
+            for x in (1.5, jnp.float32(1.5)):
+                options = {"inline": inline, "inside": inside}
+                with all_of.case(f"{name}, {x!r}, {options}"):
+                    case = WEAK_BODIES[name], x, options
+                    assert types(pjit, *case) == types(jax.jit, *case)
 
 
 def test_each_level_of_nested_calls_is_visited_once(mesh, monkeypatch):

@@ -148,6 +148,7 @@ class ShardingRequest:
         assign: Returns devices for the size of the abstract mesh on which all shardings stand; None
             where the program needs devices of its own.
         names: The keywords by which the user requested shardings of arguments and of results.
+        commits: True if the program's own equations commit its results, to no certain devices.
     """
 
     arguments: tuple[Argument, ...]
@@ -162,6 +163,7 @@ class ShardingRequest:
     device: Device | None = None
     assign: Callable[[int], tuple[Device, ...]] | None = None
     names: tuple[str, str] = ("in_shardings", "out_shardings")
+    commits: bool = False
 
     def on(self, devices: Sequence[Device]) -> "ShardingRequest":
         """Return the request with these devices in place of abstract meshes."""

@@ -138,7 +138,8 @@ def resolve(request: ShardingRequest) -> ProgramPlacement:
         mesh = mesh_over(devices, abstract.mesh)
     ins = _argument_shardings(request, devices, mesh)
     outs = _result_shardings(request, devices, mesh)
-    return ProgramPlacement(devices, mesh, ins, outs, committed or len(devices) > 1)
+    committed = committed or len(devices) > 1 or request.commits
+    return ProgramPlacement(devices, mesh, ins, outs, committed)
 
 
 def resolve_layouts(

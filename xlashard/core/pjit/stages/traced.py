@@ -1,5 +1,6 @@
 """The stages `Traced` and `Lowered` of a pjit-ed function."""
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -108,8 +109,8 @@ class Traced(Stage, jax.stages.Traced):
         call = replace(self._call, assign=assign)
         request = self._function.lowering_request(call, self._function.arguments(call))
         if _private_parameters is not None:
-            options = (lowering_platforms, _private_parameters)
-            by_jax: Any = lower_by_jax(self, self._info, request, *options)
+            options = (self._info, request, lowering_platforms, _private_parameters)
+            by_jax: Any = lower_by_jax(self._function, call, *options)
             return by_jax
         own = None
         if not request.placement.is_unassigned:
@@ -284,7 +285,8 @@ class Lowered(Stage, jax.stages.Lowered):
 
 
 def lower_by_jax(
-    fun: Any,
+    function: Function,
+    traced_call: Call,
     info: StageInfo,
     request: LoweringRequest,
     platforms: Sequence[str] | None,
@@ -296,15 +298,19 @@ def lower_by_jax(
     platforms, so JAX lowers it, with the shardings of the function.
 
     Args:
-        fun: Runs the traced function in the trace of JAX.
+        function: The function.
+        traced_call: The call with which it was traced.
         info: Names, trees and types of the function.
         request: The request for the program of the traced call.
         platforms: The platforms of the module.
         private: Parameters of `jax.export` for JAX's own stage.
     """
+    # JAX's function has its compiler options, and no other one in its module.
+    body = copy.copy(function)
+    body.options = replace(function.options, compiler_options=(), inline=True)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return fun(*args, **kwargs)
+        return body.run(traced_call.on(info.checked(args, kwargs, "traced")))[0]
 
     call.__name__ = call.__qualname__ = info.name
     placement = request.placement
@@ -330,6 +336,8 @@ def lower_by_jax(
         out_shardings=shortest_prefix(info.out_tree, places),
         donate_argnums=[i for i, donated in enumerate(map(any, positional)) if donated],
         donate_argnames=[name for name, flags in named.items() if any(flags)],
+        keep_unused=request.keep_unused,
+        compiler_options=dict(request.options),
     )
     traced: Any = outer.trace(*args, **kwargs)
     return traced.lower(lowering_platforms=platforms, _private_parameters=private)
