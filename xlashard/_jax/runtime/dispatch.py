@@ -102,13 +102,18 @@ def register_array_type(array_type: type) -> None:
     ) -> Sequence[Any]:
         return pxla.shard_args(shardings, layouts, semantics, [x._handle for x in xs])
 
+    def operand(x: Any) -> Any:
+        if x._buffers.is_deleted():
+            x.devices()  # raises: our error has the call that donated the array, JAX's has not
+        return x._handle
+
     def constant(val: Any, aval: Any) -> Any:
         return mlir.get_constant_handler(xc.ArrayImpl)(val._handle, aval)
 
     # The abstract value of an argument or a closed-over value.
     core.pytype_aval_mappings[array_type] = aval_of
     # Operators of JAX compute with the handle.
-    dtypes.register_canonicalize_value_handler(array_type, attrgetter("_handle"))
+    dtypes.register_canonicalize_value_handler(array_type, operand)
     # Placement of arguments of jax.jit.
     pxla.shard_arg_handlers[array_type] = shard_arg
     # Closed-over values of traced functions.

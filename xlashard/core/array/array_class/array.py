@@ -114,8 +114,10 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
 
     @property
     def format(self) -> Format:
-        """Layout and sharding as one `Format`, which constructors accept."""
-        check_alive(self)
+        """Layout and sharding as one `Format`, which constructors accept.
+
+        A deleted array has no layout; its sharding is part of its type.
+        """
         sharding: Any = self.sharding
         if not isinstance(sharding, jax.sharding.Sharding):
             sharding = self._buffers.sharding
