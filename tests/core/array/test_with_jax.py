@@ -140,11 +140,13 @@ def test_jax_puts_shards_together(x: Array) -> None:
     near(jax.make_array_from_callback(V.shape, named(), lambda _: x), V)
     with pytest.raises(ValueError):
         jax.make_array_from_single_device_arrays(V.shape, x.sharding, [x] * 8)
-    # A program of JAX that takes the buffers takes them from the array, too.
+    # A program of JAX that takes the buffers takes them from the array, too; older ones copy.
     jax.jit(lambda t: t + 1, donate_argnums=0)(whole).block_until_ready()
-    assert shards[1].is_deleted()
-    with pytest.raises(RuntimeError, match="deleted"):
-        x.sum()
+    if shards[1].is_deleted():
+        with pytest.raises(RuntimeError, match="deleted"):
+            x.sum()
+    else:
+        assert jax.__version_info__ < (0, 12) and same(x, V)
 
 
 def test_shapes_and_trees(x: Array) -> None:
