@@ -87,7 +87,7 @@ def register_array_type(array_type: type) -> None:
 
     Args:
         array_type: The class. Its instances hold their buffer handle in the slot `_buffers` and
-            return it from the property `_handle`.
+            return it from the property `_handle`; `devices()` of a deleted one raises its error.
     """
 
     def aval_of(x: Any) -> Any:
@@ -103,8 +103,9 @@ def register_array_type(array_type: type) -> None:
         return pxla.shard_args(shardings, layouts, semantics, [x._handle for x in xs])
 
     def operand(x: Any) -> Any:
-        if x._buffers.is_deleted():
-            x.devices()  # raises: our error has the call that donated the array, JAX's has not
+        # A trace may close over a deleted array: what runs the program names its variable.
+        if x._buffers.is_deleted() and core.trace_state_clean():
+            x.devices()  # raises an error with the call that donated the array, which JAX's lacks
         return x._handle
 
     def constant(val: Any, aval: Any) -> Any:
