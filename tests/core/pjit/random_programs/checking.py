@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import xlashard
@@ -14,7 +13,16 @@ from tests.core.pjit.random_programs.environment import (
     plain,
     xlashard_sharded,
 )
-from tests.core.pjit.random_programs.running import Module, make_mesh, read_header, run, under
+from tests.core.pjit.random_programs.running import (
+    Module,
+    is_key,
+    is_unreduced,
+    make_mesh,
+    read_header,
+    read_value,
+    run,
+    under,
+)
 
 # Bound of rounding errors in a handful of operations, relative to the largest element.
 TOLERANCE = {"float32": 2e-4, "complex64": 5e-4, "bfloat16": 0.08, "float16": 0.01}
@@ -203,9 +211,9 @@ def compare(got: Any, wanted: Any) -> None:
 def _compare_leaf(path: str, got: Any, wanted: Any) -> None:
     if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
         raise Wrong("type", f"{path} is {got.aval}, on one device {wanted.aval}")
-    if not _is_key(wanted) and got.weak_type != wanted.weak_type:
+    if not is_key(wanted) and got.weak_type != wanted.weak_type:
         raise Wrong("weak type", f"{path}: {got.weak_type} instead of {wanted.weak_type}")
-    got, wanted = _on_host(got), _on_host(wanted)
+    got, wanted = read_value(got), read_value(wanted)
     if got.shape != wanted.shape:
         raise Wrong("values", f"{path} has shards of {got.shape}, on one device {wanted.shape}")
     close = _close(got, wanted)
@@ -231,36 +239,22 @@ def _close(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return np.isclose(got, wanted, rtol=0, atol=TOLERANCE[dtype] * scale, equal_nan=True)
 
 
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _is_unreduced(x: Any) -> bool:
-    return isinstance(x.sharding, jax.sharding.NamedSharding) and bool(x.sharding.spec.unreduced)
-
-
-def _on_host(x: Any) -> np.ndarray:
-    if isinstance(x, jax.Array) and _is_unreduced(x):
-        x = jax.reshard(x, jax.sharding.NamedSharding(x.sharding.mesh, jax.P()))
-    return np.asarray(jax.random.key_data(x) if _is_key(x) else x)
-
-
 def _check_class(got: Any) -> None:
     for leaf in jax.tree.leaves(got):
-        if not _is_key(leaf) and not isinstance(leaf, xlashard.Array):
+        if not is_key(leaf) and not isinstance(leaf, xlashard.Array):
             raise Wrong("type", f"a result is a {type(leaf).__name__}")
 
 
 def _check_shards(path: str, x: Any) -> None:
     """Check that shards have the shape of the sharding, and make up the value."""
-    if _is_unreduced(x):
+    if is_unreduced(x):
         return  # they add up to it, and the value was compared before
     indices = x.sharding.devices_indices_map(x.shape)
     if set(indices) != x.sharding.device_set or set(indices) != x.devices():
         raise Wrong("devices", f"{path}: {x.sharding} is not on {x.devices()}")
-    value, seen = _on_host(x), np.zeros(x.shape, int)
+    value, seen = read_value(x), np.zeros(x.shape, int)
     replicas: dict[str, set[int]] = {}
-    shards = xlashard.key_shards(x) if _is_key(x) else x.addressable_shards
+    shards = xlashard.key_shards(x) if is_key(x) else x.addressable_shards
     for shard in shards:
         if shard.data.shape != x.sharding.shard_shape(x.shape):
             raise Wrong(
@@ -270,7 +264,9 @@ def _check_shards(path: str, x: Any) -> None:
             )
         if indices[shard.device] != shard.index:
             raise Wrong("shards", f"{path}: {shard.index}, not {indices[shard.device]}")
-        if not np.array_equal(_on_host(shard.data), value[shard.index], equal_nan=_has_nan(value)):
+        if not np.array_equal(
+            read_value(shard.data), value[shard.index], equal_nan=_has_nan(value)
+        ):
             raise Wrong("shards", f"{path}: shard {shard.index} is not that piece of the value")
         replicas.setdefault(str(shard.index), set()).add(shard.replica_id)
         seen[shard.index] += 1

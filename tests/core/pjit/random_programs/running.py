@@ -188,7 +188,7 @@ def _lose_tables(f: Any, module: Module, library: Library, result: Any) -> None:
     """
     if library.name != "xlashard" or not module.tables:
         return
-    values = list(map(np.array, map(_as_numbers, jax.tree.leaves(result))))
+    values = list(map(np.array, map(read_value, jax.tree.leaves(result))))
     for table in module.tables:
         table.delete()
     try:
@@ -200,11 +200,22 @@ def _lose_tables(f: Any, module: Module, library: Library, result: Any) -> None:
 
 def _require_equal(result: Any, values: Sequence[np.ndarray]) -> None:
     for leaf, value in zip(jax.tree.leaves(result), values, strict=True):
-        np.testing.assert_array_equal(_as_numbers(leaf), value)
+        np.testing.assert_array_equal(read_value(leaf), value)
 
 
-def _as_numbers(x: Any) -> Any:
-    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+def is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def is_unreduced(x: Any) -> bool:
+    return isinstance(x.sharding, jax.sharding.NamedSharding) and bool(x.sharding.spec.unreduced)
+
+
+def read_value(x: Any) -> np.ndarray:
+    """Return the value of a result, the sum of partial ones, or the numbers of keys."""
+    if isinstance(x, jax.Array) and is_unreduced(x):
+        x = jax.reshard(x, jax.sharding.NamedSharding(x.sharding.mesh, jax.P()))
+    return np.asarray(jax.random.key_data(x) if is_key(x) else x)
 
 
 def _anew(module: Module, library: Library) -> list[Any]:
