@@ -39,7 +39,7 @@ from xlashard._jax.runtime.global_state import (
 )
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import copy_to, split
-from xlashard._jax.trace.tracing import is_extended, is_token
+from xlashard._jax.trace.tracing import is_extended, with_sharding_in_type
 from xlashard.errors import ExecutionError, NonFiniteError
 from xlashard.support.lazily import dataclass
 
@@ -54,9 +54,8 @@ def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
     """
     if is_extended(aval):
         aval, sharding = core.physical_aval(aval), physical_sharding(aval, sharding)
-    if not is_token(aval):
-        aval = core.update_aval_with_sharding(aval, sharding)
-    return pxla.global_aval_to_result_handler(aval, sharding, committed)
+    typed = with_sharding_in_type(aval, sharding)
+    return pxla.global_aval_to_result_handler(typed, sharding, committed)
 
 
 def has_keys(avals: Sequence[Any]) -> bool:

@@ -214,8 +214,8 @@ def is_auto_layout(layout: object) -> bool:
     return isinstance(layout, type(layout_lib.AutoLayout))
 
 
-def is_layout_of(layout: Any, own: Any) -> bool:
-    """Return True if a requested layout is the one of an array, for any tiles where it has none."""
+def is_same_layout(layout: Any, own: Any) -> bool:
+    """Return True if an array has a requested layout, in any tiles if that names none."""
     if is_auto_layout(layout) or is_auto_layout(own) or layout.tiling:
         return layout == own
     return layout.major_to_minor == own.major_to_minor

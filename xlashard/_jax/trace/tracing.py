@@ -165,13 +165,16 @@ def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
     return stack
 
 
+NO_MESH = Mesh(np.empty((), dtype=object), ())
+"""The mesh of JAX's equations and of its state where none is in force."""
+
+
 @contextmanager
 def no_mesh_in_force() -> Iterator[None]:
     """Leave the mesh in force, to run programs on single devices."""
-    empty = Mesh(np.empty((), dtype=object), ())
     with (
-        sharding_impls._internal_use_concrete_mesh(empty),
-        jax.sharding.use_abstract_mesh(empty.abstract_mesh),
+        sharding_impls._internal_use_concrete_mesh(NO_MESH),
+        jax.sharding.use_abstract_mesh(NO_MESH.abstract_mesh),
     ):
         yield
 

@@ -47,7 +47,7 @@ def read_subject(x: Any, sharding: Any = None) -> PictureSubject:
     """
     shape, dtype = _type_of(x)
     own = from_jax(_sharding_of(x) if sharding is None else as_sharding(sharding))
-    devices, placement = _placed(own, shape)
+    devices, placement = _place_pieces(own, shape)
     named = isinstance(own, NamedSharding)
     return PictureSubject(
         shape=shape,
@@ -142,7 +142,7 @@ def as_sharding(sharding: Any) -> AnySharding:
     )
 
 
-def _placed(
+def _place_pieces(
     own: Sharding, shape: tuple[int, ...]
 ) -> tuple[Sequence[Device] | None, Tiles | Pieces]:
     if isinstance(own, NamedSharding) and isinstance(own.mesh, AbstractMesh):

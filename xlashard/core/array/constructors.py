@@ -40,7 +40,7 @@ from xlashard.core.array.placement.put import (
 from xlashard.core.array.placement.target import (
     ResolvedSharding,
     at_path,
-    check_layout,
+    check_layout_rank,
     check_reduced_sharding,
     is_target,
     leaf_path,
@@ -255,7 +255,7 @@ def array_over(handle: Handle, target: ResolvedSharding, layout: Layout | None, 
         PlacementError: A layout that the array can't have.
     """
     if keys is None:
-        check_layout(layout, handle.ndim)
+        check_layout_rank(layout, handle.ndim)
         return wrap(relayout(handle, layout, target), target.sharding)
     if layout is not None:
         raise ArgumentError("a key array has no layout: give the sharding alone")

@@ -36,7 +36,7 @@ from xlashard.core.array.placement.target import (
     Placement,
     ResolvedSharding,
     at_path,
-    check_layout,
+    check_layout_rank,
     is_in_place,
     move_to_space,
     reorders_devices,
@@ -242,7 +242,7 @@ def _check_flags(donate: Any, may_alias: Any) -> None:
 def _plan_host(x: Any, placement: Placement, may_alias: bool | None) -> HostTransfer:
     value, dtype, weak_type = as_host_value(x, lambda: "it")
     sharding, layout = placement.sharding, placement.layout
-    check_layout(layout, value.ndim)
+    check_layout_rank(layout, value.ndim)
     if sharding is None:
         target = resolve_sharding(value.shape, SingleDeviceSharding(default_device()))
     else:
@@ -262,7 +262,7 @@ def _plan_array(
     check_alive(array)
     sharding, layout = placement.sharding, placement.layout
     handle = array._handle
-    check_layout(layout, handle.ndim)
+    check_layout_rank(layout, handle.ndim)
     shared = not (donate or fresh)
     if sharding is None:
         if shared:

@@ -32,7 +32,12 @@ from xlashard.core.pjit.arguments import (
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import DERIVED_PROGRAMS, CacheMiss
 from xlashard.core.pjit.compile import PROGRAMS, CompiledProgram
-from xlashard.core.pjit.constraint import boundary_p, constraint_params, only_places
+from xlashard.core.pjit.constraint import (
+    BoundaryArgument,
+    boundary_p,
+    constraint_params,
+    only_places,
+)
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.core.pjit.lower import is_hoisted
 from xlashard.core.pjit.shardings.device_assignment import (
@@ -270,21 +275,21 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
     ins, outs = boundary(jaxpr, boundary_p)
     checked = [None if params is None else params["argument"] for params in ins]
     known = zip(checked, _argument_paths(jaxpr, label), strict=True)
-    paths = [path if named is None else named[1] for named, path in known]
+    paths = [path if named is None else named.path for named, path in known]
     arguments = describe_arguments(args, paths, jaxpr.in_avals)
     in_shardings = tuple(
         None
         if argument.committed and named is None
-        else _closed(params, argument.aval, is_typed=True)
+        else _find_boundary_sharding(params, argument.aval, is_typed=True)
         for params, argument, named in zip(ins, arguments, checked, strict=True)
     )
-    keyword = next((named[0] for named in checked if named is not None), "in_shardings")
+    keyword = next((named.keyword for named in checked if named is not None), "in_shardings")
     used = used_parts_of(jaxpr)
     placed = used.inner or any(a.committed for a in compress(arguments, used.args))
     shardings = ShardingRequest(
         arguments=arguments,
         in_shardings=in_shardings,
-        out_shardings=tuple(map(_closed, outs, jaxpr.out_avals)),
+        out_shardings=tuple(map(_find_boundary_sharding, outs, jaxpr.out_avals)),
         result_avals=tuple(map(tracing.shaped, jaxpr.out_avals)),
         result_paths=tuple(f"result {i} of {label}" for i in range(len(outs))),
         used=used.args,
@@ -294,7 +299,7 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
         commits=used.moves,
     )
     placement = resolve(shardings)
-    requested = list(map(_checked_layout, checked, arguments))
+    requested = list(map(_requested_layout, checked, arguments))
     layouts = resolve_layouts(arguments, args, requested, repeat(keyword)), (None,) * len(outs)
     request = LoweringRequest(label, placement, layouts, piece.donated, options=piece.options)
     miss = CacheMiss()
@@ -312,14 +317,14 @@ def _argument_paths(jaxpr: Any, name: str) -> tuple[str, ...]:
     return tuple([path or f"argument {i} of {name}" for i, path in enumerate(paths)])
 
 
-def _checked_layout(named: Any, argument: Argument) -> Any:
+def _requested_layout(named: BoundaryArgument | None, argument: Argument) -> Any:
     """Return the layout that was requested for a committed argument, unless `vmap` added to it."""
-    if named is None or named[2] is None or not argument.committed:
+    if named is None or named.layout is None or not argument.committed:
         return None
-    return None if layout_problem(named[2], argument.aval.ndim) else named[2]
+    return None if layout_problem(named.layout, argument.aval.ndim) else named.layout
 
 
-def _closed(params: Any, aval: Any, *, is_typed: bool = False) -> Any:
+def _find_boundary_sharding(params: Any, aval: Any, *, is_typed: bool = False) -> Any:
     """Return the sharding of a constraint, if an argument or result can have it; else None.
 
     Args:
@@ -377,7 +382,7 @@ def constrained_body(
         jaxpr: The closed jaxpr.
         ins: The sharding of each argument, or None.
         outs: The sharding of each result, or None.
-        names: For each argument the parameter `argument` of its constraint.
+        names: The `BoundaryArgument` of each argument, or None.
 
     Returns:
         The body, and the closed-over arrays that it takes before its arguments.
@@ -409,5 +414,5 @@ def _constrained(
     return body, tuple(closed)
 
 
-def _params(sharding: Any, argument: tuple[str, str, Any] | None) -> dict[str, Any] | None:
+def _params(sharding: Any, argument: BoundaryArgument | None) -> dict[str, Any] | None:
     return None if sharding is None else {**constraint_params(sharding), "argument": argument}

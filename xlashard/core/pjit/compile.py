@@ -160,12 +160,12 @@ def _named_after(
         if sharding is None:
             sharding = _named(chosen, aval, model, mesh)
         elif sharding is not chosen and is_open(sharding):
-            sharding = _closed(sharding, chosen, aval)
+            sharding = _settle_open_sharding(sharding, chosen, aval)
         named.append(sharding)
     return tuple(named)
 
 
-def _closed(
+def _settle_open_sharding(
     requested: XLACompatibleSharding, chosen: XLACompatibleSharding, aval: Any
 ) -> XLACompatibleSharding:
     """Return the sharding that the partitioner chose for one with unconstrained dimensions."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental.layout import with_layout_constraint
@@ -31,7 +31,7 @@ from xlashard.core.pjit.arguments import check_alive, check_values
 from xlashard.core.pjit.shardings.device_assignment import (
     REPLICATED,
     custom_memory_kind,
-    mesh_of_specs,
+    find_spec_mesh,
     names_devices,
     on_devices,
 )
@@ -97,7 +97,7 @@ def with_sharding_constraint[T](x: T, shardings: Any, *, strict: bool | None = N
         leaves, treedef = jax.tree_util.tree_flatten(x)
         paths = leaf_paths(x, "x")
         check_values(leaves, paths, static=False)
-        mesh = mesh_of_specs(tracing.mesh_in_force())
+        mesh = find_spec_mesh(tracing.mesh_in_force())
         if mesh is None and tracing.manual_axes():
             # Inside a `shard_map` that was given its mesh, JAX reads specs on that one, too.
             mesh = jax.sharding.get_abstract_mesh()
@@ -359,6 +359,20 @@ def _constraint(name: str, **rules: Any) -> Primitive:
     return primitive
 
 
+class BoundaryArgument(NamedTuple):
+    """Argument whose sharding a boundary pins.
+
+    Attributes:
+        keyword: The keyword by which the sharding was requested.
+        path: The path of the argument.
+        layout: The layout that was requested for it, or None.
+    """
+
+    keyword: str
+    path: str
+    layout: Any
+
+
 constraint_p = _constraint(CONSTRAINT, abstract=_type)
 """Pins the sharding of a value. Its parameter `sharding` is of this package; JAX reads the devices
 from its parameter `witness`."""
@@ -366,8 +380,8 @@ from its parameter `witness`."""
 boundary_p = _constraint("boundary_sharding")
 """Pins the sharding of an argument or result of a pjit-ed function, at the ends of its body.
 
-Its parameter `argument` is the keyword of the sharding, the path of the argument and its requested
-layout; None for results, and where the call is part of another function's body.
+Its parameter `argument` is a `BoundaryArgument`; None for results, and where the call is part of
+another function's body.
 """
 recompute_in_remat(boundary_p)
 

@@ -8,7 +8,6 @@ from itertools import compress, repeat
 from typing import Any
 
 import jax
-import numpy as np
 
 from xlashard._jax.runtime import compiler
 from xlashard._jax.runtime.global_state import BoundedCache, cleared_with_jax
@@ -28,7 +27,7 @@ from xlashard.core.pjit.cache_miss import CacheMiss
 from xlashard.core.pjit.callables import constrained_body, pjit_p
 from xlashard.core.pjit.compile import PROGRAMS, CompiledProgram, compile_lowered
 from xlashard.core.pjit.compile_log import CompileLog
-from xlashard.core.pjit.constraint import constraint_p
+from xlashard.core.pjit.constraint import BoundaryArgument, constraint_p
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.core.pjit.lower import (
     LoweredSignature,
@@ -55,16 +54,13 @@ from xlashard.core.pjit.trace import (
     used_parts_of,
 )
 from xlashard.core.program.compile import LoweredProgram
-from xlashard.core.sharding import Mesh, Sharding, SingleDeviceSharding, XLACompatibleSharding
+from xlashard.core.sharding import Sharding, SingleDeviceSharding, XLACompatibleSharding
 from xlashard.errors import ArgumentError
 
 type _Boundary = tuple[
     tuple[XLACompatibleSharding | None, ...], tuple[XLACompatibleSharding | None, ...]
 ]
 """Shardings of arguments and of results; None leaves a value to the partitioner."""
-
-_NO_MESH = Mesh(np.empty((), dtype=object), ())
-"""The mesh of equations of `jax.jit` where none is in force."""
 
 BOUNDARIES = cleared_with_jax(BoundedCache())
 """Boundary shardings of nested calls, by what was requested of them and by their types."""
@@ -359,11 +355,11 @@ class Function:
         key = "boundary", *places, is_inlined
         # The body may be the jaxpr itself, which a value kept for it would keep alive.
         ins, outs = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call, key))
-        keyword = options.in_resources.what
-        named = list(zip(repeat(keyword), traced.arg_names, call.layouts[0], strict=False))
-        names: tuple[Any, ...] = (*(None,) * (len(ins) - len(named)), *named)
-        if is_inlined:
-            names = (None,) * len(ins)
+        names: tuple[Any, ...] = (None,) * len(ins)
+        if not is_inlined:
+            keyword = repeat(options.in_resources.what)
+            named = tuple(map(BoundaryArgument, keyword, traced.arg_names, call.layouts[0]))
+            names = names[len(named) :] + named
         body, closed = constrained_body(traced.jaxpr, ins, outs, names)
         values = [*closed, *traced.consts, *call.values]
         results = pjit_p.bind(
@@ -371,7 +367,7 @@ class Function:
             jaxpr=body,
             name=traced.name,
             donated_invars=(*(False,) * (len(values) - len(call.donated)), *call.donated),
-            ctx_mesh=_NO_MESH if call.mesh is None else call.mesh,
+            ctx_mesh=tracing.NO_MESH if call.mesh is None else call.mesh,
             keep_unused=options.keep_unused,
             inline=options.inline,
             compiler_options_kvs=options.compiler_options,

@@ -315,7 +315,7 @@ def lower_jaxpr(
         all_donated[i] = not multi or all_ins[i] is not None
     kept = signature.kept
     ins, in_layouts = list(compress(all_ins, kept)), list(compress(all_layouts, kept))
-    results = map(_open_dims_of_type, placement.out_shardings, signature.out_avals)
+    results = map(_open_typed_result, placement.out_shardings, signature.out_avals)
     outs = [*results, *[all_ins[i] for i in signature.written]]
     out_layouts = [*request.layouts[1], *[all_layouts[i] for i in signature.written]]
     debug = ready.debug_info
@@ -404,7 +404,7 @@ def _unused_donations(
     ]
 
 
-def _open_dims_of_type(
+def _open_typed_result(
     sharding: XLACompatibleSharding | None, aval: Any
 ) -> XLACompatibleSharding | None:
     """Return the sharding of a result with all dimensions open, if its type prescribes it.

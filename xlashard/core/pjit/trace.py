@@ -22,7 +22,7 @@ from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss, CallKey, StaticValue
 from xlashard.core.pjit.constraint import boundary_p, constraint_p, constraints_in
 from xlashard.core.pjit.options import PjitOptions
-from xlashard.core.pjit.shardings.device_assignment import mesh_of_specs, names_devices
+from xlashard.core.pjit.shardings.device_assignment import find_spec_mesh, names_devices
 from xlashard.core.pjit.shardings.resolve import to_sharding
 from xlashard.core.pjit.shardings.resources import (
     Auto,
@@ -178,7 +178,7 @@ def trace_call(
         TracingError: If `jax.no_tracing` forbids to trace.
     """
     miss, mesh = CacheMiss(), tracing.mesh_in_force()
-    spec_mesh = mesh_of_specs(mesh)
+    spec_mesh = find_spec_mesh(mesh)
     if parameters.needs_check:
         parameters.check_call(args, kwargs)
     values = parameters.leaves(args, kwargs)

@@ -282,7 +282,7 @@ class GlobalDeviceArray(Array):
         """
         pieces = self.local_shards
         with short_tracebacks:
-            return pieces[self._checked_number(index, len(pieces))].data
+            return pieces[self._check_shard_number(index, len(pieces))].data
 
     def addressable_data(self, index: int) -> DeviceArray:
         """Return the same as `local_data`, under today's name."""

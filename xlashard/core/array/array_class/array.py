@@ -161,9 +161,9 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         buffers = split(self._handle)
         if buffers and self.is_fully_replicated and is_index(index):
             index = 0
-        return self._shard(buffers[self._checked_number(index, len(buffers))])
+        return self._shard(buffers[self._check_shard_number(index, len(buffers))])
 
-    def _checked_number(self, index: int, count: int) -> int:
+    def _check_shard_number(self, index: int, count: int) -> int:
         """Return the number of a shard of this process, checked."""
         if not is_index(index):
             raise ArgumentError(

@@ -134,7 +134,7 @@ def _from_format(value: Format, name: str) -> Placement:
     return Placement(from_jax(value.sharding), layout)
 
 
-def check_layout(layout: Layout | None, ndim: int) -> None:
+def check_layout_rank(layout: Layout | None, ndim: int) -> None:
     """Refuse a layout that no array of some dimensions can have.
 
     Raises:

@@ -49,7 +49,7 @@ class TreeNode:
         """Return the children."""
         return [TreeNode(*part) for part in split_leaves(self.definition, self.leaves)]
 
-    def has_keys_of(self, other: "TreeNode") -> bool:
+    def has_same_keys(self, other: "TreeNode") -> bool:
         """Return True if another node has the same class and children of the same keys."""
         if self.is_leaf or other.is_leaf or self.kind is not other.kind:
             return False
@@ -140,7 +140,7 @@ def spread_prefix(
         return [prefix.leaves[0]] * len(tree.leaves)
     if prefix.definition == tree.definition:
         return list(prefix.leaves)
-    if not prefix.has_keys_of(tree):
+    if not prefix.has_same_keys(tree):
         steps = jax.tree_util.keystr(tuple([node.keys[number] for node, number in path]))
         raise error(PrefixMismatch(prefix, tree, name, tree_name, steps))
     spread: list[Any] = []

@@ -23,7 +23,7 @@ from xlashard._jax.runtime.transfer import (
 )
 from xlashard._jax.trace.tracing import no_mesh_in_force
 from xlashard.core.array.placement.put import put_value
-from xlashard.core.array.placement.target import ResolvedSharding, resolve_sharding
+from xlashard.core.array.placement.target import Index, ResolvedSharding, resolve_sharding
 from xlashard.core.array.reshard import ReshardTask
 from xlashard.core.sharding import GSPMDSharding, NamedSharding, from_jax
 from xlashard.errors import PlacementError
@@ -216,26 +216,41 @@ def _split(task: ReshardTask) -> Handle:
     source, target = task.source, task.target
     zeros = np.zeros(target.shard_shape, task.handle.dtype)
     ends = target.tiling.whole.indices(target.shape, target.positions)
-    pieces = []
     keeps_tile = plan.keeps_tile(source, target)
     local = [keeps_tile[position] for position in target.positions]
-    for buffer, keeps, before, after in zip(
-        split(task.handle), local, source.indices, ends, strict=True
-    ):
-        piece = buffer if keeps else zeros.copy()
-        if keeps and buffer.shape != zeros.shape:
-            starts = [
-                (inner.start or 0) - (outer.start or 0)
-                for inner, outer in zip(before, after, strict=True)
-            ]
-            if target.on_host:
-                piece = zeros.copy()
-                piece[tuple(map(slice, starts, np.add(starts, buffer.shape)))] = buffer
-            else:
-                piece = p2p.enlarge(buffer, np.array(starts, np.int32), zeros.shape)
-        pieces.append(piece)
+    pieces = [
+        _surround_with_zeros(buffer, before, after, zeros, on_host=target.on_host)
+        if keeps
+        else zeros.copy()
+        for buffer, keeps, before, after in zip(
+            split(task.handle), local, source.indices, ends, strict=True
+        )
+    ]
     fresh = task.donate or task.fresh
     return put(task.aval, target.jax_sharding, pieces, target.devices, fresh=fresh)
+
+
+def _surround_with_zeros(
+    buffer: Handle, inner: Index, outer: Index, zeros: np.ndarray, *, on_host: bool
+) -> Handle | np.ndarray:
+    """Return a tile of an array with zeros around it, of the shape of `zeros`.
+
+    Args:
+        buffer: The tile.
+        inner: Its slices of the array.
+        outer: The slices that the result covers.
+        zeros: Zeros of the shape of the result.
+        on_host: True if the devices share the memory of the host.
+    """
+    if buffer.shape == zeros.shape:
+        return buffer
+    pairs = zip(inner, outer, strict=True)
+    starts = [(start.start or 0) - (end.start or 0) for start, end in pairs]
+    if not on_host:
+        return p2p.enlarge(buffer, np.array(starts, np.int32), zeros.shape)
+    piece = zeros.copy()
+    piece[tuple(map(slice, starts, np.add(starts, buffer.shape)))] = buffer
+    return piece
 
 
 def put_local_copy(handle: Handle, source: ResolvedSharding, target: ResolvedSharding) -> Handle:

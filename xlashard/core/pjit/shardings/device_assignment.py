@@ -103,7 +103,7 @@ def mesh_over(devices: tuple[Device, ...], mesh: AbstractMesh) -> Mesh:
     return Mesh(grid.reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
 
 
-def mesh_of_specs(mesh: Mesh | None) -> Mesh | AbstractMesh | None:
+def find_spec_mesh(mesh: Mesh | None) -> Mesh | AbstractMesh | None:
     """Return the mesh by whose axes partition specs are read.
 
     Args:

@@ -6,7 +6,12 @@ from itertools import repeat
 from typing import Any
 
 from xlashard._jax.lowering import aval_text
-from xlashard._jax.runtime.shardings import Device, is_layout_of
+from xlashard._jax.runtime.shardings import (
+    Device,
+    is_auto_layout,
+    is_same_layout,
+    layout_code,
+)
 from xlashard._jax.runtime.topologies import UnassignedDevice
 from xlashard._jax.runtime.transfer import default_device
 from xlashard._jax.trace import tracing
@@ -31,7 +36,6 @@ from xlashard.core.pjit.shardings.resources import (
     described,
     misfit,
     or_whole,
-    wrong_layout,
 )
 from xlashard.core.pjit.shardings.unreduced import reshard_problem
 from xlashard.core.sharding import (
@@ -165,13 +169,42 @@ def resolve_layouts(
     ):
         if layout is None:
             layout = argument.layout if argument.committed else None
-        elif argument.committed and argument.sharding is not None:
-            own = own_layout(value)
-            if own is not None and not is_layout_of(layout, own):
-                text = f"{keyword} takes {argument.describe()}"
-                raise wrong_layout(text, argument.path, argument.sharding, (layout, own))
+        else:
+            check_committed_layout(argument, value, layout, f"{keyword} takes {{}}")
         layouts.append(layout)
     return tuple(layouts)
+
+
+def check_committed_layout(argument: Argument, value: Any, layout: Any, text: str) -> None:
+    """Refuse an array that is committed in another layout than the one that a program takes.
+
+    Args:
+        argument: The array.
+        value: Its value.
+        layout: The layout that the program takes; None if it is unknown.
+        text: The beginning of the error, with a place for the array.
+
+    Raises:
+        ResourceError: If the array has another layout.
+    """
+    sharding = argument.sharding
+    if layout is None or sharding is None or not argument.committed:
+        return
+    own = own_layout(value)
+    if own is None or is_same_layout(layout, own):
+        return
+    path, code = argument.path, layout_code(layout)
+    advice = f"convert it first with device_put({path}, Format({code}, {as_code(sharding)}))"
+    if is_auto_layout(layout):
+        advice = (
+            "give lower() a jax.ShapeDtypeStruct in its place, and call the compiled program with "
+            "arrays of its input_formats"
+        )
+    raise ResourceError(
+        f"{text.format(argument.describe())} in the layout {code}, but it is committed in the "
+        f"layout {layout_code(own)}: {advice}",
+        path=path,
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -13,9 +13,7 @@ from xlashard._jax.runtime.shardings import (
     Format,
     JaxSharding,
     UnspecifiedValue,
-    is_auto_layout,
     is_compile_only,
-    layout_code,
 )
 from xlashard._jax.tree_definitions import make_node, outline, split_leaves
 from xlashard.core.array.placement.tree_prefix import PrefixMismatch, TreeNode, spread_prefix
@@ -230,30 +228,6 @@ def misfit(what: str, path: str, kind: str, sharding: Sharding, problem: object)
     """
     return ResourceError(
         f"{what} of {path} ({kind}) is {described(sharding)}: {problem}", path=path
-    )
-
-
-def wrong_layout(
-    text: str, path: str, sharding: Sharding, layouts: tuple[Any, Any]
-) -> ResourceError:
-    """Return the error for an array that is committed to another layout than a program takes.
-
-    Args:
-        text: The beginning of the error: what takes which array.
-        path: The path of the array.
-        sharding: The sharding of the array.
-        layouts: The program's layout, and that of the array.
-    """
-    requested, own = map(layout_code, layouts)
-    advice = f"convert it first with device_put({path}, Format({requested}, {as_code(sharding)}))"
-    if is_auto_layout(layouts[0]):
-        advice = (
-            "give lower() a jax.ShapeDtypeStruct in its place, and call the compiled program with "
-            "arrays of its input_formats"
-        )
-    return ResourceError(
-        f"{text} in the layout {requested}, but it is committed in the layout {own}: {advice}",
-        path=path,
     )
 
 

@@ -15,17 +15,11 @@ from xlashard.core.array.array_class.base import SHARDS, DonationTracker, releas
 from xlashard.core.pjit.arguments import describe_arguments, may_share, split_by_donation
 from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
+from xlashard.core.pjit.shardings.resolve import check_committed_layout
 from xlashard.core.pjit.shardings.resources import check_whole
 from xlashard.core.pjit.stages.bound_step import BoundStep
 from xlashard.core.pjit.stages.bound_step_plan import plan_step
-from xlashard.core.pjit.stages.info import (
-    Stage,
-    StageInfo,
-    check_layout,
-    check_place,
-    checked_dialect,
-    struct,
-)
+from xlashard.core.pjit.stages.info import Stage, StageInfo, check_place, checked_dialect, struct
 from xlashard.core.program.environment import LoadTarget
 from xlashard.core.sharding import Mesh
 from xlashard.errors import ArgumentError
@@ -226,7 +220,7 @@ class Executable:
         if not self._converts_layouts:
             kept = compress(zip(arguments, values, strict=True), compiled.kept)
             for pair, layout in zip(kept, compiled.program.full_layouts[0][first:], strict=True):
-                check_layout(*pair, layout, text)
+                check_committed_layout(*pair, layout, text)
         check_whole(compress(values, compiled.kept), compress(info.paths, compiled.kept), requested)
 
 

@@ -10,8 +10,8 @@ from xlashard._jax.lowering import aval_text
 from xlashard._jax.trace.tracing import Tracer, abstractify, is_token, struct_of
 from xlashard._jax.tree_definitions import outline
 from xlashard.core.array.array_class.handles import KindOf
-from xlashard.core.pjit.arguments import Argument, check_concrete, check_values, own_layout
-from xlashard.core.pjit.shardings.resources import as_code, described, wrong_layout
+from xlashard.core.pjit.arguments import Argument, check_concrete, check_values
+from xlashard.core.pjit.shardings.resources import as_code, described
 from xlashard.core.pjit.trace import Call
 from xlashard.core.sharding import XLACompatibleSharding
 from xlashard.errors import ArgumentError, ResourceError
@@ -291,26 +291,4 @@ def check_place(argument: Argument, expected: XLACompatibleSharding, text: str) 
         f"{text.format(argument.describe())} as {described(expected)}, but it is committed "
         f"as {described(actual)}: move it first with device_put(x, {as_code(expected)})",
         path=argument.path,
-    )
-
-
-def check_layout(argument: Argument, value: Any, expected: Any, text: str) -> None:
-    """Refuse an array that is committed to another layout.
-
-    Args:
-        argument: The array.
-        value: Its value.
-        expected: Its expected layout; None if it is unknown.
-        text: The beginning of the error, with a place for the array.
-
-    Raises:
-        ResourceError: If it has another one.
-    """
-    if argument.sharding is None or not argument.committed or expected is None:
-        return
-    own = own_layout(value)
-    if own is None or own == expected:
-        return
-    raise wrong_layout(
-        text.format(argument.describe()), argument.path, argument.sharding, (expected, own)
     )
