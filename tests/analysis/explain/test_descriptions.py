@@ -12,7 +12,7 @@ from tests.core.pjit.helpers import f32
 from tests.jax_releases import since_jaxlib
 from xlashard import UNSPECIFIED, GSPMDSharding, NamedSharding, P, explain, pjit
 from xlashard._jax.runtime import compiler
-from xlashard.analysis.explain.explained_program import SourceLocator
+from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.hlo import hlo_program
 from xlashard.hlo.module import Frame
 from xlashard.testing import assert_collectives

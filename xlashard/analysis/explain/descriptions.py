@@ -8,11 +8,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.trace.jaxprs import is_reference
-from xlashard.analysis.explain.explained_program import (
-    ExplainedProgram,
-    ProgramValue,
-    SourceLocator,
-)
+from xlashard.analysis.explain.explained_program import ExplainedProgram, ProgramValue
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     Decided,
@@ -20,6 +16,7 @@ from xlashard.analysis.explain.model import (
     MoveReport,
     ValueReport,
 )
+from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
 from xlashard.core.sharding import (
     GSPMDSharding,
@@ -62,7 +59,7 @@ def describe_inputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
 
 def describe_outputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
     """Describe the results."""
-    alone = len(program.plan.devices) == 1
+    alone = len(program.devices) == 1
     chosen: Decided = "default" if alone else "partitioner"
     # In a loaded program all shardings are final.
     lowered: Decided = "caller" if program.facts.has_requests else "unknown"

@@ -8,9 +8,9 @@ from itertools import chain, repeat
 from typing import Any
 
 from xlashard._jax.runtime import executables
-from xlashard._jax.trace.origins import is_users_file
+from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.trace.tracing import is_extended, physical_aval, shaped
-from xlashard.analysis.explain.model import SourceLine
+from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.core.pjit.arguments import Argument, describe_arguments
 from xlashard.core.pjit.compile import CompiledProgram, with_user_shardings
 from xlashard.core.pjit.lower import LoweredSignature
@@ -25,47 +25,6 @@ from xlashard.core.sharding import Mesh, NamedSharding, Sharding, XLACompatibleS
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.hlo_program import HloProgram, read_modules
 from xlashard.hlo.module import Frame
-
-
-@dataclass(frozen=True)
-class SourceLocator:
-    """Picks the line of a stack that a report shows.
-
-    Attributes:
-        function: The name of the function that became the program.
-        file: Its file.
-    """
-
-    function: str
-    file: str
-
-    @classmethod
-    def of(cls, described: str | None) -> "SourceLocator":
-        """Make a locator for a function that JAX describes as `step at model.py:12`."""
-        name, _, place = (described or "").partition(" at ")
-        return cls(name, place.rpartition(":")[0])
-
-    def line(self, frames: Sequence[Frame]) -> SourceLine | None:
-        """Return the innermost line of the user's files inside the function, else the innermost.
-
-        Args:
-            frames: A stack, innermost first. Its outer end is the code that traced the function.
-        """
-        own = [i for i, frame in enumerate(frames) if self._is_of_function(frame)]
-        inside = frames[: own[-1] + 1] if own else frames
-        if not inside:
-            return None
-        frame = next((f for f in inside if is_users_file(f.file)), inside[0])
-        return SourceLine(frame.file, frame.line, frame.function, is_users_file(frame.file))
-
-    def own_line(self, frames: Sequence[Frame]) -> SourceLine | None:
-        """Return `line(frames)`, or None if a known function is not on the stack."""
-        if self.file and not any(map(self._is_of_function, frames)):
-            return None
-        return self.line(frames)
-
-    def _is_of_function(self, frame: Frame) -> bool:
-        return frame.file == self.file and frame.function.rpartition(".")[2] == self.function
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,6 +205,16 @@ class ExplainedProgram:
     def plan(self) -> ProgramPlan:
         """Plan of the compiled program."""
         return self.facts.parts.plan
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Return the device assignment."""
+        return self.plan.devices
+
+    @property
+    def jaxpr(self) -> Any:
+        """Return the closed jaxpr of the traced function; None for a program without its trace."""
+        return None if self.call is None else self.call.traced.jaxpr
 
     @cached_property
     def mesh(self) -> Mesh | None:

@@ -12,10 +12,10 @@ from xlashard.support.formatting import typed
 
 def describe_ignored(program: ExplainedProgram) -> tuple[IgnoredReport, ...]:
     """Describe the shardings that a program does not follow, the largest first."""
-    if program.call is None:
+    if program.jaxpr is None:
         return ()
-    devices = program.plan.devices
-    ignored = list(find_ignored(program.call.traced.jaxpr, devices))
+    devices = program.devices
+    ignored = list(find_ignored(program.jaxpr, devices))
     if len(devices) == 1:
         values = [v.argument for v in program.arguments if v.sharding is None]
         dropped = [argument.placement for argument in values if argument is not None]

@@ -17,13 +17,10 @@ from xlashard._jax.trace.origins import (
     source_line,
 )
 from xlashard._jax.trace.primitive_names import CONSTRAINTS, PRODUCTS
-from xlashard.analysis.explain.explained_program import (
-    ExplainedProgram,
-    ProgramValue,
-    SourceLocator,
-)
+from xlashard.analysis.explain.explained_program import ExplainedProgram, ProgramValue
 from xlashard.analysis.explain.model import RepeatedReport, SourceLine
 from xlashard.analysis.explain.replication import fitting_axes
+from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.core.sharding import Mesh, PartitionSpec
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Frame, Instruction
@@ -76,10 +73,10 @@ def describe_repeated(program: ExplainedProgram) -> tuple[RepeatedReport, ...]:
     as those of an equation of its line. Work inside of `shard_map` is that of one shard.
     """
     mesh = program.mesh
-    if program.call is None or mesh is None or len(program.plan.devices) == 1:
+    if program.jaxpr is None or mesh is None or len(program.devices) == 1:
         return ()
     products: dict[tuple[Line | None, tuple[int, ...]], _Product] = {}
-    scope = Scope.of(program.call.traced.jaxpr)
+    scope = Scope.of(program.jaxpr)
     for product in _products(scope):
         products.setdefault((source_line(product.eqn), product.sizes), product)
         # XLA loses the line of some convolutions.
@@ -179,7 +176,7 @@ def _report(
         operation=eqn.primitive.name,
         operands=(typed(left.dtype, left.shape), typed(right.dtype, right.shape)),
         result=typed(result.dtype, result.shape),
-        devices=len(program.plan.devices),
+        devices=len(program.devices),
         count=len(times),
         times=sum(times),
         flops=flops,
@@ -200,8 +197,8 @@ def _remedies(
     product: _Product, program: ExplainedProgram, mesh: Mesh
 ) -> tuple[list[_Remedy], Any]:
     """Return the arguments to shard, and the equation of a constraint that makes an operand."""
-    assert program.call is not None
-    variables = program.call.traced.jaxpr.invars
+    assert program.jaxpr is not None
+    variables = program.jaxpr.invars
     by_variable = dict(zip(variables, program.arguments, strict=True))
     remedies: dict[_Remedy, None] = {}
     constraint = None

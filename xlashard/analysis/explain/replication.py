@@ -26,7 +26,7 @@ from xlashard.support.formatting import typed
 def describe_replications(program: ExplainedProgram) -> tuple[ReplicationReport, ...]:
     """Find values with more copies than requested, most wasted bytes first."""
     mesh = program.mesh
-    if mesh is None or len(program.plan.devices) == 1:
+    if mesh is None or len(program.devices) == 1:
         return ()
     reports = [
         *_arguments(program, mesh),
@@ -75,8 +75,8 @@ def _is_like_an_argument(program: ExplainedProgram, value: ProgramValue) -> bool
 def _requested(program: ExplainedProgram) -> list[Sharding | None]:
     """Return the sharding requested of each result: at the boundary, or by a final constraint."""
     requested = [value.requested for value in program.results]
-    if program.call is not None:
-        jaxpr = program.call.traced.jaxpr
+    if program.jaxpr is not None:
+        jaxpr = program.jaxpr
         for i, constraint in result_constraints(jaxpr, program.mesh):
             if requested[i] is None and is_open(constraint):
                 requested[i] = constraint
@@ -152,11 +152,11 @@ def _constraints(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationR
     line is that of one of these operations, or its value is the argument that they begin with.
     """
     gathers = [c for c in program.collectives if c.kind == "all-gather"]
-    if program.call is None or not gathers:
+    if program.jaxpr is None or not gathers:
         return
     grid = grid_of(mesh)
     placed = [(value.path, value.sharding) for value in program.arguments]
-    for closed in find_closed_dimensions(program.call.traced.jaxpr, placed, mesh):
+    for closed in find_closed_dimensions(program.jaxpr, placed, mesh):
         forced = [c for c in gathers if _is_forced(c, closed, grid)]
         if not forced:
             continue

@@ -4,12 +4,9 @@ from collections.abc import Hashable, Iterator
 
 from xlashard._jax.trace.origins import source_frames
 from xlashard.analysis.explain.descriptions import spec_text
-from xlashard.analysis.explain.explained_program import (
-    ExplainedProgram,
-    ProgramValue,
-    SourceLocator,
-)
+from xlashard.analysis.explain.explained_program import ExplainedProgram, ProgramValue
 from xlashard.analysis.explain.model import UnevenReport
+from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.core.pjit.shardings.uneven import UnevenConstraint, uneven_constraints
 from xlashard.hlo.module import Frame
 from xlashard.support.formatting import typed
@@ -17,9 +14,9 @@ from xlashard.support.formatting import typed
 
 def describe_uneven(program: ExplainedProgram) -> tuple[UnevenReport, ...]:
     """Describe the dimensions of constraints that do not divide, most padding first."""
-    if program.call is None or len(program.plan.devices) == 1:
+    if program.jaxpr is None or len(program.devices) == 1:
         return ()
-    jaxpr = program.call.traced.jaxpr
+    jaxpr = program.jaxpr
     results = {v: i for i, v in enumerate(jaxpr.outvars) if isinstance(v, Hashable)}
     reports: dict[UnevenReport, None] = {}
     for constraint in uneven_constraints(jaxpr):

@@ -10,7 +10,7 @@ import jax
 from xlashard._jax.trace.origins import source_frames
 from xlashard._jax.trace.tracing import bodies, shaped, source_of
 from xlashard._jax.tree_definitions import outline
-from xlashard.analysis.explain.explained_program import SourceLocator
+from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.plan.auto_plan import AutoPlan, fingerprint_of
 from xlashard.auto.plan.plan_model import (

@@ -14,8 +14,9 @@ from dataclasses import replace
 from itertools import count
 
 from xlashard.analysis.explain.descriptions import describe_inputs, describe_outputs
-from xlashard.analysis.explain.explained_program import ExplainedProgram, SourceLocator
+from xlashard.analysis.explain.explained_program import ExplainedProgram
 from xlashard.analysis.explain.model import ValueReport
+from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.errors import ArgumentError
 from xlashard.hlo.buffers import Allocation, BufferValue, PeakBuffer, ShapeIndex
 from xlashard.hlo.hlo_program import HloProgram

@@ -11,8 +11,8 @@ from xlashard._jax.trace.jaxprs import without_equations
 from xlashard._jax.trace.origins import is_variable, source_line
 from xlashard._jax.trace.primitive_names import COLLECTIVES, PRODUCTS
 from xlashard.analysis.explain.descriptions import describe_collective
-from xlashard.analysis.explain.explained_program import SourceLocator
 from xlashard.analysis.explain.model import CollectiveReport
+from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.core.sharding.named import grid_of
 from xlashard.geometry import MeshGrid

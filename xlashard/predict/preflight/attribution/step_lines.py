@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from xlashard.analysis.explain.explained_program import SourceLocator
 from xlashard.analysis.explain.model import SourceLine
+from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.analysis.explain.tables import operation_text
 from xlashard.core.sharding import Mesh
 from xlashard.core.sharding.named import grid_of
