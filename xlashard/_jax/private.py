@@ -24,7 +24,10 @@ from xlashard.support.lazily import on_demand
 _REPLACED = {
     "jax._src.cudnn.fused_attention_stablehlo": {"check_compute_capability", "check_cudnn_version"},
     "jax._src.dispatch": {"_device_put_impl"},
-    "jax._src.interpreters.pxla": {"check_array_xla_sharding_layout_match"},
+    "jax._src.interpreters.pxla": {
+        *("_get_and_check_device_assignment", "check_array_xla_sharding_layout_match"),
+        "is_default_layout",
+    },
     "jax._src.lax.lax": {"full"},
     "jax._src.lib._jax": {"get_distributed_runtime_client"},
     "jax._src.mesh_utils": {"create_device_mesh", "create_hybrid_device_mesh"},

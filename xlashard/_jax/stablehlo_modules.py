@@ -78,6 +78,30 @@ def without_locations(module: Module) -> Module:
     return copy
 
 
+def without_layout_modes(
+    module: Module, parameters: Sequence[int], results: Sequence[int]
+) -> Module:
+    """Return a copy of the module that leaves layouts of its `@main` to the compiler.
+
+    Args:
+        module: The module; it is returned itself if there is nothing to leave.
+        parameters: Positions of parameters.
+        results: Positions of results.
+    """
+    if not parameters:
+        return module
+    copy = from_bytecode(to_bytecode(module))
+    attributes = functions(copy)[ENTRY].operation.attributes
+    with copy.context:
+        for name, positions in (("arg_attrs", parameters), ("res_attrs", results)):
+            rows = list(attributes[name])
+            for i in positions:
+                row = {a.name: a.attr for a in rows[i] if a.name != "mhlo.layout_mode"}
+                rows[i] = ir.DictAttr.get(row)
+            attributes[name] = ir.ArrayAttr.get(rows)
+    return copy
+
+
 def source_locations(module: Module) -> Iterator[tuple[SourceLocation, ...]]:
     """Yield the call stack that each operation of a module comes from, innermost call first."""
     for op in operations(module.operation):

@@ -1,0 +1,213 @@
+"""Lower what `jax.jit` traced for the devices of another mesh, by JAX's own path."""
+
+import copy
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard._jax.private import mlir, pxla, replace_name, sharding_impls
+from xlashard._jax.runtime.compiler import client_of, platform_of
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.stablehlo_modules import without_layout_modes
+
+type DevicesByPosition = Mapping[Device, Device]
+"""The new device of each device of a program, in the order of its mesh."""
+
+HOST_MEMORY = "pinned_host"
+"""Memory that all platforms have under one name; other kinds are the default one of a platform."""
+
+
+def lower_for(traced: jax.stages.Traced, devices: DevicesByPosition) -> jax.stages.Lowered:
+    """Lower a traced function as if its mesh had been one of other devices.
+
+    The module is the one that JAX lowers for a function whose mesh has those devices: nothing in it
+    names a device but by position. JAX resolves shardings and layouts, and its function that reads
+    the devices of shardings answers with the new ones meanwhile, in this thread. A layout that the
+    user wrote is compared with the default layout of the new devices, that of an array with the
+    default layout of its own.
+
+    Args:
+        traced: What `jax.jit` traced, with meshes of its own devices, or abstract ones.
+        devices: The new device of each of its devices, all of one client.
+
+    Returns:
+        The lowered function, which `compile` compiles for the new devices.
+
+    Raises:
+        ValueError: As JAX does, for shardings of different devices.
+        NotImplementedError: If JAX has no lowering rule for the platform.
+    """
+    platform = platform_of(next(iter(devices.values())))
+    with _answering(devices, platform, _written_layouts(traced)):
+        lowered = traced.lower(
+            lowering_platforms=(platform,), _private_parameters=_parameters_of_one_call()
+        )
+    return move_lowered(lowered, devices)
+
+
+def _parameters_of_one_call() -> Any:
+    """Return parameters of a lowering that equal no others.
+
+    They are part of the key of JAX's cache of lowered functions, where the module must not be found
+    by a lowering for the platform's real devices.
+    """
+
+    class Parameters(mlir.LoweringParameters):
+        __eq__ = object.__eq__
+        __hash__ = object.__hash__
+
+    return Parameters()
+
+
+def _written_layouts(traced: jax.stages.Traced) -> list[Any]:
+    params = traced.lojax._params
+    return [layout for side in ("in_layouts", "out_layouts") for layout in params[side] if layout]
+
+
+class _Client:
+    """PJRT client under the name of its lowering rules.
+
+    That of a group of GPUs is named `gpu`, which JAX resolves to a platform at hand.
+
+    Args:
+        client: The client.
+        platform: The name.
+    """
+
+    def __init__(self, client: Any, platform: str) -> None:
+        self._client = client
+        self.platform = platform
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+_CLIENTS: dict[tuple[Any, str], _Client] = {}
+"""Clients by platform: JAX's cache of modules has them in its key."""
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def _answering(devices: DevicesByPosition, platform: str, written: Sequence[Any]) -> Iterator[None]:
+    """Let JAX lower for other devices in this thread.
+
+    Args:
+        devices: The new device of each device.
+        platform: Name of the lowering rules of the new devices.
+        written: The layouts that the user wrote.
+    """
+    thread, ids = threading.get_ident(), set(map(id, written))
+    with _lock:
+        find, is_default = pxla._get_and_check_device_assignment, pxla.is_default_layout
+
+        def find_devices(*args: Any) -> tuple[Any, tuple[Device, ...] | None, int]:
+            client, assignment, count = find(*args)
+            if threading.get_ident() != thread:
+                return client, assignment, count
+            new = _move_assignment(assignment, count, devices)
+            own = client_of(new[0])
+            return _CLIENTS.setdefault((own, platform), _Client(own, platform)), new, count
+
+        def is_default_layout(layout: Any, sharding: Any, aval: Any) -> bool:
+            if id(layout) in ids and threading.get_ident() == thread:
+                sharding = move_sharding(sharding, devices)
+            return is_default(layout, sharding, aval)
+
+        replace_name(pxla, "_get_and_check_device_assignment", find_devices)
+        replace_name(pxla, "is_default_layout", is_default_layout)
+        try:
+            yield
+        finally:
+            replace_name(pxla, "_get_and_check_device_assignment", find)
+            replace_name(pxla, "is_default_layout", is_default)
+
+
+def _move_assignment(
+    assignment: tuple[Device, ...] | None, count: int, devices: DevicesByPosition
+) -> tuple[Device, ...]:
+    """Return the new device assignment of a program.
+
+    Args:
+        assignment: Its own; None if all its meshes are abstract.
+        count: Number of its devices.
+        devices: The new device of each device.
+    """
+    if assignment is not None and devices.keys() >= set(assignment):
+        return tuple([devices[device] for device in assignment])
+    return tuple(devices.values())[:count]
+
+
+def move_lowered(lowered: Any, devices: DevicesByPosition) -> jax.stages.Lowered:
+    """Return a lowered function of the same module, which compiles for other devices.
+
+    Args:
+        lowered: A function that JAX has lowered for one platform, that of the new devices.
+        devices: The new device of each of its devices.
+    """
+    own = lowered._lowering
+    args = dict(own.compile_args)
+    new = _move_assignment(tuple(own._device_list or ()) or None, args["num_devices"], devices)
+    for side in ("in_shardings", "out_shardings", "intermediate_shardings"):
+        args[side] = tuple([move_sharding(sharding, devices) for sharding in args[side]])
+    args["context_mesh"] = move_mesh(args["context_mesh"], devices)
+    args["backend"] = client_of(new[0])
+    if new[0].platform == "gpu":
+        # The module has the numbers of the callbacks, and the client of a topology takes none.
+        args["host_callbacks"] = []
+    moved = copy.copy(own)
+    moved.compile_args, moved._executable = args, None
+    moved._device_list = pxla._create_device_list(new)
+    moved._hlo = without_layout_modes(own._hlo, *_positions_of_references(own.compile_args))
+    result = copy.copy(lowered)
+    result._lowering = moved
+    return result
+
+
+def _positions_of_references(args: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """Return the parameters that are closed-over references, and the results written to them.
+
+    JAX pins their layouts to those of the arrays at hand. A layout that the array was given stays.
+    """
+    mutable, tokens = args["mut"], len(args["ordered_effects"])
+    if mutable is None or not mutable.in_mut:
+        return [], []
+    last = len(args["in_shardings"])
+    first = last - len(mutable.in_mut)
+    types = zip(args["in_layouts"], args["in_shardings"], args["global_in_avals"], strict=True)
+    is_default = [pxla.is_default_layout(*each) for each in types]
+    closed = [i for i in range(first, last) if is_default[i]]
+    results = [i for i, argument in enumerate(mutable.out_mut) if argument in closed]
+    return [i + tokens for i in closed], [i + tokens for i in results]
+
+
+def move_mesh(mesh: Any, devices: DevicesByPosition) -> Any:
+    """Return a mesh on the new devices; an abstract one, or one of other devices, unchanged."""
+    if not isinstance(mesh, jax.sharding.Mesh) or mesh.empty:
+        return mesh
+    if not devices.keys() >= set(mesh.devices.flat):
+        return mesh
+    grid = np.empty(mesh.devices.shape, dtype=object)
+    grid.flat[:] = [devices[device] for device in mesh.devices.flat]
+    return jax.sharding.Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def move_sharding(sharding: Any, devices: DevicesByPosition) -> Any:
+    """Return a sharding on the new devices; None and an unspecified one unchanged."""
+    kind = getattr(sharding, "memory_kind", None)
+    kind = kind if kind == HOST_MEMORY else None
+    match sharding:
+        case jax.sharding.NamedSharding():
+            mesh = move_mesh(sharding.mesh, devices)
+            return jax.sharding.NamedSharding(mesh, sharding.spec, memory_kind=kind)
+        case jax.sharding.SingleDeviceSharding():
+            (device,) = sharding.device_set
+            return jax.sharding.SingleDeviceSharding(devices.get(device, device), memory_kind=kind)
+        case sharding_impls.GSPMDSharding():
+            own = [devices.get(device, device) for device in sharding._device_assignment]
+            return sharding_impls.GSPMDSharding(own, sharding._hlo_sharding, memory_kind=kind)
+    return sharding
