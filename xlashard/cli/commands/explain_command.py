@@ -37,8 +37,8 @@ from xlashard.support.program_runner import parse_script
 if TYPE_CHECKING:
     from xlashard.analysis.explain import html, report_changes, script_report
     from xlashard.analysis.explain.program_report import ProgramReport
+    from xlashard.analysis.programs.from_script import RecordedProgram
     from xlashard.cli.commands import common
-    from xlashard.core.pjit.stages.recorded import RecordedProgram
 else:
     # A script imports JAX itself, after it has set the variables that JAX reads.
     common = deferred("xlashard.cli.commands.common")

@@ -10,16 +10,18 @@ import numpy as np
 
 from xlashard._jax.runtime.stand_in_devices import Zeros, emulate_devices, stand_in
 from xlashard._jax.trace.cudnn import assume_cudnn
+from xlashard._jax.trace.lower_for import move_mesh, move_sharding
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run, unobserved
-from xlashard._jax.trace.rewriting import DeviceMap
+from xlashard.analysis.programs.from_script import RecordedProgram
+from xlashard.analysis.programs.program import Compilation, LoweredModule
 from xlashard.core.array.array_class.handles import wrap_result
-from xlashard.core.pjit.stages.recorded import RecordedProgram
 from xlashard.core.pjit.trace import PjitProgram
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
 from xlashard.errors import TopologyError
 from xlashard.predict.costs.kernel_costs import KernelCost
-from xlashard.predict.preflight.compilation import Compilation, compile_for_report
-from xlashard.predict.preflight.preflight_run import lower_for
+from xlashard.predict.preflight.compilation import compile_for_report
+from xlashard.predict.preflight.mesh_mapping import meshes_of_program, resolve_mesh
+from xlashard.predict.preflight.preflight_run import read_on_topology
 from xlashard.predict.preflight.report.build import build_report
 from xlashard.predict.preflight.report.measured import Calibration
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
@@ -62,8 +64,8 @@ class ScriptDevices:
                 f"this process has {len(emulated)} devices of {emulated[0].platform} already, "
                 f"instead of {len(devices)} emulated ones for {self.topology}"
             )
-        self._to_topology = DeviceMap(dict(zip(emulated, devices, strict=True)))
-        self._to_emulated = DeviceMap(dict(zip(devices, emulated, strict=True)))
+        self._to_topology = dict(zip(emulated, devices, strict=True))
+        self._to_emulated = dict(zip(devices, emulated, strict=True))
         self._zeros = Zeros()
         undo = ExitStack()
         undo.enter_context(assume_cudnn(devices[0], all_threads=True))
@@ -83,7 +85,9 @@ class ScriptDevices:
             return x
 
         with unobserved():
-            lower_for(small, (x,), {}, self.topology, None)[1].compile(self.options)
+            _, lowered = read_on_topology(small, (x,), {}, self.topology, None)
+            assert isinstance(lowered, LoweredModule)
+            lowered.compile(self.options)
 
     def is_compiled(self, program: RecordedProgram) -> bool:
         """Return True for a program that is compiled for the topology instead of run."""
@@ -116,8 +120,8 @@ class ScriptDevices:
                 return list(requested)
         _, compilation = self.compilation(recorded)
         return [
-            self._to_emulated.sharding(to_jax(value.sharding, value.aval.shape))
-            for value in compilation.program.results[: len(program.jaxpr.out_avals)]
+            move_sharding(to_jax(value.sharding, value.aval.shape), self._to_emulated)
+            for value in compilation.results[: len(program.jaxpr.out_avals)]
             if value.sharding is not None  # An argument that the program drops has none.
         ]
 
@@ -129,13 +133,12 @@ class ScriptDevices:
         """
         if recorded not in self._compiled:
             with unobserved(), self.status(f"compiling {recorded.name} for {self.topology}"):
-                moved, mesh = recorded.moved(self._to_topology), recorded.mesh
-                on = None if mesh is None else self._to_topology.mesh(mesh)
-                mesh, lowered = lower_for(moved, (), {}, self.topology, on)
-                self._compiled[recorded] = (
-                    mesh,
-                    compile_for_report(lowered, self.options, estimate=self.estimate),
-                )
+                program, own = recorded.program, recorded.mesh
+                on = None if own is None else move_mesh(own, self._to_topology)
+                lowered = program.lower(self._to_topology)
+                mesh = on or resolve_mesh(self.topology, None, meshes_of_program(program))
+                compiled = compile_for_report(lowered, self.options, estimate=self.estimate)
+                self._compiled[recorded] = mesh, compiled
         return self._compiled[recorded]
 
     def report(
