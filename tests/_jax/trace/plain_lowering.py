@@ -24,6 +24,7 @@ os.environ.update(
     JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1",
 )
 
+import jax
 from jax.experimental import topologies
 
 from tests._jax.trace.program_kinds import KINDS
@@ -59,8 +60,25 @@ def describe(compiled: Any) -> dict[str, Any]:
         "hlo": without_sources(compiled.as_text()),
         "memory": {name: getattr(memory, name) for name in sizes},
         "cost": compiled.cost_analysis(),
-        "shardings": list(map(str, (compiled.input_shardings, compiled.output_shardings))),
+        "shardings": describe_shardings(compiled),
     }
+
+
+def describe_shardings(compiled: Any) -> list[str] | None:
+    """Return the shardings of arguments and results; None of a program with references."""
+    try:
+        shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    except ValueError:
+        # JAX counts closed-over references as arguments, which the tree has not.
+        return None
+    return [f"{sharding} {describe_devices(sharding)}" for sharding in shardings]
+
+
+def describe_devices(sharding: Any) -> list[int]:
+    """Return the numbers of a sharding's devices, in order where the sharding has one."""
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return [device.id for device in sharding.mesh.devices.flat]
+    return sorted(device.id for device in sharding.device_set)
 
 
 def without_sources(text: str) -> str:

@@ -7,8 +7,7 @@ for the devices of the topology.
 import json
 import re
 import subprocess
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -42,9 +41,7 @@ def described_topology(platform: str) -> dict[str, str]:
     return {"topology_name": name, "platform": platform, **sizes}
 
 
-def cases(
-    chosen: Callable[[Kind], bool] = lambda kind: True, *, slow: bool = False
-) -> list[Any]:
+def cases(chosen: Callable[[Kind], bool] = lambda kind: True, *, slow: bool = False) -> list[Any]:
     """Return platform and name of the chosen kinds."""
     return [
         pytest.param(
@@ -104,9 +101,19 @@ def trace(program: Program, monkeypatch: pytest.MonkeyPatch) -> Any:
         if hasattr(program.function, "trace"):
             return program.function.trace(*program.args)
         # A function of `jax.pmap` has a method `lower` only, which passes by this one.
-        with monkeypatch.context() as patch:
-            patch.setattr(jax.stages.Traced, "lower", lambda traced, **_: traced)
-            return program.function.lower(*program.args)
+        with monkeypatch.context() as patch, pytest.raises(_Reached) as reached:
+            patch.setattr(jax.stages.Traced, "lower", stop)
+            program.function.lower(*program.args)
+        return reached.value.args[0]
+
+
+class _Reached(Exception):
+    """Ends a `lower` where JAX would lower what it has traced."""
+
+
+def stop(traced: Any, **_: Any) -> None:
+    """Stand in for `jax.stages.Traced.lower`."""
+    raise _Reached(traced)
 
 
 def lower(platform: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -144,9 +151,7 @@ def test_module_is_that_of_plain_jax(
         assert outcome.found in module
 
 
-@pytest.mark.parametrize(
-    ("platform", "name"), cases(lambda kind: kind.is_compiled, slow=True)
-)
+@pytest.mark.parametrize(("platform", "name"), cases(lambda kind: kind.is_compiled, slow=True))
 def test_compiled_program(
     platform: str, name: str, plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

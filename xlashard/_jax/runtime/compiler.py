@@ -40,6 +40,24 @@ def platform_of(device: Device) -> str:
     return xla_bridge.canonicalize_platform(getattr(client, "_raw_platform", client.platform))
 
 
+class NamedClient:
+    """PJRT client under the name of its lowering rules.
+
+    That of a group of GPUs is named `gpu`, which JAX resolves to a platform at hand.
+
+    Args:
+        client: The client.
+        platform: Name of its lowering rules.
+    """
+
+    def __init__(self, client: Any, platform: str) -> None:
+        self._client = client
+        self.platform = platform
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
 def known_platform(name: str) -> str:
     """Return the name of a platform, if JAX has lowering rules for it.
 

@@ -10,9 +10,11 @@ import jax
 import numpy as np
 
 from xlashard._jax.private import mlir, pxla, replace_name, sharding_impls
-from xlashard._jax.runtime.compiler import client_of, platform_of
-from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.compiler import NamedClient, client_of, platform_of
+from xlashard._jax.runtime.shardings import Device, device_list
 from xlashard._jax.stablehlo_modules import without_layout_modes
+from xlashard._jax.trace.chip import assume_chip, key_of_chip
+from xlashard._jax.trace.observed_programs import unobserved
 
 type DevicesByPosition = Mapping[Device, Device]
 """The new device of each device of a program, in the order of its mesh."""
@@ -41,12 +43,18 @@ def lower_for(traced: jax.stages.Traced, devices: DevicesByPosition) -> jax.stag
         ValueError: As JAX does, for shardings of different devices.
         NotImplementedError: If JAX has no lowering rule for the platform.
     """
-    platform = platform_of(next(iter(devices.values())))
-    with _answering(devices, platform, _written_layouts(traced)):
+    target = next(iter(devices.values()))
+    platform = platform_of(target)
+    with (
+        unobserved(),
+        key_of_chip(target),
+        assume_chip(target, in_kernels=True),
+        _answering(devices, platform, _written_layouts(traced)),
+    ):
         lowered = traced.lower(
             lowering_platforms=(platform,), _private_parameters=_parameters_of_one_call()
         )
-    return move_lowered(lowered, devices)
+    return _with_arguments(lowered, devices, lowered._lowering._device_list)
 
 
 def _parameters_of_one_call() -> Any:
@@ -56,38 +64,17 @@ def _parameters_of_one_call() -> Any:
     by a lowering for the platform's real devices.
     """
 
-    class Parameters(mlir.LoweringParameters):
+    class OneCall(mlir.LoweringParameters):
         __eq__ = object.__eq__
         __hash__ = object.__hash__
 
-    return Parameters()
+    return OneCall()
 
 
 def _written_layouts(traced: jax.stages.Traced) -> list[Any]:
     params = traced.lojax._params
     return [layout for side in ("in_layouts", "out_layouts") for layout in params[side] if layout]
 
-
-class _Client:
-    """PJRT client under the name of its lowering rules.
-
-    That of a group of GPUs is named `gpu`, which JAX resolves to a platform at hand.
-
-    Args:
-        client: The client.
-        platform: The name.
-    """
-
-    def __init__(self, client: Any, platform: str) -> None:
-        self._client = client
-        self.platform = platform
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-
-_CLIENTS: dict[tuple[Any, str], _Client] = {}
-"""Clients by platform: JAX's cache of modules has them in its key."""
 
 _lock = threading.RLock()
 
@@ -110,8 +97,7 @@ def _answering(devices: DevicesByPosition, platform: str, written: Sequence[Any]
             if threading.get_ident() != thread:
                 return client, assignment, count
             new = _move_assignment(assignment, count, devices)
-            own = client_of(new[0])
-            return _CLIENTS.setdefault((own, platform), _Client(own, platform)), new, count
+            return NamedClient(client_of(new[0]), platform), new, count
 
         def is_default_layout(layout: Any, sharding: Any, aval: Any) -> bool:
             if id(layout) in ids and threading.get_ident() == thread:
@@ -150,8 +136,21 @@ def move_lowered(lowered: Any, devices: DevicesByPosition) -> jax.stages.Lowered
         devices: The new device of each of its devices.
     """
     own = lowered._lowering
+    assignment = None if own._device_list is None else tuple(own._device_list)
+    new = _move_assignment(assignment, own.compile_args["num_devices"], devices)
+    return _with_arguments(lowered, devices, device_list(new))
+
+
+def _with_arguments(lowered: Any, devices: DevicesByPosition, new: Any) -> jax.stages.Lowered:
+    """Return a lowered function with arguments of its compilation for other devices.
+
+    Args:
+        lowered: The function.
+        devices: The new device of each of its devices.
+        new: The new device assignment.
+    """
+    own = lowered._lowering
     args = dict(own.compile_args)
-    new = _move_assignment(tuple(own._device_list or ()) or None, args["num_devices"], devices)
     for side in ("in_shardings", "out_shardings", "intermediate_shardings"):
         args[side] = tuple([move_sharding(sharding, devices) for sharding in args[side]])
     args["context_mesh"] = move_mesh(args["context_mesh"], devices)
@@ -160,8 +159,7 @@ def move_lowered(lowered: Any, devices: DevicesByPosition) -> jax.stages.Lowered
         # The module has the numbers of the callbacks, and the client of a topology takes none.
         args["host_callbacks"] = []
     moved = copy.copy(own)
-    moved.compile_args, moved._executable = args, None
-    moved._device_list = pxla._create_device_list(new)
+    moved.compile_args, moved._executable, moved._device_list = args, None, new
     moved._hlo = without_layout_modes(own._hlo, *_positions_of_references(own.compile_args))
     result = copy.copy(lowered)
     result._lowering = moved

@@ -13,7 +13,7 @@ from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import Device, layout_problem
 from xlashard._jax.runtime.tracebacks import attempt
 from xlashard._jax.trace import tracing
-from xlashard._jax.trace.cudnn import assume_cudnn
+from xlashard._jax.trace.chip import assume_chip
 from xlashard._jax.trace.jaxprs import used_parts
 from xlashard._jax.trace.primitives import is_call_primitive
 from xlashard.core.array.array_class.handles import KindOf
@@ -185,7 +185,7 @@ def trace_call(
     if not are_arrays(values):
         check_values(values, parameters.paths(args, kwargs))
     requested = [resource.value for resource in options.in_resources.leaves]
-    with assume_cudnn(find_target_device(mesh, values, requested)):
+    with assume_chip(find_target_device(mesh, values, requested)):
         traced = _traced(tracer, parameters.signature.function, (args, kwargs, mesh), values)
     if traced.is_new:
         miss.record_stage("trace")

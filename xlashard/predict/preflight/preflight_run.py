@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.trace import jitted
-from xlashard._jax.trace.cudnn import assume_cudnn
+from xlashard._jax.trace.chip import assume_chip
 from xlashard._jax.trace.rewriting import DeviceMap
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.stages.compiled import Compiled
@@ -163,7 +163,7 @@ def lower_for(
         topology: Topology to lower for.
         mesh: Mesh, as in `preflight`.
     """
-    with assume_cudnn(topology.devices[0]):
+    with assume_chip(topology.devices[0]):
         return _lower(fun, args, kwargs, topology, mesh)
 
 

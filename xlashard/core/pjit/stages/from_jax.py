@@ -10,7 +10,7 @@ import numpy as np
 
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard._jax.trace import jitted, module_calls
-from xlashard._jax.trace.cudnn import assume_cudnn
+from xlashard._jax.trace.chip import assume_chip
 from xlashard._jax.trace.jaxprs import as_function
 from xlashard._jax.trace.tracing import TracedFunction, Tracer, mesh_in_force
 from xlashard.core.pjit.arguments import check_values
@@ -60,7 +60,7 @@ def traced_call(
     fun, args, kwargs = unwrapped(fun, tuple(args), dict(kwargs or {}))
     _check_tracers(fun, args, kwargs)
     leaves = jax.tree_util.tree_leaves((args, kwargs))
-    with assume_cudnn(find_target_device(mesh_in_force(), leaves, _requested(fun))):
+    with assume_chip(find_target_device(mesh_in_force(), leaves, _requested(fun))):
         return _traced_call(fun, args, kwargs)
 
 

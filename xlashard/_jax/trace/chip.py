@@ -1,0 +1,210 @@
+"""Trace and lower programs for the chip of a topology, which this machine lacks."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from xlashard._jax.private import cudnn, replace_name
+from xlashard._jax.runtime.shardings import AbstractMesh, Device, is_compile_only
+from xlashard._jax.trace.tracing import equations
+from xlashard.support.lazily import dataclass
+
+_CUDNN = 91002
+"""Version of cuDNN that programs are traced for on a machine without it: 9.10.2."""
+
+_QUERIES = "Unsupported TPU device kind", "No supported GPU devices found"
+"""Errors of kernels that query the chip, where the mesh has another one."""
+
+KEYED_ANEW = (
+    "a kernel queries the chip: each function of jax.jit in this process is traced and compiled "
+    "once more at its next call"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scope:
+    """Block of `assume_chip`.
+
+    Attributes:
+        capability: Compute capability of the chip, if it is a GPU.
+        chip: The chip for kernels; None leaves them with that of their mesh.
+        thread: Thread whose programs it concerns; None for all threads.
+    """
+
+    capability: tuple[int, ...] | None
+    chip: Any
+    thread: int | None
+
+
+_lock = threading.Lock()
+_scopes: tuple[_Scope, ...] = ()
+_undo: dict[str, Callable[[], None]] = {}
+_keys: list[Callable[[Any], AbstractContextManager[Any]]] = []
+"""Makes the key of a chip in JAX's caches, once a program has needed one."""
+
+
+@contextmanager
+def assume_chip(
+    device: Device | None, *, in_kernels: bool = False, all_threads: bool = False
+) -> Iterator[None]:
+    """Let programs be traced and lowered in a block for a chip that this machine lacks.
+
+    JAX queries the version of cuDNN, and the compute capability of the process's own GPU, to
+    refuse heads that the kernels of cuDNN do not take. The compiler itself needs neither. Kernels
+    of Pallas query the chip of the mesh. All of these are replaced from the first such block to the
+    end of the last.
+
+    Args:
+        device: A device that the programs are for; the block has no effect unless it is one of a
+            topology.
+        in_kernels: Whether kernels that query the chip get that of the device. JAX's caches would
+            keep what is traced so: for lowering, for a process that traces for no other chip, and
+            inside `trace_for_chip`.
+        all_threads: Whether programs of all threads are for the device, such as those of a script.
+    """
+    if device is None or not is_compile_only(device):
+        yield
+        return
+    is_gpu = device.platform == "gpu"
+    scope = _Scope(
+        tuple(map(int, device.compute_capability.split("."))) if is_gpu else None,
+        describe_chip(device) if in_kernels else None,
+        None if all_threads else threading.get_ident(),
+    )
+    _begin(scope)
+    try:
+        yield
+    finally:
+        _end(scope)
+
+
+def trace_for_chip(
+    trace: Callable[[], jax.stages.Traced], device: Device | None
+) -> tuple[jax.stages.Traced, str]:
+    """Trace a program for a chip, and once more if its kernels query the chip.
+
+    The second trace has a key of its own in JAX's caches. JAX extends the keys of all programs for
+    the first program of this kind in a process, which misses the caches once for each function.
+
+    Args:
+        trace: Traces the program.
+        device: A device that the program is for; None for the devices at hand.
+
+    Returns:
+        The traced program, and what this did to other programs of the process; empty for nothing.
+    """
+    with assume_chip(device):
+        try:
+            traced = trace()
+        except Exception as error:
+            if not any(query in str(error) for query in _QUERIES):
+                raise
+        else:
+            if device is None or not _has_other_kernels(traced, device):
+                return traced, ""
+    was_keyed = bool(_keys)
+    if not was_keyed:
+        _keys.append(jax.make_user_context(None))
+    with key_of_chip(device), assume_chip(device, in_kernels=True):
+        return trace(), "" if was_keyed else KEYED_ANEW
+
+
+def key_of_chip(device: Device) -> AbstractContextManager[Any]:
+    """Key what is traced in a block by a chip, if a program of this process has been."""
+    return _keys[0](describe_chip(device)) if _keys else nullcontext()
+
+
+def describe_chip(device: Device) -> Any:
+    """Return the chip of a device as abstract meshes have it."""
+    return jax.sharding.Mesh(np.array([device]), ("device",)).abstract_mesh.abstract_device
+
+
+def _has_other_kernels(traced: jax.stages.Traced, device: Device) -> bool:
+    """Return True for kernels that were traced for the chips at hand, which are of another kind."""
+    own = jax.devices()[0]
+    if own.platform != device.platform or own.device_kind == device.device_kind:
+        return False
+    return any(eqn.primitive.name == "pallas_call" for eqn in equations(traced.jaxpr))
+
+
+def _begin(scope: _Scope) -> None:
+    global _scopes
+    with _lock:
+        _scopes = (*_scopes, scope)
+        if scope.capability is not None and "checks" not in _undo:
+            _undo["checks"] = _replace_checks()
+        if scope.chip is not None and "kernels" not in _undo:
+            _undo["kernels"] = _replace_chip_of_meshes()
+
+
+def _end(scope: _Scope) -> None:
+    global _scopes
+    with _lock:
+        _scopes = tuple([other for other in _scopes if other is not scope])
+        while _undo and not _scopes:
+            _undo.popitem()[1]()
+
+
+def _find_assumed(fact: Literal["capability", "chip"]) -> Any:
+    """Return a fact of this thread's innermost block that assumes one; None if none does."""
+    threads = (None, threading.get_ident())
+    found = (getattr(scope, fact) for scope in reversed(_scopes) if scope.thread in threads)
+    return next((value for value in found if value is not None), None)
+
+
+def _replace_checks() -> Callable[[], None]:
+    """Replace JAX's checks of cuDNN, and return what puts them back."""
+    check_version = cudnn.check_cudnn_version
+    check_capability = cudnn.check_compute_capability
+
+    def version() -> int:
+        try:
+            return check_version()
+        except RuntimeError:
+            if _find_assumed("capability") is None:
+                raise
+            return _CUDNN
+
+    def has_capability(least: str) -> bool:
+        capability = _find_assumed("capability")
+        if capability is None:
+            return check_capability(least)
+        return capability >= tuple(map(int, least.split(".")))
+
+    def undo() -> None:
+        replace_name(cudnn, "check_cudnn_version", check_version)
+        replace_name(cudnn, "check_compute_capability", check_capability)
+
+    replace_name(cudnn, "check_cudnn_version", version)
+    replace_name(cudnn, "check_compute_capability", has_capability)
+    return undo
+
+
+def _replace_chip_of_meshes() -> Callable[[], None]:
+    """Replace the chip that abstract meshes have, and return what puts it back.
+
+    Meshes that JAX makes of others keep their own chip: meshes are compared by identity.
+    """
+    name, update = "abstract_device", AbstractMesh.update
+
+    def read(mesh: Any) -> Any:
+        chip = _find_assumed("chip")
+        return vars(mesh)[name] if chip is None else chip
+
+    def write(mesh: Any, chip: Any) -> None:
+        vars(mesh)[name] = chip
+
+    def update_with_own_chip(mesh: Any, *args: Any, **changes: Any) -> Any:
+        return update(mesh, *args, **{name: vars(mesh)[name], **changes})
+
+    def undo() -> None:
+        delattr(AbstractMesh, name)
+        AbstractMesh.update = update
+
+    setattr(AbstractMesh, name, property(read, write))
+    AbstractMesh.update = update_with_own_chip
+    return undo
