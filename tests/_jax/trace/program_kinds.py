@@ -64,6 +64,7 @@ class Kind:
         outcomes: What comes out by platform, if not the module of plain JAX.
         is_slow: True if it takes more than 0.1 s.
         is_compiled: True if its compiled program is compared, too.
+        queries_chip: True if its kernels query the chip while they are traced.
         platforms: Those that it is for.
     """
 
@@ -71,6 +72,7 @@ class Kind:
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     is_slow: bool = False
     is_compiled: bool = False
+    queries_chip: bool = False
     platforms: tuple[str, ...] = ("tpu", "cuda")
 
 
@@ -581,6 +583,20 @@ def attention(devices, real):
     return Program(fun, (q, q, q))
 
 
+@kind(
+    platforms=("cuda",),
+    is_compiled=True,
+    outcomes={"cuda": Outcome("own", "cuDNN not found", found="CustomSPMDPartitioning")},
+)
+def attention_of_cudnn(devices, real):
+    q = struct((8, 512, 4, 64), row_of(devices), "x", dtype=jnp.bfloat16)
+
+    def attend(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+
+    return Program(jax.jit(attend), (q, q, q))
+
+
 @kind()
 def convolution(devices, real):
     mesh = row_of(devices)
@@ -729,6 +745,46 @@ def double_kernel(source: Any, result: Any) -> None:
 @kind(platforms=("tpu",), is_compiled=True)
 def pallas_kernel(devices, real):
     return over_rows(row_of(devices), double_kernel)
+
+
+@kind(platforms=("cuda",), is_compiled=True)
+def triton_kernel(devices, real):
+    from jax.experimental.pallas import triton
+
+    return over_rows(row_of(devices), double_kernel, compiler_params=triton.CompilerParams())
+
+
+def call_with_queried_chip(a: Any) -> Any:
+    """Call a Pallas kernel that depends on the chip."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    scale = float(pltpu.get_tpu_info().vmem_capacity_bytes)
+
+    def kernel(source, result):
+        result[...] = source[...] * scale
+
+    return pl.pallas_call(kernel, out_shape=jax.typeof(a))(a)
+
+
+@kind(platforms=("tpu",), queries_chip=True)
+def kernel_that_queries_the_chip(devices, real):
+    mesh = row_of(devices)
+    body = jax.shard_map(
+        call_with_queried_chip, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False
+    )
+    return Program(jax.jit(body), (struct((1024, 128), mesh, "x"),))
+
+
+@kind(
+    platforms=("tpu",),
+    queries_chip=True,
+    outcomes={"tpu": Outcome("own", "Unsupported TPU device kind", found="tpu_custom_call")},
+)
+def kernel_that_queries_the_chip_without_mesh(devices, real):
+    sharding = SingleDeviceSharding(devices[0])
+    x = jax.ShapeDtypeStruct((128, 128), jnp.float32, sharding=sharding)
+    return Program(jax.jit(lambda a: call_with_queried_chip(a) + 1), (x,))
 
 
 @kind(platforms=("tpu",))

@@ -7,22 +7,27 @@ for the devices of the topology.
 import json
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from tests._jax.trace.plain_lowering import describe
-from tests._jax.trace.program_kinds import KINDS, Kind, Outcome, Program
+from tests._jax.trace.program_kinds import KINDS, Kind, Program, mesh_of, struct
 from tests.fork_server import python_command
 from tests.predict.targets.gpu.plugin import needs_plugin
 from xlashard._jax.runtime.topologies import request_of
-from xlashard._jax.trace.lower_for import lower_for
+from xlashard._jax.trace.chip import trace_for_chip
+from xlashard._jax.trace.lower_for import lower_for, move_lowered
 from xlashard.gpu import topology as gpu_topology
 from xlashard.tpu import topology as tpu_topology
 
-EQUAL = Outcome("portable", "")
 LAYOUTS = re.compile(r', mhlo\.layout_mode = "[^"]*"|mhlo\.layout_mode = "[^"]*"(, )?')
 
 
@@ -54,7 +59,7 @@ def cases(chosen: Callable[[Kind], bool] = lambda kind: True, *, slow: bool = Fa
         )
         for platform in ("tpu", "cuda")
         for name, kind in KINDS.items()
-        if platform in kind.platforms and chosen(kind)
+        if platform in kind.platforms and not kind.queries_chip and chosen(kind)
     ]
 
 
@@ -77,7 +82,7 @@ def plain(
         wanted = {
             "topology": described_topology(platform),
             "kinds": sorted({params["name"] for params, _ in ours}),
-            "compiled": [p["name"] for p, test in ours if test == test_compiled_program.__name__],
+            "compiled": [p["name"] for p, test in ours if "module" not in test],
         }
         files = folder / f"{platform}.json", folder / f"{platform}-answer.json"
         files[0].write_text(json.dumps(wanted), "utf-8")
@@ -118,13 +123,14 @@ def stop(traced: Any, **_: Any) -> None:
 
 def lower(platform: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """Return a traced program of eight emulated devices, and what it is lowered to for others."""
-    traced = trace(KINDS[name].make(jax.devices(), True), monkeypatch)
-    pairs = dict(zip(jax.devices(), topology_devices(platform), strict=True))
-    return traced, lower_for(traced, pairs)
+    devices = topology_devices(platform)
+    program = KINDS[name].make(jax.devices(), True)
+    traced, _ = trace_for_chip(lambda: trace(program, monkeypatch), devices[0])
+    return traced, lower_for(traced, dict(zip(jax.devices(), devices, strict=True)))
 
 
 def comparable(module: str) -> str:
-    """Return a module without the numbers of Python objects, which `custom_partitioning` puts in."""
+    """Return a module without the numbers of Python objects that `custom_partitioning` writes."""
     return re.sub(r'(backend_config = ")\d{9,}"', r'\1N"', module)
 
 
@@ -162,3 +168,127 @@ def test_compiled_program(
         assert compiled["hlo"].startswith("HloModule")
     else:
         assert compiled == {key: found[key] for key in compiled}
+
+
+CALLS_FOR_A_CHIP = "attention_of_cudnn", "pure_callback", "triton_kernel"
+
+
+def can_be_moved(kind: Kind) -> bool:
+    """Return True for a compiled kind that the user's own `lower` takes for the platform."""
+    return kind.is_compiled and kind.make.__name__ not in CALLS_FOR_A_CHIP
+
+
+OTHER_MEMORY = {
+    # JAX has dropped the layout, since it is the default one of the CPU.
+    "layout_that_is_the_default_of_a_cpu",
+    # The kernel has the format that older versions of libtpu read, too.
+    "pallas_kernel",
+}
+
+
+@pytest.mark.parametrize(("platform", "name"), cases(can_be_moved, slow=True))
+def test_lowered_function_of_the_user_is_moved(platform: str, name: str, plain: Any) -> None:
+    pairs = dict(zip(jax.devices(), topology_devices(platform), strict=True))
+    program = KINDS[name].make(jax.devices(), True)
+    with program.make_context():
+        lowered = program.function.trace(*program.args).lower(lowering_platforms=(platform,))
+    moved, found = move_lowered(lowered, pairs), plain(platform, name)
+    compiled = describe(moved.compile())
+    if "error" in found:
+        assert "layout_mode" not in moved.as_text()
+        return
+    assert compiled["shardings"] == found["shardings"]
+    if name not in OTHER_MEMORY:
+        assert compiled == {key: found[key] for key in compiled}
+
+
+@needs_plugin
+@pytest.mark.slow
+def test_arguments_are_passed_as_a_tuple_where_the_platform_requires_it() -> None:
+    program = KINDS["many_arguments"].make(jax.devices(), True)
+    traced = program.function.trace(*program.args)
+    for platform in ("tpu", "cuda"):
+        pairs = dict(zip(jax.devices(), topology_devices(platform), strict=True))
+        moved = move_lowered(traced.lower(lowering_platforms=(platform,)), pairs)
+        for lowered in (moved, lower_for(traced, pairs)):
+            assert lowered._lowering.compile_args["tuple_args"] == (platform == "tpu")
+
+
+def test_own_programs_of_the_process_are_as_before() -> None:
+    traces = []
+
+    def double(x):
+        traces.append(x)
+        return x * 2
+
+    function = jax.jit(double)
+    mesh = mesh_of(jax.devices())
+    x = jax.device_put(np.ones((8, 8), np.float32), NamedSharding(mesh, P("x", "y")))
+    pairs = dict(zip(jax.devices(), topology_devices("tpu"), strict=True))
+    function(x)
+    traced = function.trace(x)
+    own = traced.lower().as_text(), traced.lower(lowering_platforms=("tpu",)).as_text()
+    with recorded_events() as events:
+        lowered = lower_for(traced, pairs)
+        assert lower_for(traced, pairs)._lowering is not lowered._lowering
+        assert sorted(events) == [LOWERING] * 2
+    with recorded_events() as events:
+        assert function(x).sharding == x.sharding
+        assert (function._cache_size(), len(traces), events) == (1, 1, [])
+        again = function.lower(x), function.trace(x).lower(lowering_platforms=("tpu",))
+        assert (len(traces), events) == (1, [])
+    assert tuple(stage.as_text() for stage in again) == own
+    for stage in again:
+        assert stage._lowering.compile_args["backend"].platform == "cpu"
+        assert tuple(stage._lowering._device_list) == tuple(jax.devices())
+    np.testing.assert_array_equal(again[0].compile()(x), 2 * np.asarray(x))
+    fresh = jax.jit(lambda x: double(x))
+    assert lower_for(fresh.trace(x), pairs)._lowering._device_list[0].platform == "tpu"
+    np.testing.assert_array_equal(fresh(x), 2 * np.asarray(x))
+
+
+LOWERING = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+
+
+@contextmanager
+def recorded_events() -> Iterator[list[str]]:
+    """Record the stages of programs that JAX goes through in a block: traces excepted."""
+    events: list[str] = []
+
+    def record(event: str, seconds: float, **_: Any) -> None:
+        if event in (LOWERING, "/jax/core/compile/backend_compile_duration"):
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(record)
+    try:
+        yield events
+    finally:
+        jax.monitoring.unregister_event_duration_listener(record)
+
+
+def test_threads_lower_for_their_own_devices() -> None:
+    mesh = mesh_of(jax.devices())
+    x = struct((64, 64), mesh, "x", "y")
+    targets = {"tpu": topology_devices("tpu"), "tpu v5p": list(tpu_topology("v5p-8").devices)}
+
+    def choose(factor: int) -> Any:
+        return jax.jit(
+            lambda a: jax.lax.platform_dependent(
+                a, cpu=lambda a: a + factor, tpu=lambda a: a * factor
+            )
+        )
+
+    def lower_as(target: str, factor: int) -> tuple[str, Any]:
+        traced = choose(factor).trace(x)
+        if target == "cpu":
+            lowered = traced.lower()
+        else:
+            pairs = dict(zip(jax.devices(), targets[target], strict=False))
+            lowered = lower_for(traced, pairs)
+        return lowered.as_text(), lowered._lowering._device_list[0].device_kind
+
+    wanted = [(target, factor) for factor in range(2, 8) for target in ("cpu", *targets)]
+    expected = [lower_as(*each) for each in wanted]
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(lambda each: lower_as(*each), wanted)) == expected
+    assert len({kind for _, kind in expected}) == 3

@@ -19,6 +19,9 @@ _CUDNN = 91002
 _QUERIES = "Unsupported TPU device kind", "No supported GPU devices found"
 """Errors of kernels that query the chip, where the mesh has another one."""
 
+_CHIP = "abstract_device"
+"""The attribute of an abstract mesh."""
+
 KEYED_ANEW = (
     "a kernel queries the chip: each function of jax.jit in this process is traced and compiled "
     "once more at its next call"
@@ -120,7 +123,9 @@ def key_of_chip(device: Device) -> AbstractContextManager[Any]:
 
 def describe_chip(device: Device) -> Any:
     """Return the chip of a device as abstract meshes have it."""
-    return jax.sharding.Mesh(np.array([device]), ("device",)).abstract_mesh.abstract_device
+    mesh = jax.sharding.Mesh(np.array([device]), ("device",)).abstract_mesh
+    # Not the attribute, which a block of another chip replaces.
+    return vars(mesh)[_CHIP]
 
 
 def _has_other_kernels(traced: jax.stages.Traced, device: Device) -> bool:
@@ -189,22 +194,22 @@ def _replace_chip_of_meshes() -> Callable[[], None]:
 
     Meshes that JAX makes of others keep their own chip: meshes are compared by identity.
     """
-    name, update = "abstract_device", AbstractMesh.update
+    update = AbstractMesh.update
 
     def read(mesh: Any) -> Any:
         chip = _find_assumed("chip")
-        return vars(mesh)[name] if chip is None else chip
+        return vars(mesh)[_CHIP] if chip is None else chip
 
     def write(mesh: Any, chip: Any) -> None:
-        vars(mesh)[name] = chip
+        vars(mesh)[_CHIP] = chip
 
     def update_with_own_chip(mesh: Any, *args: Any, **changes: Any) -> Any:
-        return update(mesh, *args, **{name: vars(mesh)[name], **changes})
+        return update(mesh, *args, **{_CHIP: vars(mesh)[_CHIP], **changes})
 
     def undo() -> None:
-        delattr(AbstractMesh, name)
+        delattr(AbstractMesh, _CHIP)
         AbstractMesh.update = update
 
-    setattr(AbstractMesh, name, property(read, write))
+    setattr(AbstractMesh, _CHIP, property(read, write))
     AbstractMesh.update = update_with_own_chip
     return undo

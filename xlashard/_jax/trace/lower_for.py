@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.private import mlir, pxla, replace_name, sharding_impls
+from xlashard._jax.private import jax_dispatch, mlir, pxla, replace_name, sharding_impls
 from xlashard._jax.runtime.compiler import NamedClient, client_of, platform_of
 from xlashard._jax.runtime.shardings import Device, device_list
 from xlashard._jax.stablehlo_modules import without_layout_modes
@@ -155,6 +155,8 @@ def _with_arguments(lowered: Any, devices: DevicesByPosition, new: Any) -> jax.s
         args[side] = tuple([move_sharding(sharding, devices) for sharding in args[side]])
     args["context_mesh"] = move_mesh(args["context_mesh"], devices)
     args["backend"] = client_of(new[0])
+    count = len(args["global_in_avals"])
+    args["tuple_args"] = jax_dispatch.should_tuple_args(count, new[0].platform)
     if new[0].platform == "gpu":
         # The module has the numbers of the callbacks, and the client of a topology takes none.
         args["host_callbacks"] = []
