@@ -42,7 +42,8 @@ class Outcome:
     """What comes out of a kind that plain JAX doesn't lower for devices of a topology.
 
     Attributes:
-        what: `refused`: JAX raises an error with the text, whatever the devices; `portable`: JAX's
+        what: `refused`: JAX raises an error with the text, whatever the devices, for lack of a
+            library only where it is missing; `portable`: JAX's
             module for the topology is another one, for the reason in `text`, and the right one is
             what JAX lowers for the CPU's mesh under the platform's rules, without layouts; `own`:
             JAX raises an error with the text, and the right module has the words of `found`.
@@ -305,7 +306,7 @@ def closed_over_by_inner_functions(devices, real):
     return Program(fun, (struct((512, 128), mesh, "x"),))
 
 
-@kind(is_compiled=True)
+@kind(is_slow=True, is_compiled=True)
 def keys(devices, real):
     mesh = row_of(devices)
     noise = jax.vmap(lambda k, a: a + jax.random.normal(k, a.shape))
@@ -313,7 +314,7 @@ def keys(devices, real):
     return Program(jax.jit(noise), args)
 
 
-@kind()
+@kind(is_slow=True)
 def one_key(devices, real):
     mesh = row_of(devices)
     fun = jax.jit(lambda k, a: (jax.random.split(k), a * jax.random.bernoulli(k, 0.5, a.shape)))
@@ -576,7 +577,7 @@ def scaled_product(devices, real):
     return Program(jax.jit(multiply), (values, values, scales, scales))
 
 
-@kind()
+@kind(is_slow=True)
 def attention(devices, real):
     q = struct((8, 512, 4, 64), row_of(devices), "x", dtype=jnp.bfloat16)
     fun = jax.jit(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True))
@@ -586,7 +587,7 @@ def attention(devices, real):
 @kind(
     platforms=("cuda",),
     is_compiled=True,
-    outcomes={"cuda": Outcome("own", "cuDNN not found", found="CustomSPMDPartitioning")},
+    outcomes={"cuda": Outcome("own", "cuDNN", found="CustomSPMDPartitioning")},
 )
 def attention_of_cudnn(devices, real):
     q = struct((8, 512, 4, 64), row_of(devices), "x", dtype=jnp.bfloat16)
@@ -642,7 +643,7 @@ def partitioned_by_the_user(devices, real):
     return Program(jax.jit(lambda a: double(a) + 1), two(mesh_of(devices))[:1])
 
 
-@kind()
+@kind(is_slow=True)
 def exported_function(devices, real):
     own = two(mesh_of(devices if real else jax.devices()))
     exported = jax.export.export(
@@ -742,12 +743,12 @@ def double_kernel(source: Any, result: Any) -> None:
     result[...] = source[...] * 2.0
 
 
-@kind(platforms=("tpu",), is_compiled=True)
+@kind(platforms=("tpu",), is_slow=True, is_compiled=True)
 def pallas_kernel(devices, real):
     return over_rows(row_of(devices), double_kernel)
 
 
-@kind(platforms=("cuda",), is_compiled=True)
+@kind(platforms=("cuda",), is_slow=True, is_compiled=True)
 def triton_kernel(devices, real):
     from jax.experimental.pallas import triton
 
@@ -787,7 +788,7 @@ def kernel_that_queries_the_chip_without_mesh(devices, real):
     return Program(jax.jit(lambda a: call_with_queried_chip(a) + 1), (x,))
 
 
-@kind(platforms=("tpu",))
+@kind(platforms=("tpu",), is_slow=True)
 def pallas_copy_to_another_device(devices, real):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu

@@ -65,6 +65,7 @@ def test_script_is_traced_for_the_chip_at_will(facts: dict[str, Any]) -> None:
     assert "pallas_call" in facts["script"]
 
 
+@pytest.mark.slow
 def test_chips_at_hand_of_another_kind_are_told_from_those_of_the_topology(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
