@@ -102,7 +102,8 @@ try:
     with assume_chip(gpu), ThreadPoolExecutor() as others:
         check = others.submit(fused_attention_stablehlo.check_compute_capability, "8.0")
         assert not check.result()  # another thread's programs are for its own devices
-    with assume_chip(gpu), assume_chip(gpu, all_threads=True):
+    with assume_chip(gpu), assume_chip(gpu, in_kernels=True, all_threads=True):
+        assert jax.sharding.get_abstract_mesh().abstract_device.platform == "gpu"
         assert fused_attention_stablehlo.check_compute_capability("9.0")
         assert not fused_attention_stablehlo.check_compute_capability("10.0")
         raise KeyError

@@ -5,11 +5,13 @@ for the devices of the topology.
 """
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,8 +20,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests._jax.trace.plain_lowering import describe
+from tests._jax.trace.plain_lowering import describe, without_sources
 from tests._jax.trace.program_kinds import KINDS, Kind, Program, mesh_of, struct
+from tests.core.processes import run_many
 from tests.fork_server import python_command
 from tests.predict.targets.gpu.plugin import HAS_PLUGIN, needs_plugin
 from xlashard._jax.runtime.topologies import request_of
@@ -296,3 +299,41 @@ def test_threads_lower_for_their_own_devices() -> None:
     with ThreadPoolExecutor(6) as threads:
         assert list(threads.map(lambda each: lower_as(*each), wanted)) == expected
     assert len({kind for _, kind in expected}) == 3
+
+
+@pytest.mark.integration
+def test_processes_of_a_program_lower_it_by_themselves() -> None:
+    script = Path(__file__).with_name("across_processes.py")
+    outputs = [json.loads(text.splitlines()[-1]) for text in run_many(script, 2, 4)]
+    assert [output["process"] for output in outputs] == [0, 1]
+    for output in outputs:
+        for name, (module, plain) in output["modules"].items():
+            assert module == plain, name
+        ours, plain = map(without_sources, output["compiled"])
+        assert ours == plain
+
+
+SIMPLIFIED = """
+import jax
+from tests._jax.trace.program_kinds import KINDS
+from xlashard._jax.trace.lower_for import lower_for
+from xlashard.tpu import topology
+pairs = dict(zip(jax.devices(), topology("v5e-8").devices, strict=True))
+for name in ("closed_over_array", "closed_over_by_inner_functions"):
+    program = KINDS[name].make(jax.devices(), True)
+    traced = program.function.trace(*program.args)
+    lowered = lower_for(traced, pairs)
+    assert "jax.const = true" in lowered.as_text()
+    assert lowered.as_text() == traced.lower(lowering_platforms=("tpu",)).as_text()
+    print(lowered.compile().memory_analysis().argument_size_in_bytes)
+"""
+
+
+@pytest.mark.slow
+def test_closed_over_arrays_are_arguments_where_jax_makes_them_so() -> None:
+    environment = {**os.environ, "JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1"}
+    words = [*python_command(environment), "-c", SIMPLIFIED]
+    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    # Rows of [512, 256] and [512, 128] per device; rows of the weights, or the whole bias.
+    whole, inner = 256 * 64 * 4, 256 * 128 * 4
+    assert [int(size) for size in done.stdout.split()] == [whole + 64 * 128 * 4, inner + 128 * 4]
