@@ -93,7 +93,7 @@ assert len(xs.explain_recompile(step).explanations) == 1
 """
 CUDNN = """
 from concurrent.futures import ThreadPoolExecutor
-from xlashard._jax.trace.chip import assume_chip
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.gpu import topology
 gpu = topology("h100-8").devices[0]
 try:

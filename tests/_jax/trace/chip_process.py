@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from tests._jax.trace.program_kinds import KINDS, Kind, Program, mesh_of
-from xlashard._jax.trace.chip import assume_chip, trace_for_chip
 from xlashard._jax.trace.lower_for import lower_for
+from xlashard._jax.trace.target_chip import assume_chip, trace_for_chip
 from xlashard.tpu import topology
 
 

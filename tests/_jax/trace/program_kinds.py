@@ -39,7 +39,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What comes out of a kind that plain JAX doesn't lower for devices of a topology.
+    """Outcome for a kind that plain JAX doesn't lower for devices of a topology.
 
     Attributes:
         what: `refused`: JAX raises an error with the text, whatever the devices, for lack of a

@@ -26,8 +26,8 @@ from tests.core.processes import run_many
 from tests.fork_server import python_command
 from tests.predict.targets.gpu.plugin import HAS_PLUGIN, needs_plugin
 from xlashard._jax.runtime.topologies import request_of
-from xlashard._jax.trace.chip import trace_for_chip
 from xlashard._jax.trace.lower_for import lower_for, move_lowered
+from xlashard._jax.trace.target_chip import trace_for_chip
 from xlashard.gpu import topology as gpu_topology
 from xlashard.tpu import topology as tpu_topology
 
@@ -70,7 +70,7 @@ def cases(chosen: Callable[[Kind], bool] = lambda kind: True, *, slow: bool = Fa
 def plain(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, str], dict[str, Any]]:
-    """What plain JAX lowers and compiles, by platform and kind: those of the selected tests."""
+    """Return what plain JAX lowers and compiles for a platform and kind of the selected tests."""
     folder = tmp_path_factory.mktemp("plain")
     chosen = [
         (item.callspec.params, item.originalname)

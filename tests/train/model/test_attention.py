@@ -9,7 +9,7 @@ from jax.experimental.pallas.tpu import force_tpu_interpret_mode
 
 from tests.predict.targets.gpu.plugin import needs_plugin
 from xlashard import Mesh
-from xlashard._jax.trace.chip import assume_chip
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.gpu import topology
 from xlashard.train.config.settings import KernelSettings, ModelSettings, Rules
 from xlashard.train.model.attention import attend, kernel_attention, with_kernel_of

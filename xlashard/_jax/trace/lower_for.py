@@ -13,8 +13,8 @@ from xlashard._jax.private import jax_dispatch, mlir, pxla, replace_name, shardi
 from xlashard._jax.runtime.compiler import NamedClient, client_of, platform_of
 from xlashard._jax.runtime.shardings import Device, device_list
 from xlashard._jax.stablehlo_modules import without_layout_modes
-from xlashard._jax.trace.chip import assume_chip, key_of_chip
 from xlashard._jax.trace.observed_programs import unobserved
+from xlashard._jax.trace.target_chip import assume_chip, key_of_chip
 
 type DevicesByPosition = Mapping[Device, Device]
 """The new device of each device of a program, in the order of its mesh."""

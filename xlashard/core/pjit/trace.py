@@ -13,9 +13,9 @@ from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import Device, layout_problem
 from xlashard._jax.runtime.tracebacks import attempt
 from xlashard._jax.trace import tracing
-from xlashard._jax.trace.chip import assume_chip
 from xlashard._jax.trace.jaxprs import used_parts
 from xlashard._jax.trace.primitives import is_call_primitive
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.core.array.array_class.handles import KindOf
 from xlashard.core.pjit.arguments import Argument, are_arrays, check_values
 from xlashard.core.pjit.cache_key import LoweringRequest

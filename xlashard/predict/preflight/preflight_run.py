@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from xlashard._jax.trace import jitted
-from xlashard._jax.trace.chip import assume_chip
 from xlashard._jax.trace.rewriting import DeviceMap
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.stages.compiled import Compiled
 from xlashard.core.pjit.stages.from_jax import (

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from xlashard._jax.runtime.stand_in_devices import Zeros, emulate_devices, stand_in
-from xlashard._jax.trace.chip import assume_chip
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run, unobserved
 from xlashard._jax.trace.rewriting import DeviceMap
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.stages.recorded import RecordedProgram
 from xlashard.core.pjit.trace import PjitProgram

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.trace.chip import assume_chip
 from xlashard._jax.trace.jitted import inner_stage
 from xlashard._jax.trace.origins import is_users_file
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.core.sharding import Mesh
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.predict.preflight.report.pricing import Workload

@@ -10,8 +10,8 @@ import numpy as np
 
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard._jax.trace import jitted, module_calls
-from xlashard._jax.trace.chip import assume_chip
 from xlashard._jax.trace.jaxprs import as_function
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard._jax.trace.tracing import TracedFunction, Tracer, mesh_in_force
 from xlashard.core.pjit.arguments import check_values
 from xlashard.core.pjit.cache_key import LoweringRequest

@@ -10,8 +10,8 @@ import pytest
 
 from tests._jax.trace.program_kinds import KINDS, mesh_of
 from tests.fork_server import python_command
-from xlashard._jax.trace import chip
-from xlashard._jax.trace.chip import KEYED_ANEW, assume_chip, trace_for_chip
+from xlashard._jax.trace import target_chip
+from xlashard._jax.trace.target_chip import KEYED_ANEW, assume_chip, trace_for_chip
 from xlashard.tpu import topology
 
 QUERYING = [name for name, kind in KINDS.items() if kind.queries_chip]
@@ -19,7 +19,7 @@ QUERYING = [name for name, kind in KINDS.items() if kind.queries_chip]
 
 @pytest.fixture(scope="module")
 def facts() -> dict[str, Any]:
-    """What the kinds are lowered to, in a process whose caches JAX keys anew."""
+    """Lower the kinds in a process whose caches JAX keys anew, and return what it printed."""
     words = [*python_command(), "-m", "tests._jax.trace.chip_process"]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -66,7 +66,7 @@ def test_script_is_traced_for_the_chip_at_will(facts: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_chips_at_hand_of_another_kind_are_told_from_those_of_the_topology(
+def test_kernels_of_the_chips_at_hand_are_traced_again_for_another_kind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     v5e, v5p = (topology(name).devices[0] for name in ("v5e-8", "v5p-8"))
@@ -74,11 +74,11 @@ def test_chips_at_hand_of_another_kind_are_told_from_those_of_the_topology(
         KINDS[name].make(jax.devices(), True) for name in ("pallas_kernel", "automatic_axes")
     )
     traced, untouched = (program.function.trace(*program.args) for program in (kernel, plain))
-    assert not chip._has_other_kernels(traced, v5e)  # a CPU reports errors by itself
+    assert not target_chip._has_other_kernels(traced, v5e)  # a CPU reports errors by itself
     monkeypatch.setattr(jax, "devices", lambda: [v5e])
-    assert not chip._has_other_kernels(traced, v5e)
-    assert chip._has_other_kernels(traced, v5p)
-    assert not chip._has_other_kernels(untouched, v5p)
+    assert not target_chip._has_other_kernels(traced, v5e)
+    assert target_chip._has_other_kernels(traced, v5p)
+    assert not target_chip._has_other_kernels(untouched, v5p)
 
 
 def test_errors_of_the_user_are_raised_after_one_trace() -> None:

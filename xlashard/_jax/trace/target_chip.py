@@ -157,8 +157,8 @@ def _end(scope: _Scope) -> None:
 def _find_assumed(fact: Literal["capability", "chip"]) -> Any:
     """Return a fact of this thread's innermost block that assumes one; None if none does."""
     threads = (None, threading.get_ident())
-    found = (getattr(scope, fact) for scope in reversed(_scopes) if scope.thread in threads)
-    return next((value for value in found if value is not None), None)
+    values = (getattr(scope, fact) for scope in reversed(_scopes) if scope.thread in threads)
+    return next((value for value in values if value is not None), None)
 
 
 def _replace_checks() -> Callable[[], None]:
