@@ -442,6 +442,13 @@ def result_in_host_memory(devices, real):
     return Program(jax.jit(lambda a: a * 2, out_shardings=to), two(mesh)[:1])
 
 
+@kind(outcomes=PINNED_ON_GPU)
+def result_in_unpinned_host_memory(devices, real):
+    mesh = mesh_of(devices)
+    to = NamedSharding(mesh, P("x", "y"), memory_kind="unpinned_host")
+    return Program(jax.jit(lambda a: a * 2, out_shardings=to), two(mesh)[:1])
+
+
 @kind(is_slow=True)
 def offloaded_residuals(devices, real):
     mesh = mesh_of(devices)
@@ -671,6 +678,22 @@ def high_level_values(devices, real):
         return Negate(jax.typeof(a))(a) * 2
 
     return Program(jax.jit(negate), two(mesh_of(devices))[:1])
+
+
+@kind(is_compiled=True)
+def lowering_rule_that_runs_a_program(devices, real):
+    from jax.extend.core import Primitive
+    from jax.interpreters import mlir
+
+    add_three = Primitive("add_three")
+    add_three.def_abstract_eval(lambda a: a)
+
+    def rule(context, a):
+        three = float(jax.jit(lambda x: x + 1)(np.float32(2)))
+        return mlir.lower_fun(lambda a: a + three, multiple_results=False)(context, a)
+
+    mlir.register_lowering(add_three, rule)
+    return Program(jax.jit(add_three.bind), two(mesh_of(devices))[:1])
 
 
 # Callbacks.

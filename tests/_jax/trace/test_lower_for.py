@@ -276,7 +276,7 @@ def recorded_events() -> Iterator[list[str]]:
 def test_threads_lower_for_their_own_devices() -> None:
     mesh = mesh_of(jax.devices())
     x = struct((64, 64), mesh, "x", "y")
-    targets = {"tpu": topology_devices("tpu"), "tpu v5p": list(tpu_topology("v5p-8").devices)}
+    targets = {"tpu": topology_devices("tpu"), "tpu v6e": list(tpu_topology("v6e-8").devices)}
 
     def choose(factor: int) -> Any:
         return jax.jit(
@@ -290,7 +290,7 @@ def test_threads_lower_for_their_own_devices() -> None:
         if target == "cpu":
             lowered = traced.lower()
         else:
-            pairs = dict(zip(jax.devices(), targets[target], strict=False))
+            pairs = dict(zip(jax.devices(), targets[target], strict=True))
             lowered = lower_for(traced, pairs)
         return lowered.as_text(), lowered._lowering._device_list[0].device_kind
 

@@ -93,6 +93,17 @@ def test_errors_of_the_user_are_raised_after_one_trace() -> None:
     assert len(traces) == 1
 
 
+def test_programs_for_the_devices_at_hand_are_traced_once() -> None:
+    def query(x):
+        raise ValueError("Unsupported TPU device kind: cpu")
+
+    for device in (None, jax.devices()[0]):
+        with pytest.raises(ValueError, match="Unsupported TPU device kind"):
+            trace_for_chip(lambda: jax.jit(query).trace(np.ones(2)), device)
+        traced, note = trace_for_chip(lambda: jax.jit(lambda x: x).trace(np.ones(2)), device)
+        assert (traced.fun_name, note) == ("<lambda>", "")
+
+
 def test_meshes_have_their_own_chip_outside_and_in_other_scopes() -> None:
     device, mesh = topology("v5e-8").devices[0], mesh_of(jax.devices()).abstract_mesh
     own = mesh.abstract_device

@@ -19,10 +19,6 @@ from xlashard._jax.trace.target_chip import assume_chip, key_of_chip
 type DevicesByPosition = Mapping[Device, Device]
 """The new device of each device of a program, in the order of its mesh."""
 
-HOST_MEMORY = "pinned_host"
-"""Memory that all platforms have under one name; other kinds are the default one of a platform."""
-
-
 def lower_for(traced: jax.stages.Traced, devices: DevicesByPosition) -> jax.stages.Lowered:
     """Lower a traced function as if its mesh had been one of other devices.
 
@@ -91,11 +87,14 @@ def _answering(devices: DevicesByPosition, platform: str, written: Sequence[Any]
     thread, ids = threading.get_ident(), set(map(id, written))
     with _lock:
         find, is_default = pxla._get_and_check_device_assignment, pxla.is_default_layout
+        # Programs that a lowering rule runs are for the devices at hand.
+        waiting = {thread}
 
         def find_devices(*args: Any) -> tuple[Any, tuple[Device, ...] | None, int]:
             client, assignment, count = find(*args)
-            if threading.get_ident() != thread:
+            if threading.get_ident() not in waiting:
                 return client, assignment, count
+            waiting.clear()
             new = _move_assignment(assignment, count, devices)
             return NamedClient(client_of(new[0]), platform), new, count
 
@@ -123,9 +122,10 @@ def _move_assignment(
         count: Number of its devices.
         devices: The new device of each device.
     """
-    if assignment is not None and devices.keys() >= set(assignment):
-        return tuple([devices[device] for device in assignment])
-    return tuple(devices.values())[:count]
+    if assignment is None or (count == 1 and assignment[0] not in devices):
+        # Without devices in the program, JAX takes the default one.
+        return tuple(devices.values())[:count]
+    return tuple([devices[device] for device in assignment])
 
 
 def move_lowered(lowered: Any, devices: DevicesByPosition) -> jax.stages.Lowered:
@@ -199,7 +199,9 @@ def move_mesh(mesh: Any, devices: DevicesByPosition) -> Any:
 def move_sharding(sharding: Any, devices: DevicesByPosition) -> Any:
     """Return a sharding on the new devices; None and an unspecified one unchanged."""
     kind = getattr(sharding, "memory_kind", None)
-    kind = kind if kind == HOST_MEMORY else None
+    if kind == next(iter(devices)).default_memory().kind:
+        # Platforms have different names for their default memory.
+        kind = None
     match sharding:
         case jax.sharding.NamedSharding():
             mesh = move_mesh(sharding.mesh, devices)

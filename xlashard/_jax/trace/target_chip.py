@@ -64,9 +64,9 @@ def assume_chip(
     Args:
         device: A device that the programs are for; the block has no effect unless it is one of a
             topology.
-        in_kernels: Whether kernels that query the chip get that of the device. JAX's caches would
-            keep what is traced so: for lowering, for a process that traces for no other chip, and
-            inside `trace_for_chip`.
+        in_kernels: Whether kernels that query the chip get that of the device. JAX's caches keep
+            what is traced so: right for a process that traces for no other chip, and for lowering.
+            Elsewhere, `trace_for_chip` keys the traces.
         all_threads: Whether programs of all threads are for the device, such as those of a script.
     """
     if device is None or not is_compile_only(device):
@@ -100,20 +100,22 @@ def trace_for_chip(
     Returns:
         The traced program, and what this did to other programs of the process; empty for nothing.
     """
+    if device is None or not is_compile_only(device):
+        return trace(), ""
     with assume_chip(device):
         try:
             traced = trace()
+            if not _has_other_kernels(traced, device):
+                return traced, ""
         except Exception as error:
             if not any(query in str(error) for query in _QUERIES):
                 raise
-        else:
-            if device is None or not _has_other_kernels(traced, device):
-                return traced, ""
-    was_keyed = bool(_keys)
-    if not was_keyed:
-        _keys.append(jax.make_user_context(None))
+    with _lock:
+        note = "" if _keys else KEYED_ANEW
+        if not _keys:
+            _keys.append(jax.make_user_context(None))
     with key_of_chip(device), assume_chip(device, in_kernels=True):
-        return trace(), "" if was_keyed else KEYED_ANEW
+        return trace(), note
 
 
 def key_of_chip(device: Device) -> AbstractContextManager[Any]:
