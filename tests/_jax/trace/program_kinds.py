@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Format, Layout, with_layout_constraint
+from jax.extend.sharding import GSPMDSharding
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -218,6 +219,58 @@ def abstract_mesh_beside_devices(devices, real):
     return Program(fun, two(mesh)[:1])
 
 
+@kind(outcomes={"cuda": Outcome("own", "Unknown backend", found="sdy.mesh @mesh")})
+def abstract_mesh_in_context(devices, real):
+    mesh = mesh_of(devices, kind=AxisType.Explicit)
+    fun = jax.jit(lambda a: jax.sharding.reshard(a * 2, P("y", "x")))
+    return Program(fun, two(mesh)[:1], lambda: jax.sharding.use_abstract_mesh(mesh.abstract_mesh))
+
+
+@kind()
+def abstract_mesh_in_shard_map(devices, real):
+    # Plain JAX refuses operations that require devices, where it has none.
+    explicit = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    mesh = explicit if real else mesh_of(devices, kind=AxisType.Explicit)
+    body = jax.shard_map(
+        lambda a: lax.psum(a, "x"), mesh=mesh, in_specs=P("x", "y"), out_specs=P(None, "y")
+    )
+    return Program(jax.jit(body), two(mesh)[:1])
+
+
+@kind()
+def shard_map_under_the_mesh_in_context(devices, real):
+    mesh = mesh_of(devices, kind=AxisType.Explicit)
+    body = jax.shard_map(lambda a: a - lax.pmean(a, "x"), out_specs=P("x", "y"))
+    return Program(jax.jit(body), two(mesh)[:1], lambda: jax.set_mesh(mesh))
+
+
+@kind()
+def meshes_of_two_shapes(devices, real):
+    to = NamedSharding(row_of(devices), P("x"))
+    fun = jax.jit(lambda a: lax.with_sharding_constraint(a * 2, to))
+    return Program(fun, two(mesh_of(devices))[:1])
+
+
+@kind(is_compiled=True)
+def sharding_of_a_compiled_program(devices, real):
+    # Results of programs have this type where no mesh fits.
+    compiled = NamedSharding(mesh_of(devices), P("x", "y"))._to_xla_hlo_sharding(2)
+    sharding = GSPMDSharding([devices[i] for i in ORDER], compiled)
+    x = jax.ShapeDtypeStruct((512, 256), jnp.float32, sharding=sharding)
+    return Program(jax.jit(lambda a: a * 2), (x,))
+
+
+@kind()
+def values_of_many_types(devices, real):
+    mesh = mesh_of(devices)
+    x: Any = np.ones((512, 256), np.float32)
+    to = NamedSharding(mesh, P("x"))
+    leaf = jax.device_put(x, to) if real else struct(x.shape, mesh, "x")
+    args = {"a": leaf, "b": (x[:, :1], 2.0, True), "none": None}, 3
+    fun = jax.jit(lambda d, n: (d["a"] * n + d["b"][0] * d["b"][1], d["b"]), static_argnums=1)
+    return Program(fun, args)
+
+
 @kind(is_compiled=True)
 def devices_in_another_order(devices, real):
     mesh = mesh_of([devices[i] for i in ORDER])
@@ -346,6 +399,28 @@ def reference_closed_over(devices, real):
         return (a * ref[...]).sum()
 
     return Program(jax.jit(add), (struct((8, 128), mesh, "x"),))
+
+
+@kind(
+    outcomes=dict.fromkeys(
+        ("tpu", "cuda"),
+        Outcome("own", "not available with compile-only client", found="tf.aliasing_output = 3"),
+    ),
+    is_compiled=True,
+)
+def references_beside_an_ordered_effect(devices, real):
+    device = SingleDeviceSharding(devices[0])
+    zeros = jax.device_put(np.zeros((8, 128), np.float32), device)
+    first, second = jax.new_ref(zeros), jax.new_ref(zeros)
+
+    def add(unused, a):
+        first[...] = first[...] + a
+        second[...] = second[...] + first[...]
+        jax.debug.print("{}", a[0, 0], ordered=True)
+        return a * 2
+
+    x = jax.ShapeDtypeStruct((8, 128), jnp.float32, sharding=device)
+    return Program(jax.jit(add), (x, x))
 
 
 @kind(outcomes=NO_NATIVE_REFERENCE)

@@ -171,16 +171,14 @@ def _with_arguments(lowered: Any, devices: DevicesByPosition, new: Any) -> jax.s
 def _positions_of_references(args: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     """Return the parameters that are closed-over references, and the results written to them.
 
-    JAX pins their layouts to those of the arrays at hand. A layout that the array was given stays.
+    JAX pins their layouts to those of the arrays at hand, which are the default ones.
     """
     mutable, tokens = args["mut"], len(args["ordered_effects"])
     if mutable is None or not mutable.in_mut:
         return [], []
     last = len(args["in_shardings"])
     first = last - len(mutable.in_mut)
-    types = zip(args["in_layouts"], args["in_shardings"], args["global_in_avals"], strict=True)
-    is_default = [pxla.is_default_layout(*each) for each in types]
-    closed = [i for i in range(first, last) if is_default[i]]
+    closed = range(first, last)
     results = [i for i, argument in enumerate(mutable.out_mut) if argument in closed]
     return [i + tokens for i in closed], [i + tokens for i in results]
 
