@@ -43,8 +43,8 @@ class Outcome:
     """Outcome for a kind that plain JAX doesn't lower for devices of a topology.
 
     Attributes:
-        what: `refused`: JAX raises an error with the text, whatever the devices, for lack of a
-            library only where it is missing; `portable`: JAX's
+        what: `refused`: JAX raises an error with the text, whatever the devices; for some kinds
+            only without a library, or under GSPMD; `portable`: JAX's
             module for the topology is another one, for the reason in `text`, and the right one is
             what JAX lowers for the CPU's mesh under the platform's rules, without layouts; `own`:
             JAX raises an error with the text, and the right module has the words of `found`.
@@ -219,7 +219,7 @@ def abstract_mesh_beside_devices(devices, real):
     return Program(fun, two(mesh)[:1])
 
 
-@kind(outcomes={"cuda": Outcome("own", "Unknown backend", found="sdy.mesh @mesh")})
+@kind(outcomes={"cuda": Outcome("own", "Unknown backend", found="stablehlo.multiply")})
 def abstract_mesh_in_context(devices, real):
     mesh = mesh_of(devices, kind=AxisType.Explicit)
     fun = jax.jit(lambda a: jax.sharding.reshard(a * 2, P("y", "x")))
@@ -725,7 +725,11 @@ def partitioned_by_the_user(devices, real):
     return Program(jax.jit(lambda a: double(a) + 1), two(mesh_of(devices))[:1])
 
 
-@kind(is_slow=True)
+# Under GSPMD, JAX builds an invalid module.
+@kind(
+    outcomes=dict.fromkeys(("tpu", "cuda"), Outcome("refused", "Cannot lower jaxpr")),
+    is_slow=True,
+)
 def exported_function(devices, real):
     own = two(mesh_of(devices if real else jax.devices()))
     exported = jax.export.export(

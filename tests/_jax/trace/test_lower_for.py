@@ -80,6 +80,9 @@ def plain(
         and "plain" in item.fixturenames
     ]
     started = {}
+    environment = dict(os.environ)
+    if not jax.config.jax_use_shardy_partitioner:
+        environment["JAX_USE_SHARDY_PARTITIONER"] = "0"
     platforms = {params["platform"] for params, _ in chosen}
     for platform in platforms if HAS_PLUGIN else platforms - {"cuda"}:
         ours = [each for each in chosen if each[0]["platform"] == platform]
@@ -90,8 +93,13 @@ def plain(
         }
         files = folder / f"{platform}.json", folder / f"{platform}-answer.json"
         files[0].write_text(json.dumps(wanted), "utf-8")
-        words = *python_command(), "-m", "tests._jax.trace.plain_lowering", *map(str, files)
-        started[platform] = files[1], subprocess.Popen(words)
+        words = (
+            *python_command(environment),
+            *("-m", "tests._jax.trace.plain_lowering"),
+            *map(str, files),
+        )
+        process = subprocess.Popen(words, env=environment)
+        started[platform] = files[1], process
     answers: dict[str, dict[str, Any]] = {}
 
     def read(platform: str, name: str) -> dict[str, Any]:
@@ -138,6 +146,7 @@ def comparable(module: str) -> str:
     return re.sub(r'(backend_config = ")\d{9,}"', r'\1N"', module)
 
 
+@pytest.mark.partitioner
 @pytest.mark.parametrize(("platform", "name"), cases())
 def test_module_is_that_of_plain_jax(
     platform: str, name: str, plain: Any, monkeypatch: pytest.MonkeyPatch
