@@ -20,7 +20,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests._jax.trace.plain_lowering import describe, without_sources
+from tests._jax.trace.plain_lowering import describe, describe_shardings, without_sources
 from tests._jax.trace.program_kinds import KINDS, Kind, Program, mesh_of, struct
 from tests.core.processes import run_many
 from tests.fork_server import python_command
@@ -217,6 +217,24 @@ def test_lowered_function_of_the_user_is_moved(platform: str, name: str, plain: 
     assert compiled["shardings"] == found["shardings"]
     if name not in OTHER_MEMORY:
         assert compiled == {key: found[key] for key in compiled}
+
+
+def has_native_form(kind: Kind) -> bool:
+    """Return True for a compiled kind without references, which need arrays."""
+    return kind.is_compiled and "reference" not in kind.make.__name__
+
+
+@pytest.mark.parametrize(("platform", "name"), cases(has_native_form, slow=True))
+def test_program_of_the_topology_is_lowered_alike(platform: str, name: str) -> None:
+    devices = topology_devices(platform)
+    modules = []
+    for own in (jax.devices(), devices):
+        program = KINDS[name].make(own, own is not devices)
+        with program.make_context():
+            traced, _ = trace_for_chip(lambda p=program: p.function.trace(*p.args), devices[0])
+        lowered = lower_for(traced, dict(zip(own, devices, strict=True)))
+        modules.append((comparable(lowered.as_text()), describe_shardings(lowered.compile())))
+    assert modules[0] == modules[1]
 
 
 @needs_plugin

@@ -11,13 +11,14 @@ import numpy as np
 
 from xlashard._jax.private import jax_dispatch, mlir, pxla, replace_name, sharding_impls
 from xlashard._jax.runtime.compiler import NamedClient, client_of, platform_of
-from xlashard._jax.runtime.shardings import Device, device_list
+from xlashard._jax.runtime.shardings import Device, default_memory_kind, device_list
 from xlashard._jax.stablehlo_modules import without_layout_modes
 from xlashard._jax.trace.observed_programs import unobserved
 from xlashard._jax.trace.target_chip import assume_chip, key_of_chip
 
 type DevicesByPosition = Mapping[Device, Device]
 """The new device of each device of a program, in the order of its mesh."""
+
 
 def lower_for(traced: jax.stages.Traced, devices: DevicesByPosition) -> jax.stages.Lowered:
     """Lower a traced function as if its mesh had been one of other devices.
@@ -200,7 +201,7 @@ def move_mesh(mesh: Any, devices: DevicesByPosition) -> Any:
 def move_sharding(sharding: Any, devices: DevicesByPosition) -> Any:
     """Return a sharding on the new devices; None and an unspecified one unchanged."""
     kind = getattr(sharding, "memory_kind", None)
-    if kind == next(iter(devices)).default_memory().kind:
+    if kind == default_memory_kind(next(iter(devices))):
         # Platforms have different names for their default memory.
         kind = None
     match sharding:
