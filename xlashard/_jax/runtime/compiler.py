@@ -31,7 +31,7 @@ type Handle = jax.Array
 
 def client_of(device: Device) -> Any:
     """Return the PJRT client of a device."""
-    return xla_bridge.get_device_backend(device)
+    return device.client
 
 
 def platform_of(device: Device) -> str:
