@@ -22,7 +22,7 @@ def main() -> None:
     double = jax.jit(lambda x: x * 2)
     double(np.ones(4))
     facts: dict[str, Any] = {"programs": [double._cache_size()]}
-    plain = KINDS["pallas_kernel"].make(jax.devices(), True)
+    plain = KINDS["automatic_axes"].make(jax.devices(), True)
     _, facts["note_of_another"] = trace_for_chip(lambda: trace(plain), devices[0])
     for name, kind in KINDS.items():
         if kind.queries_chip:

@@ -596,6 +596,15 @@ def platform_dependent(devices, real):
     return Program(jax.jit(choose), two(mesh_of(devices))[:1])
 
 
+@kind()
+def branch_on_the_backend(devices, real):
+    # Python takes the branch of the devices at hand, whatever the topology.
+    def choose(a):
+        return a * 2 if jax.default_backend() == "cpu" else a + 1
+
+    return Program(jax.jit(choose), two(mesh_of(devices))[:1])
+
+
 @kind(is_slow=True)
 def linear_algebra(devices, real):
     def solve(a):

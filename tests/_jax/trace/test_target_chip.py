@@ -8,11 +8,15 @@ import jax
 import numpy as np
 import pytest
 
+from tests._jax.trace.chip_process import attempt
 from tests._jax.trace.program_kinds import KINDS, mesh_of
 from tests.fork_server import python_command
+from tests.predict.targets.gpu.plugin import needs_plugin
 from xlashard._jax.trace import target_chip
+from xlashard._jax.trace.lower_for import lower_for
 from xlashard._jax.trace.target_chip import KEYED_ANEW, assume_chip, trace_for_chip
-from xlashard.tpu import topology
+from xlashard.gpu import topology as gpu_topology
+from xlashard.tpu import topology as tpu_topology
 
 QUERYING = [name for name, kind in KINDS.items() if kind.queries_chip]
 
@@ -69,16 +73,16 @@ def test_script_is_traced_for_the_chip_at_will(facts: dict[str, Any]) -> None:
 def test_kernels_of_the_chips_at_hand_are_traced_again_for_another_kind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    v5e, v5p = (topology(name).devices[0] for name in ("v5e-8", "v5p-8"))
+    v5e, v5p = (tpu_topology(name).devices[0] for name in ("v5e-8", "v5p-8"))
     kernel, plain = (
         KINDS[name].make(jax.devices(), True) for name in ("pallas_kernel", "automatic_axes")
     )
     traced, untouched = (program.function.trace(*program.args) for program in (kernel, plain))
-    assert not target_chip._has_other_kernels(traced, v5e)  # a CPU reports errors by itself
+    assert target_chip.has_kernels(traced) and not target_chip.has_kernels(untouched)
+    assert not target_chip._has_other_chips(v5e)  # a CPU reports errors by itself
     monkeypatch.setattr(jax, "devices", lambda: [v5e])
-    assert not target_chip._has_other_kernels(traced, v5e)
-    assert target_chip._has_other_kernels(traced, v5p)
-    assert not target_chip._has_other_kernels(untouched, v5p)
+    assert not target_chip._has_other_chips(v5e)
+    assert target_chip._has_other_chips(v5p)
 
 
 def test_errors_of_the_user_are_raised_after_one_trace() -> None:
@@ -89,7 +93,7 @@ def test_errors_of_the_user_are_raised_after_one_trace() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        trace_for_chip(lambda: jax.jit(fail).trace(np.ones(2)), topology("v5e-8").devices[0])
+        trace_for_chip(lambda: jax.jit(fail).trace(np.ones(2)), tpu_topology("v5e-8").devices[0])
     assert len(traces) == 1
 
 
@@ -104,15 +108,35 @@ def test_programs_for_the_devices_at_hand_are_traced_once() -> None:
         assert (traced.fun_name, note) == ("<lambda>", "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "platform"),
+    [("pallas_kernel", "tpu"), pytest.param("triton_kernel", "cuda", marks=needs_plugin)],
+)
+def test_lowerings_of_the_user_have_the_chip_of_their_mesh(name: str, platform: str) -> None:
+    find = tpu_topology if platform == "tpu" else gpu_topology
+    devices = find("v5e-8" if platform == "tpu" else "h100-8").devices
+    program = KINDS[name].make(jax.devices(), True)
+    traced = program.function.trace(*program.args)
+
+    def lower_own() -> str:
+        fresh = jax.jit(lambda *args: program.function(*args)).trace(*program.args)
+        return attempt(lambda: fresh.lower(lowering_platforms=(platform,)).as_text())
+
+    before = lower_own()
+    assert lower_for(traced, dict(zip(jax.devices(), devices, strict=True))).as_text() != before
+    assert lower_own() == before
+
+
 def test_meshes_have_their_own_chip_outside_and_in_other_scopes() -> None:
-    device, mesh = topology("v5e-8").devices[0], mesh_of(jax.devices()).abstract_mesh
+    device, mesh = tpu_topology("v5e-8").devices[0], mesh_of(jax.devices()).abstract_mesh
     own = mesh.abstract_device
     with assume_chip(device):
         assert mesh.abstract_device == own
     with assume_chip(device, in_kernels=True):
         assert mesh.abstract_device.device_kind == device.device_kind
         assert mesh.update_axis_types(dict.fromkeys("xy", mesh.axis_types[0])) is mesh
-        with assume_chip(topology("v5p-8").devices[0], in_kernels=True):
+        with assume_chip(tpu_topology("v5p-8").devices[0], in_kernels=True):
             assert mesh.abstract_device.device_kind == "TPU v5"
         assert mesh_of(jax.devices(), (2,), ("z",)).abstract_mesh.abstract_device != own
     assert mesh.abstract_device == own

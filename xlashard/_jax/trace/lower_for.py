@@ -14,7 +14,7 @@ from xlashard._jax.runtime.compiler import NamedClient, client_of, platform_of
 from xlashard._jax.runtime.shardings import Device, default_memory_kind, device_list
 from xlashard._jax.stablehlo_modules import without_layout_modes
 from xlashard._jax.trace.observed_programs import unobserved
-from xlashard._jax.trace.target_chip import assume_chip, key_of_chip
+from xlashard._jax.trace.target_chip import assume_chip, has_kernels
 
 type DevicesByPosition = Mapping[Device, Device]
 """The new device of each device of a program, in the order of its mesh."""
@@ -44,8 +44,7 @@ def lower_for(traced: jax.stages.Traced, devices: DevicesByPosition) -> jax.stag
     platform = platform_of(target)
     with (
         unobserved(),
-        key_of_chip(target),
-        assume_chip(target, in_kernels=True),
+        assume_chip(target, in_kernels=has_kernels(traced)),
         _answering(devices, platform, _written_layouts(traced)),
     ):
         lowered = traced.lower(

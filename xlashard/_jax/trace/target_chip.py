@@ -19,11 +19,14 @@ _CUDNN = 91002
 _QUERIES = "Unsupported TPU device kind", "No supported GPU devices found"
 """Errors of kernels that query the chip, where the mesh has another one."""
 
+_KERNELS = frozenset(("core_map", "mosaic_gpu", "pallas_call"))
+"""Primitives of kernels."""
+
 _CHIP = "abstract_device"
 """The attribute of an abstract mesh."""
 
 KEYED_ANEW = (
-    "a kernel queries the chip: each function of jax.jit in this process is traced and compiled "
+    "the program has kernels, which may query the chip: each function of jax.jit in this process is traced and compiled "
     "once more at its next call"
 )
 
@@ -47,7 +50,7 @@ _lock = threading.Lock()
 _scopes: tuple[_Scope, ...] = ()
 _undo: dict[str, Callable[[], None]] = {}
 _keys: list[Callable[[Any], AbstractContextManager[Any]]] = []
-"""Makes the key of a chip in JAX's caches, once a program has needed one."""
+"""What makes the key of a chip in JAX's caches, once a program has needed one."""
 
 
 @contextmanager
@@ -64,10 +67,11 @@ def assume_chip(
     Args:
         device: A device that the programs are for; the block has no effect unless it is one of a
             topology.
-        in_kernels: Whether kernels that query the chip get that of the device. JAX's caches keep
-            what is traced so: right for a process that traces for no other chip, and for lowering.
-            Elsewhere, `trace_for_chip` keys the traces.
-        all_threads: Whether programs of all threads are for the device, such as those of a script.
+        in_kernels: Whether kernels that query the chip get that of the device. What JAX caches in
+            the block has a key of its own. The first block of this kind in a process extends the
+            keys of all programs, which misses the caches once for each function.
+        all_threads: Whether programs of all threads are for the device, such as those of a script:
+            they have no key of their own.
     """
     if device is None or not is_compile_only(device):
         yield
@@ -78,20 +82,19 @@ def assume_chip(
         describe_chip(device) if in_kernels else None,
         None if all_threads else threading.get_ident(),
     )
-    _begin(scope)
-    try:
-        yield
-    finally:
-        _end(scope)
+    is_keyed = in_kernels and not all_threads and not _is_chip_of_process(device)
+    with _find_key()(scope.chip) if is_keyed else nullcontext():
+        _begin(scope)
+        try:
+            yield
+        finally:
+            _end(scope)
 
 
 def trace_for_chip(
     trace: Callable[[], jax.stages.Traced], device: Device | None
 ) -> tuple[jax.stages.Traced, str]:
-    """Trace a program for a chip, and once more if its kernels query the chip.
-
-    The second trace has a key of its own in JAX's caches. JAX extends the keys of all programs for
-    the first program of this kind in a process, which misses the caches once for each function.
+    """Trace a program for a chip, and once more with the chip if its kernels query it.
 
     Args:
         trace: Traces the program.
@@ -102,25 +105,26 @@ def trace_for_chip(
     """
     if device is None or not is_compile_only(device):
         return trace(), ""
+    note = "" if _keys or _is_chip_of_process(device) else KEYED_ANEW
     with assume_chip(device):
         try:
             traced = trace()
-            if not _has_other_kernels(traced, device):
+            if not has_kernels(traced):
                 return traced, ""
+            if not _has_other_chips(device):
+                # Their lowering queries the chip.
+                _find_key()
+                return traced, note
         except Exception as error:
             if not any(query in str(error) for query in _QUERIES):
                 raise
-    with _lock:
-        note = "" if _keys else KEYED_ANEW
-        if not _keys:
-            _keys.append(jax.make_user_context(None))
-    with key_of_chip(device), assume_chip(device, in_kernels=True):
+    with assume_chip(device, in_kernels=True):
         return trace(), note
 
 
-def key_of_chip(device: Device) -> AbstractContextManager[Any]:
-    """Key what is traced in a block by a chip, if a program of this process has been."""
-    return _keys[0](describe_chip(device)) if _keys else nullcontext()
+def has_kernels(traced: jax.stages.Traced) -> bool:
+    """Return True for a program with kernels, which may query the chip."""
+    return any(eqn.primitive.name in _KERNELS for eqn in equations(traced.jaxpr))
 
 
 def describe_chip(device: Device) -> Any:
@@ -130,12 +134,24 @@ def describe_chip(device: Device) -> Any:
     return vars(mesh)[_CHIP]
 
 
-def _has_other_kernels(traced: jax.stages.Traced, device: Device) -> bool:
-    """Return True for kernels that were traced for the chips at hand, which are of another kind."""
+def _has_other_chips(device: Device) -> bool:
+    """Return True if the chips at hand are of another kind than a device, and of its platform."""
     own = jax.devices()[0]
-    if own.platform != device.platform or own.device_kind == device.device_kind:
-        return False
-    return any(eqn.primitive.name == "pallas_call" for eqn in equations(traced.jaxpr))
+    return own.platform == device.platform and own.device_kind != device.device_kind
+
+
+def _is_chip_of_process(device: Device) -> bool:
+    """Return True in a block in which all threads trace for the chip of a device."""
+    chip = describe_chip(device)
+    return any(scope.thread is None and scope.chip == chip for scope in _scopes)
+
+
+def _find_key() -> Callable[[Any], AbstractContextManager[Any]]:
+    """Return what makes the key of a chip in JAX's caches."""
+    with _lock:
+        if not _keys:
+            _keys.append(jax.make_user_context(None))
+        return _keys[0]
 
 
 def _begin(scope: _Scope) -> None:
