@@ -93,16 +93,17 @@ assert len(xs.explain_recompile(step).explanations) == 1
 """
 CUDNN = """
 from concurrent.futures import ThreadPoolExecutor
-from xlashard._jax.trace.cudnn import assume_cudnn
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.gpu import topology
 gpu = topology("h100-8").devices[0]
 try:
-    with assume_cudnn(gpu), assume_cudnn(gpu, all_threads=True):
+    with assume_chip(gpu), assume_chip(gpu, all_threads=True):
         assert fused_attention_stablehlo.check_cudnn_version() > 90000
-    with assume_cudnn(gpu), ThreadPoolExecutor() as others:
+    with assume_chip(gpu), ThreadPoolExecutor() as others:
         check = others.submit(fused_attention_stablehlo.check_compute_capability, "8.0")
         assert not check.result()  # another thread's programs are for its own devices
-    with assume_cudnn(gpu), assume_cudnn(gpu, all_threads=True):
+    with assume_chip(gpu), assume_chip(gpu, in_kernels=True, all_threads=True):
+        assert jax.sharding.get_abstract_mesh().abstract_device.platform == "gpu"
         assert fused_attention_stablehlo.check_compute_capability("9.0")
         assert not fused_attention_stablehlo.check_compute_capability("10.0")
         raise KeyError

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from xlashard._jax.runtime.stand_in_devices import Zeros, emulate_devices, stand_in
-from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.lower_for import move_mesh, move_sharding
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run, unobserved
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.programs.program import Compilation, LoweredModule
 from xlashard.core.array.array_class.handles import wrap_result
@@ -68,7 +68,7 @@ class ScriptDevices:
         self._to_emulated = dict(zip(devices, emulated, strict=True))
         self._zeros = Zeros()
         undo = ExitStack()
-        undo.enter_context(assume_cudnn(devices[0], all_threads=True))
+        undo.enter_context(assume_chip(devices[0], in_kernels=True, all_threads=True))
         undo.callback(stand_in(dict(zip(emulated, devices, strict=True))))
         self.end = undo.close
 
