@@ -120,6 +120,20 @@ def test_axis_with_wraparound_links_is_marked_as_closed(
     assert all((">closed<" in row) != (">open<" in row) for row in rows)
 
 
+@pytest.mark.needs_jax
+def test_mesh_axes_of_size_1_are_counted() -> None:
+    place = topology("v5e:2x4")
+    ones = {f"axis{i}": 1 for i in range(10)}
+    mesh = describe_mesh(place, place.mesh({"data": 4, **ones, "model": 2}))
+    found = replace(SMALL, mesh=mesh)
+    text, html = shown(found, 160), page(found)
+    assert "data=4 × model=2 and 10 axes of size 1" in text
+    assert "data along y, model along x and 10 axes of size 1" in text
+    assert "axis3" not in text and html.count("10 axes of size 1") >= 2
+    assert '<tr data-axis="axis3">' not in html
+    assert len(found.to_dict()["mesh"]) == 12
+
+
 def test_a_step_that_does_not_fit_reports_the_excess() -> None:
     text = shown(OUT_OF_MEMORY, 160)
     lacking = "needs 136.7 GiB of HBM on each device, 41.0 GiB more than the 95.7 GiB available"
