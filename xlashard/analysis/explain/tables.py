@@ -23,13 +23,19 @@ _LONGEST_FILE = 28
 
 
 def line_text(source: SourceLine) -> str:
-    """Format a line as `model.py:12`, with its path relative to the working folder."""
-    path = Path(source.file)
+    """Format a line as `model.py:12`, or `layers.py:7 from model.py:12` where that is ambiguous."""
+    frames = (source, *(source.callers[i] for i in source.distinct))
+    return " from ".join([near_text(frame.file, frame.line) for frame in frames])
+
+
+def near_text(file: str, line: int) -> str:
+    """Format a line with its path relative to the working folder, or the end of a long path."""
+    path = Path(file)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     if len(path.parts) > 2 and (path.is_absolute() or len(str(path)) > _LONGEST_FILE):
         path = Path(*path.parts[-2:])
-    return f"{path}:{source.line}"
+    return f"{path}:{line}"
 
 
 def operation_text(op_name: str) -> str:

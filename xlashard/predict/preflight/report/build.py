@@ -17,6 +17,7 @@ from xlashard.analysis.explain.explain import find_all
 from xlashard.analysis.explain.explained_program import ExplainedProgram
 from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.explain.replication import is_needlessly_replicated
+from xlashard.analysis.explain.source_lines import tell_lines_apart
 from xlashard.core.sharding import Mesh
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.preflight.attribution.attribution import describe_traffic
@@ -164,7 +165,7 @@ def build_report(
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
     inputs, outputs = describe_inputs(program), describe_outputs(program)
     tokens = None if workload is None else workload.tokens
-    return PreflightReport(
+    report = PreflightReport(
         name=program.info.name,
         title=title,
         outcome="fits" if memory.fits and not compilation.too_large else "out of memory",
@@ -188,6 +189,7 @@ def build_report(
         forgotten=program.forgotten,
         **find_all(program, PreflightReport),
     )
+    return tell_lines_apart(report)
 
 
 def _find_spills(compilation: Compilation, chip: Chip) -> tuple[SpillReport, ...]:
