@@ -13,6 +13,7 @@ import pytest
 import xlashard
 from xlashard import legacy
 from xlashard.analysis.explain.script_report import ScriptReport
+from xlashard.analysis.explain.tables import line_text
 from xlashard.cli.commands import script_run
 from xlashard.cli.commands.script_run import matches
 from xlashard.cli.main import main
@@ -92,6 +93,26 @@ def test_each_program_of_a_script_is_reported(folder: Path, capsys) -> None:
     assert out.index("step 2") < out.index("▶ init")
     assert "train_step  8 devices (cpu)" in out
     assert "2 of train.py 3" in out
+
+
+@pytest.mark.slow
+def test_skipped_files_are_not_named(folder: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delitem(sys.modules, "layers", raising=False)
+    (folder / "layers.py").write_text("def dense(x, w):\n    return x @ w\n")
+    text = TRAIN.replace("import sys\n", "import sys\nfrom layers import dense\n")
+    (folder / "train.py").write_text(text.replace("x @ w", "dense(x, w)"))
+    for words, line in (([], "layers.py:2"), (["--skip", "lay*.py"], "train.py:19")):
+        code, report = explained(*words, "--", "python", "train.py", "1")
+        step = report.programs[1].report
+        assert code == 0 and step is not None
+        sources = {c.source for c in step.collectives if "dot_general" in c.op_name}
+        assert {line_text(source) for source in sources if source} == {line}
+        assert line in capsys.readouterr().out
+    assert os.environ["XLASHARD_SKIP_FILES"] == ""
+    for wrong in ("", "a.py:b.py"):
+        assert main(["explain", "--skip", wrong, "--", "python", "train.py", "1"]) == 2
+        assert f"--skip {wrong!r}" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from xlashard.analysis.explain.tables import (
     SerializableReport,
     decided_text,
     listing,
+    near_text,
 )
 from xlashard.errors import XlashardError, counted
 from xlashard.support.documents import ReportFormat
@@ -126,14 +127,20 @@ def _heading(program: ScriptProgram, earlier: ScriptProgram | None) -> Text:
         program: The program.
         earlier: The last program of the same function before.
     """
-    parts = [f"defined at {program.source}"] if program.source else []
+    parts = [f"defined at {_near(program.source)}"] if program.source else []
     if program.calls:
-        parts.append(f"{counted(program.calls, 'call')} from {program.caller}")
+        parts.append(f"{counted(program.calls, 'call')} from {_near(program.caller)}")
     else:
-        parts.append(f"lowered at {program.caller}")
+        parts.append(f"lowered at {_near(program.caller)}")
     if earlier is not None:
         parts.append(f"compiled again for {_changed_arguments(earlier, program)}")
     return Text.assemble((f"▶ {program.name}", "bold"), "  ", (", ".join(parts), "dim"))
+
+
+def _near(place: str) -> str:
+    """Shorten the path of `folder/train.py:12`."""
+    file, _, line = place.rpartition(":")
+    return near_text(file, int(line)) if line.isdecimal() else place
 
 
 def _changed_arguments(old: ScriptProgram, new: ScriptProgram) -> str:
@@ -160,7 +167,7 @@ def _changed_arguments(old: ScriptProgram, new: ScriptProgram) -> str:
 
 def _row(program: ScriptProgram) -> Sequence[RenderableType]:
     report = program.report
-    calls, named = str(program.calls or ""), (program.name, program.source)
+    calls, named = str(program.calls or ""), (program.name, _near(program.source))
     if report is None:
         return calls, "", "", "", *named
     memory = report.memory

@@ -63,6 +63,14 @@ def test_report_fits_the_terminal_width(name: str, width: int, color: bool) -> N
     assert ALL[name].topology.name in plain
 
 
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_lines_are_not_broken_in_a_narrow_terminal(name: str, width: int) -> None:
+    names = r"[\w./]+\.py:\d+"
+    wide, narrow = (re.findall(names, shown(ALL[name], n, all=True)) for n in (400, width))
+    assert sorted(narrow) == sorted(wide)
+
+
 def test_report_of_a_fitting_step_shows_all_figures() -> None:
     text = shown(FITTING, 160)
     where = "configs/8b_v5p.toml · v5p:4x4x2 (32 chips) · data=2 × fsdp=4 × tensor=4 · shardy"
