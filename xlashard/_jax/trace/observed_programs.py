@@ -143,13 +143,21 @@ _originals: dict[str, Any] = {}
 
 def observers() -> tuple[ProgramObserver, ...]:
     """Return the observers of this thread's programs, the latest one last."""
-    return () if all_observers and getattr(_thread, "is_paused", False) else all_observers
+    return () if all_observers and is_paused() else all_observers
+
+
+def is_paused() -> bool:
+    """Return True inside of `unobserved`."""
+    return getattr(_thread, "is_paused", False)
 
 
 @contextmanager
 def unobserved() -> Iterator[None]:
-    """Send no program of this thread to the observers."""
-    before = getattr(_thread, "is_paused", False)
+    """Send no program of this thread to the observers, and record no cache miss of it.
+
+    What a report traces and compiles is no part of the user's program.
+    """
+    before = is_paused()
     _thread.is_paused = True
     try:
         yield
@@ -368,7 +376,8 @@ class _MissWatch:
             observer(call, stage, seconds, source)
 
     def _infer_params(self, fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
-        if self._observer is None or not core.trace_state_clean() or _is_of_jax(fun):
+        is_watched = self._observer is not None and not is_paused()
+        if not is_watched or not core.trace_state_clean() or _is_of_jax(fun):
             return self._infer(fun, options, args, kwargs)
         _THREAD.call = call = JitCall(JitFunction(fun, options), (args, kwargs))
         _THREAD.traced = 0.0

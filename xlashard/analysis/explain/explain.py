@@ -12,6 +12,7 @@ from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard._jax.trace import jitted
+from xlashard._jax.trace.observed_programs import unobserved
 from xlashard._jax.trace.tracing import shaped
 from xlashard._version import __version__
 from xlashard.analysis.explain.descriptions import (
@@ -88,7 +89,7 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
         >>> report.collectives
         ()
     """
-    with short_tracebacks:
+    with short_tracebacks, unobserved():
         return _report(_program(fun, args, kwargs))
 
 

@@ -9,6 +9,7 @@ import jax
 
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.cudnn import assume_cudnn
+from xlashard._jax.trace.observed_programs import unobserved
 from xlashard._jax.trace.rewriting import DeviceMap
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.stages.compiled import Compiled
@@ -118,7 +119,7 @@ def preflight(
     """
     chip_hour = None if price is None else parse_price(price)
     costs = read_kernel_costs(kernel_costs)
-    with short_tracebacks, warnings.catch_warnings():
+    with short_tracebacks, unobserved(), warnings.catch_warnings():
         # The report lists the reason for each argument.
         warnings.simplefilter("ignore", DonationWarning)
         place = find_topology(topology, slices)
