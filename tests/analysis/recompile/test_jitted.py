@@ -21,7 +21,7 @@ from jax._src import pjit as jax_pjit
 
 from tests.core.pjit.helpers import f32, make_mesh
 from tests.jax_releases import since_jaxlib
-from xlashard import explain_recompile, pjit, watch_recompiles
+from xlashard import auto_shard, explain, explain_recompile, pjit, preflight, watch_recompiles
 from xlashard.analysis.recompile.jit_logs import JIT_LOGS
 from xlashard.config import RECOMPILE_LOGGER
 
@@ -408,3 +408,19 @@ def test_functions_of_one_line_are_not_joined():
     reasons = [[e.reason for e in explain_recompile(step).explanations] for step in made]
     assert reasons == [["first", "differs"], ["recreated", "differs"], ["recreated", "differs"]]
     assert "a new function object" in explain_recompile(made[2]).explanations[0].because
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit", [jax.jit, pjit])
+def test_what_reports_trace_is_not_listed(jit):
+    mesh = make_mesh((8,), ("d",))
+    w = jax.device_put(f32(8, 8), jax.NamedSharding(mesh, jax.P("d")))
+    made = [jit(lambda w, x: (x @ w).sum()) for _ in range(3)]
+    explain(made[0], w, f32(4, 8))
+    preflight(made[1], w, f32(4, 8), topology="v5e-8", estimate=True)
+    auto_shard(made[2], w, f32(4, 8), mesh=mesh)
+    assert [explain_recompile(step).explanations for step in made] == [()] * 3
+    for step in made[1:]:
+        step(w, f32(4, 8))
+        (found,) = explain_recompile(step).explanations
+        assert found.kind == "compilation" and found.reason in ("first", "recreated")

@@ -132,6 +132,33 @@ def test_heading_of_a_recompilation_names_its_cause(folder: Path, capsys, monkey
 
 
 @pytest.mark.slow
+def test_heading_names_weak_types_and_new_functions(folder: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    (folder / "weak.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "@jax.jit\n"
+        "def train_step(state, x):\n"
+        "    step = jnp.asarray(state['step'] + 1, jnp.int32)\n"
+        "    return {'step': step, 'w': state['w'] - x.mean()}\n"
+        "state = jax.jit(lambda: {'step': 0, 'w': jnp.ones((4, 4))})()\n"
+        "for _ in range(3):\n"
+        "    state = train_step(state, jnp.ones(8))\n"
+        "for i in range(2):\n"
+        "    scale = jax.jit(lambda x: x * i)\n"
+        "    scale(state['w']), scale(state['w'][0])\n"
+    )
+    code, report = explained("--", "weak.py")
+    out = capsys.readouterr().out
+    headings = [line for line in out.splitlines() if line.startswith("▶")]
+    assert code == 0 and len(headings) == 7
+    assert "again for state['step'] weakly typed int32[] → int32[]" in headings[2]
+    assert ["compiled again for x" in heading for heading in headings[3:]] == [False, True] * 2
+    assert ["of a new function object" in heading for heading in headings].count(True) == 1
+    numbers = [p.function for p in report.programs]
+    assert len(set(numbers)) == 4 and numbers[3] == numbers[4] != numbers[5] == numbers[6]
+
+
+@pytest.mark.slow
 def test_stop_after_ends_a_script_after_that_many_calls(folder: Path, capsys) -> None:
     code, report = explained(
         "--stop-after", "2", "--programs", "train_*", "--", "train.py", "1000000"

@@ -8,9 +8,11 @@ cost without it.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, partial
+from itertools import count
 from typing import Any, Literal, Protocol
 
 import jax
@@ -118,6 +120,28 @@ def trees_under_way(jaxpr: Any) -> tuple[Any, Any] | None:
         if name == "lower" and getattr(local.get("self"), "jaxpr", None) is jaxpr:
             return local["self"]._in_tree, local["self"].out_tree
     return None
+
+
+def function_under_way(jaxpr: Any) -> int:
+    """Return a number of the function object that this thread calls; 0 where that is unknown.
+
+    Args:
+        jaxpr: The jaxpr of the program that is called.
+    """
+    for frame in callers():
+        if frame.f_code.co_name == "_run_python_pjit" and "fun" in frame.f_locals:
+            local = frame.f_locals
+            return number_function(local["fun"]) if local["p"].params["jaxpr"] is jaxpr else 0
+    return 0
+
+
+def number_function(fun: Any) -> int:
+    """Return the number of a function object, which no other object of this process has."""
+    return _numbers.setdefault(fun, next(_count))
+
+
+_count = count(1)
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def caller_locals(file: str, function: str) -> dict[str, Any] | None:

@@ -32,6 +32,7 @@ class ValueReport:
         memory_kind: Its memory kind, unless that is the default.
         used: False for an argument that the program drops because no result depends on it; it has
             no `spec`, and takes no bytes on the devices.
+        weak_type: True for the type of a Python number, which arithmetic with another type takes.
     """
 
     path: str
@@ -44,6 +45,7 @@ class ValueReport:
     copies: int
     memory_kind: str | None = None
     used: bool = True
+    weak_type: bool = False
 
     @property
     def type(self) -> str:

@@ -53,6 +53,7 @@ class RecordedProgram:
         caller: File and line of the first call, or of `lower`.
         is_operation: True for an operation of JAX outside of `jit`, such as `jnp.add`.
         num_devices: Number of devices of its arguments, mesh, and shardings inside.
+        function: Number of the function object; 0 for a program that was only lowered.
         calls: Number of calls. Calls of an executable of `lower().compile()` are not counted.
 
     Example:
@@ -68,6 +69,7 @@ class RecordedProgram:
     caller: str
     is_operation: bool
     num_devices: int
+    function: int = 0
     calls: int = 0
     _program: Any = field(default=None)
 
@@ -231,9 +233,16 @@ def _record(program: ObservedProgram) -> RecordedProgram:
         source=near_line(*source.rsplit(":", 1)) if at and ":" in source and is_own else "",
         caller=near_line(file, line),
         is_operation=observed_programs.is_operation(program.jaxpr),
+        function=_function(program),
         num_devices=max([1, *(getattr(s, "num_devices", 1) for s in _shardings(program))]),
         _program=kept,
     )
+
+
+def _function(program: ObservedProgram) -> int:
+    if isinstance(program, PjitProgram):
+        return observed_programs.number_function(program.function)
+    return observed_programs.function_under_way(program.jaxpr)
 
 
 def _shardings(program: ObservedProgram) -> Iterator[Any]:
