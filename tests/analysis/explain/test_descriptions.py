@@ -19,7 +19,7 @@ from xlashard import UNSPECIFIED, GSPMDSharding, NamedSharding, P, explain, pjit
 from xlashard._jax.runtime import compiler
 from xlashard._jax.trace.origins import is_users_file
 from xlashard.analysis.explain.model import SourceLine
-from xlashard.analysis.explain.source_lines import SourceLocator, tell_lines_apart
+from xlashard.analysis.explain.source_lines import SourceLocator, distinguish_lines
 from xlashard.analysis.explain.tables import line_text
 from xlashard.hlo import hlo_program
 from xlashard.hlo.module import Frame
@@ -191,12 +191,12 @@ def stacks(draw):
 
 
 @given(st.lists(stacks(), min_size=1, max_size=8, unique=True))
-def test_callers_tell_all_stacks_of_a_line_apart(found):
+def test_callers_distinguish_all_stacks_of_a_line(found):
     lines = tuple(SourceLine("/a/b.py", 1, "f", True, stack) for stack in found)
-    told = tell_lines_apart(lines)
-    assert told == lines
-    assert len(set(map(line_text, told))) == len(lines)
-    assert len(found) > 1 or told[0].distinct == ()
+    named = distinguish_lines(lines)
+    assert named == lines
+    assert len(set(map(line_text, named))) == len(lines)
+    assert len(found) > 1 or named[0].distinct == ()
 
 
 LINEAR = "def dense(x, w):\n    return x @ w\n"

@@ -32,7 +32,7 @@ from xlashard.analysis.explain.model import CostReport, MemoryReport, PlaceRepor
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.repeated import describe_repeated
 from xlashard.analysis.explain.replication import describe_replications
-from xlashard.analysis.explain.source_lines import tell_lines_apart
+from xlashard.analysis.explain.source_lines import distinguish_lines
 from xlashard.analysis.explain.uneven_constraints import describe_uneven
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.function import Function
@@ -174,7 +174,7 @@ def _report(program: ExplainedProgram) -> ProgramReport:
         forgotten=program.forgotten,
         **find_all(program, ProgramReport),
     )
-    return tell_lines_apart(report)
+    return distinguish_lines(report)
 
 
 FINDERS: Mapping[str, Callable[[ExplainedProgram], Sequence[Any]]] = {

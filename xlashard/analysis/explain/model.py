@@ -64,7 +64,7 @@ class SourceLine:
         in_user_file: False for files of Python, of installed packages and of xlashard.
         callers: The frames of the user's files around it, innermost first, up to the function that
             became the program.
-        distinct: Positions in `callers` of the frames that tell it apart from other stacks of the
+        distinct: Positions in `callers` of the frames that distinguish it from other stacks of the
             report with this line, innermost first.
     """
 

@@ -62,8 +62,8 @@ class SourceLocator:
         return frame.file == self.file and frame.function.rpartition(".")[2] == self.function
 
 
-def tell_lines_apart[T](report: T) -> T:
-    """Return a report whose lines name their callers where several stacks have the same line."""
+def distinguish_lines[T](report: T) -> T:
+    """Return a report whose lines name their callers where several stacks have one line."""
     stacks: dict[tuple[str, int], dict[SourceLine, None]] = {}
 
     def collect(source: SourceLine) -> SourceLine:
@@ -94,8 +94,8 @@ def _change_lines(value: Any, change: Callable[[SourceLine], SourceLine]) -> Any
     if isinstance(value, SourceLine):
         return change(value)
     if isinstance(value, tuple):
-        made = tuple([_change_lines(item, change) for item in value])
-        return value if all(map(is_, made, value)) else made
+        changed_items = tuple([_change_lines(item, change) for item in value])
+        return value if all(map(is_, changed_items, value)) else changed_items
     if not is_dataclass(value) or isinstance(value, type):
         return value
     old = {field.name: getattr(value, field.name) for field in fields(value)}

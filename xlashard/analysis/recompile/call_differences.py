@@ -253,7 +253,7 @@ def _mesh_texts(before: CallKey, after: CallKey) -> tuple[str, str]:
     olds, news = (
         (_mesh_text(key.mesh), _entered_text(key), _mesh_devices(key)) for key in (before, after)
     )
-    # The mesh alone where that tells the two apart.
+    # The mesh alone where the two differ in it.
     shown = [i for i in (0, 1, 2) if i == 0 or (olds[0] == news[0] and olds[i] != news[i])]
     return " ".join(olds[i] for i in shown), " ".join(news[i] for i in shown)
 

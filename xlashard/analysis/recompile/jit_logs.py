@@ -82,8 +82,8 @@ class _JitLog:
 
 
 _UNWATCHED = (
-    "functions of jax.jit are recorded on request: write xlashard.watch_recompiles() before the "
-    "first call, or set XLASHARD_EXPLAIN_RECOMPILES=1"
+    "functions of jax.jit are recorded on request: write xlashard.watch() before the first call, "
+    "or set XLASHARD_EXPLAIN_RECOMPILES=1"
 )
 
 

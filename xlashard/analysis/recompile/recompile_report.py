@@ -314,7 +314,7 @@ class RecompileReport:
         dropped: Number of earlier cache misses that are no longer recorded.
         hints: Changes that avoid further compilations.
         watched: False if cache misses were not recorded: those of a function of `jax.jit` are
-            recorded after `watch_recompiles`.
+            recorded after `watch`.
 
     Example:
         >>> from xlashard import explain_recompile, pjit

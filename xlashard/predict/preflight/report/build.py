@@ -17,7 +17,7 @@ from xlashard.analysis.explain.explain import find_all
 from xlashard.analysis.explain.explained_program import ExplainedProgram
 from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.explain.replication import is_needlessly_replicated
-from xlashard.analysis.explain.source_lines import tell_lines_apart
+from xlashard.analysis.explain.source_lines import distinguish_lines
 from xlashard.core.sharding import Mesh
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.preflight.attribution.attribution import describe_traffic
@@ -189,7 +189,7 @@ def build_report(
         forgotten=program.forgotten,
         **find_all(program, PreflightReport),
     )
-    return tell_lines_apart(report)
+    return distinguish_lines(report)
 
 
 def _find_spills(compilation: Compilation, chip: Chip) -> tuple[SpillReport, ...]:
