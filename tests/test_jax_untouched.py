@@ -16,8 +16,8 @@ INSTALLED = {
     *("jax.lax.full", "jax._src.lax.lax.full"),
     # be refused by this one, ...
     "jax.make_array_from_single_device_arrays",
-    # and be local data of this process for these: they ask for the class of JAX's own arrays, and
-    # NumPy's protocol, by which they read others, has no word for values of other processes.
+    # and be local data of this process for these: they test for the class of JAX's own arrays, and
+    # read others by NumPy's protocol, which knows nothing of other processes.
     "jax.experimental.multihost_utils._handle_array_process_allgather",
     "jax.experimental.multihost_utils.assert_equal",
     # It raises without the name of a closed-over array.

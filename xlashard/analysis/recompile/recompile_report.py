@@ -167,6 +167,8 @@ def _reason(
 
 _NUMBERS = ("int", "float", "bool", "complex")
 _SHOWN = 6
+_NARROW = 110
+"""Columns of a terminal that has no room for the table."""
 
 
 def hints(
@@ -305,7 +307,7 @@ def _listed(values: Sequence[object]) -> str:
 class RecompileReport:
     """Cache misses of one function since it was made or its cache cleared.
 
-    Rich prints the report as a table.
+    Rich prints the report as a table; as lines where the terminal is narrow.
 
     Attributes:
         function: The function's name.
@@ -378,7 +380,9 @@ class RecompileReport:
         from rich.text import Text  # slow to import, and rarely needed
 
         yield Text(self.headline, style="bold")
-        if self.explanations:
+        if options.max_width < _NARROW:
+            yield from (Text(f"– {each.text(self.function)}") for each in self.explanations)
+        elif self.explanations:
             yield self._table()
         for derived in self.derived_programs:
             yield Text(str(derived))
