@@ -321,6 +321,11 @@ def test_states_of_nnx_modules_are_named():
     apply(model, f32(2, 3))
     apply(other, f32(2, 3))
     apply(Net(3, use_bias=False), f32(2, 3))
+    # A graph that is no tree has the paths that JAX sees.
+    model.parent, model.linear.parent = nnx.data(other), nnx.data(model)
+    apply(model, f32(2, 3))
+    apply(model, f32(4, 3))
+    assert "x" in {path for _, path, *_ in parts(apply)[-1]}
     assert parts(apply)[0] == [("static field", "model.scale", "2", "5")]
     lost = [miss for miss in parts(apply)[1] if miss[0] == "structure"]
     assert lost == [("structure", "model.linear.bias.value", "float32[3]", "absent")]

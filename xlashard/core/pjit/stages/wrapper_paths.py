@@ -181,15 +181,29 @@ def _module_paths(split: Any) -> dict[int, _Path]:
 
 
 def _merged(split: Any) -> Any:
-    """Return the module of its definition and list of leaves; None without a definition."""
+    """Return the module of its definition and list of leaves; None if it is no tree."""
     definition = getattr(split, "_graphdef", None)
     if definition is None or len(split.states) != 1:
         return None
     try:
-        return sys.modules["flax.nnx"].merge(definition, split.states[0])
+        module = sys.modules["flax.nnx"].merge(definition, split.states[0])
     except (KeyError, ValueError, TypeError):
         # It refers to a module of an earlier argument.
         return None
+    return None if _has_cycle(module) else module
+
+
+def _has_cycle(value: Any, around: tuple[int, ...] = ()) -> bool:
+    """Return True for a module that holds itself, which JAX's trees can't."""
+    nnx = sys.modules["flax.nnx"]
+    if isinstance(value, nnx.Module | getattr(nnx, "Pytree", nnx.Module)):
+        parts = vars(value).values()
+    elif isinstance(value, dict):
+        parts = value.values()
+    else:
+        parts = value if isinstance(value, list | tuple) else ()
+    inside = (*around, id(value))
+    return id(value) in around or any(_has_cycle(part, inside) for part in parts)
 
 
 def static_parts(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
