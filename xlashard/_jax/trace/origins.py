@@ -1,21 +1,14 @@
 """Trace dimensions of values in a jaxpr back to their origins."""
 
-import os
-import sys
-import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from xlashard._jax.private import core, source_info_util
 from xlashard._jax.trace.jaxprs import Jaxpr, as_function, scan_operands
 from xlashard._jax.trace.primitive_names import CONSTRAINT, CONTROL_FLOW, ELEMENTWISE, REDUCTIONS
 from xlashard._jax.trace.tracing import bodies, is_jaxpr, replace_fields
-from xlashard.config import SKIP_FILES, split_globs
-from xlashard.support.tracebacks import INNER_FOLDERS
+from xlashard.support.tracebacks import is_users_file
 
 type Line = tuple[str, int]
 """File and line of the user's code."""
@@ -190,60 +183,6 @@ def user_line(eqn: Any) -> Line | None:
     """Return the innermost line of an equation outside of installed packages, or the innermost."""
     lines = [(file, line) for file, line, _ in source_frames(eqn)]
     return next((line for line in lines if is_users_file(line[0])), lines[0] if lines else None)
-
-
-def is_users_file(file: str) -> bool:
-    """Return False for files of Python, of installed packages, of xlashard, and skipped ones.
-
-    A package is installed that lies in a folder of such packages; an editable one doesn't.
-    """
-    return not (is_skipped(file) or _installed_package(file))
-
-
-def is_skipped(file: str) -> bool:
-    """Return True if one of the globs of `XLASHARD_SKIP_FILES` matches a path or its end."""
-    text = os.environ.get(SKIP_FILES, "")
-    return bool(text) and any(
-        fnmatchcase(file, glob) or fnmatchcase(file, f"*/{glob}") for glob in split_globs(text)
-    )
-
-
-def is_of_package(file: str, program: str) -> bool:
-    """Return True if a file lies in the installed package of a program, and is not skipped.
-
-    Args:
-        file: The file.
-        program: The file of the function that became the program; `__main__` counts, too.
-    """
-    package = _installed_package(file)
-    mains = program, str(getattr(sys.modules.get("__main__"), "__file__", None) or "")
-    return (
-        package not in ("", _PYTHON)
-        and not is_skipped(file)
-        and (package in map(_installed_package, mains))
-    )
-
-
-_PYTHON = "the standard library"
-
-
-@lru_cache(maxsize=1024)
-def _installed_package(file: str) -> str:
-    """Return the folder of the installed package of a file; "" for a file of none."""
-    if file.startswith(INNER_FOLDERS):
-        return _PYTHON
-    path = Path(file)
-    for root in path.parents:
-        if root.name in ("site-packages", "dist-packages") or str(root) in _SITES:
-            return str(root / path.relative_to(root).parts[0])
-    if path.is_relative_to(_PACKAGE):
-        return _PACKAGE
-    return _PYTHON if any(map(path.is_relative_to, _STANDARD)) else ""
-
-
-_PACKAGE = str(Path(__file__).parents[2])
-_SITES = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-_STANDARD = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 
 
 def _lines(eqn: Any) -> frozenset[Line]:

@@ -7,9 +7,9 @@ from itertools import zip_longest
 from operator import is_
 from typing import Any
 
-from xlashard._jax.trace.origins import is_of_package, is_users_file
 from xlashard.analysis.explain.model import SourceLine
 from xlashard.hlo.module import Frame
+from xlashard.support.tracebacks import is_of_package, is_users_file
 
 
 @dataclass(frozen=True)

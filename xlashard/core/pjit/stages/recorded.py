@@ -14,7 +14,6 @@ from xlashard._jax.runtime.tracebacks import script_line
 from xlashard._jax.trace import observed_programs
 from xlashard._jax.trace.jitted import renamed
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run
-from xlashard._jax.trace.origins import is_users_file
 from xlashard._jax.trace.rewriting import (
     DeviceMap,
     spread_arrays,
@@ -38,6 +37,7 @@ from xlashard.core.pjit.trace import PjitProgram
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.errors import ArgumentError
 from xlashard.support.formatting import near_line
+from xlashard.support.tracebacks import is_users_file
 
 
 @dataclass(eq=False, repr=False)
