@@ -261,12 +261,18 @@ class _Table:
         """Return the width of each column; None if they break words."""
         columns = list(zip(map(Text, self._names()), *self.rows, strict=True))
         widths = [max(cell.cell_len for cell in cells) for cells in columns]
-        least = [
-            width if name.startswith(">") else min(width, max(map(_least_width, cells)))
-            for name, width, cells in zip(self.columns, widths, columns, strict=True)
-        ]
         room -= _GAP * (len(widths) - 1)
-        if sum(least) > room:
+        # No word is broken where that fits.
+        for longest in (max(room, _LONGEST_WORD), _LONGEST_WORD):
+            least = [
+                width
+                if name.startswith(">")
+                else min(width, max(_least_width(cell, longest) for cell in cells))
+                for name, width, cells in zip(self.columns, widths, columns, strict=True)
+            ]
+            if sum(least) <= room:
+                break
+        else:
             return None
         while sum(widths) > room:
             widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
@@ -311,12 +317,11 @@ class _Table:
         return grid
 
 
-def _least_width(cell: Text) -> int:
-    """Return the columns that a cell needs so that no word, or no name of a line, is broken."""
+def _least_width(cell: Text, longest: int) -> int:
+    """Return the columns that a cell needs so that no line's name, or shorter word, is broken."""
     words = [(word, cell_len(word)) for word in cell.plain.split()]
     return max(
-        (size if _LINE.fullmatch(word) else min(size, _LONGEST_WORD) for word, size in words),
-        default=0,
+        (size if _LINE.fullmatch(word) else min(size, longest) for word, size in words), default=0
     )
 
 
