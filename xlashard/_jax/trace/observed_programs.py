@@ -8,9 +8,11 @@ cost without it.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, partial
+from itertools import count
 from typing import Any, Literal, Protocol
 
 import jax
@@ -120,6 +122,28 @@ def trees_under_way(jaxpr: Any) -> tuple[Any, Any] | None:
     return None
 
 
+def function_under_way(jaxpr: Any) -> int:
+    """Return a number of the function object that this thread calls; 0 where that is unknown.
+
+    Args:
+        jaxpr: The jaxpr of the program that is called.
+    """
+    for frame in callers():
+        if frame.f_code.co_name == "_run_python_pjit" and "fun" in frame.f_locals:
+            local = frame.f_locals
+            return number_function(local["fun"]) if local["p"].params["jaxpr"] is jaxpr else 0
+    return 0
+
+
+def number_function(fun: Any) -> int:
+    """Return the number of a function object, which no other object of this process has."""
+    return _numbers.setdefault(fun, next(_count))
+
+
+_count = count(1)
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
 def caller_locals(file: str, function: str) -> dict[str, Any] | None:
     """Return the variables of the innermost frame of a function that calls; None without one.
 
@@ -143,13 +167,21 @@ _originals: dict[str, Any] = {}
 
 def observers() -> tuple[ProgramObserver, ...]:
     """Return the observers of this thread's programs, the latest one last."""
-    return () if all_observers and getattr(_thread, "is_paused", False) else all_observers
+    return () if all_observers and is_paused() else all_observers
+
+
+def is_paused() -> bool:
+    """Return True inside of `unobserved`."""
+    return getattr(_thread, "is_paused", False)
 
 
 @contextmanager
 def unobserved() -> Iterator[None]:
-    """Send no program of this thread to the observers."""
-    before = getattr(_thread, "is_paused", False)
+    """Send no program of this thread to the observers, and record no cache miss of it.
+
+    What a report traces and compiles is no part of the user's program.
+    """
+    before = is_paused()
     _thread.is_paused = True
     try:
         yield
@@ -368,7 +400,8 @@ class _MissWatch:
             observer(call, stage, seconds, source)
 
     def _infer_params(self, fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
-        if self._observer is None or not core.trace_state_clean() or _is_of_jax(fun):
+        is_watched = self._observer is not None and not is_paused()
+        if not is_watched or not core.trace_state_clean() or _is_of_jax(fun):
             return self._infer(fun, options, args, kwargs)
         _THREAD.call = call = JitCall(JitFunction(fun, options), (args, kwargs))
         _THREAD.traced = 0.0

@@ -15,14 +15,13 @@ import jax
 import numpy as np
 
 from xlashard._jax.trace.jitted import inner_stage
-from xlashard._jax.trace.origins import is_users_file
 from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.core.sharding import Mesh
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.predict.preflight.report.pricing import Workload
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.predict.targets.mesh_layout import resolve_axis_sizes
-from xlashard.support.tracebacks import shortened
+from xlashard.support.tracebacks import is_users_file, shortened
 
 
 @dataclass(frozen=True)
