@@ -82,8 +82,8 @@ _LAYOUTS = cleared_with_jax(BoundedCache())
 class _Candidates(Function):
     """Function whose programs are candidates, which no record and no report mentions."""
 
-    def record(self, call: Call, request: LoweringRequest | None = None) -> None:
-        """Record nothing."""
+    def report_stages(self, *args: Any, **kwargs: Any) -> None:
+        """Report nothing."""
 
     def lower(
         self, call: Call, request: LoweringRequest
@@ -120,7 +120,7 @@ class _LayoutStore:
     def _digest(self) -> str:
         """Return a digest of the program and of what its layout depends on."""
         function, call, mesh = self._program.function, self._program.call, self._program.mesh
-        request = function.lowering_request(call, function.arguments(call))
+        request = function.request_program(call)
         _, lowered = function.lower(call, request)
         traced = call.traced
         facts = [

@@ -131,7 +131,7 @@ _STAGES = (
 
 def _from_call(function: Function, call: Call) -> ExplainedProgram:
     call = planned_call(function, call)
-    return _from_request(function, call, function.lowering_request(call, function.arguments(call)))
+    return _from_request(function, call, function.request_program(call))
 
 
 def _from_stage(lowered: Lowered) -> ExplainedProgram:

@@ -227,27 +227,43 @@ class CacheEntry:
                 miss.record_stage("lower", began)
             return self._lowered
 
-    def compile(self, jaxpr: Any, request: LoweringRequest, miss: CacheMiss) -> CompiledProgram:
+    def compile(
+        self,
+        jaxpr: Any,
+        request: LoweringRequest,
+        miss: CacheMiss,
+        options: Sequence[tuple[str, Any]] = (),
+    ) -> CompiledProgram:
         """Return the compiled program.
 
         Args:
             jaxpr: The closed jaxpr.
             request: The request as the user made it, with the entry's canonical form.
             miss: Records the stages that have to run.
+            options: Compiler options past those of the request. The entry does not keep the
+                program then.
         """
         share, key = request.share_binary, (request.share_binary, request.placement)
+        if options:
+            compiled = self._compile(jaxpr, share, miss, options)
+            return compiled.with_user_shardings(request.placement)
         with self._lock:
             compiled = self._with_user_shardings.get(key)
             if compiled is None:
                 if share not in self._compiled:
-                    lowered, began = self.lower(jaxpr, miss), time.perf_counter()
-                    compiled = compile_lowered(*lowered, share=share)
-                    miss.record_stage("compile", began)
-                    miss.executable_source = compiled.program.source
-                    self._compiled[share] = compiled
+                    self._compiled[share] = self._compile(jaxpr, share, miss)
                 compiled = self._compiled[share].with_user_shardings(request.placement)
                 self._with_user_shardings[key] = compiled
             return compiled
+
+    def _compile(
+        self, jaxpr: Any, share: bool, miss: CacheMiss, options: Sequence[tuple[str, Any]] = ()
+    ) -> CompiledProgram:
+        lowered, began = self.lower(jaxpr, miss), time.perf_counter()
+        compiled = compile_lowered(*lowered, options, share=share)
+        miss.record_stage("compile", began)
+        miss.executable_source = compiled.program.source
+        return compiled
 
     @property
     def programs(self) -> list[CompiledProgram]:

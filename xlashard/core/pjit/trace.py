@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from xlashard._jax.lowering import aval_text, has_memory_transfers
-from xlashard._jax.runtime import global_state
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import Device, layout_problem
 from xlashard._jax.runtime.tracebacks import attempt
@@ -17,9 +16,8 @@ from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.jaxprs import used_parts
 from xlashard._jax.trace.primitives import is_call_primitive
 from xlashard.core.array.array_class.handles import KindOf
-from xlashard.core.pjit.arguments import Argument, are_arrays, check_values
-from xlashard.core.pjit.cache_key import LoweringRequest
-from xlashard.core.pjit.cache_miss import CacheMiss, CallKey, StaticValue
+from xlashard.core.pjit.arguments import are_arrays, check_values
+from xlashard.core.pjit.cache_miss import CacheMiss
 from xlashard.core.pjit.constraint import boundary_p, constraint_p, constraints_in
 from xlashard.core.pjit.options import PjitOptions
 from xlashard.core.pjit.shardings.device_assignment import find_spec_mesh, names_devices
@@ -85,33 +83,6 @@ class Call:
         """Return the call with other arguments of the same types."""
         return replace(self, values=tuple(values), miss=CacheMiss())
 
-    def key(
-        self, request: LoweringRequest | None, options: tuple[tuple[str, Any], ...] = ()
-    ) -> CallKey:
-        """Return the key by which recompilations compare calls.
-
-        Args:
-            request: The request for its program; None for a call that is traced only.
-            options: Compiler options of a call without a request.
-        """
-        traced, arguments = self.traced, self.miss.arguments
-        if arguments is None:
-            types = zip(traced.arg_names, map(tracing.shaped, traced.in_avals), strict=True)
-            arguments = tuple([Argument(path, aval, None, False) for path, aval in types])
-        return CallKey(
-            source=tracing.source_of(traced.jaxpr),
-            in_tree=traced.in_tree,
-            arguments=arguments,
-            statics=tuple([StaticValue.of(*static) for static in self.statics]),
-            mesh=self.mesh,
-            in_shardings=self.in_shardings,
-            out_shardings=self.out_shardings,
-            donated=self.donated,
-            devices=None if request is None else request.placement.devices,
-            options=options if request is None else request.options,
-            context=global_state.trace_context() if request is None else request.context,
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class PjitProgram:
@@ -140,7 +111,7 @@ class PjitProgram:
         """Return the types of the arguments; those that are committed have shardings."""
         return tuple(
             tracing.struct_of(a.aval, to_jax(a.sharding, a.aval.shape) if a.committed else None)
-            for a in self.function.arguments(self.call)
+            for a in self.function.describe_arguments(self.call)
         )
 
     @property

@@ -122,13 +122,13 @@ class ModeFunction(Function):
         enters_python = self.call_flags.checks_meshes or self.call_flags.logs_runs
         return out, None if enters_python else path, again
 
-    def arguments(self, call: Call, *, runs: bool = False) -> tuple[Argument, ...]:
+    def describe_arguments(self, call: Call, *, runs: bool = False) -> tuple[Argument, ...]:
         """Return the arguments of a call with their current placements.
 
         With `jax_array` off, host-local arguments are resharded as their resource specifies, and
         global ones must already be placed so.
         """
-        arguments = super().arguments(call, runs=runs)
+        arguments = super().describe_arguments(call, runs=runs)
         if self.call_flags.checks_meshes and call.mesh is not None:
             check_gda_mesh(call.values, call.traced.arg_names, call.mesh)
         out = []
@@ -161,9 +161,9 @@ class ModeFunction(Function):
         if self.mode.jax_array:
             super().check_host_values(call)
 
-    def compile_call(self, call: Call) -> CompiledProgram:
+    def compile_to_run(self, call: Call) -> CompiledProgram:
         """Return the compiled program of a call that is about to run."""
-        compiled = super().compile_call(call)
+        compiled = super().compile_to_run(call)
         if self.call_flags.logs_runs:
             _log(call, compiled)
         return compiled

@@ -85,7 +85,7 @@ def planned_call(function: Any, call: Call) -> Call:
     """
     if call.auto is None:
         return call
-    arguments = function.arguments(call)
+    arguments = function.describe_arguments(call)
     ins = tuple(map(_own_sharding, call.in_shardings, arguments, call.auto))
     outs, traced = call.out_shardings, call.traced
     if None not in (*ins, *outs):
@@ -222,7 +222,7 @@ def report_replicated(call: Call, compiled: CompiledProgram, options: PjitOption
         ReplicationError: If any, under `strict`.
     """
     least, plan = settings.FLAGS.warn_replicated * 2**20, compiled.program.parts.plan
-    if len(plan.devices) == 1 or not least:
+    if len(plan.devices) == 1 or not least or all([s is not None for s in call.in_shardings]):
         return
     for path, aval, sharding in _arguments(call, compiled):
         nbytes = tile_bytes(aval, (1,) * aval.ndim)
