@@ -250,10 +250,10 @@ def reported_shardings(executable: Executable, of: str, count: int) -> list[str]
     if len(shardings) == 1 and shardings[0].tuple_shardings:
         # Arguments that are passed as one tuple.
         shardings = list(shardings[0].tuple_shardings)
-    if len(shardings) == 1:
-        # XLA replaces a tuple of equal shardings by one sharding.
-        shardings = shardings * count
-    return [hlo_text(s) for s in shardings] if len(shardings) == count else None
+    texts = [hlo_text(s) for s in shardings]
+    # XLA replaces a tuple of equal shardings by one sharding.
+    texts = texts * count if len(texts) == 1 else texts
+    return texts if len(texts) == count else None
 
 
 def executable_shardings(

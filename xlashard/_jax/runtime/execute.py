@@ -39,7 +39,7 @@ from xlashard._jax.runtime.global_state import (
 )
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import copy_to, split
-from xlashard._jax.trace.tracing import is_extended, with_sharding_in_type
+from xlashard._jax.trace.tracing import all_shaped, is_extended, with_sharding_in_type
 from xlashard.errors import ExecutionError, NonFiniteError
 from xlashard.support.lazily import dataclass
 
@@ -60,7 +60,7 @@ def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
 
 def has_keys(avals: Sequence[Any]) -> bool:
     """Return True if a key array is among abstract values."""
-    return any(map(is_extended, avals))
+    return any([jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended) for a in all_shaped(avals)])
 
 
 def as_key_array(aval: Any, handle: Handle) -> Any:

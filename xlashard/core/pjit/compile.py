@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.trace.jaxprs import is_ref
-from xlashard._jax.trace.tracing import mesh_of_type, shaped
+from xlashard._jax.trace.tracing import all_shaped, mesh_of_type
 from xlashard.core.pjit.arguments import bare_values
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
@@ -110,7 +110,7 @@ def with_user_shardings(
     """
     mesh, requested = placement.mesh, list(compress(placement.in_shardings, kept))
     consts = len(parts.in_shardings) - len(requested)
-    in_avals, out_avals = list(map(shaped, parts.in_avals)), list(map(shaped, parts.out_avals))
+    in_avals, out_avals = all_shaped(parts.in_avals), all_shaped(parts.out_avals)
     in_requests = [*(None,) * consts, *requested]
     ins = _named_after(
         _model(in_requests, in_avals), in_requests, parts.in_shardings, in_avals, mesh
@@ -155,10 +155,12 @@ def _named_after(
         avals: The types of the values.
         mesh: The mesh of the program, by which values are named without a model.
     """
-    named = []
+    named, known = [], {}
     for sharding, chosen, aval in zip(requested, reported, avals, strict=True):
         if sharding is None:
-            sharding = _named(chosen, aval, model, mesh)
+            sharding = known.get((id(chosen), aval))
+            if sharding is None:
+                sharding = known[id(chosen), aval] = _named(chosen, aval, model, mesh)
         elif sharding is not chosen and is_open(sharding):
             sharding = _settle_open_sharding(sharding, chosen, aval)
         named.append(sharding)

@@ -395,7 +395,7 @@ def only_places(eqn: Any) -> bool:
 def constraints_in(jaxpr: Any) -> tuple[XLACompatibleSharding, ...]:
     """Return the shardings of all constraints of ours inside a jaxpr that name devices."""
     shardings: dict[XLACompatibleSharding, None] = {}
-    for eqn in jaxpr.eqns:
+    for eqn in tracing.sharding_equations(jaxpr):
         if eqn.primitive not in (constraint_p, boundary_p):
             for body in tracing.bodies(eqn):
                 shardings |= dict.fromkeys(constraints_in(body))

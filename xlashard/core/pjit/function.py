@@ -157,8 +157,7 @@ class Function:
         jaxpr, options = call.traced.jaxpr, self.options
         arguments = self.describe_arguments(call, runs=runs)
         self.check_host_values(call)
-        if tracing.may_constrain(jaxpr):
-            report_uneven_constraints(jaxpr, constraint_p, self.name, options.strict)
+        report_uneven_constraints(jaxpr, constraint_p, self.name, options.strict)
         shardings = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
         call.miss.arguments = arguments = shardings.arguments
         in_layouts, out_layouts = call.layouts
@@ -211,7 +210,7 @@ class Function:
             arguments=arguments,
             in_shardings=call.in_shardings,
             out_shardings=call.out_shardings,
-            result_avals=tuple(map(tracing.shaped, jaxpr.out_avals)),
+            result_avals=tuple(tracing.all_shaped(jaxpr.out_avals)),
             result_paths=traced.result_paths,
             used=used.args,
             inner=used.inner,

@@ -317,17 +317,14 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
         return known
     shardings: dict[Sharding, None] = {}
     others = []
-    for eqn in jaxpr.eqns:
-        params = eqn.params
-        if not params:
-            continue
-        primitive = eqn.primitive
+    for eqn in tracing.sharding_equations(jaxpr):
+        params, primitive = eqn.params, eqn.primitive
         if is_call_primitive(primitive):
             shardings |= dict.fromkeys(inner_shardings(params["jaxpr"]))
         elif primitive is constraint_p or primitive is boundary_p:
             if names_devices(params["sharding"]):
                 shardings[params["sharding"]] = None
-        elif tracing.may_name_shardings(params.values()):
+        else:
             others.append(eqn)
     if others:
         rest = tracing.replace_fields(jaxpr, eqns=others)

@@ -22,6 +22,7 @@ from xlashard.geometry import MeshGrid, Spec
 type Attributes = dict[str, str | int | bool]
 
 
+@lru_cache(maxsize=4096)
 def sharding_text(
     sharding: XLACompatibleSharding, ndim: int, partitioner: Partitioner, trailing: int = 0
 ) -> str:
@@ -31,7 +32,8 @@ def sharding_text(
         GeometryError: The sharding has no tiles for this rank, or no mesh has these tiles.
     """
     if isinstance(sharding, NamedSharding) and partitioner is Partitioner.SHARDY:
-        return _spec_text(sharding, ndim + trailing)
+        # Dimensions past the spec are closed and replicated.
+        return _text(grid_of(sharding.mesh), sharding.normal_spec, ndim + trailing)
     tiling = sharding.rank_tiling(ndim)
     # Counts of a tiling include the trailing dimensions of a PRNG key's buffer.
     tiling = replace(tiling, counts=tiling.counts + (1,) * trailing)
@@ -143,17 +145,6 @@ def _checked_text(
             f"{value.name or 'a value'} of shape {value.shape} can't be sharded as {sharding}: "
             f"{error}"
         ) from None
-
-
-@lru_cache(maxsize=4096)
-def _spec_text(sharding: NamedSharding, ndim: int) -> str:
-    """Return the attribute of a sharding for a value of a rank, with its mesh inside.
-
-    Args:
-        sharding: The sharding; dimensions past its spec are closed and replicated.
-        ndim: The rank of the value's buffers.
-    """
-    return _text(grid_of(sharding.mesh), sharding.normal_spec, ndim)
 
 
 def _text(grid: MeshGrid, spec: Spec, ndim: int, device_ids: Sequence[int] = ()) -> str:
@@ -273,7 +264,7 @@ def _check_values(
                 f"{what} {i} of @main is a {kind}, and the plan has the shape {value.shape}"
             )
         ndim = len(value.shape)
-        if kind.shape[:ndim] != value.shape or len(kind.shape) != value.physical_ndim:
+        if kind.shape[:ndim] != value.shape or len(kind.shape) != ndim + value.trailing:
             raise PlanError(  # no-catalogue: pjit and compile_stablehlo never make such a plan
                 f"{what} {i} of @main has the shape {kind.shape}, and the plan has {value.shape}"
                 + (f" and {value.trailing} trailing" if value.trailing else "")

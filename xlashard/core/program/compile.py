@@ -19,6 +19,7 @@ from xlashard.core.program.donation import (
     Donation,
     UnusedDonation,
     bytes_of,
+    local_bytes,
     refusal,
     report_text,
 )
@@ -138,11 +139,12 @@ class LoweredProgram:
         """Return the refusals of donated arguments that the compiler left unused."""
         if not any(self.donation.donor):
             return []
-        plan, tokens = _settled_plan(program), len(self.body.ordered_effects)
-        offered = _known_bytes([plan.args[i] for i in self.donation.pairs])
+        args, shardings = self.plan.args, program.parts.in_shardings
+        offered = _sum_known([local_bytes(args[i], shardings[i]) for i in self.donation.pairs])
         if compiler.alias_bytes(program.executable) in (None, offered):
             return []
-        return self._unused_donations(plan, executables.aliases(program.executable), tokens)
+        aliases, tokens = executables.aliases(program.executable), len(self.body.ordered_effects)
+        return self._unused_donations(_settled_plan(program), aliases, tokens)
 
     def _unused_donations(
         self, plan: ProgramPlan, aliases: Mapping[int, int], tokens: int
@@ -152,9 +154,9 @@ class LoweredProgram:
         return [refusal(plan, i, dict(aliased)) for i in sorted(left)]
 
 
-def _known_bytes(values: Sequence[ValuePlan]) -> int:
-    """Return the bytes of values per device, keys left out."""
-    return sum(size for size in map(bytes_of, values) if isinstance(size, int))
+def _sum_known(sizes: Sequence[object]) -> int:
+    """Return the sum of the bytes of values, keys left out."""
+    return sum([size for size in sizes if isinstance(size, int)])
 
 
 def _settled_plan(program: Program) -> ProgramPlan:
@@ -373,7 +375,7 @@ def _oom_text(plan: ProgramPlan, message: str) -> str:
         line = re.sub(_STATUS, "", message).partition("\n")[0].rstrip(" .-")
         return f"{name} needs more memory than a {device.device_kind} has: {line}"
     # Without the padding of layouts.
-    known = _known_bytes(plan.args)
+    known = _sum_known(list(map(bytes_of, plan.args)))
     part = f", {in_bytes(known)} of it for arguments" if known else ""
     needed, available = _text(*figures.groups()[:2]), _text(*figures.groups()[2:])
     excess = re.search(_EXCESS, message)

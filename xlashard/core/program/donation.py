@@ -3,6 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import log, prod
 
 import numpy as np
@@ -82,10 +83,9 @@ def check_open_layouts(plan: ProgramPlan, donation: Donation, function: str) -> 
     """
     for i, j in donation.pairs.items():
         value, result = plan.args[i], plan.results[j]
-        if _local_type(value) != _local_type(result):
-            continue
-        if (value.layout == "auto") != (result.layout == "auto"):
-            first, other = (value, result) if value.layout == "auto" else (result, value)
+        is_open = value.layout == "auto"
+        if is_open != (result.layout == "auto") and _local_type(value) == _local_type(result):
+            first, other = (value, result) if is_open else (result, value)
             raise DonationError(
                 f"{function} leaves the layout of {_name(first)} to the compiler (Layout.AUTO), "
                 f"but not that of {_name(other)}, with which it shares the donated buffers: give "
@@ -114,7 +114,7 @@ def _same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
 
 def _layout_key(plan: ProgramPlan, value: ValuePlan) -> str | None:
     """Return the layout of a value; None also where it spells out the default one."""
-    if plan.devices[0].platform == "tpu":
+    if value.layout is None or plan.devices[0].platform == "tpu":
         return value.layout  # its default layouts have tiles
     default = f"{{{','.join(map(str, reversed(range(value.physical_ndim))))}}}"
     return None if value.layout == default else value.layout
@@ -132,7 +132,7 @@ def _type(value: ValuePlan) -> object:
 def _same_bytes(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
     if not value.is_settled or value.sharding is None:
         return "open", _bytes(value, value.shape), value.memory_kind
-    return _bytes(value, value.sharding.shard_shape(value.shape)), value.memory_kind
+    return bytes_of(value), value.memory_kind
 
 
 def _perhaps_same_bytes(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
@@ -150,17 +150,28 @@ def has_room(result: ValuePlan, value: ValuePlan) -> bool:
 
 def bytes_of(value: ValuePlan) -> object:
     """Return the bytes of a value per device, or a comparable stand-in for keys."""
-    whole = value.sharding is None or value.is_free
-    sharding = None if whole else value.sharding
-    return _bytes(value, value.shape if sharding is None else sharding.shard_shape(value.shape))
+    return local_bytes(value, None if value.is_free else value.sharding)
+
+
+def local_bytes(value: ValuePlan, sharding: XLACompatibleSharding | None) -> object:
+    """Return the bytes per device of a value under a sharding; None for the whole value."""
+    return _shard_bytes(value.shape, value.dtype, sharding)
 
 
 def _bytes(value: ValuePlan, shape: tuple[int, ...]) -> object:
+    return _shard_bytes(shape, value.dtype, None)
+
+
+@lru_cache(maxsize=4096)
+def _shard_bytes(
+    shape: tuple[int, ...], dtype: str, sharding: XLACompatibleSharding | None
+) -> object:
+    count = prod(shape if sharding is None else sharding.shard_shape(shape))
     try:
-        return prod(shape) * np.dtype(value.dtype).itemsize
+        return count * np.dtype(dtype).itemsize
     except TypeError:
         # PRNG keys compare with keys of their own kind only.
-        return prod(shape), value.dtype
+        return count, dtype
 
 
 def _is_certain(plan: ProgramPlan, i: int, j: int) -> bool:

@@ -1,7 +1,7 @@
 """Execution of compiled programs on buffer handles."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -121,6 +121,8 @@ class Program:
     @cached_property
     def physical_in_shardings(self) -> tuple[Any, ...]:
         """Return JAX's own sharding of each argument's buffers (for keys, of their integers)."""
+        if not execute.has_keys(self.parts.in_avals):
+            return self.in_jax_shardings
         return tuple(map(execute.physical_sharding, self.parts.in_avals, self.in_jax_shardings))
 
     @cached_property
@@ -164,10 +166,8 @@ class Program:
     @cached_property
     def handlers(self) -> list[Any]:
         """Return the function that makes a handle of each result's buffers."""
-        return [
-            execute.result_handler(aval, jax_sharding, self.parts.committed)
-            for aval, jax_sharding in zip(self.parts.out_avals, self.out_jax_shardings, strict=True)
-        ]
+        make_handler = cache(partial(execute.result_handler, committed=self.parts.committed))
+        return list(map(make_handler, self.parts.out_avals, self.out_jax_shardings))
 
     @cached_property
     def is_compile_only(self) -> bool:
@@ -336,8 +336,12 @@ def _stacks(module: modules.Module) -> "Iterator[list[hlo.Frame]]":
 def _jax_shardings(
     shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]
 ) -> tuple[Any, ...]:
-    pairs = zip(shardings, avals, strict=True)
-    return tuple([sharding.jax_sharding(getattr(aval, "shape", ())) for sharding, aval in pairs])
+    # Most values of a large program have few shardings and types.
+    known: dict[Any, Any] = {}
+    for sharding, aval in zip(shardings, avals, strict=True):
+        if (id(sharding), aval) not in known:
+            known[id(sharding), aval] = sharding.jax_sharding(getattr(aval, "shape", ()))
+    return tuple([known[id(s), aval] for s, aval in zip(shardings, avals, strict=True)])
 
 
 def _required_layouts(

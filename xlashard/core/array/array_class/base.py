@@ -64,7 +64,8 @@ class DonationTracker:
             Name of the callable with the path of the argument.
         """
         kind = _kind(handle)
-        self.paths.get_or_make(kind, lambda: path)
+        if self.paths.get(kind) is None:
+            self.paths.add(kind, path)
         return self.takes(path)
 
     def takes(self, path: str) -> str:

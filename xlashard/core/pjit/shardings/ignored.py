@@ -94,7 +94,7 @@ def find_ignored(jaxpr: Any, devices: Sequence[Device]) -> Iterator[IgnoredShard
 def _candidates(jaxpr: Any) -> tuple[IgnoredSharding, ...]:
     """Return the shardings in a jaxpr and its inner jaxprs that a program may ignore."""
     candidates: list[IgnoredSharding] = []
-    for eqn in jaxpr.eqns:
+    for eqn in tracing.sharding_equations(jaxpr):
         match eqn.primitive.name:
             case "device_put":
                 for variable, target in zip(eqn.outvars, eqn.params["devices"], strict=True):
@@ -175,7 +175,7 @@ def report_ignored(
     Raises:
         IgnoredShardingError: If strict.
     """
-    ignored = list(find_ignored(jaxpr, devices)) if tracing.may_constrain(jaxpr) else []
+    ignored = list(find_ignored(jaxpr, devices))
     if len(devices) == 1 and request.used and not all(request.used):
         pairs = zip(request.arguments, request.used, strict=True)
         outs = zip(request.result_paths, request.result_avals, request.out_shardings, strict=True)
