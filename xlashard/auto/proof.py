@@ -15,6 +15,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from xlashard._jax import originals
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.foreseen import UnforeseenCollective, unforeseen_collectives
 from xlashard.auto.problem import Machine, ProgramLayout, insert_constraints, machine_of
@@ -346,8 +347,8 @@ def measure(
 
 def _run_once(compiled: Compiled, call: Call) -> float:
     """Return the seconds of one run; its arguments are made anew, because it may donate them."""
-    zeros = jax.jit(lambda: list(map(_zero, call.traced.in_avals)))()
-    values = jax.device_put(zeros, list(call.in_shardings))
+    zeros = originals.jit(lambda: list(map(_zero, call.traced.in_avals)))()
+    values = originals.device_put(zeros, list(call.in_shardings))
     args, kwargs = call.traced.in_tree.unflatten(jax.block_until_ready(values))
     started = time.perf_counter()
     jax.block_until_ready(compiled(*args, **kwargs))

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.private import (
     api,
     core,
@@ -156,7 +157,7 @@ def _joined_token(buffers: Sequence[Any]) -> Any:
     devices = [b.sharding._device_assignment[0] for b in buffers]
     mesh = jax.sharding.Mesh(np.array(devices, dtype=object), ("token",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("token"))
-    return jax.make_array_from_single_device_arrays((0,), sharding, list(buffers))
+    return originals.make_array_from_single_device_arrays((0,), sharding, list(buffers))
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.private import (
     core,
     dlpack,
@@ -96,7 +97,7 @@ def callback_result(value: Any) -> Any:
     whole = sharding_impls.GSPMDSharding.get_replicated(
         sharding._device_assignment, memory_kind=sharding.memory_kind
     )
-    return jax.device_put(pieces[0], whole)
+    return originals.device_put(pieces[0], whole)
 
 
 def base_handle(value: Any) -> Handle | None:
@@ -285,7 +286,9 @@ def run_one(executable: Any, handles: Sequence[Handle], handler: Any) -> Handle:
 def deleted_like(handle: Handle) -> Handle:
     """Return a deleted handle of the same type and sharding, with buffers of its own."""
     empty = np.empty(0, handle.dtype) if handle.dtype not in WIDE else np.empty(0, np.int8)
-    buffers = [jax.device_put(empty, d) for d in handle.sharding._addressable_device_assignment]
+    buffers = [
+        originals.device_put(empty, d) for d in handle.sharding._addressable_device_assignment
+    ]
     dead = assemble(handle.aval, handle.sharding, buffers, committed=handle.committed)
     dead.delete()
     return dead

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.private import core, named_sharding, sharding_impls, source_info_util
 from xlashard._jax.runtime.shardings import (
     AbstractMesh,
@@ -317,7 +318,7 @@ class WholeValuesFirst(MeshMap):
             outvars[i] = value
             with jax.sharding.use_abstract_mesh(sharding.mesh):
                 reshard = from_function(
-                    lambda x, to=sharding: (jax.sharding.reshard(x, to),),
+                    lambda x, to=sharding: (originals.reshard(x, to),),
                     [value.aval],
                     "reshard",
                 ).eqns[0]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.private import (
     api_util,
     core,
@@ -71,7 +72,7 @@ class TracedFunction:
 @lru_cache(maxsize=1)
 def _default_options() -> Any:
     """Return the default options of `jax.jit`; JAX's caches compare them by identity."""
-    return jax.jit(lambda: None)._jit_info  # pyright: ignore[reportFunctionMemberAccess]
+    return originals.jit(lambda: None)._jit_info  # pyright: ignore[reportFunctionMemberAccess]
 
 
 # Tracers of one function share its jaxprs, which JAX caches by function.
@@ -321,7 +322,7 @@ def entry_axes(entry: Any) -> tuple[str, ...]:
 def moved_to_memory(value: Any, kind: str | None) -> Any:
     """Return a traced value in another memory; its gradient is transferred back."""
     space = core.mem_kind_to_space(kind)
-    return jax.device_put(value, space, src=jax.typeof(value).memory_space)
+    return originals.device_put(value, space, src=jax.typeof(value).memory_space)
 
 
 def physical_aval(aval: Any) -> Any:

@@ -9,7 +9,7 @@ import jax
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import AxisType
 
-from xlashard._jax import lowering
+from xlashard._jax import lowering, originals
 from xlashard._jax.runtime.global_state import allow_transfers, cached_by_jaxpr
 from xlashard._jax.runtime.shardings import device_assignment
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
@@ -235,11 +235,11 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
             return device_put(x, sharding)
     if isinstance(x, jax.Array) and x.devices() != sharding.device_set:
         # A program takes arguments of its own devices only.
-        x = jax.device_put(
+        x = originals.device_put(
             x, GSPMDSharding.get_replicated(sharding.devices).jax_sharding(aval.shape)
         )
     jaxpr = _identity(sharding, aval.shape, aval.dtype)
-    return wrap_result(jax.jit(as_function(jaxpr))(x)[0])
+    return wrap_result(originals.jit(as_function(jaxpr))(x)[0])
 
 
 @lru_cache(maxsize=1024)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from xlashard._jax import originals
 from xlashard._jax.runtime.global_state import BoundedCache
 from xlashard._jax.runtime.shardings import default_memory_kind
 from xlashard._jax.runtime.transfer import (
@@ -374,6 +375,6 @@ def reshape_by_program(handle: Handle, shape: tuple[int, ...]) -> Handle:
         return copy_to(_in_shape(copy_to(handle, own), shape), handle.sharding)
 
 
-@partial(jax.jit, static_argnums=1)
+@partial(originals.jit, static_argnums=1)
 def _in_shape(x: Any, shape: tuple[int, ...]) -> Any:
     return jax.lax.reshape(x, shape)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.experimental.layout import Format
 
+from xlashard._jax import originals
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.shardings import AbstractMesh, Device, is_auto_layout
 from xlashard._jax.runtime.topologies import UnassignedDevice, unassigned_devices
@@ -325,7 +326,7 @@ def lower_by_jax(
         name: flags for name, (_, flags) in zip(kwargs, split_leaves(*donated_kwargs), strict=True)
     }
     places = [UNSPECIFIED if place is None else place for place in outs]
-    outer = jax.jit(
+    outer = originals.jit(
         call,
         out_shardings=shortest_prefix(info.out_tree, places),
         donate_argnums=[i for i, donated in enumerate(map(any, positional)) if donated],
