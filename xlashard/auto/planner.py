@@ -91,9 +91,6 @@ class _Candidates(Function):
         """Return the module of a call."""
         return PROGRAMS.entry(call.traced.jaxpr, request).lower(call.traced.jaxpr, CacheMiss())
 
-    def report_donation(self, lowered: LoweredProgram, compiled: Any = None) -> None:
-        """Report nothing."""
-
 
 class _LayoutStore:
     """Layout of a program in other processes and in files.

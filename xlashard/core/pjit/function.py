@@ -273,12 +273,12 @@ class Function:
             call = replace(call, miss=CacheMiss(arguments=call.miss.arguments))
         _, lowered = entry.lower(jaxpr, call.miss)
         if reports_donation:
-            self.report_donation(lowered)
+            lowered.report_donation(self.options.donation, self.name)
         compiled = entry.compile(jaxpr, request, call.miss, options)
         request = replace(request, options=(*request.options, *options)) if options else request
         self.report_stages(call, request, is_last=True)
         if reports_donation:
-            self.report_donation(lowered, compiled)
+            lowered.report_donation(self.options.donation, self.name, compiled.program)
         report_replicated(call, compiled, self.options)
         return compiled
 
@@ -298,18 +298,6 @@ class Function:
         if compiled.consts and self.parameters.donates:
             self._closes_over.add(compiled)
         return compiled
-
-    def report_donation(
-        self, lowered: LoweredProgram, compiled: CompiledProgram | None = None
-    ) -> None:
-        """Report donated arguments whose buffers no result can reuse, or none of a program reuses.
-
-        Raises:
-            DonationError: If any, under `donation="strict"`.
-        """
-        if any(lowered.plan.donated) or lowered.unused:
-            program = None if compiled is None else compiled.program
-            lowered.report_donation(self.options.donation, self.name, program)
 
     def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Run a call that missed the dispatcher's cache, and return its entry for that cache."""

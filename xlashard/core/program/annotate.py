@@ -183,10 +183,10 @@ def _quoted(name: str) -> str:
 
 
 def _mark_donated(args: list[Attributes], donation: Donation, tokens: int) -> None:
-    for i, (target, donor) in enumerate(zip(donation.alias, donation.donor, strict=True)):
-        if target is not None:
-            args[i + tokens]["tf.aliasing_output"] = target + tokens
-        elif donor:
+    for i, j in donation.pairs.items():
+        if i in donation.certain:
+            args[i + tokens]["tf.aliasing_output"] = j + tokens
+        else:
             args[i + tokens]["jax.buffer_donor"] = True
 
 

@@ -93,7 +93,9 @@ class LoweredProgram:
         Raises:
             DonationError: Under `"strict"`, every time.
         """
-        refusals = self._refused() if program is None else self._left(program)
+        refusals = []
+        if any(self.plan.donated) or self.unused:
+            refusals = self._refused() if program is None else self._left(program)
         if not refusals:
             return
         text = report_text(refusals, function)
@@ -137,7 +139,7 @@ class LoweredProgram:
 
     def _left(self, program: Program) -> list[UnusedDonation]:
         """Return the refusals of donated arguments that the compiler left unused."""
-        if not any(self.donation.donor):
+        if len(self.donation.certain) == len(self.donation.pairs):
             return []
         args, shardings = self.plan.args, program.parts.in_shardings
         offered = _sum_known([local_bytes(args[i], shardings[i]) for i in self.donation.pairs])

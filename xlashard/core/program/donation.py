@@ -20,28 +20,22 @@ class Donation:
     """Plan for a program's donated arguments.
 
     Attributes:
-        alias: The result that certainly takes over the buffers of each argument, or None.
-        donor: Whether the compiler may reuse the buffers of each argument for any result.
+        pairs: The result of each paired argument, by position.
+        certain: The paired arguments whose buffers the result takes over in any case. Those of the
+            others the compiler may reuse for any result.
         unusable: Positions of donated arguments that no result can reuse.
-        partner: The result that each argument is paired with, or None.
     """
 
-    alias: tuple[int | None, ...]
-    donor: tuple[bool, ...]
+    pairs: Mapping[int, int]
+    certain: frozenset[int]
     unusable: tuple[int, ...]
-    partner: tuple[int | None, ...]
-
-    @property
-    def pairs(self) -> dict[int, int]:
-        """Return the result of each paired argument."""
-        return {i: j for i, j in enumerate(self.partner) if j is not None}
 
     def takers(self, plan: ProgramPlan) -> dict[int, int | None]:
         """Return the argument of each paired result; None for pairs of the module itself."""
         return {**dict.fromkeys(plan.aliased), **{j: i for i, j in self.pairs.items()}}
 
 
-NO_DONATION = Donation((), (), (), ())
+NO_DONATION = Donation({}, frozenset(), ())
 """Plan for a program without donated arguments."""
 
 
@@ -52,27 +46,22 @@ def plan_donation(plan: ProgramPlan) -> Donation:
     an alias. Where the partitioner still has to choose a sharding or a layout, or only the number
     of bytes agrees, the compiler is offered the buffers and decides.
     """
-    partner: list[int | None] = [None] * len(plan.args)
+    pairs: dict[int, int] = {}
     certain = set()
     for key in (_same_place, _perhaps_same_place, _same_bytes, _perhaps_same_bytes):
-        used = {*plan.aliased, *partner}
+        used = {*plan.aliased, *pairs.values()}
         free: dict[object, deque[int]] = defaultdict(deque)
         for j, result in enumerate(plan.results):
             if j not in used:
                 free[key(plan, result, True)].append(j)
-        for i in _unpaired(plan, partner):
+        for i in _unpaired(plan, pairs):
             candidates = free.get(key(plan, plan.args[i], False))
             if candidates:
-                partner[i] = j = candidates.popleft()
+                pairs[i] = j = candidates.popleft()
                 if key is _same_place and _is_certain(plan, i, j):
                     certain.add(i)
-    pairs = list(enumerate(partner))
-    return Donation(
-        alias=tuple([j if i in certain else None for i, j in pairs]),
-        donor=tuple([j is not None and i not in certain for i, j in pairs]),
-        unusable=tuple(_unpaired(plan, partner)),
-        partner=tuple(partner),
-    )
+    ordered = dict(sorted(pairs.items()))
+    return Donation(ordered, frozenset(certain), tuple(_unpaired(plan, pairs)))
 
 
 def check_open_layouts(plan: ProgramPlan, donation: Donation, function: str) -> None:
@@ -98,9 +87,9 @@ def _local_type(value: ValuePlan) -> object:
     return local, value.dtype, value.memory_kind
 
 
-def _unpaired(plan: ProgramPlan, partner: Sequence[int | None]) -> list[int]:
+def _unpaired(plan: ProgramPlan, pairs: Mapping[int, int]) -> list[int]:
     """Return the donated arguments that have no result yet."""
-    return [i for i, donated in enumerate(plan.donated) if donated and partner[i] is None]
+    return [i for i, donated in enumerate(plan.donated) if donated and i not in pairs]
 
 
 def _same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:

@@ -188,21 +188,18 @@ class Program:
             for v, aval in zip(values, avals, strict=False)
         )
 
-    def place(self, values: Sequence[Any]) -> list[Handle]:
-        """Return handles of the leading arguments, as the program requires them.
+    def place(self, values: Sequence[Any], first: int = 0) -> list[Handle]:
+        """Return handles of arguments, as the program requires them.
 
         Values with the required placement are unchanged.
+
+        Args:
+            values: The values.
+            first: The position of the first one.
         """
-        return self._place_arguments(values, slice(len(values)))
-
-    def place_one(self, position: int, value: Any) -> Handle:
-        """Return the handle of a value, as the program requires its argument at a position."""
-        return self._place_arguments([value], slice(position, position + 1))[0]
-
-    def _place_arguments(self, values: Sequence[Any], at: slice) -> list[Handle]:
         if not values:
             return []
-        parts = self.parts
+        parts, at = self.parts, slice(first, first + len(values))
         self._check(values, parts.in_shardings[at], parts.plan.args[at])
         layouts = _required_layouts(values, self.in_layouts[at], self.full_layouts[0][at])
         return list(dispatch.place(values, self.in_jax_shardings[at], layouts))

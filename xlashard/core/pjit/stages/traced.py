@@ -245,7 +245,8 @@ class Lowered(Stage, jax.stages.Lowered):
     ) -> "AbstractContextManager[PhaseInput | CompileInput]":
         """Return the input of a compilation for a topology; see `compiler_input`."""
         self._check_platform(self._request)
-        self._traced._function.report_donation(self._program)
+        function = self._traced._function
+        self._program.report_donation(function.options.donation, function.name)
         return compiler_input(self._program, compiler_option_items(compiler_options))
 
     def _check_platform(self, request: LoweringRequest) -> None:
