@@ -395,6 +395,17 @@ def sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
     return tuple(found)
 
 
+@cached_by_jaxpr
+def inner_sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
+    """Return `sharding_equations` of a jaxpr and of all jaxprs inside it, in order."""
+    found = []
+    for eqn in sharding_equations(jaxpr):
+        found.append(eqn)
+        for inner in () if "witness" in eqn.params else bodies(eqn):
+            found += inner_sharding_equations(inner)
+    return tuple(found)
+
+
 @lru_cache(maxsize=1)
 def _jaxpr_types() -> tuple[type, ...]:
     # JAX 0.10 keeps the closed-over values of a jaxpr in an object around it.

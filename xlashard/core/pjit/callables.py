@@ -300,7 +300,7 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
     )
     placement = resolve(shardings)
     requested = list(map(_requested_layout, checked, arguments))
-    layouts = resolve_layouts(arguments, args, requested, repeat(keyword)), (None,) * len(outs)
+    layouts = resolve_layouts(arguments, args, requested, keyword), (None,) * len(outs)
     request = LoweringRequest(label, placement, layouts, piece.donated, options=piece.options)
     miss = CacheMiss()
     compiled = PROGRAMS.entry(jaxpr, request).compile(jaxpr, request, miss)

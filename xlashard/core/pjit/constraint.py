@@ -10,7 +10,7 @@ from jax.experimental.layout import with_layout_constraint
 from jax.sharding import AxisType
 
 from xlashard._jax import lowering, originals
-from xlashard._jax.runtime.global_state import allow_transfers, cached_by_jaxpr
+from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.shardings import device_assignment
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.trace import tracing
@@ -391,14 +391,8 @@ def only_places(eqn: Any) -> bool:
     return eqn.primitive is boundary_p and custom_memory_kind(eqn.params["sharding"]) is None
 
 
-@cached_by_jaxpr
-def constraints_in(jaxpr: Any) -> tuple[XLACompatibleSharding, ...]:
+def constraints_in(jaxpr: Any) -> dict[XLACompatibleSharding, None]:
     """Return the shardings of all constraints of ours inside a jaxpr that name devices."""
-    shardings: dict[XLACompatibleSharding, None] = {}
-    for eqn in tracing.sharding_equations(jaxpr):
-        if eqn.primitive not in (constraint_p, boundary_p):
-            for body in tracing.bodies(eqn):
-                shardings |= dict.fromkeys(constraints_in(body))
-        elif names_devices(eqn.params["sharding"]):
-            shardings[eqn.params["sharding"]] = None
-    return tuple(shardings)
+    every = tracing.inner_sharding_equations(jaxpr)
+    own = [e.params["sharding"] for e in every if e.primitive in (constraint_p, boundary_p)]
+    return dict.fromkeys(filter(names_devices, own))

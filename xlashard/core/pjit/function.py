@@ -97,6 +97,8 @@ class Function:
         self.compile_log = CompileLog(self.name, fun)
         self.is_spread = False
         self.planned: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Programs with closed-over arrays as arguments, which a call could donate too.
+        self._closes_over: weakref.WeakSet[CompiledProgram] = weakref.WeakSet()
         self.tracer = tracing.FunctionTracer(
             fun,
             self.parameters.signature.python,
@@ -107,11 +109,6 @@ class Function:
     @cached_property
     def _tracker(self) -> DonationTracker:
         return DonationTracker(self.name)
-
-    @cached_property
-    def _closes_over(self) -> weakref.WeakSet[CompiledProgram]:
-        """Programs with closed-over arrays as arguments, which a call could donate too."""
-        return weakref.WeakSet()
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.fun, self.options, self.static)
@@ -161,14 +158,16 @@ class Function:
         shardings = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
         call.miss.arguments = arguments = shardings.arguments
         in_layouts, out_layouts = call.layouts
-        keyword = repeat(options.in_resources.what)
         placement = resolve(shardings)
         report_ignored(jaxpr, shardings, placement.devices, self.name, options.strict)
         return LoweringRequest(
             name=call.traced.name,
             placement=placement,
             donated=call.donated,
-            layouts=(resolve_layouts(arguments, call.values, in_layouts, keyword), out_layouts),
+            layouts=(
+                resolve_layouts(arguments, call.values, in_layouts, options.in_resources.what),
+                out_layouts,
+            ),
             keep_unused=options.keep_unused,
             options=options.compiler_options,
             share_binary=options.share_binary,
@@ -314,12 +313,13 @@ class Function:
             return self.bind(call), None
         check_concrete(call.values, traced.arg_names)
         if observed_programs.all_observers and observed_programs.observers():
-            outs = observed_programs.observed(PjitProgram(self, call), lambda: self._run_flat(call))
+
+            def run_flat() -> list[Any]:
+                return traced.out_tree.flatten_up_to(self._run_program(call)[0])
+
+            outs = observed_programs.observed(PjitProgram(self, call), run_flat)
             return traced.out_tree.unflatten(outs), None
         return self._run_program(call)
-
-    def _run_flat(self, call: Call) -> list[Any]:
-        return call.traced.out_tree.flatten_up_to(self._run_program(call)[0])
 
     def _run_program(self, call: Call) -> tuple[Any, Any]:
         compiled, traced = self.compile_to_run(call), call.traced

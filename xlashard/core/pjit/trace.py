@@ -26,7 +26,6 @@ from xlashard.core.pjit.shardings.resources import (
     Auto,
     FromGda,
     Resource,
-    ResourceTree,
     expand,
     misfit,
 )
@@ -161,19 +160,20 @@ def trace_call(
     if traced.is_new:
         miss.record_stage("trace")
     in_resources, out_resources = options.in_resources, options.out_resources
-    ins = expand_in(in_resources, parameters, traced.in_tree)
-    outs = expand_out(out_resources, traced.out_tree)
+    ins = parameters.expand_in(in_resources, traced.in_tree)
+    outs = expand(out_resources, traced.out_tree, "result")
     _check_from_gda(ins, values, traced.arg_names, in_resources.what)
+    arguments = ins, traced.in_avals, traced.arg_names, in_resources.what
+    results = outs, traced.jaxpr.out_avals, traced.result_paths, out_resources.what
+    in_shardings, in_layouts = _read_requests(spec_mesh, *arguments)
+    out_shardings, out_layouts = _read_requests(spec_mesh, *results)
     return Call(
         traced=traced,
         values=tuple(values),
         mesh=mesh,
-        in_shardings=_shardings(ins, spec_mesh, traced.arg_names, in_resources.what),
-        out_shardings=_shardings(outs, spec_mesh, traced.result_paths, out_resources.what),
-        layouts=(
-            _layouts(ins, traced.in_avals, traced.arg_names, in_resources.what),
-            _layouts(outs, traced.jaxpr.out_avals, traced.result_paths, out_resources.what),
-        ),
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        layouts=(in_layouts, out_layouts),
         donated=parameters.donated(args, kwargs, len(values)),
         statics=parameters.statics(args, kwargs),
         kind_of=options.kind_of,
@@ -225,25 +225,6 @@ def _check_from_gda(
             )
 
 
-def expand_in(tree: ResourceTree, parameters: Parameters, in_tree: Any) -> list[Resource]:
-    """Return the resource of each argument, for a tree of `(args, kwargs)` without static ones."""
-    if _is_one(tree):
-        return [tree.leaves[0]] * in_tree.num_leaves
-    return parameters.expand_in(tree, in_tree)
-
-
-def expand_out(tree: ResourceTree, out_tree: Any) -> list[Resource]:
-    """Return the resource of each result, for their tree."""
-    if _is_one(tree):
-        return [tree.leaves[0]] * out_tree.num_leaves
-    return expand(tree, out_tree, "result")
-
-
-def _is_one(tree: ResourceTree) -> bool:
-    """Return True for a single resource, which is for every value."""
-    return len(tree.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree.treedef)
-
-
 def _traced(
     tracer: tracing.FunctionTracer, name: str, call: Any, values: Sequence[Any]
 ) -> tracing.TracedFunction:
@@ -280,33 +261,27 @@ def with_explained_axes[R](trace: Callable[..., R], *args: Any) -> R:
         del error  # its traceback holds this frame
 
 
-def _shardings(
-    resources: Sequence[Resource],
+def _read_requests(
     mesh: Mesh | AbstractMesh | None,
+    resources: Sequence[Resource],
+    avals: Sequence[Any],
     paths: Sequence[str],
     what: str,
-) -> tuple[Sharding | None, ...]:
-    """Return the sharding that each resource stands for under a mesh."""
-    known: dict[int, Sharding | None] = {}
-    for resource, path in zip(resources, paths, strict=True):
-        if id(resource) not in known:
-            known[id(resource)] = to_sharding(resource, mesh, what, path)
-    return tuple([known[id(resource)] for resource in resources])
-
-
-def _layouts(
-    resources: Sequence[Resource], avals: Sequence[Any], paths: Sequence[str], what: str
-) -> tuple[Any, ...]:
-    """Return the requested layouts of values.
+) -> tuple[tuple[Sharding | None, ...], tuple[Any, ...]]:
+    """Return the sharding that each resource stands for under a mesh, and its layout.
 
     Raises:
-        ResourceError: With the path of a value that can't have its layout.
+        ResourceError: With the path of a value that can't have its sharding or layout.
     """
+    known: dict[int, Sharding | None] = {}
     for resource, aval, path in zip(resources, avals, paths, strict=True):
+        if id(resource) not in known:
+            known[id(resource)] = to_sharding(resource, mesh, what, path)
         problem = resource.layout and layout_problem(resource.layout, len(aval.shape))
         if problem:
             raise misfit(what, path, aval_text(aval), resource.value, problem)
-    return tuple([resource.layout for resource in resources])
+    shardings = tuple([known[id(resource)] for resource in resources])
+    return shardings, tuple([resource.layout for resource in resources])
 
 
 @cached_by_jaxpr
@@ -328,7 +303,7 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
             others.append(eqn)
     if others:
         rest = tracing.replace_fields(jaxpr, eqns=others)
-        shardings |= dict.fromkeys(constraints_in(rest))
+        shardings |= constraints_in(rest)
         shardings |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
     return tuple(shardings)
 

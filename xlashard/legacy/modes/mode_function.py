@@ -20,7 +20,7 @@ from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.options import PjitOptions, Selected
 from xlashard.core.pjit.shardings.resources import Auto, FromGda, described
-from xlashard.core.pjit.trace import Call, expand_in
+from xlashard.core.pjit.trace import Call
 from xlashard.core.sharding import Mesh, NamedSharding, XLACompatibleSharding
 from xlashard.errors import MeshError, ResourceError
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
@@ -133,7 +133,7 @@ class ModeFunction(Function):
             check_gda_mesh(call.values, call.traced.arg_names, call.mesh)
         out = []
         tree, what = self.options.in_resources, self.options.in_resources.what
-        resources = expand_in(tree, self.parameters, call.traced.in_tree)
+        resources = self.parameters.expand_in(tree, call.traced.in_tree)
         every = zip(call.values, arguments, resources, call.in_shardings, strict=True)
         for value, argument, resource, request in every:
             if not is_global(value) and not self.mode.jax_array:
