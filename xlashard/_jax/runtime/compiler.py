@@ -285,6 +285,7 @@ def raw_layouts(executable: Executable) -> tuple[list[Any], list[Any]] | None:
     )
 
 
+@lru_cache(maxsize=4096)
 def layout_from_raw(layout: Any) -> Any:
     """Return an element of `raw_layouts` as JAX's `Layout`."""
     return Layout.from_pjrt_layout(layout)

@@ -383,7 +383,7 @@ def sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
 
     Most equations contain neither, so that a search for constraints or inner jaxprs looks at these.
     """
-    carriers, found = _carriers(), []
+    carriers, eqns = _carriers(), []
     for eqn in jaxpr.eqns:
         values = eqn.params.values()
         if _PLAIN.issuperset(map(type, values)):
@@ -391,19 +391,19 @@ def sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
         members = [m for v in values for m in (v if isinstance(v, tuple) else (v,))]
         # A sharding of this package need not be one of JAX.
         if any([isinstance(m, carriers) for m in members]) or eqn.params.get("sharding"):
-            found.append(eqn)
-    return tuple(found)
+            eqns.append(eqn)
+    return tuple(eqns)
 
 
 @cached_by_jaxpr
 def inner_sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
     """Return `sharding_equations` of a jaxpr and of all jaxprs inside it, in order."""
-    found = []
+    eqns = []
     for eqn in sharding_equations(jaxpr):
-        found.append(eqn)
+        eqns.append(eqn)
         for inner in () if "witness" in eqn.params else bodies(eqn):
-            found += inner_sharding_equations(inner)
-    return tuple(found)
+            eqns += inner_sharding_equations(inner)
+    return tuple(eqns)
 
 
 @lru_cache(maxsize=1)
