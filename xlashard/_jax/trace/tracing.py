@@ -451,13 +451,8 @@ def equations(jaxpr: Jaxpr) -> list[Any]:
 
 def with_inner_jaxprs(jaxpr: Jaxpr) -> list[Jaxpr]:
     """Return a jaxpr and all jaxprs inside it, except those that only name devices."""
-    collected: list[Jaxpr] = []
-    _collect(jaxpr, collected)
-    return collected
-
-
-def _collect(jaxpr: Jaxpr, collected: list[Jaxpr]) -> None:
-    collected.append(jaxpr)
+    jaxprs = [jaxpr]
     for eqn in sharding_equations(jaxpr):
-        for inner in () if "witness" in eqn.params else bodies(eqn):
-            _collect(inner, collected)
+        for body in () if "witness" in eqn.params else bodies(eqn):
+            jaxprs += with_inner_jaxprs(body)
+    return jaxprs

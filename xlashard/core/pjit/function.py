@@ -83,12 +83,7 @@ class Function:
         ArgumentError: If a static or donated parameter does not exist, or is both.
     """
 
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        options: PjitOptions,
-        static: Selected,
-    ) -> None:
+    def __init__(self, fun: Callable[..., Any], options: PjitOptions, static: Selected) -> None:
         self.fun = fun
         self.options = options
         self.static = static

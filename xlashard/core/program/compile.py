@@ -123,17 +123,13 @@ class LoweredProgram:
             parts: Its parts.
             aliases: The argument whose buffers each result takes over, with tokens counted.
         """
-        plan, tokens = parts.plan, len(self.body.ordered_effects)
-        layouts = ([v.layout for v in plan.args], [v.layout for v in plan.results])
-        refusals = [
-            *self._refused(),
-            *self._unused_donations(_with_chosen_shardings(parts, layouts), aliases, tokens),
-        ]
+        layouts = [v.layout for v in parts.plan.args], [v.layout for v in parts.plan.results]
+        refusals = [*self._refused(), *self._unused_donations(parts, layouts, aliases)]
         return {refused.value.name: refused.reason for refused in refusals}
 
     def _refused(self) -> list[UnusedDonation]:
         """Return the refusals that are known before compilation."""
-        takers = self.donation.takers(self.plan)
+        takers = dict.fromkeys(self.plan.aliased) | {j: i for i, j in self.donation.pairs.items()}
         refusals = [refusal(self.plan, i, takers) for i in self.donation.unusable]
         return refusals + [UnusedDonation(value, _NO_USE) for value in self.unused]
 
@@ -145,12 +141,16 @@ class LoweredProgram:
         offered = _sum_known([local_bytes(args[i], shardings[i]) for i in self.donation.pairs])
         if compiler.alias_bytes(program.executable) in (None, offered):
             return []
-        aliases, tokens = executables.aliases(program.executable), len(self.body.ordered_effects)
-        return self._unused_donations(_settled_plan(program), aliases, tokens)
+        parts = program.parts
+        ins = map(layout_text, program.in_layouts, [aval.dtype for aval in parts.in_avals])
+        outs = map(layout_text, program.out_layouts, [aval.dtype for aval in parts.out_avals])
+        aliases = executables.aliases(program.executable)
+        return self._unused_donations(parts, (list(ins), list(outs)), aliases)
 
     def _unused_donations(
-        self, plan: ProgramPlan, aliases: Mapping[int, int], tokens: int
+        self, parts: ProgramParts, layouts: "_Layouts", aliases: Mapping[int, int]
     ) -> list[UnusedDonation]:
+        plan, tokens = _with_chosen_shardings(parts, layouts), len(self.body.ordered_effects)
         aliased = {result - tokens: argument - tokens for result, argument in aliases.items()}
         left = self.donation.pairs.keys() - aliased.values()
         return [refusal(plan, i, dict(aliased)) for i in sorted(left)]
@@ -161,17 +161,13 @@ def _sum_known(sizes: Sequence[object]) -> int:
     return sum([size for size in sizes if isinstance(size, int)])
 
 
-def _settled_plan(program: Program) -> ProgramPlan:
-    """Return the plan with the compiler's choices."""
-    parts = program.parts
-    ins = map(layout_text, program.in_layouts, [aval.dtype for aval in parts.in_avals])
-    outs = map(layout_text, program.out_layouts, [aval.dtype for aval in parts.out_avals])
-    return _with_chosen_shardings(parts, (list(ins), list(outs)))
+type _Layouts = tuple[Sequence[str | None], Sequence[str | None]]
+"""Layouts of arguments and of results."""
 
 
-def _with_chosen_shardings(
-    parts: ProgramParts, layouts: tuple[Sequence[str | None], Sequence[str | None]]
-) -> ProgramPlan:
+def _with_chosen_shardings(parts: ProgramParts, layouts: _Layouts) -> ProgramPlan:
+    """Return the plan of a program with the compiler's choices."""
+
     def with_choices(values: Any, shardings: Any, layouts: Any) -> tuple[ValuePlan, ...]:
         return tuple(
             replace(value, sharding=sharding, annotated=False, layout=layout)

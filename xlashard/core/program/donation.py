@@ -30,10 +30,6 @@ class Donation:
     certain: frozenset[int]
     unusable: tuple[int, ...]
 
-    def takers(self, plan: ProgramPlan) -> dict[int, int | None]:
-        """Return the argument of each paired result; None for pairs of the module itself."""
-        return {**dict.fromkeys(plan.aliased), **{j: i for i, j in self.pairs.items()}}
-
 
 NO_DONATION = Donation({}, frozenset(), ())
 """Plan for a program without donated arguments."""
@@ -83,7 +79,7 @@ def check_open_layouts(plan: ProgramPlan, donation: Donation, function: str) -> 
 
 
 def _local_type(value: ValuePlan) -> object:
-    local = value.sharding.shard_shape(value.shape) if value.sharding else value.shape
+    local = value.shape if value.sharding is None else value.sharding.shard_shape(value.shape)
     return local, value.dtype, value.memory_kind
 
 
@@ -120,12 +116,12 @@ def _type(value: ValuePlan) -> object:
 
 def _same_bytes(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
     if not value.is_settled or value.sharding is None:
-        return "open", _bytes(value, value.shape), value.memory_kind
+        return "open", local_bytes(value, None), value.memory_kind
     return bytes_of(value), value.memory_kind
 
 
 def _perhaps_same_bytes(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
-    return value.is_settled != result, _bytes(value, value.shape), value.memory_kind
+    return value.is_settled != result, local_bytes(value, None), value.memory_kind
 
 
 def has_room(result: ValuePlan, value: ValuePlan) -> bool:
@@ -134,7 +130,7 @@ def has_room(result: ValuePlan, value: ValuePlan) -> bool:
         return False
     if result.is_settled and value.is_settled:
         return bytes_of(result) == bytes_of(value)
-    return _bytes(result, result.shape) == _bytes(value, value.shape)
+    return local_bytes(result, None) == local_bytes(value, None)
 
 
 def bytes_of(value: ValuePlan) -> object:
@@ -145,10 +141,6 @@ def bytes_of(value: ValuePlan) -> object:
 def local_bytes(value: ValuePlan, sharding: XLACompatibleSharding | None) -> object:
     """Return the bytes per device of a value under a sharding; None for the whole value."""
     return _shard_bytes(value.shape, value.dtype, sharding)
-
-
-def _bytes(value: ValuePlan, shape: tuple[int, ...]) -> object:
-    return _shard_bytes(shape, value.dtype, None)
 
 
 @lru_cache(maxsize=4096)

@@ -65,9 +65,7 @@ class ValuePlan:
     @cached_property
     def is_free(self) -> bool:
         """Return True if the partitioner chooses any part of its sharding."""
-        if self.annotated:
-            return False
-        return self.sharding is None or bool(open_dims(self.sharding))
+        return not self.annotated and (self.sharding is None or bool(open_dims(self.sharding)))
 
     @cached_property
     def is_settled(self) -> bool:
