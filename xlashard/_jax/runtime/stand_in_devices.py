@@ -10,6 +10,7 @@ import jax
 import jax.experimental.mesh_utils as public_mesh_utils
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.private import mesh_utils, replace_name, xla_bridge
 from xlashard._jax.runtime.shardings import Device
 
@@ -124,8 +125,8 @@ class Zeros:
         shape = tuple(sharding.shard_shape(tuple(aval.shape)))
         shard = self._view(shape, np.dtype(aval.dtype))
         devices = sharding._addressable_device_assignment
-        shards = [jax.device_put(shard, device) for device in devices]
-        return jax.make_array_from_single_device_arrays(tuple(aval.shape), sharding, shards)
+        shards = [originals.device_put(shard, device) for device in devices]
+        return originals.make_array_from_single_device_arrays(tuple(aval.shape), sharding, shards)
 
     def _view(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         count = int(np.prod(shape, dtype=np.int64))
