@@ -176,7 +176,7 @@ def test_empty_sections_are_left_out() -> None:
     text = shown(SMALL, 160)
     assert sections(text) == ["Memory", "Time", "Arguments", "Results"]
     assert "trains" not in text and "costs" not in text
-    assert "x along no dimension" in text
+    assert "x across several dimensions, y along y" in text
 
 
 def test_print_with_all_shows_every_leaf() -> None:

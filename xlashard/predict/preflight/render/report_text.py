@@ -172,6 +172,10 @@ def axes_text(mesh: Sequence[AxisReport]) -> str:
     return sizes_text((axis.name, axis.size) for axis in mesh)
 
 
+LAID_OUT = "mesh laid out by xlashard"
+"""Note on a mesh whose device order nobody gave."""
+
+
 def memory_summary(report: PreflightFields) -> str:
     """Return the memory use and the bytes to spare or missing."""
     m = report.memory
@@ -237,7 +241,7 @@ def price_text(amount: float) -> str:
 
 def mesh_text(mesh: Sequence[AxisReport]) -> str:
     """Return the position of each mesh axis on the torus, or on the nodes of GPUs."""
-    return ", ".join(_axis(axis) for axis in mesh)
+    return ", ".join(_axis(axis) for axis in mesh if axis.size > 1)
 
 
 def is_visible_ring(axis: AxisReport) -> bool:
@@ -261,7 +265,7 @@ _GROUPS: Mapping[str, str] = {
 
 def _axis(axis: AxisReport) -> str:
     if not axis.along:
-        return f"{axis.name} along no dimension"
+        return f"{axis.name} across several dimensions"
     along = " and ".join(_GROUPS.get(d, d) for d, _ in axis.along)
     if is_visible_ring(axis):
         return f"{axis.name} around {along}"

@@ -32,6 +32,7 @@ from xlashard.analysis.explain.tables import (
 )
 from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
+    LAID_OUT,
     ORIGINS,
     axes_text,
     memory_summary,
@@ -79,7 +80,7 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
 def _head(report: PreflightFields) -> RenderableType:
     where = [report.title] if report.title else []
     where += [topology_text(report.topology)]
-    where += [axes_text(report.mesh), report.partitioner]
+    where += [axes_text(report.mesh), *[LAID_OUT] * report.is_laid_out, report.partitioner]
     return head(report.name, where, _facts(report))
 
 
@@ -94,8 +95,8 @@ def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
         yield "trains", throughput_text(report.throughput)
     if report.price is not None:
         yield "costs", price_summary(report.price, words_of(report.topology).chip)
-    if report.mesh:
-        yield "mesh", mesh_text(report.mesh)
+    if places := mesh_text(report.mesh):
+        yield "mesh", places
     if report.forgotten:
         yield "unknown", report.forgotten
 

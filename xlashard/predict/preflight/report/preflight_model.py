@@ -88,10 +88,10 @@ class AxisReport:
         size: Size of the axis.
         along: Torus dimensions that the axis follows, with the number of chips: `x`, `y`, `z`,
             `core` (devices of a chip), `slice`; of GPUs `gpu` (within a node) and `node`; empty if
-            it follows none.
-        ring: Whether neighbours on the axis are neighbours on the torus, including last to first.
+            its groups of devices are no boxes of one shape.
+        ring: Whether the devices of the axis form a ring of neighbours in each dimension.
         strides: Distance of neighbours along each of these dimensions; more than 1 if another axis
-            lies between. Empty if unknown.
+            lies between. Empty if the devices are in another order than their coordinates.
     """
 
     name: str
@@ -378,6 +378,7 @@ class PreflightFields:
     is_estimate: bool = False
     spills: tuple[SpillReport, ...] = ()
     forgotten: str = ""
+    is_laid_out: bool = False
 
     @property
     def heading(self) -> str:

@@ -54,6 +54,8 @@ class PreflightReport(SerializableReport, PreflightFields):
         spills: Attention scores that are too large for VMEM, with the block that avoids it.
         forgotten: The facts that a stage does not keep, and that the report therefore lacks, as one
             clause; empty for a function.
+        is_laid_out: Whether xlashard laid out the mesh, from its axis sizes; else the devices have
+            the order of the mesh that was given.
 
     Example:
         >>> import jax

@@ -27,6 +27,7 @@ from xlashard.predict.preflight.render.html.torus_drawing import (
 )
 from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
+    LAID_OUT,
     ORIGINS,
     axes_text,
     error_text,
@@ -123,6 +124,7 @@ def environment(*packages: str) -> Environment:
     templates = report_environment(*packages, __package__ or "")
     templates.globals.update(
         ESTIMATE=ESTIMATE,
+        LAID_OUT=LAID_OUT,
         ORIGINS=ORIGINS,
         memory_curve=memory_curve,
         read_roofline=read_roofline,
