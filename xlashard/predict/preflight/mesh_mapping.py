@@ -60,9 +60,9 @@ def resolve_mesh(
     """
     if mesh is None:
         mesh = _only_mesh(topology, meshes)
-    given = topology.match_devices(mesh.devices.flat) if isinstance(mesh, Mesh) else None
-    if given is not None and isinstance(mesh, Mesh):
-        grid = np.array(given, dtype=object).reshape(mesh.devices.shape)
+    devices = topology.match_devices(mesh.devices.flat) if isinstance(mesh, Mesh) else None
+    if devices is not None and isinstance(mesh, Mesh):
+        grid = np.array(devices, dtype=object).reshape(mesh.devices.shape)
     else:
         grid = topology.mesh({str(name): int(n) for name, n in _sizes(mesh).items()}).devices
     if isinstance(mesh, Mapping):

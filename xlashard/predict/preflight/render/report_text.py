@@ -173,7 +173,7 @@ def axes_text(mesh: Sequence[AxisReport]) -> str:
 
 
 LAID_OUT = "mesh laid out by xlashard"
-"""Note on a mesh whose device order nobody gave."""
+"""Note on a mesh without a device order of the caller."""
 
 
 def memory_summary(report: PreflightFields) -> str:
