@@ -207,7 +207,7 @@ def _waits(facts: Facts) -> str:
     names = {"compute": "arithmetic", "hbm": "HBM", "ici": "ICI", "dcn": "DCN"}
     if facts.generation in BY_NAME:
         names |= {"ici": "NVLink", "dcn": "network"}
-    return names[facts.bound]
+    return names.get(facts.bound, facts.bound)
 
 
 def main(arguments: list[str]) -> int:

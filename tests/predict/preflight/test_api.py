@@ -240,6 +240,25 @@ def test_estimate_of_a_too_large_program_equals_its_preflight() -> None:
     assert "too large" in str(found)
 
 
+@pytest.mark.slow
+def test_head_names_launches_and_lower_bounds() -> None:
+    def tiny(x: jax.Array) -> jax.Array:
+        return jnp.sort(jnp.cumsum(jnp.sort(x)) * 2)
+
+    def until_large(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda x: x.sum() < 1e9, lambda x: x * 2, x)
+
+    x = jax.ShapeDtypeStruct((2048,), jnp.float32)
+    how = {"topology": "v5e-1", "mesh": {"one": 1}, "estimate": True}
+    small = preflight(tiny, x, **how)
+    assert small.time.bound == max(small.time.shares, key=lambda share: share[1])[0] == "launch"
+    assert small.time.above is not None
+    loop = preflight(until_large, x, **how)
+    assert (loop.time.unknown_loops, loop.time.above, loop.time.is_lower_bound) == (1, None, True)
+    assert "takes     at least" in str(loop)
+    assert PreflightReport.from_json(loop.to_json()) == loop
+
+
 def test_compiler_options_are_used_and_reported() -> None:
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     options = {"xla_tpu_scoped_vmem_limit_kib": 16384}

@@ -254,10 +254,10 @@ def mesh_coordinates(topology: BaseTopology, mesh: "Mesh") -> npt.NDArray[np.int
     """
     devices = topology.match_devices(mesh.devices.flat)
     if devices is None:
-        first = mesh.devices.flat[0]
+        platform = mesh.devices.flat[0].platform
         raise TopologyError(
-            f"the mesh has device {first.id} of platform {first.platform}, which is "
-            f"not in {topology}: make it by topology({topology.name!r}).mesh(axes)"
+            f"the mesh has {counted(mesh.size, 'device')} of platform {platform}, which are not "
+            f"those of {topology}: make it by topology({topology.name!r}).mesh(axes)"
         )
     where = topology.coordinates[[topology._positions[_place(device)] for device in devices]]
     return where.reshape(*mesh.devices.shape, -1)

@@ -91,10 +91,11 @@ def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
     verdict = Text(memory_summary(report), "green" if fits else "red")
     yield "fits" if fits else "too large", verdict
     yield "takes", time_summary(report)
+    most, least = ("at most ", "at least ") if report.time.is_lower_bound else ("", "")
     if report.throughput is not None:
-        yield "trains", throughput_text(report.throughput)
+        yield "trains", most + throughput_text(report.throughput)
     if report.price is not None:
-        yield "costs", price_summary(report.price, words_of(report.topology).chip)
+        yield "costs", least + price_summary(report.price, words_of(report.topology).chip)
     if places := mesh_text(report.mesh):
         yield "mesh", places
     if report.forgotten:
@@ -173,12 +174,14 @@ def _time(report: PreflightFields, page: Page) -> RenderableType:
         sent = sum(t.sent_bytes for t in time.traffic if t.network == network)
         if sent:
             waits.append((network, seconds, in_bytes(sent), in_bytes(rates[network])))
+    if time.bound not in {bound for bound, *_ in waits}:
+        waits.append((time.bound, dict(time.shares).get(time.bound, 0.0), "", ""))
     longest = max((time.seconds, *(seconds for _, seconds, _, _ in waits))) or 1.0
     rows: list[Sequence[RenderableType]] = []
     for bound, seconds, amount, rate in waits:
         holds = bound == time.bound
         share, style = _bar(seconds / longest, page, "yellow" if holds else "cyan"), "bold" * holds
-        at = f"at {rate}/s" + (" a link" if bound == topology.links else "")
+        at = f"at {rate}/s" * bool(rate) + (" a link" if bound == topology.links else "")
         rows.append((in_seconds(seconds), share, Text(words.bounds[bound], style), amount, at))
         rows += [
             (

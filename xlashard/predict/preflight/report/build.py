@@ -218,11 +218,13 @@ def _throughput(
     """Return tokens per second and MFU, or None without a workload."""
     if workload is None or not time.seconds:
         return None
-    peak = dict(topology.peak_flops)["bfloat16"] * topology.devices
+    peak, devices = dict(topology.peak_flops)["bfloat16"], topology.devices
     return ThroughputReport(
         workload=workload,
         tokens_per_second=workload.tokens / time.seconds,
-        utilisation=workload.model_flops / (time.seconds * peak),
+        utilisation=workload.model_flops / (time.seconds * peak * devices),
+        device_tokens_per_second=workload.tokens / time.seconds / devices,
+        peak_flops=peak,
     )
 
 

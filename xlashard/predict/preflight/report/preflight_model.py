@@ -22,9 +22,9 @@ from xlashard.predict.preflight.report.step_model import LineTime, SpillReport, 
 from xlashard.predict.targets.chip import Links
 from xlashard.support.documents import ReportFormat
 
-type Bound = Literal["compute", "hbm", "vmem", "ici", "dcn", "host"]
-"""Resource that bounds the time: arithmetic, HBM, VMEM of TPUs, links within a slice or node, the
-network between them, transfers to and from the host."""
+type Bound = Literal["compute", "launch", "hbm", "vmem", "ici", "dcn", "host"]
+"""Resource that bounds the time: arithmetic, the launches of operations, HBM, VMEM of TPUs, links
+within a slice or node, the network between them, transfers to and from the host."""
 
 
 type Origin = Literal[
@@ -244,12 +244,12 @@ class TimeEstimate:
         bound: Resource that the cores use or wait for most of the time.
         seconds: Time of the compiler's schedule at the rates that measurements show.
         below: Error below `seconds`, as a negative share of it.
-        above: Error above `seconds`, as a share of it; None for a lower bound.
+        above: Error above `seconds`, as a share of it; None for a lower bound, which lacks loops,
+            kernels or calls of unknown length or cost.
         shares: Parts of `seconds` by what the cores use or wait for: `matrix`, `vector`, `hbm`,
             `vmem`, `kernel`, `launch`, `ici`, `dcn`, `host`; the longest first.
         kernels: Kernels of known cost, by name, with their number of runs.
-        unknown_kernels: Kernels of unknown cost, by name, with their number of runs. With any of
-            them `seconds` is a lower bound.
+        unknown_kernels: Kernels of unknown cost, by name, with their number of runs.
         unmatched_kernel_costs: Names in `kernel_costs` that no kernel of the program has.
         unknown_loops: Number of loops with an unknown trip count, counted as one iteration.
         elementwise_flops: Part of `flops` outside matrix products.
@@ -293,8 +293,8 @@ class TimeEstimate:
 
     @property
     def is_lower_bound(self) -> bool:
-        """True if the time lacks that of kernels of unknown cost."""
-        return bool(self.unknown_kernels)
+        """True if the time lacks that of loops, kernels or calls of unknown length or cost."""
+        return bool(self.unknown_kernels or self.unknown_loops or self.unknown_calls)
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ class VersionsReport:
     cuda_plugin: str = ""
 
 
-FORMAT = 3
+FORMAT = 4
 """Version of the JSON format, increased when a field changes its meaning or is removed."""
 
 REPORT_FORMAT = ReportFormat("preflight report", FORMAT, "xlashard.preflight(f, ...).to_json()")
