@@ -253,7 +253,7 @@ _ARITHMETIC = ("matrix", "vector", "kernel")
 
 def _bound(seconds: Mapping[Any, float]) -> Bound:
     """Return the resource that takes most of the time."""
-    sums: dict[Bound, float] = defaultdict(float)
+    sums: dict[Any, float] = defaultdict(float)
     for resource, part in seconds.items():
         sums["compute" if resource in _ARITHMETIC else resource] += part
     return max(sums, key=lambda name: sums[name], default="compute")
