@@ -106,7 +106,7 @@ def test_sent_bytes_match_the_formulas(compiled: Compiled) -> None:
     expected = formulas.sent_bytes(compiled.settings)
     sent: Counter[tuple[str, ...]] = Counter()
     for report in describe_traffic(compiled.compilation, PLACE, compiled.mesh):
-        sent[report.collective.axes] += report.collective.sent_bytes
+        sent[report.axes] += report.sent_bytes
     if not uses_shardy() and compiled.pair in GSPMD_SENDS_MORE:
         assert 1 < sent.pop(("tensor",)) / expected.pop(("tensor",)) < 1.2
     total = sum(expected.values())

@@ -109,6 +109,11 @@ class Collective:
         """
         return self.groups.axes(_grid(mesh), order)
 
+    def axis_names(self, mesh: "MeshGrid | Mesh") -> tuple[str, ...] | None:
+        """Return the names of the axes along which it runs; None where no axes match."""
+        parts = self.axes(mesh)
+        return None if parts is None else tuple(dict.fromkeys(part.name for part in parts))
+
 
 def _grid(mesh: "MeshGrid | Mesh") -> MeshGrid:
     if isinstance(mesh, MeshGrid):

@@ -15,7 +15,6 @@ from xlashard.predict.preflight.report.preflight_model import (
     BufferReport,
     MemoryBreakdown,
     TemporaryReport,
-    TrafficReport,
 )
 
 GIB = 2**30
@@ -166,116 +165,98 @@ def collective(kind: Any, along: str, times: int, sent: int, **fields: Any) -> C
 
 
 TRAFFIC = (
-    TrafficReport(
-        collective(
-            "all-reduce",
-            "tensor",
-            128,
-            128 * 96 * 2**20,
-            operands=("bf16[8,8192,4096]",),
-            results=("bf16[8,8192,4096]",),
-            op_name="jit(train_step)/jvp(model)/while/body/blf,fd->bld/dot_general",
-            source=line(134, "mlp"),
-        ),
+    collective(
+        "all-reduce",
+        "tensor",
+        128,
+        128 * 96 * 2**20,
+        operands=("bf16[8,8192,4096]",),
+        results=("bf16[8,8192,4096]",),
+        op_name="jit(train_step)/jvp(model)/while/body/blf,fd->bld/dot_general",
+        source=line(134, "mlp"),
         network="ici",
         seconds=0.0716,
         origin="reduction",
-        requested=True,
     ),
-    TrafficReport(
-        collective(
-            "all-gather",
-            "fsdp",
-            448,
-            448 * 21 * 2**20,
-            argument="state['params']['layers']['mlp']['up']",
-            needed_by="jit(train_step)/jvp(model)/while/body/bld,df->blf/dot_general",
-            needed_by_source=line(131, "mlp"),
-        ),
+    collective(
+        "all-gather",
+        "fsdp",
+        448,
+        448 * 21 * 2**20,
+        argument="state['params']['layers']['mlp']['up']",
+        needed_by="jit(train_step)/jvp(model)/while/body/bld,df->blf/dot_general",
+        needed_by_source=line(131, "mlp"),
         network="ici",
         seconds=0.0548,
         origin="argument",
-        requested=True,
     ),
-    TrafficReport(
-        collective(
-            "reduce-scatter",
-            "fsdp",
-            224,
-            224 * 42 * 2**20,
-            operands=("f32[4096,3584]",),
-            results=("f32[1024,3584]",),
-            op_name="jit(train_step)/transpose(jvp(model))/while/body/bld,df->blf/dot_general",
-        ),
+    collective(
+        "reduce-scatter",
+        "fsdp",
+        224,
+        224 * 42 * 2**20,
+        operands=("f32[4096,3584]",),
+        results=("f32[1024,3584]",),
+        op_name="jit(train_step)/transpose(jvp(model))/while/body/bld,df->blf/dot_general",
         network="ici",
         seconds=0.0548,
         origin="gradient",
-        requested=True,
     ),
-    TrafficReport(
-        collective(
-            "all-reduce",
-            "data",
-            9,
-            2 * 2**30,
-            count=9,
-            operands=("f32[32,1024,3584]",),
-            results=("f32[32,1024,3584]",),
-            op_name="jit(train_step)/transpose(jvp(model))/psum",
-        ),
+    collective(
+        "all-reduce",
+        "data",
+        9,
+        2 * 2**30,
+        count=9,
+        operands=("f32[32,1024,3584]",),
+        results=("f32[32,1024,3584]",),
+        op_name="jit(train_step)/transpose(jvp(model))/psum",
         network="ici",
         seconds=0.0119,
         origin="gradient",
-        requested=True,
     ),
-    TrafficReport(
-        collective(
-            "all-to-all",
-            "tensor",
-            64,
-            64 * 24 * 2**20,
-            operands=("bf16[8,8192,8,128]",),
-            results=("bf16[8,2048,32,128]",),
-            op_name="jit(train_step)/jvp(model)/while/body/transpose",
-            source=line(97, "attention"),
-        ),
+    collective(
+        "all-to-all",
+        "tensor",
+        64,
+        64 * 24 * 2**20,
+        operands=("bf16[8,8192,8,128]",),
+        results=("bf16[8,2048,32,128]",),
+        op_name="jit(train_step)/jvp(model)/while/body/transpose",
+        source=line(97, "attention"),
         network="ici",
         seconds=0.0089,
         origin="resharding",
-        requested=False,
         suggestion="with_sharding_constraint(x, P(('data', 'fsdp'), None, 'tensor', None)) at "
         "model.py:97 keeps the operand cut as the next operation reads it",
     ),
-    TrafficReport(
-        collective(
-            "all-gather",
-            "tensor",
-            1,
-            3 * 8 * 2**20,
-            operands=("f32[8,8192]",),
-            results=("f32[8,8192]",),
-            op_name="jit(train_step)/jvp(loss)/reduce_max",
-            source=line(212, "loss"),
-        ),
+    collective(
+        "all-gather",
+        "tensor",
+        1,
+        3 * 8 * 2**20,
+        operands=("f32[8,8192]",),
+        results=("f32[8,8192]",),
+        op_name="jit(train_step)/jvp(loss)/reduce_max",
+        source=line(212, "loss"),
         network="ici",
         seconds=0.00014,
         origin="resharding",
-        requested=False,
         suggestion="reduce over the vocabulary before the logits are gathered",
     ),
 )
 
 
-def along_axes(traffic: tuple[TrafficReport, ...]) -> tuple[AxisTraffic, ...]:
+def along_axes(traffic: tuple[CollectiveReport, ...]) -> tuple[AxisTraffic, ...]:
     """Return the traffic of collectives, by mesh axes."""
-    sums: dict[tuple[str, Any], list[TrafficReport]] = {}
+    sums: dict[tuple[str, Any], list[CollectiveReport]] = {}
     for t in traffic:
-        sums.setdefault((t.collective.along, t.network), []).append(t)
+        sums.setdefault((t.along, t.network), []).append(t)
     made = [
         AxisTraffic(
             along,
             network,
-            sum(t.collective.sent_bytes for t in found),
+            sum(t.sent_bytes for t in found),
             sum(t.seconds for t in found),
         )
         for (along, network), found in sums.items()

@@ -287,7 +287,8 @@ OUT_OF_MEMORY = replace(
 
 _ACROSS = replace(
     TRAFFIC[3],
-    collective=replace(TRAFFIC[3].collective, along="slice", axes=("slice",)),
+    along="slice",
+    axes=("slice",),
     network="dcn",
     seconds=2 * 2**30 / 6.25e9,
 )

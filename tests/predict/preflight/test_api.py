@@ -95,11 +95,11 @@ def test_replicated_arguments_warn_and_unused_donations_are_only_reported(
 def test_report_has_flops_collectives_and_time(report: PreflightReport) -> None:
     # Three products of [256, 1024] by the gathered weights, [1024, 1024], on each device.
     assert report.time.flops == pytest.approx(3 * 2 * 256 * 1024 * 1024, rel=0.01)
-    gathers = [t for t in report.traffic if t.collective.kind == "all-gather"]
-    assert [t.collective.along for t in gathers] == ["model"]
+    gathers = [t for t in report.traffic if t.kind == "all-gather"]
+    assert [t.along for t in gathers] == ["model"]
     assert gathers[0].requested and gathers[0].origin == "constraint"
-    assert gathers[0].collective.times == 3
-    line = gathers[0].collective.needed_by_source
+    assert gathers[0].times == 3
+    line = gathers[0].needed_by_source
     assert line is not None and line.file == __file__ and line.in_user_file
     assert report.time.seconds >= report.time.roofline_seconds > 0
 
@@ -134,9 +134,7 @@ def test_local_arrays_map_to_topology_axes_of_equal_names(
     by_follow = xlashard.pjit(layers, out_shardings=P("data"), donate_argnums=0)
     same = preflight(by_follow, x, weights={"w": w}, topology=POD, mesh=AXES)
     assert same.memory.arguments == report.memory.arguments
-    assert [t.collective.sent_bytes for t in same.traffic] == [
-        t.collective.sent_bytes for t in report.traffic
-    ]
+    assert [t.sent_bytes for t in same.traffic] == [t.sent_bytes for t in report.traffic]
     # Their own mesh fits another topology, and is the default.
     fewer = preflight(by_follow, x, {"w": w}, topology="v5e-8")
     assert [(axis.name, axis.size) for axis in fewer.mesh] == [("data", 4), ("model", 2)]
@@ -338,7 +336,7 @@ def figures(report: PreflightReport) -> dict[str, Any]:
         "donations": report.donations,
         "arguments": report.memory.arguments,
         "total": (report.memory.total_bytes, report.memory.argument_bytes),
-        "sent": [(t.collective.kind, t.collective.along, t.origin) for t in report.traffic],
+        "sent": [(t.kind, t.along, t.origin) for t in report.traffic],
         "requested": [t.requested for t in report.traffic],
     }
 
@@ -387,7 +385,7 @@ def test_meshes_inside_a_jitted_function_map_to_the_topology() -> None:
         return jax.shard_map(lambda x: jax.lax.psum(x, "ring"), mesh=ring, **specs)(x * 2)
 
     report = preflight(jax.jit(total, in_shardings=local("data")), SQUARE, topology="v5e-8")
-    assert [t.collective.kind for t in report.traffic if t.origin == "explicit"] == ["all-reduce"]
+    assert [t.kind for t in report.traffic if t.origin == "explicit"] == ["all-reduce"]
     table = jax.device_put(jnp.ones((512, 64)), local("data"))
     indices = jax.ShapeDtypeStruct((64,), jnp.int32, sharding=local("data"))
     report = preflight(jax.jit(lambda i: table[i]), indices, topology="v5e-8")
@@ -474,7 +472,7 @@ def test_explicit_axes_stay_explicit() -> None:
     report = preflight(jax.jit(apply), x, w, topology="v5e-8", replicated_above=0)
     assert [(v.spec, v.decided_by) for v in report.outputs] == [("P()", "caller")]
     assert report.replications == report.replicated == ()
-    gathers = [t for t in report.traffic if t.collective.kind == "all-gather"]
+    gathers = [t for t in report.traffic if t.kind == "all-gather"]
     assert gathers and all(t.requested for t in gathers)
 
 

@@ -67,9 +67,19 @@ class SourceLine:
     in_user_file: bool
 
 
+type Origin = Literal[
+    "", "constraint", "explicit", "gradient", "argument", "result", "reduction", "resharding"
+]
+"""Cause of a collective; empty if unknown. Required by the program: a `constraint`; an `explicit`
+collective in a shard_map; the reduction of a `gradient` over data-parallel devices; a `reduction`
+over a sharded dimension; an `argument` or `result` gathered because of its sharding. Not required:
+a `resharding` that the partitioner inserts between two operations.
+"""
+
+
 @dataclass(frozen=True)
 class CollectiveReport:
-    """Equal collectives with the same cause.
+    """Equal collectives with the same cause; in a preflight with their price.
 
     All bytes are those of one device in one execution of the program: a collective in a loop counts
     once per iteration.
@@ -79,48 +89,61 @@ class CollectiveReport:
         along: The mesh axes as text, `data, model`; `model:(2)2` for groups of 2 in each of 2
             blocks of an axis; a description of the groups if they follow no axes.
         axes: The names of those axes; None if the groups follow no axes.
-        count: Number of instructions in the program.
-        times: Number of executions, all instructions together.
         times_known: False if an enclosing loop has no known trip count, and counts as one
             iteration.
         conditional: True if one is in a branch that may not be taken; it counts as taken.
         asynchronous: True if other work overlaps with it.
         operands: Types of the operands on one device, of one instruction.
         results: Types of the results on one device, of one instruction.
-        operand_bytes: Bytes of the operands.
-        result_bytes: Bytes of the results.
-        payload_bytes: The larger of the two.
-        sent_bytes: Bytes that a device sends with a bandwidth-optimal algorithm.
         op_name: JAX's name of the operation whose value it transfers; empty if unknown to XLA.
         argument: The path of the argument that it gathers or exchanges unchanged, or empty.
         source: The line of that operation: the innermost of the user's files, else the innermost.
         needed_by: Of a gather, or if XLA has no line of the operation: JAX's name of the nearest
             consumer of the result; else empty.
         needed_by_source: The line of the consumer.
+        count: Number of instructions in the program.
+        times: Number of executions, all instructions together.
+        operand_bytes: Bytes of the operands.
+        result_bytes: Bytes of the results.
+        payload_bytes: The larger of the two.
+        sent_bytes: Bytes that a device sends with a bandwidth-optimal algorithm.
         groups: If they follow no axes: the device positions of each group, or source and target
             of each pair of a permutation.
+        network: Network that carries most of the bytes; empty if unknown.
+        seconds: Time of all runs at link bandwidth.
+        origin: Cause of the collectives; empty if unknown.
+        suggestion: Code change that removes them, if they are not required; else empty.
     """
 
     kind: CollectiveKind
     along: str
     axes: tuple[str, ...] | None
-    count: int
-    times: int
     times_known: bool
     conditional: bool
     asynchronous: bool
     operands: tuple[str, ...]
     results: tuple[str, ...]
-    operand_bytes: int
-    result_bytes: int
-    payload_bytes: int
-    sent_bytes: int
     op_name: str
     argument: str
     source: SourceLine | None
     needed_by: str
     needed_by_source: SourceLine | None
+    count: int = 0
+    times: int = 0
+    operand_bytes: int = 0
+    result_bytes: int = 0
+    payload_bytes: int = 0
+    sent_bytes: int = 0
     groups: tuple[tuple[int, ...], ...] | None = None
+    network: Literal["", "ici", "dcn"] = ""
+    seconds: float = 0.0
+    origin: Origin = ""
+    suggestion: str = ""
+
+    @property
+    def requested(self) -> bool:
+        """Return False for collectives that neither the program nor a sharding requires."""
+        return self.origin != "resharding"
 
 
 @dataclass(frozen=True)

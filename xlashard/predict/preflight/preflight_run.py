@@ -113,7 +113,7 @@ def preflight(
         >>> report = preflight(gram, x, topology="v5e-16", mesh={"data": 16})
         >>> report.outcome, report.memory.argument_bytes
         ('fits', 65536)
-        >>> [(t.collective.kind, t.collective.along) for t in report.traffic]
+        >>> [(c.kind, c.along) for c in report.traffic]
         [('all-gather', 'data')]
     """
     chip_hour = None if price is None else parse_price(price)

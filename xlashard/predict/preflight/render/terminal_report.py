@@ -6,7 +6,7 @@ from dataclasses import replace
 from rich.console import RenderableType
 from rich.text import Text
 
-from xlashard.analysis.explain.model import SourceLine, ValueReport
+from xlashard.analysis.explain.model import CollectiveReport, SourceLine, ValueReport
 from xlashard.analysis.explain.sections import (
     donations_section,
     findings_of,
@@ -49,7 +49,6 @@ from xlashard.predict.preflight.report.preflight_model import (
     BufferReport,
     PreflightFields,
     TemporaryReport,
-    TrafficReport,
 )
 from xlashard.predict.preflight.report.step_model import SpillReport
 from xlashard.support.formatting import in_bytes, in_flop, in_seconds
@@ -255,15 +254,15 @@ def _collectives(report: PreflightFields, page: Page) -> RenderableType | None:
     if not traffic:
         return None
     narrow = page if page.is_full else Page(page.width * 2 // 3, full=False)
-    shown = [(t, t.collective) for t in page.rows(traffic)]
+    shown = page.rows(traffic)
     columns = {
-        ">takes": [in_seconds(t.seconds) for t, _ in shown],
-        ">sends": [in_bytes(c.sent_bytes) for _, c in shown],
-        "what": [Text.assemble((c.kind, "cyan"), runs_text(c)) for _, c in shown],
-        "along": [_along(t, networks) for t, _ in shown],
-        "of": [types_text(c) for _, c in shown],
-        "for": [cause_text(c, narrow) for _, c in shown],
-        "cause": [_origin(t, page) for t, _ in shown],
+        ">takes": [in_seconds(c.seconds) for c in shown],
+        ">sends": [in_bytes(c.sent_bytes) for c in shown],
+        "what": [Text.assemble((c.kind, "cyan"), runs_text(c)) for c in shown],
+        "along": [_along(c, networks) for c in shown],
+        "of": [types_text(c) for c in shown],
+        "for": [cause_text(c, narrow) for c in shown],
+        "cause": [_origin(c, page) for c in shown],
     }
     if page.width < _VERY_WIDE and not page.is_full:
         del columns["of"]
@@ -273,24 +272,24 @@ def _collectives(report: PreflightFields, page: Page) -> RenderableType | None:
         "Collectives",
         "of each device in one execution",
         columns_table(columns),
-        page.rest(traffic, lambda t: t.collective.sent_bytes),
+        page.rest(traffic, lambda c: c.sent_bytes),
     )
 
 
-def _along(t: TrafficReport, networks: Mapping[str, str]) -> str:
-    return groups_text(t.collective) + ("" if t.network == "ici" else f" ({networks[t.network]})")
+def _along(c: CollectiveReport, networks: Mapping[str, str]) -> str:
+    return groups_text(c) + ("" if c.network == "ici" else f" ({networks[c.network]})")
 
 
-def _origin(t: TrafficReport, page: Page) -> Text:
-    text = ORIGINS[t.origin] if page.width >= WIDE else t.origin
-    return Text(text, "" if t.requested else "yellow")
+def _origin(c: CollectiveReport, page: Page) -> Text:
+    text = ORIGINS[c.origin] if page.width >= WIDE else c.origin
+    return Text(text, "" if c.requested else "yellow")
 
 
-def _not_required(traffic: Sequence[TrafficReport], page: Page) -> RenderableType | None:
+def _not_required(traffic: Sequence[CollectiveReport], page: Page) -> RenderableType | None:
     alike: dict[tuple[str, str, str], float] = {}
     for t in traffic:
         if not t.requested and t.suggestion:
-            key = (t.collective.kind, t.collective.along, t.suggestion)
+            key = (t.kind, t.along, t.suggestion)
             alike[key] = alike.get(key, 0.0) + t.seconds
 
     def row(item: tuple[tuple[str, str, str], float]) -> Sequence[RenderableType]:

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.analysis.explain.comparison import Comparison
+from xlashard.analysis.explain.model import CollectiveReport
 from xlashard.analysis.explain.report_changes import (
     Amounts,
     Breach,
@@ -43,7 +44,7 @@ from xlashard.predict.preflight.render.report_text import (
     topology_text,
     words_of,
 )
-from xlashard.predict.preflight.report.preflight_model import PreflightFields, TrafficReport
+from xlashard.predict.preflight.report.preflight_model import PreflightFields
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.support.formatting import Limit, in_amount, in_bytes, in_seconds, parse_limits
 from xlashard.support.tracebacks import short_tracebacks
@@ -156,7 +157,7 @@ def _held(report: PreflightReport) -> list[BytesUse]:
 
 
 def _sent(report: PreflightReport) -> list[BytesUse]:
-    return [traffic_use(t.collective, t.network, t.seconds) for t in report.traffic]
+    return [traffic_use(c) for c in report.traffic]
 
 
 class SummaryText(PrintableReport):
@@ -205,29 +206,31 @@ def _step(report: PreflightFields) -> str:
     return price_with_currency(report.price.step, report.price.currency)
 
 
-def _sent_bytes(report: PreflightReport, keep: Callable[[TrafficReport], bool]) -> float:
-    return sum(t.collective.sent_bytes for t in report.traffic if keep(t))
+def _sent_bytes(report: PreflightReport, keep: Callable[[CollectiveReport], bool]) -> float:
+    return sum(c.sent_bytes for c in report.traffic if keep(c))
 
 
 def _step_price(report: PreflightFields) -> float | None:
     return None if report.price is None else report.price.step
 
 
-def _traffic(description: str, keep: Callable[[TrafficReport], bool]) -> BudgetKey[PreflightReport]:
+def _traffic(
+    description: str, keep: Callable[[CollectiveReport], bool]
+) -> BudgetKey[PreflightReport]:
     return BudgetKey(
         "bytes",
         description,
         lambda r: _sent_bytes(r, keep),
-        lambda r: collective_lines(t.collective for t in r.traffic if keep(t)),
+        lambda r: collective_lines(filter(keep, r.traffic)),
     )
 
 
-def _kind(kind: str) -> Callable[[TrafficReport], bool]:
-    return lambda t: t.collective.kind == kind
+def _kind(kind: str) -> Callable[[CollectiveReport], bool]:
+    return lambda c: c.kind == kind
 
 
-def _network(network: str) -> Callable[[TrafficReport], bool]:
-    return lambda t: t.network == network
+def _network(network: str) -> Callable[[CollectiveReport], bool]:
+    return lambda c: c.network == network
 
 
 def _largest(report: PreflightReport) -> list[str]:

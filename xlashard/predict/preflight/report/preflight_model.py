@@ -27,16 +27,6 @@ type Bound = Literal["compute", "launch", "hbm", "vmem", "ici", "dcn", "host"]
 within a slice or node, the network between them, transfers to and from the host."""
 
 
-type Origin = Literal[
-    "constraint", "explicit", "gradient", "argument", "result", "reduction", "resharding"
-]
-"""Cause of a collective. Required by the program: a `constraint`; an `explicit` collective in a
-shard_map; the reduction of a `gradient` over data-parallel devices; a `reduction` over a sharded
-dimension; an `argument` or `result` gathered because of its sharding. Not required: a `resharding`
-that the partitioner inserts between two operations.
-"""
-
-
 @dataclass(frozen=True)
 class TopologyReport:
     """Devices that the program was compiled for.
@@ -298,27 +288,6 @@ class TimeEstimate:
 
 
 @dataclass(frozen=True)
-class TrafficReport:
-    """Equal collectives with the same cause.
-
-    Attributes:
-        collective: Kind, count, bytes, axes and source line.
-        network: Network that carries most of the bytes.
-        seconds: Time of all runs at link bandwidth.
-        origin: Cause of the collectives.
-        requested: Whether the program or the caller's shardings require them.
-        suggestion: Code change that removes them, if they are not required; else empty.
-    """
-
-    collective: CollectiveReport
-    network: Literal["ici", "dcn"]
-    seconds: float
-    origin: Origin
-    requested: bool
-    suggestion: str = ""
-
-
-@dataclass(frozen=True)
 class VersionsReport:
     """Versions and flags that the report depends on.
 
@@ -361,7 +330,7 @@ class PreflightFields:
     partitioner: str
     memory: MemoryBreakdown
     time: TimeEstimate
-    traffic: tuple[TrafficReport, ...]
+    traffic: tuple[CollectiveReport, ...]
     inputs: tuple[ValueReport, ...]
     outputs: tuple[ValueReport, ...]
     donations: tuple[DonationReport, ...]

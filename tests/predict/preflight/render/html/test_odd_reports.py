@@ -32,16 +32,13 @@ ONE_CHIP = replace(
 )
 NOWHERE = replace(
     FITTING.traffic[0],
-    collective=replace(
-        FITTING.traffic[0].collective,
-        axes=None,
-        along="2 groups of 2 devices",
-        groups=((0, 3), (1, 2)),
-        source=None,
-        op_name="",
-        conditional=True,
-        times_known=False,
-    ),
+    axes=None,
+    along="2 groups of 2 devices",
+    groups=((0, 3), (1, 2)),
+    source=None,
+    op_name="",
+    conditional=True,
+    times_known=False,
 )
 ODD = {
     "no mesh": replace(SMALL, mesh=()),

@@ -169,7 +169,7 @@ def environment(*packages: str) -> Environment:
 
 def _filter_choices(report: PreflightFields) -> dict[str, list[str]]:
     """Return the values to filter collectives by."""
-    choices = filter_choices([t.collective for t in report.traffic])
+    choices = filter_choices(report.traffic)
     choices["reason"] = ["required", "not required"]
     if len({t.network for t in report.traffic}) > 1:
         choices["network"] = list(words_of(report.topology).networks.values())
