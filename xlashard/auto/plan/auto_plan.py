@@ -38,7 +38,7 @@ from xlashard.support.documents import ReportFormat
 from xlashard.support.formatting import in_bytes, in_seconds
 from xlashard.support.tracebacks import short_tracebacks
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, repr=False)

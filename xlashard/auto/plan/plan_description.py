@@ -3,6 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,8 +11,11 @@ import jax
 from xlashard._jax.trace.origins import source_frames
 from xlashard._jax.trace.tracing import bodies, shaped, source_of
 from xlashard._jax.tree_definitions import outline
+from xlashard.analysis.explain.descriptions import describe_collective
+from xlashard.analysis.explain.model import CollectiveReport
 from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.auto.auto_program import AutoProgram
+from xlashard.auto.foreseen import link_seconds
 from xlashard.auto.plan.auto_plan import AutoPlan, fingerprint_of
 from xlashard.auto.plan.plan_model import (
     HeldMemory,
@@ -21,15 +25,15 @@ from xlashard.auto.plan.plan_model import (
     PlannedConstraint,
     PlannedLayout,
     PlannedValue,
-    UnforeseenTransfer,
     text_of_spec,
 )
 from xlashard.auto.problem import AutoProblem, ProgramLayout, site_value
 from xlashard.auto.proof import ProvenLayout, ProvenLayouts
 from xlashard.auto.rules.op_rules import op_rule
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.core.sharding.named import grid_of
 from xlashard.errors import counted
-from xlashard.hlo.collectives import along_text
+from xlashard.hlo.collectives import add_up
 from xlashard.hlo.module import Frame
 from xlashard.predict.preflight.memory_breakdown import describe_temporaries
 from xlashard.support.formatting import typed
@@ -175,18 +179,14 @@ def _constraints(program: AutoProgram, layout: ProgramLayout) -> Iterator[Planne
         )
 
 
-def _unforeseen(program: AutoProgram, best: ProvenLayout) -> Iterator[UnforeseenTransfer]:
-    sources = SourceLocator.of(source_of(program.call.traced.jaxpr))
-    for each in best.unforeseen:
-        collective = each.collective
-        yield UnforeseenTransfer(
-            kind=collective.kind,
-            along=along_text(collective, program.mesh),
-            type=", ".join(map(str, each.shapes)),
-            times=collective.times,
-            seconds=each.seconds,
-            operation=collective.op_name,
-            source=sources.line(collective.frames),
+def _unforeseen(program: AutoProgram, best: ProvenLayout) -> Iterator[CollectiveReport]:
+    sources, grid = SourceLocator.of(source_of(program.call.traced.jaxpr)), grid_of(program.mesh)
+    for collective, cost in best.unforeseen:
+        yield replace(
+            describe_collective(collective, grid, (), sources),
+            **add_up([collective]),
+            network=cost.resource,
+            seconds=link_seconds(collective, cost),
         )
 
 

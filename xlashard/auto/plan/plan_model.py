@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from xlashard.analysis.explain.model import SourceLine
+from xlashard.analysis.explain.model import CollectiveReport, SourceLine
 from xlashard.hlo.collectives import CollectiveTotal
 from xlashard.predict.targets.chip import Links
 from xlashard.support.formatting import typed
@@ -121,29 +121,6 @@ class PlannedLayout:
         return self.predicted_seconds if known is None else known
 
 
-@dataclass(frozen=True)
-class UnforeseenTransfer:
-    """Collective of the compiled program that the search did not foresee.
-
-    Attributes:
-        kind: Kind of collective.
-        along: Mesh axes, as text.
-        type: Types on one device: `bf16[8,128]`.
-        times: Number of runs in a step.
-        seconds: Time on the links in a step, which other work may hide.
-        operation: JAX's name of the operation whose value it moves; empty if unknown.
-        source: Line of the operation; None if unknown.
-    """
-
-    kind: str
-    along: str
-    type: str
-    times: int
-    seconds: float
-    operation: str = ""
-    source: SourceLine | None = None
-
-
 class PathRule(NamedTuple):
     """Spec of all values whose path a regular expression matches.
 
@@ -204,7 +181,7 @@ class PlanFields:
     fingerprint: str
     arguments: tuple[PlannedArgument, ...] = ()
     axis_rules: tuple[LogicalAxisRule, ...] = ()
-    unforeseen: tuple[UnforeseenTransfer, ...] = ()
+    unforeseen: tuple[CollectiveReport, ...] = ()
     gap: float | None = None
     least_seconds: float | None = None
     unknown_primitives: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from jinja2 import Template
 from rich.console import RenderableType
 from rich.text import Text
 
+from xlashard.analysis.explain.model import CollectiveReport
 from xlashard.analysis.explain.tables import WIDE, Page, head, line_text, listing, section, table
 from xlashard.analysis.pictures.svg_html import make_environment
 from xlashard.auto.plan.plan_model import (
@@ -19,7 +20,6 @@ from xlashard.auto.plan.plan_model import (
     PlannedConstraint,
     PlannedLayout,
     PlannedValue,
-    UnforeseenTransfer,
     path_rules,
 )
 from xlashard.predict.preflight.render.report_text import WORDS
@@ -185,7 +185,7 @@ def _shown(constraint: PlannedConstraint) -> tuple[str, ...]:
     return where, constraint.operation, kind, constraint.type, constraint.spec
 
 
-def _where(value: PlannedConstraint | UnforeseenTransfer) -> str:
+def _where(value: PlannedConstraint | CollectiveReport) -> str:
     return "" if value.source is None else line_text(value.source)
 
 
@@ -204,7 +204,14 @@ def _unforeseen(plan: PlanFields, page: Page) -> RenderableType | None:
         ("Unforeseen collectives", "of the compiler's own choice"),
         ("what", "along", "type", ">runs", ">on links", "line"),
         plan.unforeseen,
-        lambda c: (c.kind, c.along, c.type, f"{c.times:,}", in_seconds(c.seconds), _where(c)),
+        lambda c: (
+            c.kind,
+            c.along,
+            ", ".join(c.operands),
+            f"{c.times:,}",
+            in_seconds(c.seconds),
+            _where(c),
+        ),
     )
 
 

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class NetworkCost:
     expected_seconds: float = 0.0
 
     @property
-    def resource(self) -> str:
+    def resource(self) -> Literal["ici", "dcn"]:
         """Name of the slowest network in use: `dcn` between slices or nodes, or `ici`."""
         return "dcn" if self.dcn_bytes else "ici"
 
