@@ -12,7 +12,6 @@ from xlashard.analysis.explain.model import (
 )
 from xlashard.predict.preflight.report.preflight_model import (
     AxisTraffic,
-    BufferReport,
     MemoryBreakdown,
     TemporaryReport,
 )
@@ -64,30 +63,14 @@ STATE = tuple(
 COUNT = value("state['optimizer'][0].count", "int32", (), "P()", 1)
 TOKENS = value("tokens", "int32", (64, 8193), "P(('data', 'fsdp'))", 8)
 LOSS = value("result[1]", "float32", (), "P()", 1, decided_by="partitioner")
-INPUTS = (*STATE, COUNT, TOKENS)
-OUTPUTS = (*(replace(v, path=v.path.replace("state", "result[0]")) for v in (*STATE, COUNT)), LOSS)
-
-
-def held(v: ValueReport, **fields: Any) -> BufferReport:
-    return BufferReport(v.path, v.type, v.spec, v.device_bytes, v.copies, **fields)
-
-
-def largest(found: list[BufferReport]) -> tuple[BufferReport, ...]:
-    return tuple(sorted(found, key=lambda h: -h.device_bytes))
-
-
-ARGUMENTS = largest(
-    [
-        *(
-            held(v, aliased=v.path.replace("state", "result[0]"), donated=True)
-            for v in (*STATE, COUNT)
-        ),
-        held(TOKENS),
-    ]
+INPUTS = (
+    *(
+        replace(v, aliased=v.path.replace("state", "result[0]"), donated=True)
+        for v in (*STATE, COUNT)
+    ),
+    TOKENS,
 )
-RESULTS = largest(
-    [*(held(v, aliased=v.path.replace("result[0]", "state")) for v in OUTPUTS[:-1]), held(LOSS)]
-)
+OUTPUTS = (*(replace(v, path=v.aliased, aliased=v.path, donated=False) for v in INPUTS[:-1]), LOSS)
 TEMPORARIES = (
     TemporaryReport(
         "fusion.1742",
@@ -116,7 +99,7 @@ TEMPORARIES = (
     ),
     TemporaryReport("copy.7", "f32[2,4096]", 2 * 8 * 128 * 4 * 8, "", None),
 )
-ARGUMENT_BYTES = sum(h.device_bytes for h in ARGUMENTS)
+ARGUMENT_BYTES = sum(v.device_bytes for v in INPUTS)
 ALIAS_BYTES = ARGUMENT_BYTES - TOKENS.device_bytes
 TEMPORARY_BYTES = sum(t.device_bytes for t in TEMPORARIES) + 512 * 2**20
 MEMORY = MemoryBreakdown(
@@ -128,8 +111,6 @@ MEMORY = MemoryBreakdown(
     temporary_bytes=TEMPORARY_BYTES,
     constant_bytes=24_576,
     code_bytes=38 * 2**20,
-    arguments=ARGUMENTS,
-    results=RESULTS,
     temporaries=TEMPORARIES,
 )
 

@@ -19,7 +19,6 @@ from tests.predict.preflight.example_parts import (
     TEMPORARY_BYTES,
     TRAFFIC,
     along_axes,
-    held,
     line,
     value,
 )
@@ -378,8 +377,6 @@ SMALL = PreflightReport(
         temporary_bytes=0,
         constant_bytes=0,
         code_bytes=90_112,
-        arguments=(held(_W), held(_X)),
-        results=(held(_Y),),
         temporaries=(),
     ),
     time=TimeEstimate(

@@ -67,9 +67,9 @@ def test_report_has_name_outcome_topology_and_mesh(report: PreflightReport) -> N
 
 def test_report_has_memory_and_donations(report: PreflightReport) -> None:
     memory = report.memory
-    assert [(h.path, h.device_bytes) for h in memory.arguments] == [
-        ("weights['w']", 1024 * 512 * 2),
-        ("x", 256 * 1024 * 2),
+    assert [(v.path, v.device_bytes, v.aliased) for v in report.inputs] == [
+        ("x", 256 * 1024 * 2, "result"),
+        ("weights['w']", 1024 * 512 * 2, ""),
     ]
     assert memory.alias_bytes == 256 * 1024 * 2
     assert 0 < memory.total_bytes < memory.available_bytes < report.topology.hbm_bytes
@@ -133,7 +133,7 @@ def test_local_arrays_map_to_topology_axes_of_equal_names(
     w = xlashard.device_put(jnp.ones((1024, 1024), X.dtype), NamedSharding(here, P(None, "model")))
     by_follow = xlashard.pjit(layers, out_shardings=P("data"), donate_argnums=0)
     same = preflight(by_follow, x, weights={"w": w}, topology=POD, mesh=AXES)
-    assert same.memory.arguments == report.memory.arguments
+    assert held_values(same) == held_values(report)
     assert [t.sent_bytes for t in same.traffic] == [t.sent_bytes for t in report.traffic]
     # Their own mesh fits another topology, and is the default.
     fewer = preflight(by_follow, x, {"w": w}, topology="v5e-8")
@@ -231,7 +231,7 @@ def test_estimate_of_a_too_large_program_equals_its_preflight() -> None:
     assert estimate.is_estimate and without_code(estimate) == without_code(found)
     assert found.outcome == "out of memory"
     assert not found.fits and not found.memory.fits
-    assert found.memory.arguments[0].device_bytes == 2**35
+    assert found.inputs[0].device_bytes == 2**35
     assert found.memory.total_bytes > found.memory.available_bytes
     assert found.time.seconds > 0
     assert [v.path for v in found.replicated] == ["result"]
@@ -327,14 +327,17 @@ def gather_rows_of_local_mesh(x: Any, w: Any) -> Any:
     return jax.lax.with_sharding_constraint(jnp.tanh(y), local("data"))
 
 
+def held_values(report: PreflightReport) -> list[tuple[Any, ...]]:
+    return [(v.path, v.type, v.spec, v.device_bytes, v.aliased, v.donated) for v in report.inputs]
+
+
 def figures(report: PreflightReport) -> dict[str, Any]:
     """Return the figures that two preflights of one program share."""
     return {
         "mesh": [(axis.name, axis.size) for axis in report.mesh],
-        "inputs": [(v.path, v.type, v.spec, v.device_bytes) for v in report.inputs],
+        "inputs": held_values(report),
         "outputs": [(v.path, v.type, v.spec) for v in report.outputs],
         "donations": report.donations,
-        "arguments": report.memory.arguments,
         "total": (report.memory.total_bytes, report.memory.argument_bytes),
         "sent": [(t.kind, t.along, t.origin) for t in report.traffic],
         "requested": [t.requested for t in report.traffic],

@@ -26,11 +26,15 @@ class ValueReport:
         spec: Its sharding: `P('data')`, or XLA's text if it has no mesh.
         decided_by: Origin of its sharding.
         nbytes: Bytes of the whole value.
-        device_bytes: Bytes of the shard on one device.
+        device_bytes: Bytes of the shard on one device; in a preflight, of its buffer in HBM with
+            padding.
         copies: Number of devices that hold each shard.
         memory_kind: Its memory kind, unless that is the default.
         used: False for an argument that the program drops because no result depends on it; it has
             no `spec`, and takes no bytes on the devices.
+        aliased: In a preflight, the argument whose buffer a result reuses, or the result that
+            reuses the buffer of an argument; else empty.
+        donated: In a preflight, whether the argument was donated.
     """
 
     path: str
@@ -43,6 +47,8 @@ class ValueReport:
     copies: int
     memory_kind: str | None = None
     used: bool = True
+    aliased: str = ""
+    donated: bool = False
 
     @property
     def type(self) -> str:

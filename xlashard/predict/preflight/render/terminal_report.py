@@ -1,12 +1,11 @@
 """Terminal output of a preflight report."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from xlashard.analysis.explain.model import CollectiveReport, SourceLine, ValueReport
+from xlashard.analysis.explain.model import CollectiveReport, SourceLine
 from xlashard.analysis.explain.sections import (
     donations_section,
     findings_of,
@@ -46,7 +45,6 @@ from xlashard.predict.preflight.render.report_text import (
     words_of,
 )
 from xlashard.predict.preflight.report.preflight_model import (
-    BufferReport,
     PreflightFields,
     TemporaryReport,
 )
@@ -70,7 +68,7 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
     for findings, rows in findings_of(report):
         yield findings.section(rows, page)
     yield _replicated(report, page)
-    yield values_section("Arguments", _as_held(report.inputs, report.memory.arguments), page)
+    yield values_section("Arguments", report.inputs, page)
     yield _results(report, page)
     yield donations_section(report.donations, page)
     yield _versions(report)
@@ -306,7 +304,7 @@ def _not_required(traffic: Sequence[CollectiveReport], page: Page) -> Renderable
 
 
 def _replicated(report: PreflightFields, page: Page) -> RenderableType | None:
-    reused = set() if page.is_full else {h.path for h in report.memory.results if h.aliased}
+    reused = set() if page.is_full else {v.path for v in report.outputs if v.aliased}
     values = [v for v in report.replicated if v.path not in reused]
     return listing(
         page,
@@ -321,21 +319,10 @@ def _replicated(report: PreflightFields, page: Page) -> RenderableType | None:
     )
 
 
-def _as_held(
-    values: Sequence[ValueReport], held: Sequence[BufferReport]
-) -> tuple[ValueReport, ...]:
-    """Return values with their bytes in HBM, including padding."""
-    by_path = {h.path: h.device_bytes for h in held}
-    return tuple(replace(v, device_bytes=by_path.get(v.path, v.device_bytes)) for v in values)
-
-
 def _results(report: PreflightFields, page: Page) -> RenderableType | None:
     """Return the results that don't reuse an argument's buffer."""
-    held = report.memory.results
-    values = _as_held(report.outputs, held)
-    reused = {h.path for h in held if h.aliased}
-    fresh = values if page.is_full else [v for v in values if v.path not in reused]
-    if fresh or not reused:
+    fresh = [v for v in report.outputs if page.is_full or not v.aliased]
+    if fresh or not report.outputs:
         return values_section("Results", fresh, page)
     return section("Results", "all of them reuse the memory of arguments", None)
 

@@ -9,11 +9,7 @@ import numpy as np
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.topologies import cuda_plugin_version, libtpu_version
 from xlashard._version import __version__
-from xlashard.analysis.explain.descriptions import (
-    describe_donations,
-    describe_inputs,
-    describe_outputs,
-)
+from xlashard.analysis.explain.descriptions import describe_donations
 from xlashard.analysis.explain.explain import find_all
 from xlashard.analysis.explain.explained_program import ExplainedProgram
 from xlashard.analysis.explain.model import ValueReport
@@ -24,7 +20,7 @@ from xlashard.predict.preflight.attribution.attribution import describe_traffic
 from xlashard.predict.preflight.attribution.step_lines import add_lines
 from xlashard.predict.preflight.attribution.vmem_spill import SpillFinder
 from xlashard.predict.preflight.compilation import Compilation
-from xlashard.predict.preflight.memory_breakdown import describe_memory
+from xlashard.predict.preflight.memory_breakdown import describe_memory, describe_values
 from xlashard.predict.preflight.report.measured import Calibration
 from xlashard.predict.preflight.report.preflight_model import (
     AxisReport,
@@ -176,7 +172,7 @@ def build_report(
     time = estimate_time(compilation, topology, mesh, kernel_costs, schedule, rates)
     other_bytes = memory.argument_bytes + memory.result_bytes + memory.constant_bytes
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
-    inputs, outputs = describe_inputs(program), describe_outputs(program)
+    inputs, outputs = describe_values(program, compilation.module)
     tokens = None if workload is None else workload.tokens
     return PreflightReport(
         name=program.info.name,

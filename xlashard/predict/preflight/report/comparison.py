@@ -144,10 +144,9 @@ def _amounts(old: PreflightReport, new: PreflightReport) -> Amounts[PreflightRep
 
 
 def _held(report: PreflightReport) -> list[BytesUse]:
-    memory = report.memory
-    fresh = [h for h in memory.results if not h.aliased]
-    uses = held_uses([*memory.arguments, *fresh])
-    for t in memory.temporaries:
+    fresh = [v for v in report.outputs if not v.aliased]
+    uses = held_uses([*report.inputs, *fresh])
+    for t in report.memory.temporaries:
         operation = operation_text(t.op_name) if t.op_name else t.type
         function = t.source.function if t.source is not None else ""
         where = line_text(t.source) if t.source is not None else ""
@@ -235,9 +234,8 @@ def _network(network: str) -> Callable[[CollectiveReport], bool]:
 
 def _largest(report: PreflightReport) -> list[str]:
     """Return the largest buffers in HBM."""
-    m = report.memory
-    fresh = [h for h in m.results if not h.aliased]
-    sizes = [(h.device_bytes, f"{h.path} {h.type}") for h in (*m.arguments, *fresh)]
+    fresh = [v for v in report.outputs if not v.aliased]
+    sizes = [(v.device_bytes, f"{v.path} {v.type}") for v in (*report.inputs, *fresh)]
     sizes += _temporaries(report)
     return [f"{in_bytes(size)} {what}" for size, what in sorted(sizes, reverse=True) if size]
 

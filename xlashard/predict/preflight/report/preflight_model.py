@@ -92,30 +92,6 @@ class AxisReport:
 
 
 @dataclass(frozen=True)
-class BufferReport:
-    """Buffer of an argument or result in device memory.
-
-    Attributes:
-        path: Path: `state['params']['w']`, `result[0]`.
-        type: Type: `float32[8,16]`.
-        spec: Sharding: `P('data')`.
-        device_bytes: Bytes on one device, including padding.
-        copies: Number of devices that hold each shard.
-        aliased: Argument whose buffer a result reuses, or result that reuses the buffer of an
-            argument; else empty.
-        donated: Whether the argument was donated.
-    """
-
-    path: str
-    type: str
-    spec: str
-    device_bytes: int
-    copies: int
-    aliased: str = ""
-    donated: bool = False
-
-
-@dataclass(frozen=True)
 class TemporaryReport:
     """Temporary that is live at the peak of the heap.
 
@@ -167,8 +143,6 @@ class MemoryBreakdown:
         constant_bytes: Constants.
         code_bytes: Generated code; 0 if compilation ended before code generation, and the least
             possible size if the code did not fit.
-        arguments: Buffers of the arguments, largest first.
-        results: Buffers of the results, largest first.
         temporaries: Temporaries live at the peak of the heap, largest first; empty if the compiler
             does not report them.
         host_bytes: Host memory.
@@ -183,8 +157,6 @@ class MemoryBreakdown:
     temporary_bytes: int
     constant_bytes: int
     code_bytes: int
-    arguments: tuple[BufferReport, ...]
-    results: tuple[BufferReport, ...]
     temporaries: tuple[TemporaryReport, ...]
     host_bytes: int = 0
     runtime: tuple[RuntimeMemory, ...] = ()

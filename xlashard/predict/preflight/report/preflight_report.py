@@ -35,8 +35,8 @@ class PreflightReport(SerializableReport, PreflightFields):
         memory: Memory of one device.
         time: Time of one execution.
         traffic: Collectives, longest time first.
-        inputs: Shardings of the arguments.
-        outputs: Shardings of the results.
+        inputs: Arguments, then closed-over arrays, with their buffers in HBM.
+        outputs: Results with their buffers in HBM.
         donations: Donated arguments, and arguments that could be donated.
         replications: Values with more copies than specified.
         replicated: Fully replicated arguments and results that mesh axes could shard, largest

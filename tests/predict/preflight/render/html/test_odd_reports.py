@@ -49,7 +49,7 @@ ODD = {
         SMALL,
         inputs=(),
         outputs=(),
-        memory=replace(SMALL.memory, arguments=(), results=(), argument_bytes=0, total_bytes=0),
+        memory=replace(SMALL.memory, argument_bytes=0, total_bytes=0),
     ),
     "groups of no axes": replace(FITTING, traffic=(NOWHERE,)),
     "unknown calls": replace(
