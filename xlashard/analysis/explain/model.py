@@ -35,6 +35,7 @@ class ValueReport:
         aliased: In a preflight, the argument whose buffer a result reuses, or the result that
             reuses the buffer of an argument; else empty.
         donated: In a preflight, whether the argument was donated.
+        runner_up: In a plan, the spec of the layout that came second, where it is another one.
     """
 
     path: str
@@ -49,6 +50,7 @@ class ValueReport:
     used: bool = True
     aliased: str = ""
     donated: bool = False
+    runner_up: str = ""
 
     @property
     def type(self) -> str:

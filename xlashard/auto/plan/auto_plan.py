@@ -150,7 +150,8 @@ class AutoPlan(SerializableReport, PlanFields):
             program = self._bound("lower")
         call = call_with_layout(program.call, self.layout, program.mesh)
         ins, outs = (
-            tuple([not value.is_fixed for value in side]) for side in (self.inputs, self.outputs)
+            tuple([value.decided_by != "caller" for value in side])
+            for side in (self.inputs, self.outputs)
         )
         return Traced(program.function, replace(call, moves=ins, chosen_results=outs)).lower()
 

@@ -12,7 +12,7 @@ from xlashard._jax.trace.origins import source_frames
 from xlashard._jax.trace.tracing import bodies, shaped, source_of
 from xlashard._jax.tree_definitions import outline
 from xlashard.analysis.explain.descriptions import describe_collective
-from xlashard.analysis.explain.model import CollectiveReport
+from xlashard.analysis.explain.model import CollectiveReport, ValueReport
 from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.foreseen import link_seconds
@@ -24,7 +24,6 @@ from xlashard.auto.plan.plan_model import (
     PlannedArgument,
     PlannedConstraint,
     PlannedLayout,
-    PlannedValue,
     text_of_spec,
 )
 from xlashard.auto.problem import AutoProblem, ProgramLayout, site_value
@@ -127,7 +126,7 @@ def _values(
     specs: Sequence[PartitionSpec],
     second: Sequence[PartitionSpec],
     fixed: Sequence[PartitionSpec | None],
-) -> tuple[PlannedValue, ...]:
+) -> tuple[ValueReport, ...]:
     """Describe arguments or results.
 
     Args:
@@ -141,14 +140,17 @@ def _values(
     values = []
     for path, aval, spec, other, kept in zip(paths, avals, specs, second, fixed, strict=True):
         aval, text, other_text = shaped(aval), text_of_spec(spec), text_of_spec(other)
-        shard = NamedSharding(mesh, spec).shard_shape(aval.shape)
-        value = PlannedValue(
+        sharding = NamedSharding(mesh, spec)
+        shard = sharding.shard_shape(aval.shape)
+        value = ValueReport(
             path=path,
             shape=tuple(aval.shape),
             dtype=str(aval.dtype),
             spec=text,
+            decided_by="auto" if kept is None else "caller",
+            nbytes=math.prod(aval.shape) * aval.dtype.itemsize,
             device_bytes=math.prod(shard) * aval.dtype.itemsize,
-            is_fixed=kept is not None,
+            copies=sharding.rank_tiling(aval.ndim).num_replicas,
             runner_up="" if other_text == text else other_text,
         )
         values.append(value)
@@ -216,7 +218,7 @@ def _devices_text(program: AutoProgram) -> str:
 
 
 def _axis_rules(
-    inputs: Sequence[PlannedValue], specs: Sequence[PartitionSpec], arguments: Any
+    inputs: Sequence[ValueReport], specs: Sequence[PartitionSpec], arguments: Any
 ) -> tuple[LogicalAxisRule, ...]:
     """Return the mesh axes of the logical axes that arguments name."""
     named = logical_axes(arguments)
@@ -277,7 +279,7 @@ def axis_rules(
 
 
 def _held(
-    best: ProvenLayout, inputs: Sequence[PlannedValue], described: str
+    best: ProvenLayout, inputs: Sequence[ValueReport], described: str
 ) -> tuple[HeldMemory, ...]:
     """Return what holds the memory, largest first."""
     arguments = [HeldMemory(v.path, v.type, v.device_bytes) for v in inputs]

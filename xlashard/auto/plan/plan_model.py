@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from xlashard.analysis.explain.model import CollectiveReport, SourceLine
+from xlashard.analysis.explain.model import CollectiveReport, SourceLine, ValueReport
 from xlashard.hlo.collectives import CollectiveTotal
 from xlashard.predict.targets.chip import Links
-from xlashard.support.formatting import typed
 from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
@@ -21,34 +20,6 @@ else:
 
 type Outcome = Literal["fits", "out of memory", "refused", "not compiled"]
 """Verdict on a layout by its compiled program; `not compiled` if others were more promising."""
-
-
-@dataclass(frozen=True)
-class PlannedValue:
-    """An argument or a result with its spec.
-
-    Attributes:
-        path: Path in Python: `state['params']['w']`, `result[0]`.
-        shape: Shape.
-        dtype: Name of the dtype.
-        spec: Spec, as text: `P('data', None)`.
-        device_bytes: Bytes of the shard on one device.
-        is_fixed: Whether the caller or the function prescribed the spec.
-        runner_up: Spec in the layout that came second, where it is another one.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    spec: str
-    device_bytes: int
-    is_fixed: bool = False
-    runner_up: str = ""
-
-    @property
-    def type(self) -> str:
-        """Dtype and shape: `float32[8,16]`."""
-        return typed(self.dtype, self.shape)
 
 
 @dataclass(frozen=True)
@@ -172,8 +143,8 @@ class PlanFields:
     mesh: tuple[tuple[str, int], ...]
     outcome: Outcome
     memory_bytes: int
-    inputs: tuple[PlannedValue, ...]
-    outputs: tuple[PlannedValue, ...]
+    inputs: tuple[ValueReport, ...]
+    outputs: tuple[ValueReport, ...]
     constraints: tuple[PlannedConstraint, ...]
     layouts: tuple[PlannedLayout, ...]
     collectives: tuple[CollectiveTotal, ...]

@@ -10,7 +10,7 @@ from jinja2 import Template
 from rich.console import RenderableType
 from rich.text import Text
 
-from xlashard.analysis.explain.model import CollectiveReport
+from xlashard.analysis.explain.model import CollectiveReport, ValueReport
 from xlashard.analysis.explain.tables import WIDE, Page, head, line_text, listing, section, table
 from xlashard.analysis.pictures.svg_html import make_environment
 from xlashard.auto.plan.plan_model import (
@@ -19,7 +19,6 @@ from xlashard.auto.plan.plan_model import (
     PlanFields,
     PlannedConstraint,
     PlannedLayout,
-    PlannedValue,
     path_rules,
 )
 from xlashard.predict.preflight.render.report_text import WORDS
@@ -154,10 +153,10 @@ def _rules(plan: PlanFields) -> RenderableType:
 
 
 def _values(
-    page: Page, title: str, values: Sequence[PlannedValue], second: PlannedLayout | None
+    page: Page, title: str, values: Sequence[ValueReport], second: PlannedLayout | None
 ) -> RenderableType | None:
-    def row(value: PlannedValue) -> Sequence[RenderableType]:
-        spec = Text(f"{value.spec} fixed" if value.is_fixed else value.spec)
+    def row(value: ValueReport) -> Sequence[RenderableType]:
+        spec = Text(f"{value.spec} fixed" if value.decided_by == "caller" else value.spec)
         cells = (page.path(value.path), value.type, spec, in_bytes(value.device_bytes))
         return (*cells, Text(value.runner_up, "dim"))[: len(columns)]
 
