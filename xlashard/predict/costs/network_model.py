@@ -145,10 +145,10 @@ class BaseNetworkModel[T: BaseTopology, G](ABC):
         if isinstance(groups, SourceTargetPairs):
             return self._permutation(groups, payload)
         if groups not in self._groups:
-            # The first group stands for all groups.
-            members = np.array(groups.devices()[0]) if groups.count else np.zeros(1, np.int64)
-            inside = members[members < len(self._coordinates)]
-            self._groups[groups] = self._find_group(groups.size, self._coordinates[inside])
+            inside = [g for g in groups.devices() if max(g) < len(self._coordinates)]
+            whole = [group for group in inside if len(group) == groups.size]
+            coordinates = self._coordinates[np.array(whole or [[0]])]
+            self._groups[groups] = self._find_group(groups.size, coordinates)
         return self._in_group(self._groups[groups], payload, collective.traits)
 
     @abstractmethod
@@ -169,7 +169,7 @@ class BaseNetworkModel[T: BaseTopology, G](ABC):
 
     @abstractmethod
     def _find_group(self, size: int, coordinates: np.ndarray) -> G:
-        """Return the extent of a group of devices."""
+        """Return the widest extent of groups at coordinates `[groups, size, dimensions]`."""
 
     @abstractmethod
     def _in_group(self, group: G, payload: float, traits: CollectiveTraits) -> NetworkCost:
