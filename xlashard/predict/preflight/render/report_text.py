@@ -219,7 +219,7 @@ def unknown_work(time: TimeEstimate) -> str:
     parts = (
         f"the kernels of unknown cost: {numbered(time.unknown_kernels)}" * bool(kernels),
         f"the calls of unknown cost: {numbered(calls)}" * bool(calls),
-        f"more than one iteration of {counted(time.unknown_loops, 'loop')} of unknown length"
+        f"more than one iteration of {counted(time.unknown_loops, 'loop')} of unknown trip count"
         * bool(time.unknown_loops),
     )
     return ", and ".join(filter(None, parts))
@@ -337,12 +337,8 @@ def spill_remedy(spill: SpillReport) -> str:
 
 def uncounted_work(time: TimeEstimate) -> Iterator[str]:
     """Yield notes on work that the times leave out."""
-    if time.unknown_loops:
-        loops = counted(time.unknown_loops, "loop")
-        verb = "counts" if time.unknown_loops == 1 else "count"
-        yield f"{loops} of unknown trip count {verb} as one iteration: the true times are longer."
-    if time.unknown_calls:
-        yield f"Calls and operations of unknown cost count as zero: {numbered(time.unknown_calls)}."
+    if time.is_lower_bound:
+        yield f"The times are without {unknown_work(time)}."
     if time.unmatched_kernel_costs:
         names = ", ".join(map(repr, time.unmatched_kernel_costs))
         kernels = numbered((*time.kernels, *time.unknown_kernels)) or "none"

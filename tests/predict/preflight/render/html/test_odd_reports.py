@@ -66,7 +66,7 @@ SHOWN = {
     "no matrix products": "2.1 GFLOP besides, which count as free",
     "no values": "0 B on each device",
     "groups of no axes": "2 groups of 2 devices: 0,3 …",
-    "unknown calls": "count as zero: my_kernel ×32.",
+    "unknown calls": "the calls of unknown cost: my_kernel ×32",
     "not understood": "Not understood in the compiled program: line ×3.",
 }
 
