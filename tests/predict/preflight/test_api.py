@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+from jax.experimental.topologies import get_topology_desc
 from jax.sharding import AxisType
 
 import xlashard
@@ -138,6 +139,26 @@ def test_local_arrays_map_to_topology_axes_of_equal_names(
     # Their own mesh fits another topology, and is the default.
     fewer = preflight(by_follow, x, {"w": w}, topology="v5e-8")
     assert [(axis.name, axis.size) for axis in fewer.mesh] == [("data", 4), ("model", 2)]
+
+
+def test_mesh_of_another_client_keeps_its_order() -> None:
+    pod = tpu.topology("v5e-4")
+    theirs = get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+    order = [theirs[i] for i in (3, 0, 2, 1)]
+    mesh = Mesh(np.array(order).reshape(2, 2), ("x", "y"))
+    rows = NamedSharding(mesh, P("x", "y"))
+    gram = jax.jit(lambda x: x @ x.T, in_shardings=rows, out_shardings=NamedSharding(mesh, P()))
+    x = jax.ShapeDtypeStruct((64, 256), jnp.float32)
+    report = preflight(gram, x, topology=pod, estimate=True)
+    assert not report.is_laid_out and "laid out" not in str(report)
+    assert [axis.along for axis in report.mesh] == [(("x", 2),), ()]
+    ours = pod.match_devices(order)
+    assert ours is not None
+    again = Mesh(np.array(ours).reshape(2, 2), ("x", "y"))
+    assert preflight(gram, x, topology=pod, mesh=again, estimate=True).time == report.time
+    sizes = preflight(gram, x, topology=pod, mesh={"x": 2, "y": 2}, estimate=True)
+    assert sizes.is_laid_out and "x=2 × y=2 · mesh laid out by xlashard · " in str(sizes)
+    assert [axis.along for axis in sizes.mesh] == [(("x", 2),), (("y", 2),)]
 
 
 @pytest.mark.slow
