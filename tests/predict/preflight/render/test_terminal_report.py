@@ -73,6 +73,8 @@ def test_head_of_a_lower_bound_is_open_upwards() -> None:
     )
     assert lacking in text and lacking in html
     assert "kernel_costs={'double': seconds}" in text
+    assert "at least 2.39 s; print it" in repr(report)
+    assert "at least 2.39 s" in plain_text(SummaryText([FITTING, report]))
     assert "trains  at most 219,078 tokens/s" in text
     assert "costs   at least 0.089 USD a step" in text
     assert ">at least 2.39 s<" in html and "of 459 TFLOP/s bf16 (MFU)" in html

@@ -41,6 +41,7 @@ from xlashard.predict.preflight.render.report_text import (
     axes_text,
     mesh_text,
     price_with_currency,
+    step_time_text,
     topology_text,
     words_of,
 )
@@ -176,7 +177,7 @@ class SummaryText(PrintableReport):
             "topology": [topology_text(r.topology) for r in reports],
             "mesh": [axes_text(r.mesh).replace(" ", "") for r in reports],
             "fits": [_fits(r) for r in reports],
-            ">takes": [in_seconds(r.time.seconds) for r in reports],
+            ">takes": [step_time_text(r.time) for r in reports],
             "bound by": [words_of(r.topology).bounds[r.time.bound] for r in reports],
             ">tokens/s": [_shown(r.tokens_per_second, in_amount) for r in reports],
             ">MFU": [_shown(r.utilisation, "{:.1%}".format) for r in reports],
