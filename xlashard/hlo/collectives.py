@@ -61,6 +61,13 @@ class Collective:
         return TRAITS[self.kind]
 
     @property
+    def cause(self) -> tuple[str, tuple[Frame, ...]]:
+        """Return the name and lines of the operation that requires it: of a gather, its user."""
+        if self.needed_by and (self.kind == "all-gather" or not self.frames):
+            return self.needed_by, self.needed_by_frames
+        return self.op_name, self.frames
+
+    @property
     def operand_bytes(self) -> int:
         """Return the operand bytes of a device."""
         return sum(t.nbytes for t in self.operands)
@@ -108,6 +115,11 @@ class Collective:
             ['model']
         """
         return self.groups.axes(_grid(mesh), order)
+
+    def axis_names(self, mesh: "MeshGrid | Mesh") -> tuple[str, ...] | None:
+        """Return the names of the axes along which it runs; None where no axes match."""
+        parts = self.axes(mesh)
+        return None if parts is None else tuple(dict.fromkeys(part.name for part in parts))
 
 
 def _grid(mesh: "MeshGrid | Mesh") -> MeshGrid:

@@ -97,7 +97,7 @@ def test_programs_are_compiled_for_the_topology_and_not_run(folder: Path, capsys
         ("x", "float32[64,32768]", "P('data')"),
         ("rate", "float32[]", "P()"),
     ]
-    assert ("all-reduce", "data") in {(t.collective.kind, t.collective.along) for t in step.traffic}
+    assert ("all-reduce", "data") in {(t.kind, t.along) for t in step.traffic}
     # Values of one device are real, results on several devices are zeros.
     assert "step 0 0.0 1.0\nstep 1 0.0 0.5" in printed.out
     assert "xlashard.core.array" in printed.out
@@ -123,9 +123,7 @@ def test_script_for_gpus_sees_gpu_devices(folder: Path, capsys) -> None:
     assert report.topology.generation == "h100" and not report.is_estimate
     assert [(axis.name, axis.size) for axis in report.mesh] == [("data", 4), ("model", 2)]
     assert [v.spec for v in report.inputs] == ["P(None, 'model')", "P('data')", "P()"]
-    assert ("all-reduce", "data") in {
-        (t.collective.kind, t.collective.along) for t in report.traffic
-    }
+    assert ("all-reduce", "data") in {(t.kind, t.along) for t in report.traffic}
 
 
 KERNEL = """\

@@ -19,7 +19,6 @@ from tests.predict.preflight.example_parts import (
     TEMPORARY_BYTES,
     TRAFFIC,
     along_axes,
-    held,
     line,
     value,
 )
@@ -143,7 +142,8 @@ WORKLOAD = Workload(
 def throughput(seconds: float, chips: int, tokens: int = WORKLOAD.tokens) -> ThroughputReport:
     flops = WORKLOAD.model_flops / WORKLOAD.tokens * tokens
     workload = replace(WORKLOAD, tokens=tokens, model_flops=flops)
-    return ThroughputReport(workload, tokens / seconds, flops / (seconds * chips * 459e12))
+    rate, utilisation = tokens / seconds, flops / (seconds * chips * 459e12)
+    return ThroughputReport(workload, rate, utilisation, rate / chips, 459e12)
 
 
 def price(seconds: float, chips: int, tokens: int = WORKLOAD.tokens) -> PriceReport:
@@ -157,9 +157,9 @@ FITTING = PreflightReport(
     outcome="fits",
     topology=V5P,
     mesh=(
-        AxisReport("data", 2, (("z", 2),), ring=False),
-        AxisReport("fsdp", 4, (("x", 4),), ring=True),
-        AxisReport("tensor", 4, (("y", 4),), ring=True),
+        AxisReport("data", 2, (("z", 2),), ring=False, strides=(1,)),
+        AxisReport("fsdp", 4, (("x", 4),), ring=True, strides=(1,)),
+        AxisReport("tensor", 4, (("y", 4),), ring=True, strides=(1,)),
     ),
     partitioner="shardy",
     memory=MEMORY,
@@ -274,7 +274,7 @@ OUT_OF_MEMORY = replace(
         temporaries=(_LOGITS, *TEMPORARIES[1:]),
         host_bytes=2**30,
     ),
-    time=replace(_SLOW, roofline_seconds=_SLOW.hbm_seconds, unknown_loops=1),
+    time=replace(_SLOW, roofline_seconds=_SLOW.hbm_seconds, unknown_loops=1, above=None),
     donations=(
         *FITTING.donations[1:],
         DonationReport(STATE[0].path, True, "", STATE[0].device_bytes, "no result has its type"),
@@ -286,7 +286,8 @@ OUT_OF_MEMORY = replace(
 
 _ACROSS = replace(
     TRAFFIC[3],
-    collective=replace(TRAFFIC[3].collective, along="slice", axes=("slice",)),
+    along="slice",
+    axes=("slice",),
     network="dcn",
     seconds=2 * 2**30 / 6.25e9,
 )
@@ -307,9 +308,9 @@ TWO_SLICES = replace(
     title="configs/8b_2x_v5p.toml",
     topology=replace(V5P, slices=2, chips=64, devices=64, hosts=16),
     mesh=(
-        AxisReport("slice", 2, (("slice", 2),), ring=False),
-        AxisReport("fsdp", 8, (("x", 4), ("z", 2)), ring=False),
-        AxisReport("tensor", 4, (("y", 4),), ring=True),
+        AxisReport("slice", 2, (("slice", 2),), ring=False, strides=(1,)),
+        AxisReport("fsdp", 8, (("x", 4), ("z", 2)), ring=False, strides=(1, 1)),
+        AxisReport("tensor", 4, (("y", 4),), ring=True, strides=(1,)),
     ),
     time=_TWO_TIME,
     traffic=_TWO_TRAFFIC,
@@ -331,9 +332,9 @@ HUGE = replace(
         hosts=2240,
     ),
     mesh=(
-        AxisReport("data", 28, (("z", 28),), ring=True),
-        AxisReport("fsdp", 20, (("y", 20),), ring=True),
-        AxisReport("tensor", 16, (("x", 16),), ring=True),
+        AxisReport("data", 28, (("z", 28),), ring=True, strides=(1,)),
+        AxisReport("fsdp", 20, (("y", 20),), ring=True, strides=(1,)),
+        AxisReport("tensor", 16, (("x", 16),), ring=True, strides=(1,)),
     ),
     time=replace(TIME, ici_seconds=TIME.compute_seconds * 1.1, bound="ici"),
     price=price(TIME.seconds, 6144),
@@ -376,8 +377,6 @@ SMALL = PreflightReport(
         temporary_bytes=0,
         constant_bytes=0,
         code_bytes=90_112,
-        arguments=(held(_W), held(_X)),
-        results=(held(_Y),),
         temporaries=(),
     ),
     time=TimeEstimate(

@@ -202,31 +202,25 @@ def describe_collective(
         arguments: The path of each argument, by its path in the module.
         sources: Picks the lines to show.
     """
-    parts = None if grid is None else c.axes(grid)
+    axes = None if grid is None else c.axis_names(grid)
     # The cause of a gather is the consumer of the whole value; of others it is their own operation.
     has_consumer = c.kind == "all-gather" or not c.frames
     return CollectiveReport(
         kind=c.kind,
         along=along_text(c, grid),
-        axes=None if parts is None else tuple(dict.fromkeys(part.name for part in parts)),
-        count=0,
-        times=0,
+        axes=axes,
         times_known=c.times_known,
         conditional=c.conditional,
         asynchronous=c.asynchronous,
         operands=tuple(map(str, c.operands)),
         results=tuple(map(str, c.results)),
-        operand_bytes=0,
-        result_bytes=0,
-        payload_bytes=0,
-        sent_bytes=0,
         op_name=arguments.get(c.op_name, c.op_name),
         # XLA names an argument by its path, and a gather of it likewise.
         argument=arguments.get(c.op_name, ""),
         source=sources.line(c.frames),
         needed_by=c.needed_by if has_consumer else "",
         needed_by_source=sources.line(c.needed_by_frames) if has_consumer else None,
-        groups=None if parts is not None else _positions(c.groups),
+        groups=_positions(c.groups) if axes is None else None,
     )
 
 

@@ -27,12 +27,17 @@ class ValueReport:
         spec: Its sharding: `P('data')`, or XLA's text if it has no mesh.
         decided_by: Origin of its sharding.
         nbytes: Bytes of the whole value.
-        device_bytes: Bytes of the shard on one device.
+        device_bytes: Bytes of the shard on one device; in a preflight, of its buffer in HBM with
+            padding.
         copies: Number of devices that hold each shard.
         memory_kind: Its memory kind, unless that is the default.
         used: False for an argument that the program drops because no result depends on it; it has
             no `spec`, and takes no bytes on the devices.
         weak_type: True for the type of a Python number, which arithmetic with another type takes.
+        aliased: In a preflight, the argument whose buffer a result reuses, or the result that
+            reuses the buffer of an argument; else empty.
+        donated: In a preflight, whether the argument was donated.
+        runner_up: In a plan, the spec of the layout that came second, where it is another one.
     """
 
     path: str
@@ -46,6 +51,9 @@ class ValueReport:
     memory_kind: str | None = None
     used: bool = True
     weak_type: bool = False
+    aliased: str = ""
+    donated: bool = False
+    runner_up: str = ""
 
     @property
     def type(self) -> str:
@@ -76,9 +84,19 @@ class SourceLine:
     distinct: tuple[int, ...] = field(default=(), compare=False)
 
 
+type Origin = Literal[
+    "", "constraint", "explicit", "gradient", "argument", "result", "reduction", "resharding"
+]
+"""Cause of a collective; empty if unknown. Required by the program: a `constraint`; an `explicit`
+collective in a shard_map; the reduction of a `gradient` over data-parallel devices; a `reduction`
+over a sharded dimension; an `argument` or `result` gathered because of its sharding. Not required:
+a `resharding` that the partitioner inserts between two operations.
+"""
+
+
 @dataclass(frozen=True)
 class CollectiveReport:
-    """Equal collectives with the same cause.
+    """Equal collectives with the same cause; in a preflight with their price.
 
     All bytes are those of one device in one execution of the program: a collective in a loop counts
     once per iteration.
@@ -88,48 +106,61 @@ class CollectiveReport:
         along: The mesh axes as text, `data, model`; `model:(2)2` for groups of 2 in each of 2
             blocks of an axis; a description of the groups if they follow no axes.
         axes: The names of those axes; None if the groups follow no axes.
-        count: Number of instructions in the program.
-        times: Number of executions, all instructions together.
         times_known: False if an enclosing loop has no known trip count, and counts as one
             iteration.
         conditional: True if one is in a branch that may not be taken; it counts as taken.
         asynchronous: True if other work overlaps with it.
         operands: Types of the operands on one device, of one instruction.
         results: Types of the results on one device, of one instruction.
-        operand_bytes: Bytes of the operands.
-        result_bytes: Bytes of the results.
-        payload_bytes: The larger of the two.
-        sent_bytes: Bytes that a device sends with a bandwidth-optimal algorithm.
         op_name: JAX's name of the operation whose value it transfers; empty if unknown to XLA.
         argument: The path of the argument that it gathers or exchanges unchanged, or empty.
         source: The line of that operation: the innermost of the user's files, else the innermost.
         needed_by: Of a gather, or if XLA has no line of the operation: JAX's name of the nearest
             consumer of the result; else empty.
         needed_by_source: The line of the consumer.
+        count: Number of instructions in the program.
+        times: Number of executions, all instructions together.
+        operand_bytes: Bytes of the operands.
+        result_bytes: Bytes of the results.
+        payload_bytes: The larger of the two.
+        sent_bytes: Bytes that a device sends with a bandwidth-optimal algorithm.
         groups: If they follow no axes: the device positions of each group, or source and target
             of each pair of a permutation.
+        network: Network that carries most of the bytes; empty if unknown.
+        seconds: Time of all runs at link bandwidth.
+        origin: Cause of the collectives; empty if unknown.
+        suggestion: Code change that removes them, if they are not required; else empty.
     """
 
     kind: CollectiveKind
     along: str
     axes: tuple[str, ...] | None
-    count: int
-    times: int
     times_known: bool
     conditional: bool
     asynchronous: bool
     operands: tuple[str, ...]
     results: tuple[str, ...]
-    operand_bytes: int
-    result_bytes: int
-    payload_bytes: int
-    sent_bytes: int
     op_name: str
     argument: str
     source: SourceLine | None
     needed_by: str
     needed_by_source: SourceLine | None
+    count: int = 0
+    times: int = 0
+    operand_bytes: int = 0
+    result_bytes: int = 0
+    payload_bytes: int = 0
+    sent_bytes: int = 0
     groups: tuple[tuple[int, ...], ...] | None = None
+    network: Literal["", "ici", "dcn"] = ""
+    seconds: float = 0.0
+    origin: Origin = ""
+    suggestion: str = ""
+
+    @property
+    def requested(self) -> bool:
+        """Return False for collectives that neither the program nor a sharding requires."""
+        return self.origin != "resharding"
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def held_uses(values: Iterable[Any]) -> list[BytesUse]:
     return [BytesUse(("value", v.path), v.path, "", v.device_bytes) for v in values]
 
 
-def traffic_use(c: CollectiveReport, network: str = "", seconds: float = 0.0) -> BytesUse:
+def traffic_use(c: CollectiveReport) -> BytesUse:
     """Return the bytes of a collective, keyed by kind, axes, network and operation or argument.
 
     The key excludes the line number, which changes with every edit above it.
@@ -69,11 +69,11 @@ def traffic_use(c: CollectiveReport, network: str = "", seconds: float = 0.0) ->
     operation = c.argument or operation_text(c.op_name or c.needed_by)
     function = source.function if source is not None else ""
     return BytesUse(
-        key=(c.kind, c.along, network, operation, function),
+        key=(c.kind, c.along, c.network, operation, function),
         what=f"{c.kind} along {c.along}" + (f" for {operation}" if operation else ""),
         where=line_text(source) if source is not None else "",
         nbytes=c.sent_bytes,
-        seconds=seconds,
+        seconds=c.seconds,
     )
 
 
