@@ -16,7 +16,7 @@ from xlashard.analysis.explain.model import (
     MemoryReport,
     MoveReport,
     PlaceReport,
-    ReplicationReport,
+    UnmetRequest,
     SourceLine,
     ValueReport,
 )
@@ -70,7 +70,7 @@ def report(**changes):
         "collectives": (collective(),),
         "moves": (MoveReport("batch", "host", "P('data')", 0, 7 * MIB),),
         "donations": (DonationReport("state['w']", True, "result[0]['w']", MIB),),
-        "replications": (),
+        "unmet": (),
     }
     return ProgramReport(**facts | changes)
 
@@ -88,14 +88,14 @@ def words(text):
 def test_printed_reports(update_goldens):
     donations = (
         DonationReport("a", True, "result[0]", MIB),
-        DonationReport("b", True, "", 2 * MIB, "REASON"),
+        DonationReport("b", True, "", 2 * MIB),
         DonationReport("c", False, "result[1]", 3 * MIB),
     )
-    replications = (
+    unmet = (
         WASTE,
-        ReplicationReport("open dimension", "x", "P()", (0, 1), ("y",), 1),
-        ReplicationReport("result", "result", "P()", (0,), ("x",), 1),
-        ReplicationReport("argument", "w", "P()", (1,), ("x", "y"), 1),
+        UnmetRequest("result", "result", "unspecified", "P()", 1, "REASON"),
+        UnmetRequest("donation", "w[0]", "donated", "not reused", MIB, "REASON", "ADVICE"),
+        UnmetRequest("donation", "w[1]", "donated", "not reused", MIB, "REASON", "ADVICE"),
     )
     reduce = collective(
         "all-reduce", op_name="step/transpose(jvp())/mul", source=HERE, operands=("f32[2]",) * 3
@@ -111,7 +111,7 @@ def test_printed_reports(update_goldens):
     )
     reports = {
         "plain": report(),
-        "replications": report(replications=replications),
+        "unmet": report(unmet=unmet),
         "collectives": report(collectives=collectives),
         "in a branch": report(collectives=(collective(conditional=True),)),
         "donations": report(donations=donations),
@@ -126,10 +126,10 @@ def test_printed_reports(update_goldens):
 
 
 def test_the_largest_costs_come_first():
-    text = printed(report(replications=(WASTE,)))
+    text = printed(report(unmet=(WASTE,)))
     facts = [
         "along fsdp",
-        "float32[8,8] as",
+        "float32[8,8]:",
         "all-gather",
         "host →",
         "state['w']",
@@ -139,7 +139,16 @@ def test_the_largest_costs_come_first():
     assert places == sorted(places)
 
 
-WASTE = ReplicationReport("constraint", "float32[8,8]", "P('x')", (1,), ("y",), 5 * MIB, HERE)
+WASTE = UnmetRequest(
+    "constraint that gathers",
+    "float32[8,8]",
+    "P('x')",
+    "gathered along y",
+    5 * MIB,
+    "it unshards dimension 1",
+    "ADVICE",
+    HERE,
+)
 
 
 def test_many_rows_are_summed_up_and_all_can_be_shown():
@@ -184,7 +193,7 @@ def test_rows_that_differ_only_in_an_index_are_merged():
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 def test_no_line_is_wider_than_the_terminal(width):
     deep = value("state['optimizer'][1][0].mu['layers']['attention']['query']")
-    text = printed(report(inputs=(deep,), replications=(WASTE,)), width)
+    text = printed(report(inputs=(deep,), unmet=(WASTE,)), width)
     assert max(map(len, text.splitlines())) <= width
 
 

@@ -90,6 +90,10 @@ def test_replicated_arguments_warn_and_unused_donations_are_only_reported(
     assert re.match(naming("x of", "4.0 MiB on each of 16"), str(warning.message))
     (donation,) = report.donations
     assert donation.donated and not donation.is_reused
+    assert [(u.kind, u.path) for u in report.unmet] == [
+        ("argument without sharding", "x"),
+        ("donation", "x"),
+    ]
 
 
 def test_report_has_flops_collectives_and_time(report: PreflightReport) -> None:
@@ -454,7 +458,7 @@ def test_explicit_axes_stay_explicit() -> None:
     )
     report = preflight(jax.jit(apply), x, w, topology="v5e-8", replicated_above=0)
     assert [(v.spec, v.decided_by) for v in report.outputs] == [("P()", "caller")]
-    assert report.replications == report.replicated == ()
+    assert report.unmet == report.replicated == ()
     gathers = [t for t in report.traffic if t.collective.kind == "all-gather"]
     assert gathers and all(t.requested for t in gathers)
 

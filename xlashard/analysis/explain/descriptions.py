@@ -18,6 +18,7 @@ from xlashard.analysis.explain.model import (
 )
 from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
+from xlashard.core.program.donation import common_steps
 from xlashard.core.sharding import (
     GSPMDSharding,
     NamedSharding,
@@ -134,21 +135,25 @@ def _move(value: ProgramValue) -> MoveReport | None:
     return MoveReport(value.path, spec_text(source), spec_text(target), moved, 0)
 
 
-def describe_donations(program: ExplainedProgram) -> tuple[DonationReport, ...]:
-    """Describe the arguments that were donated, and those that a result could reuse."""
+def find_aliases(program: ExplainedProgram) -> tuple[str | None, ...]:
+    """Return, for each argument, the path of the result that takes over its buffers, or None."""
     facts = program.facts
     results = {argument: result - facts.tokens for result, argument in facts.aliases.items()}
-    aliased = set(results.values())
-    own = program.results[: len(program.results) - len(facts.written)]
-    free = [r for i, r in enumerate(own) if i not in aliased]
     positions = count(facts.tokens + facts.closed_over)
+    kept = (value.sharding is not None for value in program.arguments)
+    found = (results.get(next(positions)) if is_kept else None for is_kept in kept)
+    return tuple(None if i is None else program.results[i].path for i in found)
+
+
+def describe_donations(program: ExplainedProgram) -> tuple[DonationReport, ...]:
+    """Describe the arguments that were donated, and those that a result could reuse."""
+    facts, aliases = program.facts, find_aliases(program)
+    own = program.results[: len(program.results) - len(facts.written)]
+    free = [r for r in own if r.path not in aliases]
     reports = []
-    for value, donated in zip(program.arguments, program.info.donated, strict=True):
-        result = results.get(next(positions)) if value.sharding is not None else None
+    for value, donated, path in zip(program.arguments, program.info.donated, aliases, strict=True):
         if donated:
-            path = "" if result is None else program.results[result].path
-            reason = "" if path else facts.refusals.get(value.path, "")
-            reports.append(DonationReport(value.path, True, path, value.device_bytes, reason))
+            reports.append(DonationReport(value.path, True, path or "", value.device_bytes))
         elif not is_reference(value.aval) and (match := _reusing_result(value, free)) is not None:
             free.remove(match)
             reports.append(DonationReport(value.path, False, match.path, value.device_bytes))
@@ -156,12 +161,11 @@ def describe_donations(program: ExplainedProgram) -> tuple[DonationReport, ...]:
 
 
 def _reusing_result(value: ProgramValue, results: Sequence[ProgramValue]) -> ProgramValue | None:
-    """Return the first result that could reuse an argument's buffers."""
-    for result in results:
-        same = (result.aval.shape, result.aval.dtype) == (value.aval.shape, value.aval.dtype)
-        if same and result.aval.ndim and _same_place(value, result):
-            return result
-    return None
+    """Return the result that could reuse an argument's buffers, of several that by path."""
+    type_ = value.aval.shape, value.aval.dtype
+    able = [r for r in results if (r.aval.shape, r.aval.dtype) == type_ and r.aval.ndim]
+    able = [r for r in able if _same_place(value, r)]
+    return max(able, key=lambda r: common_steps(value.path, r.path), default=None)
 
 
 def _same_place(value: ProgramValue, result: ProgramValue) -> bool:

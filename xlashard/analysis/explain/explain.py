@@ -26,12 +26,10 @@ from xlashard.analysis.explain.explained_program import (
     ExplainedProgram,
     compiled_facts,
 )
-from xlashard.analysis.explain.ignored_shardings import describe_ignored
 from xlashard.analysis.explain.model import CostReport, MemoryReport, PlaceReport
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.repeated import describe_repeated
-from xlashard.analysis.explain.replication import describe_replications
-from xlashard.analysis.explain.uneven_constraints import describe_uneven
+from xlashard.analysis.explain.unmet_requests import describe_unmet
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.shardings.automatic import planned_call
@@ -42,7 +40,7 @@ from xlashard.core.pjit.stages.recorded import RecordedProgram
 from xlashard.core.pjit.stages.traced import Lowered, Traced
 from xlashard.core.pjit.stages.wrapper_paths import NnxPaths
 from xlashard.core.pjit.trace import Call
-from xlashard.core.program.donation import refusal
+from xlashard.core.program.donation import UnusedDonation, refusal
 from xlashard.core.program.execute import ProgramParts
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.core.sharding import from_jax
@@ -175,9 +173,7 @@ def _report(program: ExplainedProgram) -> ProgramReport:
 
 
 FINDERS: Mapping[str, Callable[[ExplainedProgram], Sequence[Any]]] = {
-    "replications": describe_replications,
-    "uneven": describe_uneven,
-    "ignored": describe_ignored,
+    "unmet": describe_unmet,
     "repeated": describe_repeated,
     "moves": describe_moves,
 }
@@ -351,11 +347,13 @@ def _requested(sharding: Any) -> Any:
     return None if isinstance(sharding, UnspecifiedValue) else from_jax(sharding)
 
 
-def _refusals(plan: ProgramPlan, aliases: Mapping[int, int], tokens: int) -> dict[str, str]:
+def _refusals(
+    plan: ProgramPlan, aliases: Mapping[int, int], tokens: int
+) -> dict[str, UnusedDonation]:
     """Return the reasons why donated arguments keep their buffers, by path."""
     aliased = {result - tokens: argument - tokens for result, argument in aliases.items()}
     return {
-        value.name: refusal(plan, i, dict(aliased)).reason
+        value.name: refusal(plan, i, dict(aliased))
         for i, (value, donated) in enumerate(zip(plan.args, plan.donated, strict=True))
         if donated and i not in aliased.values()
     }

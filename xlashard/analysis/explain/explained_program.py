@@ -9,6 +9,7 @@ from typing import Any
 
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.trace.jaxprs import callback_results
 from xlashard._jax.trace.tracing import is_extended, physical_aval, shaped
 from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.core.pjit.arguments import Argument, describe_arguments
@@ -18,6 +19,7 @@ from xlashard.core.pjit.shardings.resolve import ProgramPlacement
 from xlashard.core.pjit.stages.info import StageInfo
 from xlashard.core.pjit.trace import Call
 from xlashard.core.program.compile import LoweredProgram
+from xlashard.core.program.donation import UnusedDonation
 from xlashard.core.program.executables import HloShardings, resolve_shardings
 from xlashard.core.program.execute import ProgramParts
 from xlashard.core.program.plan import ProgramPlan
@@ -48,7 +50,7 @@ class CompiledFacts:
     kept: tuple[bool, ...]
     written: tuple[Any, ...]
     aliases: Mapping[int, int]
-    refusals: Mapping[str, str]
+    refusals: Mapping[str, UnusedDonation]
     has_requests: bool
     modules: Callable[[Callable[[Sequence[Frame]], object]], tuple[HloProgram, ...]] = field(
         repr=False
@@ -287,7 +289,13 @@ class ExplainedProgram:
         for reference in written:
             at = self.info.paths[reference] if isinstance(reference, int) else "closed over"
             paths.append(f"{at} as written")
-        lowered = [plan.sharding for plan in self.plan.results]
+        # The module pins the results of callbacks.
+        pinned = frozenset() if self.jaxpr is None else callback_results(self.jaxpr)
+        asked = (*(self.call.out_shardings if self.call else ()), *repeat(True, count))
+        lowered = [
+            None if i in pinned and asked[i] is None else plan.sharding
+            for i, plan in enumerate(self.plan.results)
+        ]
         avals = map(shaped, parts.out_avals)
         values = map(ProgramValue, paths, avals, parts.out_shardings, lowered)
         chosen = self.call.chosen_results if self.call else ()

@@ -19,8 +19,8 @@ from xlashard._jax.trace.origins import (
 from xlashard._jax.trace.primitive_names import CONSTRAINTS, PRODUCTS
 from xlashard.analysis.explain.explained_program import ExplainedProgram, ProgramValue
 from xlashard.analysis.explain.model import RepeatedReport, SourceLine
-from xlashard.analysis.explain.replication import fitting_axes
 from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.explain.unmet_requests import fitting_axes
 from xlashard.core.sharding import Mesh, PartitionSpec
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Frame, Instruction

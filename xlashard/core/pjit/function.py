@@ -296,12 +296,13 @@ class Function:
         """Report donated arguments whose buffers no result can reuse, or none of a program reuses.
 
         Raises:
-            DonationError: If any, under `donation="strict"`.
+            DonationError: If any, under `donation="strict"` or `strict=True`.
         """
         if not any(lowered.plan.donated) and not lowered.unused:
             return
         program = None if compiled is None else compiled.program
-        lowered.report_donation(self.options.donation, self.name, program)
+        mode = "strict" if is_strict(self.options.strict) else self.options.donation
+        lowered.report_donation(mode, self.name, program)
 
     def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Run a call that missed the dispatcher's cache, and return its entry for that cache."""

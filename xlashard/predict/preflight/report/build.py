@@ -16,7 +16,7 @@ from xlashard.analysis.explain.descriptions import (
 from xlashard.analysis.explain.explain import find_all
 from xlashard.analysis.explain.explained_program import ExplainedProgram
 from xlashard.analysis.explain.model import ValueReport
-from xlashard.analysis.explain.replication import is_needlessly_replicated
+from xlashard.analysis.explain.unmet_requests import is_needlessly_replicated
 from xlashard.core.sharding import Mesh
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.preflight.attribution.attribution import describe_traffic

@@ -10,11 +10,9 @@ from typing import Literal
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     DonationReport,
-    IgnoredReport,
     RepeatedReport,
-    ReplicationReport,
     SourceLine,
-    UnevenReport,
+    UnmetRequest,
     ValueReport,
 )
 from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
@@ -342,7 +340,7 @@ class VersionsReport:
     cuda_plugin: str = ""
 
 
-FORMAT = 3
+FORMAT = 4
 """Version of the JSON format, increased when a field changes its meaning or is removed."""
 
 REPORT_FORMAT = ReportFormat("preflight report", FORMAT, "xlashard.preflight(f, ...).to_json()")
@@ -365,15 +363,13 @@ class PreflightFields:
     inputs: tuple[ValueReport, ...]
     outputs: tuple[ValueReport, ...]
     donations: tuple[DonationReport, ...]
-    replications: tuple[ReplicationReport, ...]
+    unmet: tuple[UnmetRequest, ...]
     replicated: tuple[ValueReport, ...]
     replicated_above: int
     throughput: ThroughputReport | None
     price: PriceReport | None
     compile_seconds: float
     versions: VersionsReport
-    uneven: tuple[UnevenReport, ...] = ()
-    ignored: tuple[IgnoredReport, ...] = ()
     repeated: tuple[RepeatedReport, ...] = ()
     is_estimate: bool = False
     spills: tuple[SpillReport, ...] = ()

@@ -1,4 +1,4 @@
-"""Values that are replicated without a request."""
+"""Requests that a program does not follow, and values that are whole without a request."""
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +18,15 @@ def named(mesh, *spec):
 
 
 def found(report, kind):
-    return [
-        (r.path, r.spec, r.dims, r.axes, r.wasted_bytes)
-        for r in report.replications
-        if r.kind == kind
-    ]
+    return [(u.path, u.actual, u.advice, u.nbytes) for u in report.unmet if u.kind == kind]
 
 
 def test_result_replicated_over_an_axis_of_an_argument_is_listed(mesh):
     fun = pjit(lambda x: x.sum(0), in_shardings=named(mesh, "x"))
     # Each device has all 8 sums, and needs only 2 of them.
-    assert found(explain(fun, f32(16, 8)), "result") == [("result", "P()", (0,), ("x",), 6 * 4)]
+    assert found(explain(fun, f32(16, 8)), "result") == [
+        ("result", "P()", "shard dimension 0 over x by out_shardings", 6 * 4)
+    ]
     # Three sums can't be sharded over four devices.
     assert found(explain(fun, f32(16, 3)), "result") == []
 
@@ -53,8 +51,8 @@ def test_unsharded_open_dimension_of_a_constraint_is_listed(mesh):
         return xlashard.with_sharding_constraint(y, named(mesh, U, None))
 
     report = explain(pjit(f, in_shardings=named(mesh, "x")), f32(16))
-    assert found(report, "open dimension") == [
-        ("result", "P()", (0,), ("x", "y"), 8 * 6 * 4 * 7 // 8)
+    assert found(report, "unconstrained dimension") == [
+        ("result", "P()", "shard dimension 0 over x, y by its spec", 8 * 6 * 4 * 7 // 8)
     ]
 
 
@@ -62,15 +60,17 @@ def test_a_sharded_open_dimension_is_not_listed(mesh):
     def f(x):
         return xlashard.with_sharding_constraint(x * 2, named(mesh, U))
 
-    assert explain(pjit(f, in_shardings=named(mesh, "x")), f32(16)).replications == ()
+    assert explain(pjit(f, in_shardings=named(mesh, "x")), f32(16)).unmet == ()
 
 
 def test_unsharded_open_dimension_of_an_argument_is_listed(mesh):
     x = jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=named(mesh, U, "y"))
     report = explain(pjit(lambda x: x * 2), x)
-    assert [(r.path, r.dims) for r in report.replications if r.kind == "open dimension"] == [
-        ("x", (0,))
-    ]
+    ((path, _, advice, _),) = found(report, "unconstrained dimension")
+    assert path == "x" and advice.startswith("shard dimension 0")
+
+
+UNSHARDED = "gathered along y", "the constraint unshards dimension 1"
 
 
 def line_of(mark):
@@ -86,11 +86,11 @@ def test_constraint_that_causes_a_gather_has_its_source_line(mesh):
         return xlashard.with_sharding_constraint(jnp.cos(x), named(mesh, "x", "y"))
 
     report = explain(pjit(f, in_shardings=named(mesh, "x", "y")), f32(16, 8))
-    (constraint,) = (r for r in report.replications if r.kind == "constraint")
-    assert (constraint.path, constraint.spec) == ("float32[16,8]", "P('x')")
-    assert (constraint.dims, constraint.axes) == ((1,), ("y",))
+    (constraint,) = (u for u in report.unmet if u.kind == "constraint that gathers")
+    assert (constraint.path, constraint.requested) == ("float32[16,8]", "P('x')")
+    assert (constraint.actual, constraint.reason) == UNSHARDED
     # A quarter of the rows, of which the other half comes from the neighbour.
-    assert constraint.wasted_bytes == 4 * 4 * 4
+    assert constraint.nbytes == 4 * 4 * 4
     assert (constraint.source.file, constraint.source.line) == (__file__, line_of("CLOSED"))
     assert constraint.source.in_user_file
 
@@ -100,8 +100,8 @@ def test_a_constraint_that_closes_a_dimension_of_an_argument_is_found(mesh):
         return xlashard.with_sharding_constraint(jnp.sin(w), named(mesh, "x"))
 
     report = explain(pjit(f, in_shardings=named(mesh, "x", "y")), f32(16, 8))
-    (constraint,) = (r for r in report.replications if r.kind == "constraint")
-    assert (constraint.dims, constraint.axes) == ((1,), ("y",))
+    (constraint,) = (u for u in report.unmet if u.kind == "constraint that gathers")
+    assert (constraint.actual, constraint.reason) == UNSHARDED
     assert [c.argument for c in report.collectives] in (["w"], [""])
 
 
@@ -111,7 +111,7 @@ def test_moving_an_axis_to_another_dimension_replicates_nothing(mesh):
         return xlashard.with_sharding_constraint(x * 2, named(mesh, None, "x"))
 
     report = explain(pjit(f, in_shardings=named(mesh, "x")), f32(16, 8))
-    assert [r for r in report.replications if r.kind == "constraint"] == []
+    assert found(report, "constraint that gathers") == []
     assert [c.kind for c in report.collectives] == ["all-to-all"]
 
 
@@ -122,7 +122,7 @@ def test_a_gather_for_another_operation_is_not_attributed_to_the_constraint(mesh
 
     fun = pjit(f, in_shardings=(named(mesh, "x", "y"), named(mesh)))
     report = explain(fun, f32(16, 8), f32(8, 8))
-    assert [r for r in report.replications if r.kind == "constraint"] == []
+    assert found(report, "constraint that gathers") == []
 
 
 def test_constraints_of_jax_and_in_loops_are_found(mesh):
@@ -135,5 +135,5 @@ def test_constraints_of_jax_and_in_loops_are_found(mesh):
         return jax.lax.scan(layer, x, None, length=3)[0]
 
     report = explain(pjit(f, in_shardings=named(mesh, "x", "y")), f32(16, 8))
-    (constraint,) = (r for r in report.replications if r.kind == "constraint")
-    assert (constraint.axes, constraint.wasted_bytes) == (("y",), 3 * 4 * 4 * 4)
+    (constraint,) = (u for u in report.unmet if u.kind == "constraint that gathers")
+    assert (constraint.actual, constraint.nbytes) == ("gathered along y", 3 * 4 * 4 * 4)

@@ -1,0 +1,323 @@
+"""Find what a program was asked for and does not do, and what it holds whole unasked."""
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from xlashard._jax.trace.jaxprs import callback_results
+from xlashard._jax.trace.origins import source_frames
+from xlashard._jax.trace.primitive_names import CONSTRAINTS
+from xlashard._jax.trace.tracing import explicit_sharding
+from xlashard.analysis.explain.closed_dimensions import (
+    ClosedDimension,
+    constraint_of,
+    find_closed_dimensions,
+)
+from xlashard.analysis.explain.descriptions import decided_by, find_aliases, spec_text
+from xlashard.analysis.explain.explained_program import ExplainedProgram, ProgramValue
+from xlashard.analysis.explain.model import SourceLine, UnmetKind, UnmetRequest
+from xlashard.core.pjit.shardings import uneven as settings
+from xlashard.core.pjit.shardings.ignored import find_ignored, find_unplaced
+from xlashard.core.pjit.shardings.uneven import tile_bytes, uneven_constraints
+from xlashard.core.program.annotate import is_open
+from xlashard.core.sharding import Mesh, NamedSharding, Sharding
+from xlashard.core.sharding.named import grid_of
+from xlashard.geometry import MeshGrid
+from xlashard.hlo.collectives import Collective
+from xlashard.hlo.module import Frame
+from xlashard.support.formatting import typed
+
+UNSPECIFIED = "unspecified"
+"""Request of a value whose sharding neither caller nor function specifies."""
+
+
+def describe_unmet(program: ExplainedProgram) -> tuple[UnmetRequest, ...]:
+    """Describe the requests that a program does not follow, most bytes first."""
+    # A gradient repeats a constraint, at the same line.
+    found = dict.fromkeys(row for find in _FINDERS for row in find(program))
+    return tuple(sorted(found, key=lambda row: -row.nbytes))
+
+
+def _donations(program: ExplainedProgram) -> Iterator[UnmetRequest]:
+    """Yield the donated arguments whose buffers no result takes over."""
+    aliases = find_aliases(program)
+    for value, donated, alias in zip(program.arguments, program.info.donated, aliases, strict=True):
+        if donated and alias is None:
+            refused = program.facts.refusals.get(value.path)
+            yield UnmetRequest(
+                kind="donation",
+                path=value.path,
+                requested="donated",
+                actual="not reused",
+                nbytes=value.device_bytes,
+                reason="" if refused is None else refused.reason,
+                advice="" if refused is None else refused.advice,
+            )
+
+
+def _ignored(program: ExplainedProgram) -> Iterator[UnmetRequest]:
+    """Yield the shardings that the program names and does not follow."""
+    if program.jaxpr is None:
+        return
+    devices = program.devices
+    ignored = list(find_ignored(program.jaxpr, devices))
+    if len(devices) == 1:
+        values = [v.argument for v in program.arguments if v.sharding is None]
+        dropped = [argument.placement for argument in values if argument is not None]
+        free = [(v.path, v.aval) for v in program.results if v.requested is None]
+        ignored += find_unplaced(dropped, free)
+    for finding in ignored:
+        aval = finding.aval
+        yield UnmetRequest(
+            kind=finding.kind,
+            path=finding.path or typed(aval.dtype, aval.shape),
+            requested=spec_text(finding.sharding),
+            actual=finding.instead(devices[0]),
+            nbytes=tile_bytes(aval, (1,) * aval.ndim),
+            reason=finding.reason,
+            advice=finding.advice,
+            source=_source(finding.eqn, program),
+        )
+
+
+def _uneven(program: ExplainedProgram) -> Iterator[UnmetRequest]:
+    """Yield the dimensions of constraints that do not divide, which XLA pads."""
+    if program.jaxpr is None or len(program.devices) == 1:
+        return
+    jaxpr = program.jaxpr
+    results = {v: i for i, v in enumerate(jaxpr.outvars) if isinstance(v, Hashable)}
+    for constraint in uneven_constraints(jaxpr):
+        position = results.get(constraint.eqn.outvars[0])
+        result = None if position is None else program.results[position]
+        aval = constraint.aval
+        for dim in constraint.dims:
+            along = f" along {', '.join(name for name, _ in dim.axes)}" if dim.axes else ""
+            empty = f", {dim.empty_shards} of padding alone" if dim.empty_shards else ""
+            actual = f"padded to {dim.padded_size}, {dim.shards} tiles of {dim.shard_size}"
+            if result is not None and result.sharding is not None:
+                empty += f"; {result.path} is {spec_text(result.sharding)}"
+            yield UnmetRequest(
+                kind="uneven constraint",
+                path=typed(aval.dtype, aval.shape),
+                requested=spec_text(constraint.sharding),
+                actual=f"{actual}{along}{empty}",
+                nbytes=constraint.padding_bytes,
+                reason=f"dimension {dim.dim} of {dim.size} does not divide by {dim.shards}",
+                advice="pad it with pad_to_mesh",
+                source=_source(constraint.eqn, program),
+            )
+
+
+def _source(eqn: Any, program: ExplainedProgram) -> SourceLine | None:
+    frames = () if eqn is None else source_frames(eqn)
+    return program.sources.line([Frame(*frame) for frame in frames])
+
+
+def _arguments(program: ExplainedProgram) -> Iterator[UnmetRequest]:
+    """Yield the arguments of which a `ReplicationWarning` warns, if an axis divides them."""
+    least = settings.FLAGS.warn_replicated * 2**20
+    for value in program.arguments:
+        if least and value.nbytes >= least and decided_by(value) == "partitioner":
+            assert value.sharding is not None
+            if value.sharding.rank_tiling(value.aval.ndim).is_replicated:
+                yield from _whole("argument without sharding", program, value, UNSPECIFIED)
+
+
+def _results(program: ExplainedProgram) -> Iterator[UnmetRequest]:
+    """Yield results without a requested sharding that are not sharded over an argument's axis.
+
+    A result with the sharding of an argument of its shape and dtype is as intended, unless a
+    callback makes it.
+    """
+    values = (*program.arguments, *program.closed_over)
+    named = (v.sharding for v in values if isinstance(v.sharding, NamedSharding))
+    used = {axis for sharding in named for axis in sharding.normal_spec.axes}
+    called = frozenset() if program.jaxpr is None else callback_results(program.jaxpr)
+    for i, (value, requested) in enumerate(zip(program.results, _requested(program), strict=True)):
+        if requested is not None:
+            continue
+        if i in called:
+            yield from _whole("result of a callback", program, value, UNSPECIFIED)
+        elif not _is_like_an_argument(program, value):
+            yield from _whole("result", program, value, UNSPECIFIED, axes=used)
+
+
+def _is_like_an_argument(program: ExplainedProgram, value: ProgramValue) -> bool:
+    """Return True if an argument of the same shape and dtype has the sharding of a result."""
+    type_ = value.aval.shape, value.aval.dtype
+    shardings = (a.sharding for a in program.arguments if (a.aval.shape, a.aval.dtype) == type_)
+    own = value.sharding
+    return any(
+        own is not None and s is not None and own.is_equivalent_to(s, value.aval.ndim)
+        for s in shardings
+    )
+
+
+def _requested(program: ExplainedProgram) -> list[Sharding | None]:
+    """Return the sharding requested of each result: at the boundary, or by a final constraint."""
+    requested = [value.requested for value in program.results]
+    if program.jaxpr is not None:
+        for i, constraint in result_constraints(program.jaxpr, program.mesh):
+            if requested[i] is None and is_open(constraint):
+                requested[i] = constraint
+    return requested
+
+
+def result_constraints(jaxpr: Any, mesh: Mesh | None) -> Iterator[tuple[int, NamedSharding]]:
+    """Yield the results of a closed jaxpr that a constraint makes, with its sharding on a mesh."""
+    makers = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name in CONSTRAINTS}
+    for i, variable in enumerate(jaxpr.outvars):
+        eqn = makers.get(variable) if isinstance(variable, Hashable) else None
+        sharding = None if eqn is None else constraint_of(eqn, mesh)
+        if sharding is not None:
+            yield i, sharding
+
+
+def _open_dims(program: ExplainedProgram) -> Iterator[UnmetRequest]:
+    """Yield arguments and results with an unconstrained dimension that was left unsharded."""
+    shardings = [*(value.lowered_sharding for value in program.arguments), *_requested(program)]
+    for value, requested in zip((*program.arguments, *program.results), shardings, strict=True):
+        sharding = value.sharding
+        if not isinstance(requested, NamedSharding) or not is_open(requested) or sharding is None:
+            continue
+        counts = sharding.rank_tiling(value.aval.ndim).counts
+        dims = requested.normal_spec.for_rank(value.aval.ndim)
+        whole = [i for i, axes in enumerate(dims) if axes is None and counts[i] == 1]
+        text = spec_text(requested)
+        yield from _whole("unconstrained dimension", program, value, text, dims=whole)
+
+
+_WHY: Mapping[UnmetKind, tuple[str, str]] = {
+    "argument without sharding": ("XLA leaves it whole", "in_shardings or device_put"),
+    "result": ("XLA leaves it whole along {axes}, which shard an argument", "out_shardings"),
+    "result of a callback": ("a callback returns the whole value", "out_shardings, or shard_map"),
+    "unconstrained dimension": ("XLA leaves dimension {dims} whole", "its spec"),
+}
+"""Reason for a value that is whole on each device, and where to write another sharding."""
+
+
+def _whole(
+    kind: UnmetKind,
+    program: ExplainedProgram,
+    value: ProgramValue,
+    requested: str,
+    *,
+    dims: Sequence[int] | None = None,
+    axes: Iterable[str] | None = None,
+) -> Iterator[UnmetRequest]:
+    """Yield the bytes that a value takes unsharded, if an axis divides one of its dimensions.
+
+    Args:
+        kind: Kind of the request.
+        program: The program.
+        value: The value.
+        requested: Its requested sharding.
+        dims: Dimensions that could be sharded; None for all.
+        axes: Mesh axes that could shard them; None for all.
+    """
+    sharding, mesh = value.sharding, program.mesh
+    if not isinstance(sharding, NamedSharding) or mesh is None or len(program.devices) == 1:
+        return
+    counts, sizes = sharding.rank_tiling(value.aval.ndim).counts, sharding.mesh.shape
+    names = [a for a in mesh.axis_names if axes is None or a in axes]
+    unused = [a for a in names if a not in sharding.normal_spec.axes]
+    free = {a: sizes[a] for a in unused if sizes.get(a, 1) > 1}
+    able = {
+        d: fitting
+        for d in (range(value.aval.ndim) if dims is None else dims)
+        if (fitting := fitting_axes(value.aval.shape[d] // counts[d], free))
+    }
+    if not able:
+        return
+    best = max(able, key=lambda d: math.prod(free[a] for a in able[d]))
+    cut = math.prod(free[a] for a in able[best])
+    reason, place = _WHY[kind]
+    fitting = {a for each in able.values() for a in each}
+    yield UnmetRequest(
+        kind=kind,
+        path=value.path,
+        requested=requested,
+        actual=spec_text(sharding),
+        nbytes=value.device_bytes - value.device_bytes // cut,
+        reason=reason.format(
+            axes=", ".join(a for a in free if a in fitting), dims=", ".join(map(str, able))
+        ),
+        advice=f"shard dimension {best} over {', '.join(able[best])} by {place}",
+    )
+
+
+def fitting_axes(size: int, axes: Mapping[str, int]) -> list[str]:
+    """List the axes of more than one device that a size can be sharded over together."""
+    fitting: list[str] = []
+    for name, count in axes.items():
+        if size and count > 1 and size % count == 0:
+            size //= count
+            fitting.append(name)
+    return fitting
+
+
+def _closed(program: ExplainedProgram) -> Iterator[UnmetRequest]:
+    """Yield constraints that close sharded dimensions, where the program gathers for them.
+
+    The partitioner may gather at the constraint, or before an operation that precedes it. A gather
+    is attributed to a constraint if it runs along an axis that the constraint closes, and if its
+    line is that of one of these operations, or its value is the argument that they begin with.
+    """
+    mesh = program.mesh
+    gathers = [c for c in program.collectives if c.kind == "all-gather"]
+    if program.jaxpr is None or mesh is None or not gathers:
+        return
+    grid = grid_of(mesh)
+    placed = [(value.path, value.sharding) for value in program.arguments]
+    for closed in find_closed_dimensions(program.jaxpr, placed, mesh):
+        forced = [c for c in gathers if _is_forced(c, closed, grid)]
+        if not forced:
+            continue
+        names = {part.name for c in forced for part in c.axes(grid) or ()} & closed.axes
+        axes = ", ".join(a for a in mesh.axis_names if a in names)
+        dims = ", ".join(map(str, closed.dims))
+        yield UnmetRequest(
+            kind="constraint that gathers",
+            path=typed(closed.aval.dtype, closed.aval.shape),
+            requested=spec_text(closed.sharding),
+            actual=f"gathered along {axes}",
+            nbytes=sum(c.times * (c.result_bytes - c.operand_bytes) for c in forced),
+            reason=f"the constraint unshards dimension {dims}",
+            advice=f"keep {axes} in its spec, unless the next operation needs the whole value",
+            source=program.sources.line(closed.frames),
+        )
+
+
+def _is_forced(gather: Collective, closed: ClosedDimension, grid: MeshGrid) -> bool:
+    along = {part.name for part in gather.axes(grid) or ()}
+    if not along & closed.axes:
+        return False
+    if not gather.frames:
+        return gather.op_name in closed.arguments
+    return (gather.frames[0].file, gather.frames[0].line) in closed.lines
+
+
+_FINDERS: tuple[Callable[[ExplainedProgram], Iterator[UnmetRequest]], ...] = (
+    _arguments,
+    _results,
+    _open_dims,
+    _closed,
+    _uneven,
+    _ignored,
+    _donations,
+)
+
+
+def is_needlessly_replicated(program: ExplainedProgram, value: ProgramValue) -> bool:
+    """Return True if a value is replicated although a mesh axis divides one of its dimensions.
+
+    The type of a value prescribes its sharding on Explicit axes: the user chose it.
+    """
+    mesh, sharding = program.mesh, value.sharding
+    if explicit_sharding(value.aval) is not None:
+        return False
+    if mesh is None or sharding is None or sharding.num_devices == 1:
+        return False
+    if not sharding.rank_tiling(value.aval.ndim).is_replicated:
+        return False
+    return any(fitting_axes(size, mesh.shape) for size in value.aval.shape)
