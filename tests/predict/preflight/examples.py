@@ -269,6 +269,16 @@ OUT_OF_MEMORY = replace(
         *FITTING.donations[1:],
         DonationReport(STATE[0].path, True, "", STATE[0].device_bytes),
     ),
+    unmet=(
+        UnmetRequest(
+            kind="donation",
+            path=STATE[0].path,
+            requested="donated",
+            actual="not reused",
+            nbytes=STATE[0].device_bytes,
+            reason="no result has its type",
+        ),
+    ),
     throughput=throughput(_SLOW.hbm_seconds, 32),
     price=price(_SLOW.hbm_seconds, 32),
 )

@@ -92,7 +92,8 @@ class IgnoredSharding:
         """
         name = f"{self.path or f'a {self.kind}'} of {function} ({aval_text(self.aval)})"
         text = f"{name} is {described(self.sharding)}, but {self.reason}"
-        return f"{text}: {self.instead(device)}; {self.advice}"
+        effect = "" if self.kind == "device_put" else f"{self.instead(device)}; "
+        return f"{text}: {effect}{self.advice}"
 
 
 def find_ignored(jaxpr: Any, devices: Sequence[Device]) -> Iterator[IgnoredSharding]:
