@@ -309,21 +309,24 @@ class UnmetRequest:
 
 @dataclass(frozen=True)
 class RepeatedReport:
-    """Product or convolution that every device computes whole, with equal operands.
+    """Work that every device repeats on whole values.
 
     Attributes:
-        operation: JAX's name of it: `dot_general` or `conv_general_dilated`.
-        operands: Types of its operands.
+        operation: JAX's name of it: `dot_general`, `sort`; of a chain of elementwise operations
+            that of the first.
+        operands: Types of its operands, without scalars.
         result: Type of its result.
         devices: Number of devices that repeat it.
         count: Number of instructions in the program.
         times: Number of executions, all instructions together.
-        flops: FLOP on each device, all executions together.
-        share: Part of the FLOP of all products on a device, from 0 to 1.
+        flops: FLOP of a product or FFT on each device, all executions together; 0 for others.
+        share: Part of the FLOP of all products and FFTs on a device; for other operations, of the
+            bytes that all operations read and write; from 0 to 1.
         argument: Path of a replicated argument whose dimension a mesh axis could shard; or empty.
         spec: Sharding of that argument to try: `P('data')`; or empty.
         constraint: Line of a constraint that leaves an operand whole, if no argument does.
         source: Line of the operation.
+        nbytes: Bytes that other operations than products and FFTs read and write on each device.
     """
 
     operation: str
@@ -338,3 +341,4 @@ class RepeatedReport:
     spec: str
     constraint: SourceLine | None
     source: SourceLine | None
+    nbytes: int = 0

@@ -240,25 +240,31 @@ def _remedy(r: RepeatedReport) -> str:
 REPEATED = Findings[RepeatedReport](
     field="repeated",
     title="Repeated by every device",
-    note="products of whole operands, and the argument to shard",
-    summary="{count}, {total} on each device",
+    note="work on whole values, and the argument to shard",
+    summary="{count}",
     columns=(
         Column("operation", _operation, "code"),
         Column("operands", lambda r: " · ".join(r.operands), "code"),
-        Column(">FLOP", lambda r: r.flops, "flop", "On each device, all executions"),
-        Column(">share", lambda r: r.share, "part", "Of the products on a device"),
+        Column(">FLOP", lambda r: r.flops or None, "flop", "Of a product or FFT on each device"),
+        Column(">bytes", lambda r: r.nbytes or None, "bytes", "That other work reads and writes"),
+        Column(
+            ">share",
+            lambda r: r.share,
+            "part",
+            "Of the FLOP of products and FFTs on a device, or of all bytes read and written",
+        ),
         Column("remedy", _remedy),
         Column("line", lambda r: r.source, "line"),
     ),
     printed={
-        ">each device": "{FLOP}",
+        ">each device": "{FLOP}{bytes}",
         ">share": "{share}",
         "what": "{operation}",
         "of": "{operands}",
         "remedy": "{line}{remedy}",
     },
 )
-"""Section of the products that every device computes whole."""
+"""Section of the work that every device repeats."""
 
 
 FINDINGS: tuple[Findings[Any], ...] = (UNMET, REPEATED)
