@@ -16,8 +16,8 @@ from xlashard.analysis.explain.model import (
     MemoryReport,
     MoveReport,
     PlaceReport,
-    UnmetRequest,
     SourceLine,
+    UnmetRequest,
     ValueReport,
 )
 from xlashard.analysis.explain.tables import line_text, operation_text, short_path

@@ -21,11 +21,11 @@ from xlashard._jax.trace.primitive_names import (
     CONSTRAINTS,
     CUMULATIVE,
     ELEMENTWISE,
-    IN_PLACE,
     LINEAR_ALGEBRA,
     PRODUCTS,
     RANDOM,
     REDUCTIONS,
+    SCATTERS,
     SORTS,
 )
 from xlashard.analysis.explain.explained_program import ExplainedProgram, ProgramValue
@@ -42,7 +42,7 @@ _LEAST_SHARE = 0.01
 _LEAST_BYTES = 2**16
 """Bytes of other work than products and FFTs, below which it is not listed."""
 
-type _Kind = Literal["product", "elementwise", "random", "gather", "update", "other"]
+type _Kind = Literal["product", "elementwise", "random", "gather", "scatter", "update", "other"]
 type _Sizes = tuple[int, ...]
 type _Remedy = tuple[str, str]
 """Path of an argument, and its sharding to try."""
@@ -52,13 +52,13 @@ _KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys(("reduce_window", "reduce_window_max", "reduce_window_sum"), "other"),
     **dict.fromkeys(ELEMENTWISE, "elementwise"),
     **dict.fromkeys(PRODUCTS, "product"),
-    **dict.fromkeys(IN_PLACE, "update"),
+    **dict.fromkeys(SCATTERS, "scatter"),
     **dict.fromkeys(RANDOM, "random"),
-    "gather": "gather",
+    **{"dynamic_update_slice": "update", "gather": "gather"},
 }
 """Primitives that take time, by what is compared with the compiled operation."""
 
-_OPCODES = {"gather": ("gather",), "update": ("scatter", "dynamic-update-slice")}
+_OPCODES = {"gather": "gather", "scatter": "scatter", "update": "dynamic-update-slice"}
 _NAMES = {"argmax": "reduce", "argmin": "reduce", "qr": "geqrf"}
 """Names in the module of operations that JAX lowers as another one."""
 _CALLS = ("async-start", "call", "call-start", "conditional", "while")
@@ -115,8 +115,6 @@ class _Operation:
     def sizes(self) -> _Sizes:
         """Return the elements of whole operands and results, as `_sizes` does."""
         ins, outs = ([_elements(v) for v in side] for side in (self.eqn.invars, self.eqn.outvars))
-        if self.kind == "update" and self.name != "dynamic_update_slice":
-            del ins[1]  # the indices
         return _sizes(self.kind, ins, outs)
 
     @cached_property
@@ -134,7 +132,7 @@ class _Operation:
             yield from ((values[0], numbers.lhs_spec[0]), (values[1], numbers.rhs_spec[0]))
             return
         whole = {params.get("axis"), params.get("dimension"), *params.get("axes", ())}
-        if self.name in REDUCTIONS or self.kind in ("gather", "update", "random"):
+        if self.name in REDUCTIONS or self.kind in (*_OPCODES, "random"):
             values = values[: self.name in REDUCTIONS]
         for value in values:
             ndim = value.aval.ndim
@@ -159,7 +157,9 @@ def _sizes(kind: _Kind, ins: Sequence[int], outs: Sequence[int]) -> _Sizes:
         case "gather":
             return (*ins[:1], *outs[:1])
         case "update":
-            return (*ins[:1], min(ins[1:] and (ins[1], ins[-1]), default=0))
+            return tuple(ins[:2])
+        case "scatter":
+            return (*ins[:1], *ins[-1:])
     return max(ins, default=0), max(outs, default=0)
 
 
@@ -224,7 +224,7 @@ def describe_repeated(program: ExplainedProgram) -> tuple[RepeatedReport, ...]:
                 # A chain of elementwise operations is one row for each line.
                 first = next(iter(found))
                 chain = first.kind in ("elementwise", "random")
-                work = works[(first.line, first.sizes) if chain else first]
+                work = works[_source(first.site, program.sources) if chain else first]
                 work.operations |= found
                 work.times.append(times)
                 work.nbytes += moved
@@ -272,7 +272,7 @@ class _WholeOperations:
         found = None
         for place in [(line, name) for name in names]:
             for operation in self.places.get(place, ()):
-                if opcode not in _OPCODES.get(operation.kind, (opcode,)):
+                if opcode != _OPCODES.get(operation.kind, opcode):
                     continue
                 sizes = _sizes(operation.kind, ins, outs)
                 if sizes == operation.sizes and max(sizes) > 1:
@@ -359,16 +359,19 @@ def _moved_bytes(module: HloProgram, computation: Computation, instruction: Inst
     total = 0
     for parameter in inner.parameters:
         users, whole = inner.users.get(parameter.name, []), _bytes(parameter)
-        updates = [u for u in users if u.opcode == "dynamic-update-slice"]
         if users and all(user.opcode in _CUTS for user in users):
             whole = min(whole, sum(map(_bytes, users)))
-        elif updates and updates == users:
+        elif all(_is_updated(parameter, user) for user in users):
             whole = 0
         total += whole
     root = inner.root
     if root is not None and root.opcode == "dynamic-update-slice":
         return total + _bytes(inner.instructions[root.operands[1]])
     return total + _bytes(instruction)
+
+
+def _is_updated(value: Instruction, user: Instruction) -> bool:
+    return user.opcode == "dynamic-update-slice" and value.name not in user.operands[1:]
 
 
 def _bytes(instruction: Instruction) -> int:
