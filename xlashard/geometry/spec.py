@@ -171,6 +171,39 @@ def checked_rank(ndim: object) -> int:
     return rank
 
 
+def next_resharding(
+    dims: tuple[tuple[str, ...], ...], target: tuple[tuple[str, ...], ...]
+) -> tuple[tuple[str, ...], ...] | None:
+    """Return the first step between two shardings that a collective takes without the whole value.
+
+    A step moves the minor axis of a dimension to its place in another one, an all-to-all, or drops
+    one that the target has nowhere, an all-gather.
+
+    Args:
+        dims: The axes of each dimension, the major one first.
+        target: Those of the target.
+
+    Returns:
+        The dimensions after the step; None without one.
+
+    Example:
+        >>> next_resharding(((), ("x", "y")), (("y",), ()))
+        (('y',), ('x',))
+    """
+    kept = {axis for axes in target for axis in axes}
+    for dim, axes in enumerate(dims):
+        if not axes or axes == target[dim][: len(axes)]:
+            continue
+        shorter = (*dims[:dim], axes[:-1], *dims[dim + 1 :])
+        if axes[-1] not in kept:
+            return shorter
+        for other, there in enumerate(dims):
+            if other != dim and target[other][: len(there) + 1] == (*there, axes[-1]):
+                grown = (*there, axes[-1])
+                return (*shorter[:other], grown, *shorter[other + 1 :])
+    return None
+
+
 def _entry_text(axes: DimAxes) -> str:
     if axes is None:
         return "P.UNCONSTRAINED"

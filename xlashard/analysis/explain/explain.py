@@ -47,6 +47,7 @@ from xlashard.core.sharding import from_jax
 from xlashard.core.sharding.named import grid_of
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid
+from xlashard.hlo.compiler_log import captured_log
 from xlashard.hlo.hlo_program import read_modules
 from xlashard.support.tracebacks import short_tracebacks
 
@@ -143,8 +144,11 @@ def _from_stage(lowered: Lowered) -> ExplainedProgram:
 
 
 def _from_request(function: Function, call: Call, request: LoweringRequest) -> ExplainedProgram:
-    facts = compiled_facts(function.compile(call, request))
-    return ExplainedProgram(StageInfo.of(call), facts, call)
+    with captured_log() as log:
+        facts = compiled_facts(function.compile(call, request))
+    return ExplainedProgram(
+        StageInfo.of(call), replace(facts, log="".join([facts.log, *log])), call
+    )
 
 
 def _report(program: ExplainedProgram) -> ProgramReport:
@@ -268,10 +272,11 @@ def explained_stage(stage: jax.stages.Lowered | jax.stages.Compiled) -> Explaine
     Raises:
         ArgumentError: If the stage was lowered for another platform than that of its devices.
     """
-    compiled, requests = stage, None
+    compiled, requests, log = stage, None, []
     if isinstance(stage, jax.stages.Lowered):
         _check_platform(stage)
-        compiled, requests = stage.compile(), jitted.read_requests(stage)
+        with captured_log() as log:
+            compiled, requests = stage.compile(), jitted.read_requests(stage)
     read = jitted.read_compiled(compiled)
     if read is None:
         raise ArgumentError(  # no-catalogue: JAX makes no such stage in the supported versions
@@ -319,6 +324,7 @@ def explained_stage(stage: jax.stages.Lowered | jax.stages.Compiled) -> Explaine
         has_requests=requests is not None,
         modules=lambda _: read_modules(read.executable),
         executable=read.executable,
+        log="".join(log),
     )
     forgotten = forgotten_by(stage, has_requests=requests is not None)
     return ExplainedProgram(info, facts, source=read.source, forgotten=forgotten)

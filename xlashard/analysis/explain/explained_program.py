@@ -44,6 +44,7 @@ class CompiledFacts:
         has_requests: True if the requested shardings of its results are known.
         modules: Returns the compiled modules, given the function that picks a line of a stack.
         executable: The executable, if there is one.
+        log: What the compiler wrote to its log; empty if unknown, as for a cached program.
     """
 
     parts: ProgramParts
@@ -56,6 +57,7 @@ class CompiledFacts:
         repr=False
     )
     executable: Any = None
+    log: str = ""
 
     @property
     def tokens(self) -> int:
@@ -80,6 +82,7 @@ def compiled_facts(compiled: CompiledProgram) -> CompiledFacts:
         has_requests=lowered is not None,
         modules=lambda place: read_modules(program.executable_with_lines(place)),
         executable=program.executable,
+        log=getattr(program.executable, "log", ""),
     )
 
 

@@ -244,13 +244,15 @@ class _WholeOperations:
         self.places: dict[tuple[Line | None, str], list[_Operation]] = defaultdict(list)
         sizes = mesh.shape.values()
         self._parts = {math.prod(each) for each in _subsets(tuple(sizes))}
-        for operation in _operations(scope):
-            for place in self._places_of(operation):
-                self.places[place].append(operation)
         self._on_shards: dict[tuple[Line | None, str], set[_Sizes]] = defaultdict(set)
-        for operation in _operations(scope, on_shards=True):
-            for place in self._places_of(operation):
-                self._on_shards[place].add(operation.sizes)
+        for inner, eqn, site, on_shards in scope.sites():
+            if eqn.primitive.name in _KINDS:
+                operation = _Operation(inner, eqn, site)
+                for place in self._places_of(operation):
+                    if on_shards:
+                        self._on_shards[place].add(operation.sizes)
+                    else:
+                        self.places[place].append(operation)
 
     def _places_of(self, operation: _Operation) -> Iterator[tuple[Line | None, str]]:
         line, name, kind = operation.line, operation.name, operation.kind
@@ -285,37 +287,15 @@ class _WholeOperations:
 
     def _is_shard(self, sizes: _Sizes, whole: _Sizes) -> bool:
         """Return True if sizes may be those of a shard of a whole operation."""
-        pairs = zip(sizes, whole, strict=True)
-        return all(
-            size and every % size == 0 and every // size in self._parts for size, every in pairs
+        return len(sizes) == len(whole) and all(
+            size and every % size == 0 and every // size in self._parts
+            for size, every in zip(sizes, whole, strict=True)
         )
 
 
 def _subsets(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     for number in range(2 ** len(sizes)):
         yield tuple(size for i, size in enumerate(sizes) if number >> i & 1)
-
-
-def _operations(
-    scope: Scope, *, on_shards: bool = False, caller: Any = None
-) -> Iterator[_Operation]:
-    """Yield the operations of a jaxpr and its inner jaxprs.
-
-    Args:
-        scope: The scope of the jaxpr.
-        on_shards: True for those inside of `shard_map` alone; else they are left out.
-        caller: The equation around the scope that has a source line, if any.
-    """
-    for position, eqn in enumerate(scope.jaxpr.eqns):
-        name, bodies = eqn.primitive.name, scope.inner.get(position, ())
-        site = caller if source_line(eqn) is None and caller is not None else eqn
-        if name in _KINDS:
-            if not on_shards:
-                yield _Operation(scope, eqn, site)
-        elif name != "shard_map" or on_shards:
-            for inner in bodies:
-                inside = on_shards and name != "shard_map"
-                yield from _operations(inner, on_shards=inside, caller=site)
 
 
 def _instructions(module: HloProgram) -> Iterator[tuple[Computation, Instruction, int]]:

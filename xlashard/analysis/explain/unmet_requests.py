@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import mul
 from typing import Any
 
+from xlashard._jax.runtime.shardings import tile_texts
 from xlashard._jax.trace.jaxprs import callback_results
-from xlashard._jax.trace.origins import source_frames
+from xlashard._jax.trace.origins import Scope, source_frames, source_line
 from xlashard._jax.trace.primitive_names import CONSTRAINTS
 from xlashard._jax.trace.tracing import explicit_sharding
 from xlashard.analysis.explain.closed_dimensions import (
@@ -20,11 +23,21 @@ from xlashard.core.pjit.shardings import uneven as settings
 from xlashard.core.pjit.shardings.ignored import find_ignored, find_unplaced
 from xlashard.core.pjit.shardings.uneven import tile_bytes, uneven_constraints
 from xlashard.core.program.annotate import is_open
-from xlashard.core.sharding import Mesh, NamedSharding, Sharding
-from xlashard.core.sharding.named import grid_of
+from xlashard.core.sharding import (
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    XLACompatibleSharding,
+)
+from xlashard.core.sharding.gspmd import from_hlo
+from xlashard.core.sharding.named import grid_of, spec_entries
 from xlashard.geometry import MeshGrid
+from xlashard.geometry.spec import next_resharding
 from xlashard.hlo.collectives import Collective
-from xlashard.hlo.module import Frame
+from xlashard.hlo.compiler_log import read_warnings
+from xlashard.hlo.module import Frame, Instruction
+from xlashard.hlo.shapes import dtype_name
 from xlashard.support.formatting import typed
 
 UNSPECIFIED = "unspecified"
@@ -158,8 +171,7 @@ def _requested(program: ExplainedProgram) -> list[Sharding | None]:
     requested = [value.requested for value in program.results]
     if program.jaxpr is not None:
         for i, constraint in result_constraints(program.jaxpr, program.mesh):
-            if requested[i] is None and is_open(constraint):
-                requested[i] = constraint
+            requested[i] = requested[i] or constraint
     return requested
 
 
@@ -288,6 +300,72 @@ def _closed(program: ExplainedProgram) -> Iterator[UnmetRequest]:
         )
 
 
+def _warnings(program: ExplainedProgram) -> Iterator[UnmetRequest]:
+    """Yield the compiler's warnings about operations, where its log is known."""
+    mesh = program.mesh
+    for warning in read_warnings(program.facts.log) if mesh is not None else ():
+        operation, array = warning.operation, warning.operation.shape.arrays[:1]
+        shape = array[0].dims if array else ()
+        ways = [_named(text, program) for text in (warning.source, warning.target) if text]
+        if ways:
+            # The type is that of a shard.
+            counts = ways[0].rank_tiling(len(shape)).counts
+            shape = tuple(map(mul, shape, counts))
+        dtype = dtype_name(array[0].dtype) if array else operation.opcode
+        whole = replace(array[0], dims=shape).nbytes if array else 0
+        source = _source(_equation(program, operation, shape), program)
+        if not ways:
+            text = warning.text.removeprefix("[SPMD] ").rpartition(". ")[0]
+            path, op = typed(dtype, shape), operation.op_name.rpartition("/")[2]
+            yield UnmetRequest(
+                "compiler warning", path, op or operation.opcode, text, whole, "", "", source
+            )
+            continue
+        before, after = map(spec_text, ways)
+        between = _between(*ways, len(shape))
+        yield UnmetRequest(
+            kind="rematerialization",
+            path=typed(dtype, shape),
+            requested=after,
+            actual=f"replicated on its way from {before}",
+            nbytes=whole,
+            reason="XLA's involuntary full rematerialization",
+            advice=f"constrain it to {between} first" if between else f"make it as {after}",
+            source=source,
+        )
+
+
+def _named(text: str, program: ExplainedProgram) -> XLACompatibleSharding:
+    """Return a sharding in HLO's syntax, by a spec on the mesh if it has one."""
+    (tiles,) = tile_texts(text)
+    sharding = from_hlo(tiles, program.devices, program.mesh)
+    assert isinstance(sharding, XLACompatibleSharding)
+    return sharding
+
+
+def _between(before: Sharding, after: Sharding, ndim: int) -> str:
+    """Return the spec between two from which XLA goes on efficiently; empty without one."""
+    if not isinstance(before, NamedSharding) or not isinstance(after, NamedSharding):
+        return ""
+    sides = (s.normal_spec.for_rank(ndim) for s in (before, after))
+    dims = next_resharding(*(tuple(axes or () for axes in side) for side in sides))
+    return "" if dims is None else spec_text(before.with_spec(PartitionSpec(*spec_entries(dims))))
+
+
+def _equation(program: ExplainedProgram, operation: Instruction, shape: tuple[int, ...]) -> Any:
+    """Return the equation of an operation; None if it is unknown or one of several lines."""
+    names = operation.op_name.rpartition("/")[2], operation.opcode.replace("-", "_")
+    equations = (
+        [] if program.jaxpr is None else [each[1:3] for each in Scope.of(program.jaxpr).sites()]
+    )
+    for name in names:
+        named = [(e, site) for e, site in equations if e.primitive.name == name and e.outvars]
+        found = [site for e, site in named if getattr(e.outvars[0].aval, "shape", ()) == shape]
+        if len(set(map(source_line, found))) == 1:
+            return found[0]
+    return None
+
+
 def _is_forced(gather: Collective, closed: ClosedDimension, grid: MeshGrid) -> bool:
     along = {part.name for part in gather.axes(grid) or ()}
     if not along & closed.axes:
@@ -302,6 +380,7 @@ _FINDERS: tuple[Callable[[ExplainedProgram], Iterator[UnmetRequest]], ...] = (
     _results,
     _open_dims,
     _closed,
+    _warnings,
     _uneven,
     _ignored,
     _donations,

@@ -201,15 +201,17 @@ class Estimate:
                     raise RefusalError(answer["error"], answer["code"])
             except ProgramTooLargeError as raised:
                 error = raised
-        return self._compilation(answer["seconds"], error)
+        return self._compilation(answer["seconds"], error, answer["log"])
 
     def _passes(self) -> AbstractContextManager[PhaseInput | CompileInput]:
         return self._lowered._compiler_input(self._options | _dumps_to(self._folder))
 
-    def _compilation(self, seconds: float, error: ProgramTooLargeError | None) -> Compilation:
+    def _compilation(
+        self, seconds: float, error: ProgramTooLargeError | None, log: str = ""
+    ) -> Compilation:
         lowered, options = self._lowered, tuple(self._options.items())
         module = _read(self._folder, None, lowered.fun_name, error)
-        program = _program(lowered, None, module, self._forgotten)
+        program = _program(lowered, None, module, self._forgotten, log)
         too_large = error is not None
         whole = lowered._program.plan.devices[0].platform == "gpu"
         return Compilation(program, None, module, seconds, options, too_large, not whole)
@@ -264,7 +266,7 @@ COMPILER_ERRORS = (XlashardError, ValueError, RuntimeError, NotImplementedError)
 
 
 def _program(
-    lowered: Lowered, compiled: Compiled | None, module: HloProgram, forgotten: str
+    lowered: Lowered, compiled: Compiled | None, module: HloProgram, forgotten: str, log: str = ""
 ) -> ExplainedProgram:
     call = lowered._traced._call
     if compiled is not None:
@@ -272,6 +274,7 @@ def _program(
     else:
         placement = lowered._request.placement
         facts = facts_from_hlo(lowered._program, lowered._signature, placement, module)
+        facts = replace(facts, log=log)
     if not forgotten:
         return ExplainedProgram(lowered._info, facts, call)
     source = call.traced.jaxpr.debug_info.func_src_info
