@@ -356,9 +356,9 @@ def _pass_text(lines: Sequence[str]) -> str:
 
 def _environment() -> dict[str, str]:
     """Return the environment of worker processes, which compile for TPUs without using one."""
-    own = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": python_path()}
     # libtpu's warnings are in the log of a job.
-    return {"TPU_STDERR_LOG_LEVEL": "1", **os.environ, **own}
+    log = {"TPU_STDERR_LOG_LEVEL": "1", "TPU_MIN_LOG_LEVEL": "1"}
+    return {**os.environ, **log, "JAX_PLATFORMS": "cpu", "PYTHONPATH": python_path()}
 
 
 def _failure(reason: str) -> dict[str, Any]:

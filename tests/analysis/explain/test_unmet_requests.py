@@ -1,12 +1,19 @@
 """Requests that a program does not follow, and values that are whole without a request."""
 
+import json
+import subprocess
+import threading
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import xlashard
 from tests.core.pjit.helpers import f32
+from tests.fork_server import python_command
 from xlashard import NamedSharding, P, explain, pjit
+from xlashard.hlo.compiler_log import captured_log, read_warnings
 
 pytestmark = pytest.mark.usefixtures("partitioner")
 
@@ -137,3 +144,113 @@ def test_constraints_of_jax_and_in_loops_are_found(mesh):
     report = explain(pjit(f, in_shardings=named(mesh, "x", "y")), f32(16, 8))
     (constraint,) = (u for u in report.unmet if u.kind == "constraint that gathers")
     assert (constraint.actual, constraint.nbytes) == ("gathered along y", 3 * 4 * 4 * 4)
+
+
+def test_a_callbacks_result_is_listed_and_requested_by_nobody(mesh):
+    x = jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=named(mesh, "x"))
+    called = jax.jit(lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((16, 8), "f4"), x))
+    for f in (called, jax.jit(lambda x: called(x))):
+        report = explain(f, x)
+        assert found(report, "result of a callback") == [
+            ("result", "P()", "shard dimension 0 over x, y by out_shardings, or shard_map", 448)
+        ]
+        assert report.outputs[0].decided_by == "partitioner"
+    requested = jax.jit(called, out_shardings=named(mesh))
+    assert found(explain(requested, x), "result of a callback") == []
+
+
+def donated(report):
+    return {u.path: (u.reason, u.advice) for u in report.unmet if u.kind == "donation"}
+
+
+@pytest.mark.slow
+def test_unused_donations_are_paired_by_path(mesh):
+    rows, whole = named(mesh, "x"), named(mesh)
+
+    def step(state, x):
+        moved = jax.tree.map(lambda m: m + x.sum() * jnp.ones_like(state["w"]), state["mu"])
+        return {"w": state["w"] * 2, "mu": moved, "count": state["count"].astype(float)}, x.sum()
+
+    state = {
+        "w": jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=rows),
+        "mu": {each: jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=whole) for each in "ab"},
+        "count": jax.ShapeDtypeStruct((16, 8), jnp.int32, sharding=rows),
+    }
+    out = ({"w": rows, "mu": {"a": rows, "b": rows}, "count": rows}, None)
+    f = jax.jit(step, donate_argnums=0, out_shardings=out)
+    unused = donated(explain(f, state, jax.ShapeDtypeStruct((16,), jnp.float32, sharding=rows)))
+    for each in "ab":
+        reason, advice = unused[f"state['mu']['{each}']"]
+        assert reason.startswith(
+            f"result[0]['mu']['{each}'] has its type, but is sharded as P('x')"
+        )
+        # The result has fewer bytes: to replicate it would be no advice.
+        assert advice == f"pass state['mu']['{each}'] as P('x')"
+    assert "state['w']" not in unused
+
+
+REMATERIALIZED = """
+import json, sys
+import jax, jax.numpy as jnp
+import xlashard
+from xlashard import NamedSharding, P
+mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+jax.config.update("jax_use_shardy_partitioner", sys.argv[1] == "shardy")
+def pin(x, *spec):
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+def f(x, between):
+    y = pin(jnp.sin(x), None, ("x", "y"))
+    y = pin(y, *between) if between else y
+    return jnp.cos(pin(y, "y", None))
+x = jax.ShapeDtypeStruct((32, 32), "float32", sharding=NamedSharding(mesh, P(None, ("x", "y"))))
+rows = []
+for between in ((), ("y", "x")):
+    report = xlashard.explain(jax.jit(lambda x: f(x, between)), x)
+    rows.append([u for u in report.to_dict()["unmet"] if u["kind"] == "rematerialization"])
+print(json.dumps(rows))
+"""
+
+
+@pytest.mark.slow
+def test_involuntary_rematerialization_names_value_line_and_constraint(partitioner):
+    command = [*python_command(), "-c", REMATERIALIZED, partitioner]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    (row,), followed = json.loads(run.stdout.splitlines()[-1])
+    assert followed == []
+    assert (row["path"], row["requested"], row["nbytes"]) == ("float32[32,32]", "P('y')", 4096)
+    assert "P(None, ('x', 'y'))" in row["actual"] and row["advice"] == (
+        "constrain it to P('y', 'x') first"
+    )
+    assert row["source"]["file"] == "<string>"
+    assert "Involuntary full rematerialization" in run.stderr  # passed on
+
+
+def test_warnings_without_an_operation_are_left_out():
+    head = "W1128 14:59:14.89 6077 sharding_propagation.cc:3202] "
+    assert (
+        read_warnings(f"{head}GSPMD is deprecated, see %x.\nI1128 14:59:14.9 1 a.cc:1] a\n") == ()
+    )
+    fft = (
+        f"{head}[SPMD] Falling back. Operation: %fft.2 = c64[256,64]{{0,1}} fft(%a.2), "
+        "fft_type=FFT, fft_length={64}, sharding={mesh['x'=8], [{}, {'x'}]}, "
+        'metadata={op_name="f/fft" stack_frame_id=2}\n'
+    )
+    (warning,) = read_warnings(fft * 2)
+    operation = warning.operation
+    assert (operation.opcode, operation.op_name, str(operation.shape)) == (
+        "fft",
+        "f/fft",
+        "c64[256,64]",
+    )
+    assert operation.attributes.sharding == "{mesh['x'=8], [{}, {'x'}]}" and not warning.source
+
+
+def test_a_process_with_threads_collects_no_log():
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    with captured_log() as log:
+        pass
+    done.set()
+    thread.join()
+    assert log == []

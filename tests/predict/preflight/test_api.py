@@ -96,6 +96,20 @@ def test_replicated_arguments_warn_and_unused_donations_are_only_reported(
     }
 
 
+@pytest.mark.parametrize("estimate", [False, True])
+def test_rematerialization_is_read_from_the_log_of_the_worker(estimate: bool) -> None:
+    def f(x: Any) -> Any:
+        x = xlashard.with_sharding_constraint(jnp.sin(x), P(None, ("data", "model")))
+        return jnp.cos(xlashard.with_sharding_constraint(x, P("model", None)))
+
+    run = xlashard.pjit(f, in_shardings=P(None, ("data", "model")))
+    report = preflight(run, X, topology=POD, mesh=AXES, estimate=estimate)
+    (row,) = [u for u in report.unmet if u.kind == "rematerialization"]
+    assert (row.path, row.requested) == ("bfloat16[2048,1024]", "P('model')")
+    assert row.advice == "constrain it to P('model', 'data') first"
+    assert row.source is not None and row.source.file == __file__
+
+
 def test_report_has_flops_collectives_and_time(report: PreflightReport) -> None:
     # Three products of [256, 1024] by the gathered weights, [1024, 1024], on each device.
     assert report.time.flops == pytest.approx(3 * 2 * 256 * 1024 * 1024, rel=0.01)

@@ -313,7 +313,8 @@ def _warnings(program: ExplainedProgram) -> Iterator[UnmetRequest]:
             shape = tuple(map(mul, shape, counts))
         dtype = dtype_name(array[0].dtype) if array else operation.opcode
         whole = replace(array[0], dims=shape).nbytes if array else 0
-        source = _source(_equation(program, operation, shape), program)
+        specs = [spec_text(way) for way in ways] or [""]
+        source = _source(_equation(program, operation, shape, specs[0]), program)
         if not ways:
             text = warning.text.removeprefix("[SPMD] ").rpartition(". ")[0]
             path, op = typed(dtype, shape), operation.op_name.rpartition("/")[2]
@@ -321,7 +322,7 @@ def _warnings(program: ExplainedProgram) -> Iterator[UnmetRequest]:
                 "compiler warning", path, op or operation.opcode, text, whole, "", "", source
             )
             continue
-        before, after = map(spec_text, ways)
+        before, after = specs
         between = _between(*ways, len(shape))
         yield UnmetRequest(
             kind="rematerialization",
@@ -352,17 +353,28 @@ def _between(before: Sharding, after: Sharding, ndim: int) -> str:
     return "" if dims is None else spec_text(before.with_spec(PartitionSpec(*spec_entries(dims))))
 
 
-def _equation(program: ExplainedProgram, operation: Instruction, shape: tuple[int, ...]) -> Any:
-    """Return the equation of an operation; None if it is unknown or one of several lines."""
-    names = operation.op_name.rpartition("/")[2], operation.opcode.replace("-", "_")
-    equations = (
-        [] if program.jaxpr is None else [each[1:3] for each in Scope.of(program.jaxpr).sites()]
-    )
-    for name in names:
-        named = [(e, site) for e, site in equations if e.primitive.name == name and e.outvars]
-        found = [site for e, site in named if getattr(e.outvars[0].aval, "shape", ()) == shape]
-        if len(set(map(source_line, found))) == 1:
-            return found[0]
+def _equation(
+    program: ExplainedProgram, operation: Instruction, shape: tuple[int, ...], spec: str
+) -> Any:
+    """Return the equation of an operation; None if it is unknown or one of several lines.
+
+    Args:
+        program: The program.
+        operation: The operation.
+        shape: Shape of its whole result.
+        spec: Its sharding, by which constraints are told apart.
+    """
+    sites = [] if program.jaxpr is None else Scope.of(program.jaxpr).sites()
+    equations = [(eqn, site) for _, eqn, site, _ in sites if eqn.outvars]
+    for name in (operation.op_name.rpartition("/")[2], operation.opcode.replace("-", "_")):
+        found = [
+            (constraint_of(eqn, program.mesh), site)
+            for eqn, site in equations
+            if eqn.primitive.name == name and getattr(eqn.outvars[0].aval, "shape", ()) == shape
+        ]
+        exact = [site for s, site in found if s is None or spec_text(s) == spec]
+        if len(set(map(source_line, exact))) == 1:
+            return exact[0]
     return None
 
 
