@@ -1,7 +1,6 @@
 """Shardings that a program does not satisfy are reported once, and are errors under strict=True."""
 
 import dataclasses
-import json
 import re
 import warnings
 

@@ -26,12 +26,20 @@ network between them, transfers to and from the host."""
 
 
 type Origin = Literal[
-    "constraint", "explicit", "gradient", "argument", "result", "reduction", "resharding"
+    "constraint",
+    "explicit",
+    "gradient",
+    "argument",
+    "rematerialization",
+    "result",
+    "reduction",
+    "resharding",
 ]
 """Cause of a collective. Required by the program: a `constraint`; an `explicit` collective in a
 shard_map; the reduction of a `gradient` over data-parallel devices; a `reduction` over a sharded
-dimension; an `argument` or `result` gathered because of its sharding. Not required: a `resharding`
-that the partitioner inserts between two operations.
+dimension; an `argument` or `result` gathered because of its sharding; the `rematerialization` of a
+value, by `jax.checkpoint` or XLA, that repeats a collective of the forward pass. Not required: a
+`resharding` that the partitioner inserts between two operations.
 """
 
 
