@@ -219,6 +219,27 @@ def test_programs_compiled_without_a_call_warn(mesh, little):
 
 
 @pytest.mark.slow
+def test_large_results_without_a_sharding_warn_or_raise(mesh, little):
+    rows, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+    x = jax.device_put(LARGE[:8], rows)
+
+    def outer(x):
+        return x.T @ x
+
+    for run in (lambda: pjit(outer)(x), lambda: explain(jax.jit(outer), x)):
+        (warning,) = issued(run)
+        assert warning.category is ReplicationWarning
+        assert re.match(naming("result of outer", "1.0 MiB", "out_shardings"), str(warning.message))
+    with pytest.raises(ReplicationError, match="out_shardings"):
+        pjit(outer, strict=True)(x)
+    pinned = lambda x: jax.lax.with_sharding_constraint(outer(x), whole)  # noqa: E731
+    for f in (pjit(outer, out_shardings=whole), pjit(outer, out_shardings=rows), pjit(pinned)):
+        assert issued(lambda: f(x)) == []  # noqa: B023
+    # A replicated state stays so.
+    assert issued(lambda: pjit(lambda w, x: w + outer(x))(jax.device_put(LARGE, whole), x)) == []
+
+
+@pytest.mark.slow
 def test_sharded_and_small_values_do_not_warn(mesh, little):
     def run():
         with jax.set_mesh(mesh):

@@ -88,7 +88,7 @@ def test_gathers_that_remat_repeats_are_named_so(by_scan):
             x = jax.lax.scan(jax.checkpoint(layer), x, params)[0]
         else:
             for i in range(2):
-                x = jax.checkpoint(layer)(x, jax.tree.map(lambda w: w[i], params))[0]
+                x = jax.checkpoint(layer)(x, jax.tree.map(lambda w, i=i: w[i], params))[0]
         return jnp.mean(x**2)
 
     params = {
