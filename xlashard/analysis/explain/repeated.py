@@ -14,7 +14,6 @@ from xlashard._jax.trace.origins import (
     Scope,
     is_variable,
     origins,
-    source_frames,
     source_line,
 )
 from xlashard._jax.trace.primitive_names import (
@@ -29,13 +28,12 @@ from xlashard._jax.trace.primitive_names import (
     SORTS,
 )
 from xlashard.analysis.explain.explained_program import ExplainedProgram, ProgramValue
-from xlashard.analysis.explain.model import RepeatedReport, SourceLine
-from xlashard.analysis.explain.source_lines import SourceLocator
-from xlashard.analysis.explain.unmet_requests import fitting_axes
+from xlashard.analysis.explain.model import RepeatedReport
+from xlashard.analysis.explain.unmet_requests import equation_line, fitting_axes
 from xlashard.core.sharding import Mesh, PartitionSpec
 from xlashard.hlo.collective_kinds import KINDS
 from xlashard.hlo.hlo_program import HloProgram
-from xlashard.hlo.module import Computation, Frame, Instruction
+from xlashard.hlo.module import Computation, Instruction
 from xlashard.support.formatting import typed
 
 _LEAST_SHARE = 0.01
@@ -63,22 +61,12 @@ _NAMES = {"argmax": "reduce", "argmin": "reduce", "qr": "geqrf"}
 """Names in the module of operations that JAX lowers as another one."""
 _CALLS = ("async-start", "call", "call-start", "conditional", "while")
 _CUTS = ("slice", "dynamic-slice", "gather")
-_MOVES = frozenset(
-    (
-        *(
-            "bitcast",
-            "broadcast",
-            "call",
-            "concatenate",
-            "conditional",
-            "constant",
-            "copy",
-            "fusion",
-        ),
-        *("get-tuple-element", "iota", "pad", "parameter", "reshape", "reverse", "transpose"),
-        *("tuple", "while", "opt-barrier", "partition-id", *_CUTS),
-    )
-)
+_MOVE_NAMES = """
+    bitcast broadcast call concatenate conditional constant copy dynamic-slice fusion gather
+    get-tuple-element iota opt-barrier pad parameter partition-id reshape reverse slice transpose
+    tuple while
+"""
+_MOVES = frozenset(_MOVE_NAMES.split())
 """Operations that compute nothing; the partitioner gives its own ones the names of others."""
 
 
@@ -114,7 +102,8 @@ class _Operation:
     @cached_property
     def sizes(self) -> _Sizes:
         """Return the elements of whole operands and results, as `_sizes` does."""
-        ins, outs = ([_elements(v) for v in side] for side in (self.eqn.invars, self.eqn.outvars))
+        sides = self.eqn.invars, self.eqn.outvars
+        ins, outs = ([math.prod(getattr(v.aval, "shape", ())) for v in side] for side in sides)
         return _sizes(self.kind, ins, outs)
 
     @cached_property
@@ -141,10 +130,6 @@ class _Operation:
             elif self.name in LINEAR_ALGEBRA:
                 ndim -= 2
             yield from ((value, d) for d in range(ndim) if d not in whole)
-
-
-def _elements(value: Any) -> int:
-    return math.prod(getattr(value.aval, "shape", ()))
 
 
 def _sizes(kind: _Kind, ins: Sequence[int], outs: Sequence[int]) -> _Sizes:
@@ -224,7 +209,7 @@ def describe_repeated(program: ExplainedProgram) -> tuple[RepeatedReport, ...]:
                 # A chain of elementwise operations is one row for each line.
                 first = next(iter(found))
                 chain = first.kind in ("elementwise", "random")
-                work = works[_source(first.site, program.sources) if chain else first]
+                work = works[equation_line(first.site, program) if chain else first]
                 work.operations |= found
                 work.times.append(times)
                 work.nbytes += moved
@@ -242,12 +227,13 @@ class _WholeOperations:
             mesh: The mesh, whose axes divide the sizes of shards.
         """
         self.places: dict[tuple[Line | None, str], list[_Operation]] = defaultdict(list)
-        sizes = mesh.shape.values()
-        self._parts = {math.prod(each) for each in _subsets(tuple(sizes))}
+        self._devices = mesh.size
+        self._results: set[int] = set()
         self._on_shards: dict[tuple[Line | None, str], set[_Sizes]] = defaultdict(set)
         for inner, eqn, site, on_shards in scope.sites():
             if eqn.primitive.name in _KINDS:
                 operation = _Operation(inner, eqn, site)
+                self._results |= {math.prod(v.aval.shape) for v in eqn.outvars}
                 for place in self._places_of(operation):
                     if on_shards:
                         self._on_shards[place].add(operation.sizes)
@@ -263,9 +249,11 @@ class _WholeOperations:
 
     def find(self, computation: Computation, instruction: Instruction) -> _Operation | None:
         """Return the operation that an instruction computes whole; None without one."""
-        opcode, frames = instruction.opcode, instruction.frames
-        if opcode in _MOVES and opcode != "gather":
-            return None
+        opcode, results = instruction.opcode, instruction.shape.arrays
+        is_move = opcode in _MOVES and opcode != "gather"
+        if is_move or not any(array.size in self._results for array in results):
+            return None  # before its names are read
+        frames = instruction.frames
         line = (frames[0].file, frames[0].line) if frames else None
         name = instruction.op_name.rpartition("/")[2]
         names = [name, "random"] if line is not None else [opcode]
@@ -288,14 +276,9 @@ class _WholeOperations:
     def _is_shard(self, sizes: _Sizes, whole: _Sizes) -> bool:
         """Return True if sizes may be those of a shard of a whole operation."""
         return len(sizes) == len(whole) and all(
-            size and every % size == 0 and every // size in self._parts
+            size and every % size == 0 and self._devices % (every // size or 1) == 0
             for size, every in zip(sizes, whole, strict=True)
         )
-
-
-def _subsets(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    for number in range(2 ** len(sizes)):
-        yield tuple(size for i, size in enumerate(sizes) if number >> i & 1)
 
 
 def _instructions(module: HloProgram) -> Iterator[tuple[Computation, Instruction, int]]:
@@ -422,16 +405,11 @@ def _reports(
                 share=share,
                 argument=argument,
                 spec=spec,
-                constraint=None if argument else _source(constraint, program.sources),
-                source=_source(work.first.site, program.sources),
+                constraint=None if argument else equation_line(constraint, program),
+                source=equation_line(work.first.site, program),
             )
         )
     return tuple(sorted(reports, key=lambda r: (-r.share, -r.flops)))
-
-
-def _source(eqn: Any, sources: SourceLocator) -> SourceLine | None:
-    frames = () if eqn is None else source_frames(eqn)
-    return sources.line([Frame(*frame) for frame in frames])
 
 
 def _remedies(

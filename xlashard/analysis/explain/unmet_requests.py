@@ -10,7 +10,6 @@ from xlashard._jax.runtime.shardings import tile_texts
 from xlashard._jax.trace.jaxprs import callback_results
 from xlashard._jax.trace.origins import Scope, source_frames, source_line
 from xlashard._jax.trace.primitive_names import CONSTRAINTS
-from xlashard._jax.trace.tracing import explicit_sharding
 from xlashard.analysis.explain.closed_dimensions import (
     ClosedDimension,
     constraint_of,
@@ -24,7 +23,6 @@ from xlashard.core.pjit.shardings.ignored import find_ignored, find_unplaced
 from xlashard.core.pjit.shardings.uneven import tile_bytes, uneven_constraints
 from xlashard.core.program.annotate import is_open
 from xlashard.core.sharding import (
-    Mesh,
     NamedSharding,
     PartitionSpec,
     Sharding,
@@ -89,7 +87,7 @@ def _ignored(program: ExplainedProgram) -> Iterator[UnmetRequest]:
             nbytes=tile_bytes(aval, (1,) * aval.ndim),
             reason=finding.reason,
             advice=finding.advice,
-            source=_source(finding.eqn, program),
+            source=equation_line(finding.eqn, program),
         )
 
 
@@ -117,11 +115,12 @@ def _uneven(program: ExplainedProgram) -> Iterator[UnmetRequest]:
                 nbytes=constraint.padding_bytes,
                 reason=f"dimension {dim.dim} of {dim.size} does not divide by {dim.shards}",
                 advice="pad it with pad_to_mesh",
-                source=_source(constraint.eqn, program),
+                source=equation_line(constraint.eqn, program),
             )
 
 
-def _source(eqn: Any, program: ExplainedProgram) -> SourceLine | None:
+def equation_line(eqn: Any, program: ExplainedProgram) -> SourceLine | None:
+    """Return the line of an equation that a report shows; None if it is unknown."""
     frames = () if eqn is None else source_frames(eqn)
     return program.sources.line([Frame(*frame) for frame in frames])
 
@@ -169,20 +168,14 @@ def _is_like_an_argument(program: ExplainedProgram, value: ProgramValue) -> bool
 def _requested(program: ExplainedProgram) -> list[Sharding | None]:
     """Return the sharding requested of each result: at the boundary, or by a final constraint."""
     requested = [value.requested for value in program.results]
-    if program.jaxpr is not None:
-        for i, constraint in result_constraints(program.jaxpr, program.mesh):
-            requested[i] = requested[i] or constraint
-    return requested
-
-
-def result_constraints(jaxpr: Any, mesh: Mesh | None) -> Iterator[tuple[int, NamedSharding]]:
-    """Yield the results of a closed jaxpr that a constraint makes, with its sharding on a mesh."""
+    if program.jaxpr is None:
+        return requested
+    jaxpr, mesh = program.jaxpr, program.mesh
     makers = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name in CONSTRAINTS}
     for i, variable in enumerate(jaxpr.outvars):
-        eqn = makers.get(variable) if isinstance(variable, Hashable) else None
-        sharding = None if eqn is None else constraint_of(eqn, mesh)
-        if sharding is not None:
-            yield i, sharding
+        if requested[i] is None and isinstance(variable, Hashable) and variable in makers:
+            requested[i] = constraint_of(makers[variable], mesh)
+    return requested
 
 
 def _open_dims(program: ExplainedProgram) -> Iterator[UnmetRequest]:
@@ -314,7 +307,7 @@ def _warnings(program: ExplainedProgram) -> Iterator[UnmetRequest]:
         dtype = dtype_name(array[0].dtype) if array else operation.opcode
         whole = replace(array[0], dims=shape).nbytes if array else 0
         specs = [spec_text(way) for way in ways] or [""]
-        source = _source(_equation(program, operation, shape, specs[0]), program)
+        source = equation_line(_equation(program, operation, shape, specs[0]), program)
         if not ways:
             text = warning.text.removeprefix("[SPMD] ").rpartition(". ")[0]
             path, op = typed(dtype, shape), operation.op_name.rpartition("/")[2]
@@ -323,7 +316,7 @@ def _warnings(program: ExplainedProgram) -> Iterator[UnmetRequest]:
             )
             continue
         before, after = specs
-        between = _between(*ways, len(shape))
+        between = _between(ways[0], ways[1], len(shape))
         yield UnmetRequest(
             kind="rematerialization",
             path=typed(dtype, shape),
@@ -397,18 +390,3 @@ _FINDERS: tuple[Callable[[ExplainedProgram], Iterator[UnmetRequest]], ...] = (
     _ignored,
     _donations,
 )
-
-
-def is_needlessly_replicated(program: ExplainedProgram, value: ProgramValue) -> bool:
-    """Return True if a value is replicated although a mesh axis divides one of its dimensions.
-
-    The type of a value prescribes its sharding on Explicit axes: the user chose it.
-    """
-    mesh, sharding = program.mesh, value.sharding
-    if explicit_sharding(value.aval) is not None:
-        return False
-    if mesh is None or sharding is None or sharding.num_devices == 1:
-        return False
-    if not sharding.rank_tiling(value.aval.ndim).is_replicated:
-        return False
-    return any(fitting_axes(size, mesh.shape) for size in value.aval.shape)

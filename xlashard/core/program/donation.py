@@ -273,8 +273,8 @@ def _difference(value: ValuePlan, result: ValuePlan) -> tuple[str, str] | None:
             f"{_size_text(value)}"
         )
         # Advice never takes more memory than the program does.
-        sizes = bytes_of(result), bytes_of(value)
-        if all(isinstance(size, int) for size in sizes) and sizes[0] < sizes[1]:
+        size, other = bytes_of(value), bytes_of(result)
+        if isinstance(size, int) and isinstance(other, int) and other < size:
             return difference, f"pass {_name(value)} as {_place(result.sharding)}"
         return difference, f"give out_shardings={_place(value.sharding)} for {name}"
     if value.layout != result.layout:

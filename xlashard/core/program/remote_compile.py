@@ -96,7 +96,7 @@ def _result(answer: Mapping[str, Any], folder: Path) -> tuple[executables.Offlin
     if answer["error"]:
         raise offline.RefusalError(answer["error"], answer["code"])
     executable, code = offline.read_result(folder)
-    return replace(executable, log=answer["log"]), code
+    return replace(executable, log=answer.get("log", "")), code
 
 
 _UNREGISTERED = r"No (?:FFI handler registered|registered implementation)"

@@ -201,7 +201,7 @@ class Estimate:
                     raise RefusalError(answer["error"], answer["code"])
             except ProgramTooLargeError as raised:
                 error = raised
-        return self._compilation(answer["seconds"], error, answer["log"])
+        return self._compilation(answer["seconds"], error, answer.get("log", ""))
 
     def _passes(self) -> AbstractContextManager[PhaseInput | CompileInput]:
         return self._lowered._compiler_input(self._options | _dumps_to(self._folder))
