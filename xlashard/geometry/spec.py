@@ -197,9 +197,9 @@ def next_resharding(
         shorter = (*dims[:dim], axes[:-1], *dims[dim + 1 :])
         if axes[-1] not in kept:
             return shorter
-        for other, there in enumerate(dims):
-            if other != dim and target[other][: len(there) + 1] == (*there, axes[-1]):
-                grown = (*there, axes[-1])
+        for other, other_axes in enumerate(dims):
+            if other != dim and target[other][: len(other_axes) + 1] == (*other_axes, axes[-1]):
+                grown = (*other_axes, axes[-1])
                 return (*shorter[:other], grown, *shorter[other + 1 :])
     return None
 

@@ -65,15 +65,15 @@ def read_warnings(log: str) -> tuple[CompilerWarning, ...]:
     warnings: dict[str, CompilerWarning] = {}
     for entry in filter(_WARNING.match, entries):
         message = " ".join(_ENTRY.sub("", entry).split())
-        found = _OPERATION.search(message)
-        if found is None:
+        match = _OPERATION.search(message)
+        if match is None:
             continue
-        module = read_text(f"HloModule log\n\nENTRY %log {{\n  ROOT {found[0].rstrip('.')}\n}}\n")
+        module = read_text(f"HloModule log\n\nENTRY %log {{\n  ROOT {match[0].rstrip('.')}\n}}\n")
         operation = module.computations[module.entry].root
         if operation is not None:
             ways = _RESHARDING.search(message)
             source, target = ("", "") if ways is None else ways.groups()
-            text = message[: found.start()]
+            text = message[: match.start()]
             warnings[message] = CompilerWarning(text, operation, source, target)
     return tuple(warnings.values())
 

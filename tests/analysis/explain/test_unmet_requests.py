@@ -146,7 +146,7 @@ def test_constraints_of_jax_and_in_loops_are_found(mesh):
     assert (constraint.actual, constraint.nbytes) == ("gathered along y", 3 * 4 * 4 * 4)
 
 
-def test_a_callbacks_result_is_listed_and_requested_by_nobody(mesh):
+def test_a_callbacks_result_is_listed_as_unspecified(mesh):
     x = jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=named(mesh, "x"))
     called = jax.jit(lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((16, 8), "f4"), x))
     for f in (called, jax.jit(lambda x: called(x))):

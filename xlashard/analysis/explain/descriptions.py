@@ -141,8 +141,8 @@ def find_aliases(program: ExplainedProgram) -> tuple[str | None, ...]:
     results = {argument: result - facts.tokens for result, argument in facts.aliases.items()}
     positions = count(facts.tokens + facts.closed_over)
     kept = (value.sharding is not None for value in program.arguments)
-    found = (results.get(next(positions)) if is_kept else None for is_kept in kept)
-    return tuple(None if i is None else program.results[i].path for i in found)
+    positions_of_results = (results.get(next(positions)) if is_kept else None for is_kept in kept)
+    return tuple(None if i is None else program.results[i].path for i in positions_of_results)
 
 
 def describe_donations(program: ExplainedProgram) -> tuple[DonationReport, ...]:

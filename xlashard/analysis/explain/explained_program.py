@@ -294,9 +294,9 @@ class ExplainedProgram:
             paths.append(f"{at} as written")
         # The module pins the results of callbacks.
         pinned = frozenset() if self.jaxpr is None else callback_results(self.jaxpr)
-        asked = (*(self.call.out_shardings if self.call else ()), *repeat(True, count))
+        requests = (*(self.call.out_shardings if self.call else ()), *repeat(True, count))
         lowered = [
-            None if i in pinned and asked[i] is None else plan.sharding
+            None if i in pinned and requests[i] is None else plan.sharding
             for i, plan in enumerate(self.plan.results)
         ]
         avals = map(shaped, parts.out_avals)

@@ -194,7 +194,7 @@ def describe_repeated(program: ExplainedProgram) -> tuple[RepeatedReport, ...]:
         for computation, instruction, times in _instructions(module):
             moved = times * _moved_bytes(module, computation, instruction)
             nbytes += moved
-            found: dict[_Operation, None] = {}
+            operations: dict[_Operation, None] = {}
             for inner, each in _computed(module, computation, instruction):
                 whole = finder.find(inner, each)
                 if whole is not None and whole.flops:
@@ -202,15 +202,15 @@ def describe_repeated(program: ExplainedProgram) -> tuple[RepeatedReport, ...]:
                     works[whole].times.append(times)
                     flops += times * whole.flops
                 elif whole is not None:
-                    found[whole] = None
+                    operations[whole] = None
                 else:
                     flops += times * _compiled_flops(inner, each)
-            if found:
+            if operations:
                 # A chain of elementwise operations is one row for each line.
-                first = next(iter(found))
+                first = next(iter(operations))
                 chain = first.kind in ("elementwise", "random")
                 work = works[equation_line(first.site, program) if chain else first]
-                work.operations |= found
+                work.operations |= operations
                 work.times.append(times)
                 work.nbytes += moved
     return _reports(list(works.values()), (flops, nbytes), program, mesh)
@@ -259,19 +259,19 @@ class _WholeOperations:
         names = [name, "random"] if line is not None else [opcode]
         names = ["product"] if _is_product(instruction) else names
         ins, outs = _element_counts(computation, instruction)
-        found = None
+        match = None
         for place in [(line, name) for name in names]:
             for operation in self.places.get(place, ()):
                 if opcode != _OPCODES.get(operation.kind, opcode):
                     continue
                 sizes = _sizes(operation.kind, ins, outs)
                 if sizes == operation.sizes and max(sizes) > 1:
-                    found = found or operation
+                    match = match or operation
                 elif self._is_shard(sizes, operation.sizes):
                     return None
                 if sizes in self._on_shards.get(place, ()):
                     return None
-        return found
+        return match
 
     def _is_shard(self, sizes: _Sizes, whole: _Sizes) -> bool:
         """Return True if sizes may be those of a shard of a whole operation."""

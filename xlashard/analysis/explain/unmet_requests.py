@@ -45,8 +45,8 @@ UNSPECIFIED = "unspecified"
 def describe_unmet(program: ExplainedProgram) -> tuple[UnmetRequest, ...]:
     """Describe the requests that a program does not follow, most bytes first."""
     # A gradient repeats a constraint, at the same line.
-    found = dict.fromkeys(row for find in _FINDERS for row in find(program))
-    return tuple(sorted(found, key=lambda row: -row.nbytes))
+    rows = dict.fromkeys(row for find in _FINDERS for row in find(program))
+    return tuple(sorted(rows, key=lambda row: -row.nbytes))
 
 
 def _donations(program: ExplainedProgram) -> Iterator[UnmetRequest]:
@@ -355,17 +355,17 @@ def _equation(
         program: The program.
         operation: The operation.
         shape: Shape of its whole result.
-        spec: Its sharding, by which constraints are told apart.
+        spec: Its sharding, which distinguishes constraints.
     """
     sites = [] if program.jaxpr is None else Scope.of(program.jaxpr).sites()
     equations = [(eqn, site) for _, eqn, site, _ in sites if eqn.outvars]
     for name in (operation.op_name.rpartition("/")[2], operation.opcode.replace("-", "_")):
-        found = [
+        candidates = [
             (constraint_of(eqn, program.mesh), site)
             for eqn, site in equations
             if eqn.primitive.name == name and getattr(eqn.outvars[0].aval, "shape", ()) == shape
         ]
-        exact = [site for s, site in found if s is None or spec_text(s) == spec]
+        exact = [site for s, site in candidates if s is None or spec_text(s) == spec]
         if len(set(map(source_line, exact))) == 1:
             return exact[0]
     return None
