@@ -190,10 +190,12 @@ def test_unused_donations_are_paired_by_path(mesh):
 
 
 REMATERIALIZED = """
-import json, sys
+import json, random, sys
 import jax, jax.numpy as jnp
 import xlashard
 from xlashard import NamedSharding, P
+from xlashard.geometry.spec import resharding_steps
+from xlashard.hlo.compiler_log import captured_log, read_warnings
 mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 jax.config.update("jax_use_shardy_partitioner", sys.argv[1] == "shardy")
 def pin(x, *spec):
@@ -207,7 +209,30 @@ rows = []
 for between in ((), ("y", "x")):
     report = xlashard.explain(jax.jit(lambda x: f(x, between)), x)
     rows.append([u for u in report.to_dict()["unmet"] if u["kind"] == "rematerialization"])
-print(json.dumps(rows))
+
+cube = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+def warns(*steps):
+    placed = [NamedSharding(cube, P(*[axes or None for axes in dims])) for dims in steps]
+    def move(x):
+        for sharding in placed:
+            x = jax.lax.with_sharding_constraint(jnp.sin(x), sharding)
+        return x
+    x = jax.ShapeDtypeStruct((16, 16, 16), "float32", sharding=placed[0])
+    with captured_log() as log:
+        jax.jit(move, out_shardings=placed[-1]).lower(x).compile()
+    return any(warning.source for warning in read_warnings("".join(log)))
+choice, followed = random.Random(1), []
+for _ in range(40):
+    pair = []
+    for _ in range(2):
+        dims = [(), (), ()]
+        for axis in choice.sample("abc", choice.randint(1, 3)):
+            dim = choice.randrange(3)
+            dims[dim] = (*dims[dim], axis)
+        pair.append(tuple(dims))
+    if pair[0] != pair[1] and warns(*pair):
+        followed.append(warns(pair[0], *resharding_steps(*pair), pair[1]))
+print(json.dumps([rows, followed]))
 """
 
 
@@ -215,11 +240,12 @@ print(json.dumps(rows))
 def test_involuntary_rematerialization_names_value_line_and_constraint(partitioner):
     command = [*python_command(), "-c", REMATERIALIZED, partitioner]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
-    (row,), followed = json.loads(run.stdout.splitlines()[-1])
-    assert followed == []
+    ((row,), pinned), followed = json.loads(run.stdout.splitlines()[-1])
+    assert pinned == []
+    assert len(followed) > 3 and not any(followed)  # random pairs of shardings
     assert (row["path"], row["requested"], row["nbytes"]) == ("float32[32,32]", "P('y')", 4096)
     assert "P(None, ('x', 'y'))" in row["actual"] and row["advice"] == (
-        "constrain it to P('y', 'x') first"
+        "constrain it to P('y', 'x') in between"
     )
     assert row["source"]["file"] == "<string>"
     assert "Involuntary full rematerialization" in run.stderr  # passed on

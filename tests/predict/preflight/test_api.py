@@ -106,7 +106,7 @@ def test_rematerialization_is_read_from_the_log_of_the_worker(estimate: bool) ->
     report = preflight(run, X, topology=POD, mesh=AXES, estimate=estimate)
     (row,) = [u for u in report.unmet if u.kind == "rematerialization"]
     assert (row.path, row.requested) == ("bfloat16[2048,1024]", "P('model')")
-    assert row.advice == "constrain it to P('model', 'data') first"
+    assert row.advice == "constrain it to P('model', 'data') in between"
     assert row.source is not None and row.source.file == __file__
 
 

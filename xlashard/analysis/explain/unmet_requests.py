@@ -26,12 +26,12 @@ from xlashard.core.sharding import (
     NamedSharding,
     PartitionSpec,
     Sharding,
-    XLACompatibleSharding,
 )
 from xlashard.core.sharding.gspmd import from_hlo
 from xlashard.core.sharding.named import grid_of, spec_entries
+from xlashard.errors import GeometryError, ShardingError
 from xlashard.geometry import MeshGrid
-from xlashard.geometry.spec import next_resharding
+from xlashard.geometry.spec import resharding_steps
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.compiler_log import read_warnings
 from xlashard.hlo.module import Frame, Instruction
@@ -300,13 +300,16 @@ def _warnings(program: ExplainedProgram) -> Iterator[UnmetRequest]:
         operation, array = warning.operation, warning.operation.shape.arrays[:1]
         shape = array[0].dims if array else ()
         ways = [_named(text, program) for text in (warning.source, warning.target) if text]
-        if ways:
+        if ways and ways[0] is not None:
             # The type is that of a shard.
             counts = ways[0].rank_tiling(len(shape)).counts
             shape = tuple(map(mul, shape, counts))
         dtype = dtype_name(array[0].dtype) if array else operation.opcode
         whole = replace(array[0], dims=shape).nbytes if array else 0
-        specs = [spec_text(way) for way in ways] or [""]
+        specs = [
+            text if way is None else spec_text(way)
+            for way, text in zip(ways, (warning.source, warning.target), strict=False)
+        ] or [""]
         source = equation_line(_equation(program, operation, shape, specs[0]), program)
         if not ways:
             text = warning.text.removeprefix("[SPMD] ").rpartition(". ")[0]
@@ -324,26 +327,31 @@ def _warnings(program: ExplainedProgram) -> Iterator[UnmetRequest]:
             actual=f"replicated on its way from {before}",
             nbytes=whole,
             reason="XLA's involuntary full rematerialization",
-            advice=f"constrain it to {between} first" if between else f"make it as {after}",
+            advice=f"constrain it to {between} in between"
+            if between
+            else f"shard it as {after} where it is made",
             source=source,
         )
 
 
-def _named(text: str, program: ExplainedProgram) -> XLACompatibleSharding:
-    """Return a sharding in HLO's syntax, by a spec on the mesh if it has one."""
+def _named(text: str, program: ExplainedProgram) -> NamedSharding | None:
+    """Return a sharding in HLO's syntax by a spec on the mesh; None if it has none."""
     (tiles,) = tile_texts(text)
-    sharding = from_hlo(tiles, program.devices, program.mesh)
-    assert isinstance(sharding, XLACompatibleSharding)
-    return sharding
+    try:
+        sharding = from_hlo(tiles, program.devices, program.mesh)
+    except (GeometryError, ShardingError):
+        return None
+    return sharding if isinstance(sharding, NamedSharding) else None
 
 
-def _between(before: Sharding, after: Sharding, ndim: int) -> str:
-    """Return the spec between two from which XLA goes on efficiently; empty without one."""
-    if not isinstance(before, NamedSharding) or not isinstance(after, NamedSharding):
+def _between(before: NamedSharding | None, after: NamedSharding | None, ndim: int) -> str:
+    """Return the specs between two by which XLA needs no whole value; empty without one."""
+    if before is None or after is None:
         return ""
     sides = (s.normal_spec.for_rank(ndim) for s in (before, after))
-    dims = next_resharding(*(tuple(axes or () for axes in side) for side in sides))
-    return "" if dims is None else spec_text(before.with_spec(PartitionSpec(*spec_entries(dims))))
+    steps = resharding_steps(*(tuple(axes or () for axes in side) for side in sides))
+    specs = [before.with_spec(PartitionSpec(*spec_entries(dims))) for dims in steps]
+    return ", then to ".join(map(spec_text, specs))
 
 
 def _equation(
