@@ -24,10 +24,8 @@ from tests.predict.preflight.example_parts import (
 )
 from xlashard.analysis.explain.model import (
     DonationReport,
-    IgnoredReport,
     RepeatedReport,
-    ReplicationReport,
-    UnevenReport,
+    UnmetRequest,
 )
 from xlashard.predict.preflight.report.preflight_model import (
     AxisReport,
@@ -173,15 +171,36 @@ FITTING = PreflightReport(
             for v in (*STATE, COUNT)
         ),
     ),
-    replications=(
-        ReplicationReport(
-            "constraint",
-            "f32[64,8192,4096]",
-            "P(('data', 'fsdp'))",
-            (2,),
-            ("tensor",),
-            64 * 2**20,
-            line(97, "attention"),
+    unmet=(
+        UnmetRequest(
+            kind="constraint that gathers",
+            path="f32[64,8192,4096]",
+            requested="P(('data', 'fsdp'))",
+            actual="gathered along tensor",
+            nbytes=64 * 2**20,
+            reason="the constraint unshards dimension 2",
+            advice="keep tensor in its spec",
+            source=line(97, "attention"),
+        ),
+        UnmetRequest(
+            kind="uneven constraint",
+            path="bfloat16[64,8192,50257]",
+            requested="P(None, None, 'tensor')",
+            actual="padded to 50260, 4 tiles of 12565 along tensor",
+            nbytes=64 * 8192 * 3 * 2,
+            reason="dimension 2 of 50257 does not divide by 4",
+            advice="pad it with pad_to_mesh",
+            source=line(131, "logits"),
+        ),
+        UnmetRequest(
+            kind="device_put",
+            path="bfloat16[64,8192]",
+            requested="P('data', None)",
+            actual="nothing changes",
+            nbytes=2**20,
+            reason="device_put inside of a program shards nothing over automatic axes",
+            advice="write with_sharding_constraint(x, NamedSharding(mesh, P('data', None)))",
+            source=line(140, "batch"),
         ),
     ),
     replicated=tuple(v for v in (*INPUTS, *OUTPUTS) if v.copies == 32 and v.nbytes >= 2**20),
@@ -206,35 +225,6 @@ FITTING = PreflightReport(
             block=256,
             op_name=OP.format("bqhd,bkhd->bhqk"),
             source=line(96, "attention"),
-        ),
-    ),
-    uneven=(
-        UnevenReport(
-            type="bfloat16[64,8192,50257]",
-            spec="P(None, None, 'tensor')",
-            dim=2,
-            size=50257,
-            axes=("tensor",),
-            shards=4,
-            shard_size=12565,
-            padded_size=50260,
-            empty_shards=0,
-            device_bytes=64 * 8192 * 12565 * 2,
-            padding_bytes=64 * 8192 * 3 * 2,
-            whole_bytes=64 * 8192 * 50257 * 2,
-            result="",
-            result_spec="",
-            source=line(131, "logits"),
-        ),
-    ),
-    ignored=(
-        IgnoredReport(
-            kind="device_put",
-            path="bfloat16[64,8192]",
-            spec="P('data', None)",
-            nbytes=2**20,
-            results=(),
-            source=line(140, "batch"),
         ),
     ),
     repeated=(
@@ -277,7 +267,17 @@ OUT_OF_MEMORY = replace(
     time=replace(_SLOW, roofline_seconds=_SLOW.hbm_seconds, unknown_loops=1, above=None),
     donations=(
         *FITTING.donations[1:],
-        DonationReport(STATE[0].path, True, "", STATE[0].device_bytes, "no result has its type"),
+        DonationReport(STATE[0].path, True, "", STATE[0].device_bytes),
+    ),
+    unmet=(
+        UnmetRequest(
+            kind="donation",
+            path=STATE[0].path,
+            requested="donated",
+            actual="not reused",
+            nbytes=STATE[0].device_bytes,
+            reason="no result has its type",
+        ),
     ),
     throughput=throughput(_SLOW.hbm_seconds, 32),
     price=price(_SLOW.hbm_seconds, 32),
@@ -396,7 +396,7 @@ SMALL = PreflightReport(
     inputs=(_X, _W),
     outputs=(_Y,),
     donations=(),
-    replications=(),
+    unmet=(),
     replicated=(),
     replicated_above=2**20,
     throughput=None,

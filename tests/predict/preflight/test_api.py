@@ -91,6 +91,24 @@ def test_replicated_arguments_warn_and_unused_donations_are_only_reported(
     assert re.match(naming("x of", "4.0 MiB on each of 16"), str(warning.message))
     (donation,) = report.donations
     assert donation.donated and not donation.is_reused
+    assert {(u.kind, u.path) for u in report.unmet} == {
+        ("argument without sharding", "x"),
+        ("donation", "x"),
+    }
+
+
+@pytest.mark.parametrize("estimate", [False, True])
+def test_rematerialization_is_read_from_the_log_of_the_worker(estimate: bool) -> None:
+    def f(x: Any) -> Any:
+        x = xlashard.with_sharding_constraint(jnp.sin(x), P(None, ("data", "model")))
+        return jnp.cos(xlashard.with_sharding_constraint(x, P("model", None)))
+
+    run = xlashard.pjit(f, in_shardings=P(None, ("data", "model")))
+    report = preflight(run, X, topology=POD, mesh=AXES, estimate=estimate)
+    (row,) = [u for u in report.unmet if u.kind == "rematerialization"]
+    assert (row.path, row.requested) == ("bfloat16[2048,1024]", "P('model')")
+    assert row.advice == "constrain it to P('model', 'data') in between"
+    assert row.source is not None and row.source.file == __file__
 
 
 def test_report_has_flops_collectives_and_time(report: PreflightReport) -> None:
@@ -503,7 +521,7 @@ def test_explicit_axes_stay_explicit() -> None:
     )
     report = preflight(jax.jit(apply), x, w, topology="v5e-8", replicated_above=0)
     assert [(v.spec, v.decided_by) for v in report.outputs] == [("P()", "caller")]
-    assert report.replications == report.replicated == ()
+    assert report.unmet == report.replicated == ()
     gathers = [t for t in report.traffic if t.kind == "all-gather"]
     assert gathers and all(t.requested for t in gathers)
 

@@ -76,6 +76,34 @@ def test_fsdp_gathers_parameters_and_scatters_gradients():
     assert {r.argument for r in found} == {"", "params['up']", "params['down']"}
 
 
+@since_jaxlib("0.11.1", "XLA keeps no source of its own gathers")
+@pytest.mark.parametrize("by_scan", [False, True])
+def test_gathers_that_remat_repeats_are_named_so(by_scan):
+    def layer(x, w):
+        x = constrained(jnp.tanh(x @ w["up"]), "data", None)
+        return x @ w["down"], None
+
+    def run(params, x):
+        if by_scan:
+            x = jax.lax.scan(jax.checkpoint(layer), x, params)[0]
+        else:
+            for i in range(2):
+                x = jax.checkpoint(layer)(x, jax.tree.map(lambda w, i=i: w[i], params))[0]
+        return jnp.mean(x**2)
+
+    params = {
+        "up": struct((2, 1024, 2048), None, "data", None),
+        "down": struct((2, 2048, 1024), None, "data", None),
+    }
+    x = struct((4096, 1024), "data", None)
+    found = traffic(jax.grad(run), params, x, out_shardings=layout_of(params))
+    gathers = [r for r in found if r.collective.kind == "all-gather"]
+    repeated = [r for r in gathers if r.origin == "rematerialization"]
+    assert 0 < len(repeated) < len(gathers)
+    assert {r.origin for r in gathers} == {"argument", "rematerialization"}
+    assert all(r.requested and not r.suggestion for r in gathers)
+
+
 def test_windowed_matmuls_keep_their_collectives():
     mesh = PLACE.mesh({"data": 4, "model": 2})
     params = {"up": struct((1024, 4096), "data", "model", mesh=mesh)}

@@ -75,7 +75,7 @@ def facts(values: PreflightReport) -> list[Any]:
 def test_rejected_program_has_the_facts_of_an_executable(both: Any) -> None:
     fits, too_large = map(report_of, both)
     assert facts(fits) == facts(too_large)
-    assert [r.path for r in fits.replications] == [r.path for r in too_large.replications]
+    assert [u.path for u in fits.unmet] == [u.path for u in too_large.unmet]
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_report_agrees_with_explain(both: Any) -> None:
             for v, own in zip(explained, alone, strict=True)
         ]
     assert values.donations == report.donations
-    assert values.replications == report.replications
+    assert values.unmet == report.unmet
 
 
 def test_unspecified_shardings_are_reported(both: Any) -> None:

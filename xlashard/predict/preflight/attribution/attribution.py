@@ -98,6 +98,8 @@ class Attributor:
         before = self._reduction_before(finder)
         if before is not None:
             return self.attribute(before)
+        if self._is_repeated(collective):
+            return "rematerialization", ""
         if finder.reduces:
             return "gradient" if self._is_gradient(finder) else "reduction", ""
         if self._is_constrained(finder):
@@ -121,6 +123,19 @@ class Attributor:
         before = self._by_name.get(name)
         is_scatter = before is not None and before.kind == "reduce-scatter"
         return before if is_scatter else None
+
+    def _is_repeated(self, collective: Collective) -> bool:
+        """Return whether rematerialization repeats a collective of the forward pass.
+
+        The compiler may have merged it with others there.
+        """
+        return collective.is_rematerialized and _moved(collective) <= self._moved_once
+
+    @cached_property
+    def _moved_once(self) -> frozenset[tuple[str, str, tuple[int, ...]]]:
+        """Values that collectives move which rematerialization doesn't repeat."""
+        others = (each for each in self.collectives if not each.is_rematerialized)
+        return frozenset().union(*map(_moved, others))
 
     @cached_property
     def _by_name(self) -> dict[str, Collective]:
@@ -213,6 +228,14 @@ class Attributor:
             for value in (*eqn.invars, *eqn.outvars):
                 if is_variable(value):
                     yield self.shardings.sources(scope, value)
+
+
+def _moved(collective: Collective) -> frozenset[tuple[str, str, tuple[int, ...]]]:
+    """Return the kind of a collective with the types of its results, without dimensions of 1."""
+    return frozenset(
+        (collective.kind, each.dtype, tuple(size for size in each.dims if size > 1))
+        for each in collective.results
+    )
 
 
 def describe_traffic(

@@ -146,6 +146,7 @@ ORIGINS: Mapping[str, str] = {
     "gradient": "the sum of a gradient",
     "reduction": "a sum over a cut dimension",
     "argument": "an argument's sharding",
+    "rematerialization": "repeated by rematerialization",
     "result": "a result's sharding",
     "resharding": "a resharding",
 }

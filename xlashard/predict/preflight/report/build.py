@@ -8,13 +8,14 @@ import numpy as np
 
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.topologies import cuda_plugin_version, libtpu_version
+from xlashard._jax.trace.tracing import explicit_sharding
 from xlashard._version import __version__
 from xlashard.analysis.explain.descriptions import describe_donations
 from xlashard.analysis.explain.explain import find_all
 from xlashard.analysis.explain.model import ValueReport
-from xlashard.analysis.explain.replication import is_needlessly_replicated
 from xlashard.analysis.explain.source_lines import distinguish_lines
-from xlashard.analysis.programs.program import Compilation
+from xlashard.analysis.explain.unmet_requests import fitting_axes
+from xlashard.analysis.programs.program import Compilation, ProgramValue
 from xlashard.core.sharding import Mesh
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.preflight.attribution.attribution import describe_traffic
@@ -126,9 +127,26 @@ def _fully_replicated(
     whole = [
         report
         for value, report in zip(values, reports, strict=True)
-        if report.used and report.device_bytes >= least and is_needlessly_replicated(program, value)
+        if report.used
+        and report.device_bytes >= least
+        and _is_needlessly_replicated(program, value)
     ]
     return tuple(sorted(whole, key=lambda r: -r.device_bytes))
+
+
+def _is_needlessly_replicated(program: Compilation, value: ProgramValue) -> bool:
+    """Return True if a value is replicated although a mesh axis divides one of its dimensions.
+
+    The type of a value prescribes its sharding on Explicit axes: the user chose it.
+    """
+    mesh, sharding = program.mesh, value.sharding
+    if explicit_sharding(value.aval) is not None:
+        return False
+    if mesh is None or sharding is None or sharding.num_devices == 1:
+        return False
+    if not sharding.rank_tiling(value.aval.ndim).is_replicated:
+        return False
+    return any(fitting_axes(size, mesh.shape) for size in value.aval.shape)
 
 
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")

@@ -10,11 +10,9 @@ from typing import Literal
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     DonationReport,
-    IgnoredReport,
     RepeatedReport,
-    ReplicationReport,
     SourceLine,
-    UnevenReport,
+    UnmetRequest,
     ValueReport,
 )
 from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
@@ -306,15 +304,13 @@ class PreflightFields:
     inputs: tuple[ValueReport, ...]
     outputs: tuple[ValueReport, ...]
     donations: tuple[DonationReport, ...]
-    replications: tuple[ReplicationReport, ...]
+    unmet: tuple[UnmetRequest, ...]
     replicated: tuple[ValueReport, ...]
     replicated_above: int
     throughput: ThroughputReport | None
     price: PriceReport | None
     compile_seconds: float
     versions: VersionsReport
-    uneven: tuple[UnevenReport, ...] = ()
-    ignored: tuple[IgnoredReport, ...] = ()
     repeated: tuple[RepeatedReport, ...] = ()
     is_estimate: bool = False
     spills: tuple[SpillReport, ...] = ()

@@ -38,7 +38,8 @@ class PreflightReport(SerializableReport, PreflightFields):
         inputs: Arguments, then closed-over arrays, with their buffers in HBM.
         outputs: Results with their buffers in HBM.
         donations: Donated arguments, and arguments that could be donated.
-        replications: Values with more copies than specified.
+        unmet: Requests that the program does not follow, and values that each device holds whole
+            without a request, most bytes first.
         replicated: Fully replicated arguments and results that mesh axes could shard, largest
             first.
         replicated_above: Minimum bytes of the listed values.
@@ -46,8 +47,6 @@ class PreflightReport(SerializableReport, PreflightFields):
         price: Cost at the caller's price.
         compile_seconds: Compile time on this machine.
         versions: Versions and flags that the report depends on.
-        uneven: Dimensions that constraints shard and that do not divide, most padding first.
-        ignored: Shardings that the program names and does not follow, the largest first.
         repeated: Products that every device computes whole, most FLOP first.
         is_estimate: Whether the compiler was stopped before code generation. Memory then lacks the
             code; all else is that of a whole compilation.

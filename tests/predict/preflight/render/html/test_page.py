@@ -284,7 +284,7 @@ def test_markup_in_names_of_the_program_is_escaped(browser: Browser) -> None:
         ),
         versions=replace(FITTING.versions, flags=(("XLA_FLAGS", HOSTILE),)),
         repeated=(replace(FITTING.repeated[0], argument=HOSTILE, spec=HOSTILE, source=source),),
-        uneven=(replace(FITTING.uneven[0], spec=HOSTILE, axes=(HOSTILE,), source=source),),
+        unmet=(replace(FITTING.unmet[0], requested=HOSTILE, actual=HOSTILE, source=source),),
         forgotten=HOSTILE,
     )
     with browser.page(hostile.to_html()) as tab:
