@@ -9,6 +9,7 @@ import jax
 from xlashard._jax.trace.jaxprs import is_reference
 from xlashard.analysis.explain.model import (
     CollectiveReport,
+    ConstantReport,
     Decided,
     DonationReport,
     MoveReport,
@@ -101,6 +102,26 @@ def _describe(value: ProgramValue, decided: Decided) -> ValueReport:
         memory_kind=None if sharding is None else custom_memory_kind(sharding),
         used=sharding is not None,
         weak_type=bool(getattr(value.aval, "weak_type", False)),
+    )
+
+
+_SMALL_CONSTANT = 1024
+"""Bytes of a closed-over array below which no report lists it, such as a table of indices."""
+
+
+def describe_constants(program: Compilation) -> tuple[ConstantReport, ...]:
+    """Describe the closed-over arrays that are constants of the program, the largest first."""
+    return tuple(
+        ConstantReport(
+            path=value.path,
+            shape=tuple(value.aval.shape),
+            dtype=str(value.aval.dtype),
+            spec="" if value.current is None else spec_text(value.current),
+            nbytes=value.nbytes,
+            argument_bytes=value.bytes_under(value.current) or value.nbytes,
+        )
+        for value in program.program.constants
+        if value.nbytes >= _SMALL_CONSTANT
     )
 
 

@@ -12,6 +12,7 @@ from xlashard._jax.trace.observed_programs import unobserved
 from xlashard._version import __version__
 from xlashard.analysis.explain.descriptions import (
     describe_collectives,
+    describe_constants,
     describe_donations,
     describe_inputs,
     describe_moves,
@@ -96,6 +97,7 @@ def _report(program: Compilation) -> ProgramReport:
 FINDERS: Mapping[str, Callable[[Compilation], Sequence[Any]]] = {
     "unmet": describe_unmet,
     "repeated": describe_repeated,
+    "constants": describe_constants,
     "moves": describe_moves,
 }
 """Functions that return the findings of a program, by the field of reports that holds them."""

@@ -357,6 +357,33 @@ class UnmetRequest:
 
 
 @dataclass(frozen=True)
+class ConstantReport:
+    """Closed-over array that `jax.jit` puts into the program of each device, whole.
+
+    Attributes:
+        path: The variable by which the function reaches it: `params['w']`; `closed over [0]` where
+            it is unknown.
+        shape: Its shape.
+        dtype: Its dtype.
+        spec: Its sharding outside of the program, such as `P('data')`; empty for a host array.
+        nbytes: Its bytes on each device.
+        argument_bytes: Bytes on each device if it is passed as an argument, with that sharding.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: str
+    nbytes: int
+    argument_bytes: int
+
+    @property
+    def saved_bytes(self) -> int:
+        """Return the bytes that passing it as an argument saves on each device."""
+        return self.nbytes - self.argument_bytes
+
+
+@dataclass(frozen=True)
 class RepeatedReport:
     """Work that every device repeats on whole values.
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from xlashard.analysis.explain.model import (
     CollectiveReport,
+    ConstantReport,
     CostReport,
     DonationReport,
     MemoryReport,
@@ -74,7 +75,8 @@ class ProgramReport(SerializableReport):
             its number: loops of unknown trip count, which count as one run, unknown operations.
         forgotten: The facts that an explained stage does not keep, and that the report therefore
             lacks, as one clause; empty for a function.
-        repeated: Products that every device computes whole, most FLOP first.
+        repeated: Work that every device repeats, the largest share first.
+        constants: Closed-over arrays that are constants of each device's program, largest first.
 
     Example:
         >>> import numpy as np
@@ -98,6 +100,7 @@ class ProgramReport(SerializableReport):
     unmet: tuple[UnmetRequest, ...]
     forgotten: str = ""
     repeated: tuple[RepeatedReport, ...] = ()
+    constants: tuple[ConstantReport, ...] = ()
     not_understood: tuple[tuple[str, int], ...] = ()
 
     @property

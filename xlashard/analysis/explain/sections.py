@@ -11,6 +11,7 @@ from rich.text import Text
 from xlashard.analysis.explain.findings import Column, Findings
 from xlashard.analysis.explain.model import (
     CollectiveReport,
+    ConstantReport,
     DonationReport,
     MoveReport,
     RepeatedReport,
@@ -29,7 +30,7 @@ from xlashard.analysis.explain.tables import (
     short_type,
     table,
 )
-from xlashard.support.formatting import in_bytes
+from xlashard.support.formatting import in_bytes, typed
 
 _COLLECTIVE_SUMS = (
     "count",
@@ -267,7 +268,38 @@ REPEATED = Findings[RepeatedReport](
 """Section of the work that every device repeats."""
 
 
-FINDINGS: tuple[Findings[Any], ...] = (UNMET, REPEATED)
+def merged_constants(rows: Sequence[ConstantReport]) -> list[ConstantReport]:
+    """Merge constants with similar paths and equal types, most bytes first."""
+    groups = _groups(rows, lambda c: (_pattern(c.path), c.shape, c.dtype, c.spec))
+    merged = [_merged(group, "path", ("nbytes", "argument_bytes")) for group in groups]
+    return sorted(merged, key=lambda c: -c.nbytes)
+
+
+def _as_argument(c: ConstantReport) -> str:
+    if not c.saved_bytes:
+        return "as an argument: the same bytes, once instead of in the program"
+    return f"as an argument with {c.spec}: {in_bytes(c.saved_bytes)} less on each device"
+
+
+CONSTANTS = Findings[ConstantReport](
+    field="constants",
+    title="Closed over",
+    note="arrays that jax.jit puts whole into the program of each device",
+    summary="{count}, {total} in the program of each device",
+    columns=(
+        Column("array", lambda c: c.path, "path"),
+        Column("type", lambda c: typed(c.dtype, c.shape), "code"),
+        Column("sharding", lambda c: c.spec, "code", "Outside of the program"),
+        Column(">bytes", lambda c: c.nbytes, "bytes", "On each device"),
+        Column("instead", _as_argument),
+    ),
+    printed={">each device": "{bytes}", "array": "{array}  {type}", "instead": "{instead}"},
+    merged=merged_constants,
+)
+"""Section of the arrays that are constants of a program."""
+
+
+FINDINGS: tuple[Findings[Any], ...] = (UNMET, REPEATED, CONSTANTS)
 """Sections of what a program does without a request, of `explain` and of a preflight."""
 
 MOVES = Findings[MoveReport](

@@ -9,6 +9,7 @@ from typing import Literal
 
 from xlashard.analysis.explain.model import (
     CollectiveReport,
+    ConstantReport,
     DonationReport,
     RepeatedReport,
     SourceLine,
@@ -312,6 +313,7 @@ class PreflightFields:
     compile_seconds: float
     versions: VersionsReport
     repeated: tuple[RepeatedReport, ...] = ()
+    constants: tuple[ConstantReport, ...] = ()
     is_estimate: bool = False
     spills: tuple[SpillReport, ...] = ()
     forgotten: str = ""

@@ -47,7 +47,8 @@ class PreflightReport(SerializableReport, PreflightFields):
         price: Cost at the caller's price.
         compile_seconds: Compile time on this machine.
         versions: Versions and flags that the report depends on.
-        repeated: Products that every device computes whole, most FLOP first.
+        repeated: Work that every device repeats, the largest share first.
+        constants: Closed-over arrays that are constants of each device's program, largest first.
         is_estimate: Whether the compiler was stopped before code generation. Memory then lacks the
             code; all else is that of a whole compilation.
         spills: Attention scores that are too large for VMEM, with the block that avoids it.
