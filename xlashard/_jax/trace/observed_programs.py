@@ -19,12 +19,9 @@ from xlashard._jax.private import core, find_name, jax_dispatch, jax_pjit, repla
 from xlashard._jax.runtime.dispatch import forget_calls
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER, callers
 from xlashard._jax.trace.jitted import INFER_PARAMS_LOCK
-from xlashard._jax.trace.tracing import struct_of
+from xlashard._jax.trace.primitive_names import DEVICE_PROGRAMS
+from xlashard._jax.trace.tracing import equations, struct_of
 from xlashard.support.lazily import dataclass
-
-type Run = Callable[[], list[Any]]
-"""Runs a program and returns its results, flat."""
-
 
 class ObservedProgram(Protocol):
     """A program that is lowered or called: one of `jax.jit`, or of a function of this package.
@@ -46,6 +43,21 @@ class ObservedProgram(Protocol):
     def values(self) -> tuple[jax.ShapeDtypeStruct, ...]: ...
 
 
+@dataclass(frozen=True, eq=False)
+class ObservedCall:
+    """A call of a program.
+
+    Attributes:
+        program: The program.
+        arguments: Its arguments, flat.
+        run: Runs it and returns its results, flat.
+    """
+
+    program: ObservedProgram
+    arguments: Sequence[Any]
+    run: Callable[[], list[Any]]
+
+
 class ProgramObserver(Protocol):
     """Receiver of programs; the calls come from any thread."""
 
@@ -53,8 +65,8 @@ class ProgramObserver(Protocol):
         """Receive a program that is lowered."""
         ...
 
-    def called(self, program: ObservedProgram, run: Run) -> list[Any]:
-        """Receive a program that is called, and return its results, usually `run()`."""
+    def called(self, call: ObservedCall) -> list[Any]:
+        """Receive a call, and return its results, usually `call.run()`."""
         ...
 
     def failed(self, error: Exception) -> None:
@@ -99,7 +111,15 @@ def is_operation(jaxpr: Any) -> bool:
     JAX runs an operation outside of `jit` as a program of its own.
     """
     info = jaxpr.debug_info.func_src_info or ""
-    return JAX_FOLDER in info or " at " not in info
+    if JAX_FOLDER not in info and " at " in info:
+        return False
+    # A function of the user inside of one of JAX, as in `jax.jit(jax.shard_map(f))`.
+    return all(eqn.primitive.name not in DEVICE_PROGRAMS for eqn in equations(jaxpr))
+
+
+def runs_kernels(jaxpr: Any) -> bool:
+    """Return True for a program with Pallas kernels, which run on one kind of chips."""
+    return any(eqn.primitive.name == "pallas_call" for eqn in equations(jaxpr))
 
 
 def trees_under_way(jaxpr: Any) -> tuple[Any, Any] | None:
@@ -179,11 +199,11 @@ def observe(observer: ProgramObserver) -> Callable[[], None]:
     return end
 
 
-def observed(program: ObservedProgram, run: Run) -> list[Any]:
-    """Send a called program to the observers, and return its results."""
+def observed(call: ObservedCall) -> list[Any]:
+    """Send a call to the observers, and return its results."""
     for observer in observers():
-        run = partial(observer.called, program, run)
-    return run()
+        call = ObservedCall(call.program, call.arguments, partial(observer.called, call))
+    return call.run()
 
 
 def _install() -> None:
@@ -234,7 +254,7 @@ def _call(*args: Any, jaxpr: Any, **params: Any) -> Any:
     """
     run = partial(_originals["_pjit_call_impl_python"], *args, jaxpr=jaxpr, **params)
     program = JitLowering(jaxpr, params, tuple(map(jax_pjit.convert_to_metaty, args)))
-    return observed(program, lambda: run()[0]), None, None, []
+    return observed(ObservedCall(program, args, lambda: run()[0])), None, None, []
 
 
 type Stage = Literal["trace", "lower", "compile"]

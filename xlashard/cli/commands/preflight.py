@@ -44,6 +44,8 @@ from xlashard.cli.commands.script_run import (
     run_script,
     select,
 )
+from xlashard._jax.runtime.stand_in_values import StandInRead
+from xlashard._jax.trace.observed_programs import ObservedCall
 from xlashard.core.pjit.stages.recorded import RecordedProgram
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
@@ -62,7 +64,7 @@ from xlashard.predict.preflight.script_devices import ScriptDevices
 from xlashard.predict.preflight.target_loading import check_target, user_code_errors
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.support.documents import parse_json, read_text
-from xlashard.support.formatting import print_error
+from xlashard.support.formatting import error_text, in_bytes, near_line, print_error
 from xlashard.support.program_runner import ProgramStopped, ScriptOrModule, parse_script
 
 _CALLS = 20
@@ -296,7 +298,9 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport
         )
     program = parse_script(arguments.script).program
     options = preflight_options(arguments)["compiler_options"] or {}
-    devices = ScriptDevices(places[0], options, arguments.estimate, status_line)
+    devices = ScriptDevices(
+        places[0], options, arguments.estimate, status_line, run_up_to=arguments.run
+    )
     rates = read_calibration_files(arguments.rates, places).get(places[0].chip.name)
     devices.begin()
     try:
@@ -318,8 +322,9 @@ def _run_on(
     print(
         f"xlashard: {program.target} runs on {
             counted(devices.topology.num_devices, 'emulated CPU device')
-        }; its programs on them are compiled for {devices.topology} and not run: their results "
-        "are zeros. Let it write no checkpoint over a real one.",
+        }; its programs on them are compiled for {devices.topology}. They are not run: zeros "
+        "stand in for results, until the script reads a value of a program that is small enough "
+        "(--run SIZE). Let it write no checkpoint over a real one.",
         file=sys.stderr,
     )
 
@@ -336,16 +341,30 @@ def _run_on(
         )
 
 
-def _stopping(results: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Return a function that stops the script where a program can't be compiled."""
+def _stand_in_text(read: StandInRead) -> str:
+    """Return what a script read of a program that was not run, and what would run it."""
+    program = read.program
+    place = f" ({program.source})" if program.source else ""
+    line = near_line(*read.line)
+    text = f"{line} read results of {program.name}{place} that are zeros, which may stop the script"
+    if read.reason:
+        return f"{text}: the CPU can't run it, {read.reason}"
+    # In MiB, rounded up.
+    enough = -(-read.nbytes // (1 << 20))
+    return (
+        f"{text}: it was not run, its arguments and results have {in_bytes(read.nbytes)} on all "
+        f"devices; --run {enough}MiB runs it on the CPU"
+    )
 
-    def stopping(recorded: RecordedProgram, *call: Any) -> list[Any]:
+
+def _stopping(results: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return a function that stops the script when Ctrl-C interrupts the compiler."""
+
+    def stopping(recorded: RecordedProgram, call: ObservedCall) -> list[Any]:
         try:
-            return results(recorded, *call)
+            return results(recorded, call)
         except KeyboardInterrupt as error:
             raise ProgramStopped("Ctrl-C") from error
-        except XlashardError as error:
-            raise ProgramStopped(f"{recorded.name} can't be compiled: {error}") from error
 
     return stopping
 
@@ -371,11 +390,13 @@ def _reports_of_script(
     for program in spread:
         try:
             reports.append(devices.report(program, price, costs, calibration))
-        except XlashardError as error:
-            print_error(f"{program.name} ({program.source}): {error}")
+        except Exception as error:
+            print_error(f"{program.name} ({program.source}): {error_text(error)}")
             failed += 1
     if result.outcome != "finished":
         print(f"xlashard: {result.title} {result.outcome}: {result.why}", file=sys.stderr)
+    for read in devices.values.reads:
+        print(f"xlashard: {_stand_in_text(read)}", file=sys.stderr)
     left = len(result.programs) - len(spread)
     if left:
         print(f"xlashard: {counted(left, 'other program')} ran on the CPU", file=sys.stderr)

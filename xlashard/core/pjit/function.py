@@ -318,7 +318,11 @@ class Function:
             return self.bind(call), None
         check_concrete(call.values, traced.arg_names)
         if observed_programs.all_observers and observed_programs.observers():
-            outs = observed_programs.observed(PjitProgram(self, call), lambda: self._results(call))
+            outs = observed_programs.observed(
+                observed_programs.ObservedCall(
+                    PjitProgram(self, call), call.values, lambda: self._results(call)
+                )
+            )
             return traced.out_tree.unflatten(outs), None
         return self._run(call)
 

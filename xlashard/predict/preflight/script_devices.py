@@ -1,6 +1,6 @@
 """Run a script for a topology: its programs are compiled for the topology instead of run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,9 +8,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.runtime.stand_in_devices import Zeros, emulate_devices, stand_in
+from xlashard._jax.runtime.stand_in_devices import emulate_devices, stand_in
+from xlashard._jax.runtime.stand_in_values import (
+    StandInValues,
+    bytes_on_devices,
+    first_line,
+    reporting,
+)
 from xlashard._jax.trace.cudnn import assume_cudnn
-from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run, unobserved
+from xlashard._jax.trace.jaxprs import is_ref
+from xlashard._jax.trace.observed_programs import (
+    JitLowering,
+    ObservedCall,
+    ObservedProgram,
+    runs_kernels,
+    unobserved,
+)
 from xlashard._jax.trace.rewriting import DeviceMap
 from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.stages.recorded import RecordedProgram
@@ -26,11 +39,11 @@ from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.report.pricing import Price
 from xlashard.predict.targets.base_topology import BaseTopology
 
-_RUN_BELOW = 1 << 28
-"""Bytes on all devices below which an operation outside of `jit` runs."""
+_RUN_UP_TO = 1 << 28
+"""Bytes on all devices up to which a program runs on the CPU, if its results are read."""
 
-_RUN_ALONE_BELOW = 1 << 31
-"""Bytes below which a program of one device runs."""
+_RUN_ALONE_UP_TO = 1 << 31
+"""Bytes up to which a program of one device runs."""
 
 
 @dataclass
@@ -42,13 +55,21 @@ class ScriptDevices:
         options: Compiler options.
         estimate: Whether to stop the compiler before code generation.
         status: Returns a context manager that shows the work in progress.
+        run_up_to: Bytes of arguments and results on all devices up to which a program may run on
+            the CPU; None for 256 MiB, and 2 GiB for a program of one device.
+        values: The arrays that stand in for results of the script.
     """
 
     topology: BaseTopology
     options: Mapping[str, Any]
     estimate: bool
     status: Callable[[str], AbstractContextManager[Any]]
-    _compiled: dict[RecordedProgram, tuple[Mesh, Compilation]] = field(default_factory=dict)
+    run_up_to: int | None = None
+    values: StandInValues = field(default_factory=StandInValues)
+    _compiled: dict[RecordedProgram, tuple[Mesh, Compilation] | Exception] = field(
+        default_factory=dict
+    )
+    _shardings: dict[RecordedProgram, list[Any]] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Emulate the devices.
@@ -64,8 +85,8 @@ class ScriptDevices:
             )
         self._to_topology = DeviceMap(dict(zip(emulated, devices, strict=True)))
         self._to_emulated = DeviceMap(dict(zip(devices, emulated, strict=True)))
-        self._zeros = Zeros()
         undo = ExitStack()
+        undo.callback(self.values.begin())
         undo.enter_context(assume_cudnn(devices[0], all_threads=True))
         undo.callback(stand_in(dict(zip(emulated, devices, strict=True))))
         self.end = undo.close
@@ -91,30 +112,75 @@ class ScriptDevices:
             return False
         return program.num_devices > 1 or self.topology.num_devices == 1
 
-    def results(self, recorded: RecordedProgram, program: ObservedProgram, run: Run) -> list[Any]:
-        """Return the results of a call: zeros, if the program is not run.
+    def results(self, recorded: RecordedProgram, call: ObservedCall) -> list[Any]:
+        """Return the results of a call: of a program that is not run, arrays that stand in.
 
         Args:
             recorded: The program.
-            program: The program with the arguments of the call.
-            run: Runs it on the emulated devices.
+            call: The call on the emulated devices.
         """
-        nbytes = recorded.nbytes
-        if recorded.num_devices > 1:
-            nbytes *= recorded.num_devices
-        limit = _RUN_BELOW if recorded.num_devices > 1 else _RUN_ALONE_BELOW
-        if not self.is_compiled(recorded) and nbytes < limit:
-            return run()
-        shardings = self._result_shardings(recorded, program)
-        arrays = map(self._zeros.array, program.jaxpr.out_avals, shardings)
-        return [wrap_result(a) for a in arrays] if isinstance(program, PjitProgram) else [*arrays]
+        values, jaxpr = self.values, call.program.jaxpr
+        arguments = (*call.arguments, *jaxpr.consts)
+        is_pending = bool(values.calls(arguments))
+        several = recorded.num_devices > 1
+        upper = recorded.nbytes * recorded.num_devices
+        limit = self._limit(_RUN_UP_TO if several else _RUN_ALONE_UP_TO)
+        if not self.is_compiled(recorded) and upper <= limit:
+            if not is_pending:
+                return self._run_or_stand_in(recorded, call)
+            if not recorded.is_operation or any(map(is_ref, arguments)):
+                values.settle(arguments)
+                return self._run_or_stand_in(recorded, call)
+            # Zeros have the types and shardings of the results.
+            return values.defer(recorded, call.run, arguments, call.run())
+        if recorded in values.read_programs and not is_pending:
+            return call.run()
+        if recorded not in self._shardings:
+            self._shardings[recorded] = self._result_shardings(recorded, call.program)
+        types = [*map(_with_sharding, jaxpr.out_avals, self._shardings[recorded])]
+        nbytes = sum(map(bytes_on_devices, (*call.arguments, *types)))
+        run = call.run if nbytes <= self._limit(_RUN_UP_TO) else None
+        return self._stand_in(call, recorded, types, run)
+
+    def _limit(self, default: int) -> int:
+        return default if self.run_up_to is None else self.run_up_to
+
+    def _run_or_stand_in(self, recorded: RecordedProgram, call: ObservedCall) -> list[Any]:
+        """Run a program; arrays stand in for the results of one with kernels of other chips."""
+        try:
+            return call.run()
+        except Exception as error:
+            if not runs_kernels(call.program.jaxpr):
+                raise
+            shardings = assume_shardings(recorded, call.program)
+            types = map(_with_sharding, call.program.jaxpr.out_avals, shardings)
+            return self._stand_in(call, recorded, [*types], None, first_line(error))
+
+    def _stand_in(
+        self,
+        call: ObservedCall,
+        recorded: RecordedProgram,
+        types: Sequence[jax.ShapeDtypeStruct],
+        run: Callable[[], list[Any]] | None,
+        reason: str = "",
+    ) -> list[Any]:
+        """Return arrays that stand in for the results of a call."""
+        values = self.values
+        results = [values.zeros(t, t.sharding, is_shared=run is None) for t in types]
+        arguments = (*call.arguments, *call.program.jaxpr.consts)
+        values.defer(recorded, run, arguments, results, reason)
+        return list(map(wrap_result, results)) if isinstance(call.program, PjitProgram) else results
 
     def _result_shardings(self, recorded: RecordedProgram, program: ObservedProgram) -> list[Any]:
         if isinstance(program, JitLowering):
             requested = program.params["out_shardings"]
             if all(hasattr(sharding, "device_set") for sharding in requested):
                 return list(requested)
-        _, compilation = self.compilation(recorded)
+        try:
+            _, compilation = self.compilation(recorded)
+        except Exception:
+            # The report has the reason.
+            return assume_shardings(recorded, program)
         return [
             self._to_emulated.sharding(to_jax(value.sharding, value.aval.shape))
             for value in compilation.program.results[: len(program.jaxpr.out_avals)]
@@ -122,21 +188,29 @@ class ScriptDevices:
         ]
 
     def compilation(self, recorded: RecordedProgram) -> tuple[Mesh, Compilation]:
-        """Return the mesh on the topology and a program that was compiled for it.
+        """Return the mesh on the topology and a program that was compiled for it, once.
 
         Raises:
-            XlashardError: As `preflight` does.
+            XlashardError: As `preflight` does; other errors of lowering and compiling propagate.
         """
-        if recorded not in self._compiled:
-            with unobserved(), self.status(f"compiling {recorded.name} for {self.topology}"):
-                moved, mesh = recorded.moved(self._to_topology), recorded.mesh
-                on = None if mesh is None else self._to_topology.mesh(mesh)
-                mesh, lowered = lower_for(moved, (), {}, self.topology, on)
-                self._compiled[recorded] = (
-                    mesh,
-                    compile_for_report(lowered, self.options, estimate=self.estimate),
-                )
-        return self._compiled[recorded]
+        done = self._compiled.get(recorded)
+        if done is None:
+            try:
+                done = self._compile(recorded)
+            except Exception as error:
+                done = error
+            self._compiled[recorded] = done
+        if isinstance(done, Exception):
+            raise done
+        return done
+
+    def _compile(self, recorded: RecordedProgram) -> tuple[Mesh, Compilation]:
+        status = self.status(f"compiling {recorded.name} for {self.topology}")
+        with unobserved(), reporting(), status:
+            moved, mesh = recorded.moved(self._to_topology), recorded.mesh
+            on = None if mesh is None else self._to_topology.mesh(mesh)
+            mesh, lowered = lower_for(moved, (), {}, self.topology, on)
+            return mesh, compile_for_report(lowered, self.options, estimate=self.estimate)
 
     def report(
         self,
@@ -167,3 +241,28 @@ class ScriptDevices:
             kernel_costs=kernel_costs,
             calibration=calibration,
         )
+
+
+def _with_sharding(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+
+
+def assume_shardings(recorded: RecordedProgram, program: ObservedProgram) -> list[Any]:
+    """Return shardings for the results of a program that can't be compiled.
+
+    They are those requested, those of Explicit mesh axes, and replicated ones for others.
+    """
+    count = len(program.jaxpr.out_avals)
+    jit = isinstance(program, JitLowering)
+    requested = program.params["out_shardings"] if jit else [None] * count
+    mesh = recorded.mesh
+
+    def assume(sharding: Any, aval: Any) -> Any:
+        if hasattr(sharding, "device_set"):
+            return sharding
+        if mesh is None:
+            return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        spec = getattr(getattr(aval, "sharding", None), "spec", PartitionSpec())
+        return NamedSharding(mesh, spec)
+
+    return list(map(assume, requested, program.jaxpr.out_avals))

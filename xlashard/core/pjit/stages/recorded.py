@@ -13,7 +13,7 @@ import numpy as np
 from xlashard._jax.runtime.tracebacks import script_line
 from xlashard._jax.trace import observed_programs
 from xlashard._jax.trace.jitted import renamed
-from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run
+from xlashard._jax.trace.observed_programs import JitLowering, ObservedCall, ObservedProgram
 from xlashard._jax.trace.origins import is_users_file
 from xlashard._jax.trace.rewriting import (
     DeviceMap,
@@ -174,13 +174,13 @@ class ProgramRecorder:
     Args:
         programs: List to append to.
         on_call: Function called after each recorded call is counted, before it runs. It returns
-            the results of the call, usually `run()`.
+            the results of the call, usually `call.run()`.
     """
 
     def __init__(
         self,
         programs: list[RecordedProgram],
-        on_call: Callable[[RecordedProgram, ObservedProgram, Run], list[Any]] | None = None,
+        on_call: Callable[[RecordedProgram, ObservedCall], list[Any]] | None = None,
     ) -> None:
         self._programs = programs
         self._on_call = on_call
@@ -197,12 +197,12 @@ class ProgramRecorder:
         if explained is not error:
             error.add_note(f"xlashard: {explained}")
 
-    def called(self, program: ObservedProgram, run: Run) -> list[Any]:
+    def called(self, call: ObservedCall) -> list[Any]:
         """Record a program and count its call, and return the call's results."""
-        recorded = self._recorded(program)
+        recorded = self._recorded(call.program)
         with self._lock:
             recorded.calls += 1
-        return run() if self._on_call is None else self._on_call(recorded, program, run)
+        return call.run() if self._on_call is None else self._on_call(recorded, call)
 
     def _recorded(self, program: ObservedProgram) -> RecordedProgram:
         key = program.key
