@@ -196,7 +196,8 @@ class StandInValues:
                 reason=reason,
             )
             if run is None:
-                call.unrun = call
+                unrun = (parent.unrun for parent in call.parents)
+                call.unrun = next((each for each in unrun if each is not None), call)
             else:
                 self._waiting.add(call)
             for array in (*arrays, *references):

@@ -23,6 +23,7 @@ from xlashard._jax.trace.primitive_names import DEVICE_PROGRAMS
 from xlashard._jax.trace.tracing import equations, struct_of
 from xlashard.support.lazily import dataclass
 
+
 class ObservedProgram(Protocol):
     """A program that is lowered or called: one of `jax.jit`, or of a function of this package.
 

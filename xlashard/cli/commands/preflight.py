@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from xlashard._jax.runtime.stand_in_values import StandInRead
+from xlashard._jax.trace.observed_programs import ObservedCall
 from xlashard.cli.commands import sweep
 from xlashard.cli.commands.common import (
     check_budget,
@@ -44,14 +46,17 @@ from xlashard.cli.commands.script_run import (
     run_script,
     select,
 )
-from xlashard._jax.runtime.stand_in_values import StandInRead
-from xlashard._jax.trace.observed_programs import ObservedCall
 from xlashard.core.pjit.stages.recorded import RecordedProgram
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
 from xlashard.predict.preflight.preflight_run import preflight
 from xlashard.predict.preflight.render.html import page
-from xlashard.predict.preflight.report.comparison import SummaryText, compare, read_budget
+from xlashard.predict.preflight.report.comparison import (
+    PreflightReports,
+    UnreportedProgram,
+    compare,
+    read_budget,
+)
 from xlashard.predict.preflight.report.measured import (
     Calibration,
     calibration_text,
@@ -107,22 +112,23 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.price is not None:
         parse_price(arguments.price)
     read_kernel_cost_words(arguments.kernel_cost)
-    failed = 0
+    has_failed = False
     if arguments.script:
         make_absolute(arguments, *RESULTS, *OF_ONE_REPORT)
-        reports, failed = _script_reports(arguments)
+        made, has_failed = _script_reports(arguments)
     else:
-        reports = _reports(arguments)
+        made = PreflightReports(tuple(_reports(arguments)))
+    reports = made.reports
     try:
-        _show(arguments, reports)
+        _show(arguments, made)
     finally:
         # A script may have run for an hour: its files are written whatever failed.
         if arguments.script:
             check_results(arguments, len(reports))
-        _write_files(arguments, reports)
+        _write_files(arguments, made)
     judged = reports[1:] if arguments.compare else reports
     kept = [check_budget(report, limits, named=len(judged) > 1) for report in judged]
-    return 1 if failed or not all(kept) else 0
+    return 1 if has_failed or made.unreported or not all(kept) else 0
 
 
 def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
@@ -151,13 +157,14 @@ def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
     axes = read_mesh(arguments.mesh) if arguments.mesh else None
     preflight_options(arguments)
     stored = {
-        target: read_report(target) for target in arguments.targets if target.endswith(".json")
+        target: read_reports(target) for target in arguments.targets if target.endswith(".json")
     }
-    check_results(arguments, sum(len(places.get(target, "1")) for target in arguments.targets))
+    counts = [len(places.get(target) or stored[target]) for target in arguments.targets]
+    check_results(arguments, sum(counts))
     reports: list[PreflightReport] = []
     for target in arguments.targets:
         if target in stored:
-            reports.append(stored[target])
+            reports += stored[target]
         else:
             reports += [
                 preflight_target(arguments, target, place, axes, calibrations.get(place.chip.name))
@@ -198,8 +205,8 @@ def preflight_target(
             )
 
 
-def read_report(path: str) -> PreflightReport:
-    """Read a stored report.
+def read_reports(path: str) -> tuple[PreflightReport, ...]:
+    """Read a file of one report or of several.
 
     Raises:
         ArgumentError: If the file is missing or invalid.
@@ -209,13 +216,23 @@ def read_report(path: str) -> PreflightReport:
     except (OSError, ValueError) as error:
         raise ArgumentError(f"{path} can't be read: {reason_of(error)}") from None
     try:
-        return PreflightReport.from_json(_of_layout(text))
+        if _is_of_several(text):
+            return PreflightReports.from_json(text).reports
+        return (PreflightReport.from_json(_of_layout(text)),)
     except ArgumentError as error:
         if '"traffic"' not in text:
             raise ArgumentError(
                 f"{path} is not a preflight report: write it with xlashard preflight --json {path}"
             ) from None
         raise ArgumentError(f"{path}: {error}") from None
+
+
+def _is_of_several(text: str) -> bool:
+    """Return True for the JSON of several preflights."""
+    with suppress(ValueError):
+        content = parse_json(text)
+        return isinstance(content, dict) and "reports" in content
+    return False
 
 
 def _of_layout(text: str) -> str:
@@ -227,8 +244,9 @@ def _of_layout(text: str) -> str:
     return text
 
 
-def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
+def _show(arguments: argparse.Namespace, made: PreflightReports) -> None:
     """Print the reports, their comparison, or one beside a profile, whose rates it writes."""
+    reports = made.reports
     if arguments.compare and len(reports) == 2:
         print_reports(arguments, [compare(*reports)])
     elif arguments.measured and len(reports) == 1:
@@ -238,24 +256,26 @@ def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> 
             chip = reports[0].topology.generation
             write(arguments.calibrate, calibration_text(step, chip))
     else:
-        summary = [SummaryText(reports)] if len(reports) > 1 else []
+        summary = [made] if len(reports) > 1 or made.unreported else []
         print_reports(arguments, [*reports, *summary])
 
 
-def _write_files(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
+def _write_files(arguments: argparse.Namespace, made: PreflightReports) -> None:
     """Write the requested files."""
+    reports = made.reports
     if arguments.json:
         if arguments.compare:
             write(arguments.json, compare(*reports).to_json())
         elif writes_folder(arguments, len(reports)):
             _write_all(arguments.json, reports)
         else:
-            write(arguments.json, reports[0].to_json())
+            is_one = len(reports) == 1 and not made.unreported
+            write(arguments.json, (reports[0] if is_one else made).to_json())
     if arguments.markdown:
         write(arguments.markdown, compare(*reports).to_markdown())
     if arguments.trace:
         write(arguments.trace, reports[0].to_trace())
-    if arguments.html:
+    if arguments.html and reports:
         write(arguments.html, page(reports, compare(*reports) if arguments.compare else None))
 
 
@@ -271,14 +291,14 @@ def _write_all(folder: str, reports: Sequence[PreflightReport]) -> None:
         write(str(Path(folder) / f"{name}{number}.json"), report.to_json())
 
 
-def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport], int]:
+def _script_reports(arguments: argparse.Namespace) -> tuple[PreflightReports, bool]:
     """Run a script, and return the reports of its programs.
 
     Args:
         arguments: The words, parsed; `script` has those after `--`.
 
     Returns:
-        The reports, and the number of programs and scripts that failed.
+        The reports, and True if the script failed.
 
     Raises:
         XlashardError: If the words are wrong, or the script has no program for the topology.
@@ -374,7 +394,7 @@ def _reports_of_script(
     result: ScriptRun,
     devices: ScriptDevices,
     calibration: Calibration | None,
-) -> tuple[list[PreflightReport], int]:
+) -> tuple[PreflightReports, bool]:
     place = devices.topology
     selected = select(result, arguments.programs, arguments.min_bytes)
     spread = [p for p in selected if devices.is_compiled(p)]
@@ -386,13 +406,15 @@ def _reports_of_script(
         )
     price = None if arguments.price is None else parse_price(arguments.price)
     costs = read_kernel_cost_words(arguments.kernel_cost)
-    reports, failed = [], int(result.outcome == "failed")
+    reports, unreported = [], []
     for program in spread:
         try:
             reports.append(devices.report(program, price, costs, calibration))
         except Exception as error:
-            print_error(f"{program.name} ({program.source}): {error_text(error)}")
-            failed += 1
+            facts = program.name, program.source, program.caller, error_text(error)
+            unreported.append(UnreportedProgram(*facts))
+            if prints_results(arguments):
+                print_error(f"{program.name} ({program.source or program.caller}): {facts[-1]}")
     if result.outcome != "finished":
         print(f"xlashard: {result.title} {result.outcome}: {result.why}", file=sys.stderr)
     for read in devices.values.reads:
@@ -400,4 +422,4 @@ def _reports_of_script(
     left = len(result.programs) - len(spread)
     if left:
         print(f"xlashard: {counted(left, 'other program')} ran on the CPU", file=sys.stderr)
-    return reports, failed
+    return PreflightReports(tuple(reports), tuple(unreported)), result.outcome == "failed"

@@ -1,6 +1,6 @@
 """Run a script for a topology: its programs are compiled for the topology instead of run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,25 +9,23 @@ import jax
 import numpy as np
 
 from xlashard._jax.runtime.stand_in_devices import emulate_devices, stand_in
-from xlashard._jax.runtime.stand_in_values import (
-    StandInValues,
-    bytes_on_devices,
-    first_line,
-    reporting,
-)
+from xlashard._jax.runtime.stand_in_values import StandInValues, bytes_on_devices, reporting
 from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.jaxprs import is_ref
 from xlashard._jax.trace.observed_programs import (
     JitLowering,
     ObservedCall,
     ObservedProgram,
-    runs_kernels,
     unobserved,
 )
 from xlashard._jax.trace.rewriting import DeviceMap
-from xlashard.core.array.array_class.handles import wrap_result
-from xlashard.core.pjit.stages.recorded import RecordedProgram
-from xlashard.core.pjit.trace import PjitProgram
+from xlashard.core.pjit.stages.recorded import (
+    RecordedProgram,
+    assume_shardings,
+    run_or_stand_in,
+    stand_in_results,
+    with_sharding,
+)
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
 from xlashard.errors import TopologyError
 from xlashard.predict.costs.kernel_costs import KernelCost
@@ -127,49 +125,24 @@ class ScriptDevices:
         limit = self._limit(_RUN_UP_TO if several else _RUN_ALONE_UP_TO)
         if not self.is_compiled(recorded) and upper <= limit:
             if not is_pending:
-                return self._run_or_stand_in(recorded, call)
+                return run_or_stand_in(values, recorded, call)
             if not recorded.is_operation or any(map(is_ref, arguments)):
                 values.settle(arguments)
-                return self._run_or_stand_in(recorded, call)
+                return run_or_stand_in(values, recorded, call)
             # Zeros have the types and shardings of the results.
             return values.defer(recorded, call.run, arguments, call.run())
         if recorded in values.read_programs and not is_pending:
             return call.run()
         if recorded not in self._shardings:
             self._shardings[recorded] = self._result_shardings(recorded, call.program)
-        types = [*map(_with_sharding, jaxpr.out_avals, self._shardings[recorded])]
+        shardings = self._shardings[recorded]
+        types = map(with_sharding, jaxpr.out_avals, shardings)
         nbytes = sum(map(bytes_on_devices, (*call.arguments, *types)))
-        run = call.run if nbytes <= self._limit(_RUN_UP_TO) else None
-        return self._stand_in(call, recorded, types, run)
+        is_run = nbytes <= self._limit(_RUN_UP_TO)
+        return stand_in_results(values, recorded, call, shardings, is_run=is_run)
 
     def _limit(self, default: int) -> int:
         return default if self.run_up_to is None else self.run_up_to
-
-    def _run_or_stand_in(self, recorded: RecordedProgram, call: ObservedCall) -> list[Any]:
-        """Run a program; arrays stand in for the results of one with kernels of other chips."""
-        try:
-            return call.run()
-        except Exception as error:
-            if not runs_kernels(call.program.jaxpr):
-                raise
-            shardings = assume_shardings(recorded, call.program)
-            types = map(_with_sharding, call.program.jaxpr.out_avals, shardings)
-            return self._stand_in(call, recorded, [*types], None, first_line(error))
-
-    def _stand_in(
-        self,
-        call: ObservedCall,
-        recorded: RecordedProgram,
-        types: Sequence[jax.ShapeDtypeStruct],
-        run: Callable[[], list[Any]] | None,
-        reason: str = "",
-    ) -> list[Any]:
-        """Return arrays that stand in for the results of a call."""
-        values = self.values
-        results = [values.zeros(t, t.sharding, is_shared=run is None) for t in types]
-        arguments = (*call.arguments, *call.program.jaxpr.consts)
-        values.defer(recorded, run, arguments, results, reason)
-        return list(map(wrap_result, results)) if isinstance(call.program, PjitProgram) else results
 
     def _result_shardings(self, recorded: RecordedProgram, program: ObservedProgram) -> list[Any]:
         if isinstance(program, JitLowering):
@@ -241,28 +214,3 @@ class ScriptDevices:
             kernel_costs=kernel_costs,
             calibration=calibration,
         )
-
-
-def _with_sharding(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
-
-
-def assume_shardings(recorded: RecordedProgram, program: ObservedProgram) -> list[Any]:
-    """Return shardings for the results of a program that can't be compiled.
-
-    They are those requested, those of Explicit mesh axes, and replicated ones for others.
-    """
-    count = len(program.jaxpr.out_avals)
-    jit = isinstance(program, JitLowering)
-    requested = program.params["out_shardings"] if jit else [None] * count
-    mesh = recorded.mesh
-
-    def assume(sharding: Any, aval: Any) -> Any:
-        if hasattr(sharding, "device_set"):
-            return sharding
-        if mesh is None:
-            return jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        spec = getattr(getattr(aval, "sharding", None), "spec", PartitionSpec())
-        return NamedSharding(mesh, spec)
-
-    return list(map(assume, requested, program.jaxpr.out_avals))

@@ -13,7 +13,7 @@ from tests.without_jax import HAS_JAX
 from xlashard.predict.costs.operation import Unit
 from xlashard.predict.preflight.render.html import page
 from xlashard.predict.preflight.render.report_text import WORDS, mesh_text
-from xlashard.predict.preflight.report.comparison import SummaryText, compare
+from xlashard.predict.preflight.report.comparison import PreflightReports, compare
 from xlashard.predict.preflight.report.preflight_model import Bound
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.support.formatting import plain_text
@@ -136,7 +136,7 @@ def test_every_form_of_an_estimate_is_marked_as_estimate() -> None:
     estimate = replace(FITTING, is_estimate=True)
     assert "  estimate  compiled without code" in shown(estimate, 160)
     assert "estimated in 38.4 s by libtpu" in shown(estimate, 160)
-    assert "(estimate)" in plain_text(SummaryText([FITTING, estimate]))
+    assert "(estimate)" in plain_text(PreflightReports((FITTING, estimate)))
     assert "<PreflightReport of train_step on v5p:4x4x2 (32 chips): estimate" in repr(estimate)
     changes = compare(FITTING, estimate)
     assert changes.new.endswith("(estimate)")

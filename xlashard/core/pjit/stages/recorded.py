@@ -1,7 +1,7 @@
 """Record the programs that JAX and pjit-ed functions compile in this process."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,6 +10,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from xlashard._jax.runtime.stand_in_values import StandInValues, first_line
 from xlashard._jax.runtime.tracebacks import script_line
 from xlashard._jax.trace import observed_programs
 from xlashard._jax.trace.jitted import renamed
@@ -30,6 +31,7 @@ from xlashard._jax.trace.tracing import (
 )
 from xlashard._jax.tree_definitions import in_default_registry
 from xlashard.core.array.array_class.base import type_text
+from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.shardings import explicit_errors
 from xlashard.core.pjit.stages.from_jax import call_of_jax
 from xlashard.core.pjit.stages.traced import Traced
@@ -249,6 +251,78 @@ def _shardings(program: ObservedProgram) -> Iterator[Any]:
     yield from inner_shardings(program.jaxpr)
     if isinstance(mesh, Mesh) and not mesh.empty:
         yield NamedSharding(mesh, PartitionSpec())
+
+
+def run_or_stand_in(
+    values: StandInValues, recorded: RecordedProgram, call: ObservedCall
+) -> list[Any]:
+    """Run a call; arrays stand in for the results of one with kernels for other devices.
+
+    Args:
+        values: The arrays that stand in.
+        recorded: The program.
+        call: The call.
+    """
+    try:
+        return call.run()
+    except Exception as error:
+        if not observed_programs.runs_kernels(call.program.jaxpr):
+            raise
+        shardings, reason = assume_shardings(recorded, call.program), first_line(error)
+        return stand_in_results(values, recorded, call, shardings, is_run=False, reason=reason)
+
+
+def stand_in_results(
+    values: StandInValues,
+    recorded: RecordedProgram,
+    call: ObservedCall,
+    shardings: Sequence[Any],
+    *,
+    is_run: bool,
+    reason: str = "",
+) -> list[Any]:
+    """Return arrays that stand in for the results of a call.
+
+    Args:
+        values: The arrays that stand in.
+        recorded: The program.
+        call: The call.
+        shardings: Shardings of the results.
+        is_run: Whether to run the program once a value of its results is read.
+        reason: Why the CPU can't run it.
+    """
+    jaxpr = call.program.jaxpr
+    types = map(with_sharding, jaxpr.out_avals, shardings)
+    results = [values.zeros(t, t.sharding, is_shared=not is_run) for t in types]
+    arguments = (*call.arguments, *jaxpr.consts)
+    values.defer(recorded, call.run if is_run else None, arguments, results, reason)
+    return list(map(wrap_result, results)) if isinstance(call.program, PjitProgram) else results
+
+
+def with_sharding(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    """Return the type of a value with a sharding."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+
+
+def assume_shardings(recorded: RecordedProgram, program: ObservedProgram) -> list[Any]:
+    """Return shardings for the results of a program that can't be compiled.
+
+    They are those requested, those of Explicit mesh axes, and replicated ones for others.
+    """
+    count, mesh = len(program.jaxpr.out_avals), recorded.mesh
+    is_jit = isinstance(program, JitLowering)
+    requested = program.params["out_shardings"] if is_jit else [None] * count
+
+    def assume(sharding: Any, aval: Any) -> Any:
+        if hasattr(sharding, "device_set"):
+            return sharding
+        if mesh is None:
+            return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return NamedSharding(
+            mesh, getattr(getattr(aval, "sharding", None), "spec", PartitionSpec())
+        )
+
+    return list(map(assume, requested, program.jaxpr.out_avals))
 
 
 @contextmanager
