@@ -123,7 +123,7 @@ class StandInValues:
             kept = getattr(HandleType, name)
             undo.callback(setattr, HandleType, name, kept)
             setattr(HandleType, name, property(self._reading(kept.__get__, name)))
-        for name in ("__buffer__", "__dlpack__"):
+        for name in ("__buffer__", "__dlpack__", "_single_device_array_to_np_array_did_copy"):
             kept = getattr(HandleType, name)
             undo.callback(setattr, HandleType, name, kept)
             setattr(HandleType, name, self._reading(kept, name))

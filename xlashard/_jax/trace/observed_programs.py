@@ -8,6 +8,7 @@ cost without it.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, partial
@@ -19,7 +20,6 @@ from xlashard._jax.private import core, find_name, jax_dispatch, jax_pjit, repla
 from xlashard._jax.runtime.dispatch import forget_calls
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER, callers
 from xlashard._jax.trace.jitted import INFER_PARAMS_LOCK
-from xlashard._jax.trace.primitive_names import DEVICE_PROGRAMS
 from xlashard._jax.trace.tracing import equations, struct_of
 from xlashard.support.lazily import dataclass
 
@@ -112,10 +112,10 @@ def is_operation(jaxpr: Any) -> bool:
     JAX runs an operation outside of `jit` as a program of its own.
     """
     info = jaxpr.debug_info.func_src_info or ""
-    if JAX_FOLDER not in info and " at " in info:
-        return False
-    # A function of the user inside of one of JAX, as in `jax.jit(jax.shard_map(f))`.
-    return all(eqn.primitive.name not in DEVICE_PROGRAMS for eqn in equations(jaxpr))
+    if " at " not in info:
+        return True
+    # JAX wraps a kernel of the user, as in `jax.jit(pl.pallas_call(kernel, ...))`.
+    return JAX_FOLDER in info and not runs_kernels(jaxpr)
 
 
 def runs_kernels(jaxpr: Any) -> bool:
@@ -160,6 +160,9 @@ all_observers: tuple[ProgramObserver, ...] = ()
 """Observers of any thread. Each call reads them, and calls `observers()` only if there are any."""
 _PATCHED = ("_resolve_and_lower", "_pjit_call_impl_python", "_trace_for_jit")
 _originals: dict[str, Any] = {}
+_stage_methods: dict[str, Any] = {}
+_lowered: weakref.WeakKeyDictionary[Any, JitLowering] = weakref.WeakKeyDictionary()
+"""Programs by what JAX lowered them to, for calls of their executables."""
 
 
 def observers() -> tuple[ProgramObserver, ...]:
@@ -214,9 +217,13 @@ def _install() -> None:
     replace_name(jax_pjit, "_resolve_and_lower", _lower)
     replace_name(jax_pjit, "_pjit_call_impl_python", _call)
     replace_name(jax_pjit, "_trace_for_jit", _trace)
+    _stage_methods.update(compile=jax.stages.Lowered.compile, call=jax.stages.Compiled.__call__)
+    jax.stages.Lowered.compile, jax.stages.Compiled.__call__ = _compile, _call_compiled
 
 
 def _uninstall() -> None:
+    jax.stages.Lowered.compile = _stage_methods["compile"]
+    jax.stages.Compiled.__call__ = _stage_methods["call"]
     for name in _PATCHED:
         replace_name(jax_pjit, name, _originals[name])
     # They would leave the calls that they have seen since to JAX's Python code.
@@ -245,7 +252,28 @@ def _lower(args: Sequence[Any], **params: Any) -> Any:
     program = JitLowering(own.pop("jaxpr"), own, tuple(args))
     for observer in observers():
         observer.lowered(program)
-    return _originals["_resolve_and_lower"](args, **params)
+    lowered = _originals["_resolve_and_lower"](args, **params)
+    _lowered[lowered] = program
+    return lowered
+
+
+def _compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace `Lowered.compile`: the executable has its program."""
+    compiled = _stage_methods["compile"](self, *args, **kwargs)
+    compiled._xlashard_program = _lowered.get(self._lowering)
+    return compiled
+
+
+def _call_compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace `Compiled.__call__`."""
+    run = partial(_stage_methods["call"], self, *args, **kwargs)
+    program = getattr(self, "_xlashard_program", None)
+    if program is None or not observers():
+        return run()
+    call = ObservedCall(
+        program, jax.tree.leaves((args, kwargs)), lambda: self.out_tree.flatten_up_to(run())
+    )
+    return self.out_tree.unflatten(observed(call))
 
 
 def _call(*args: Any, jaxpr: Any, **params: Any) -> Any:

@@ -120,11 +120,11 @@ def _run(arguments: argparse.Namespace) -> int:
         made = PreflightReports(tuple(_reports(arguments)))
     reports = made.reports
     try:
+        if arguments.script:
+            check_results(arguments, len(reports))
         _show(arguments, made)
     finally:
         # A script may have run for an hour: its files are written whatever failed.
-        if arguments.script:
-            check_results(arguments, len(reports))
         _write_files(arguments, made)
     judged = reports[1:] if arguments.compare else reports
     kept = [check_budget(report, limits, named=len(judged) > 1) for report in judged]
@@ -263,20 +263,21 @@ def _show(arguments: argparse.Namespace, made: PreflightReports) -> None:
 def _write_files(arguments: argparse.Namespace, made: PreflightReports) -> None:
     """Write the requested files."""
     reports = made.reports
+    is_compared = arguments.compare and len(reports) == 2
     if arguments.json:
-        if arguments.compare:
+        if is_compared:
             write(arguments.json, compare(*reports).to_json())
         elif writes_folder(arguments, len(reports)):
             _write_all(arguments.json, reports)
         else:
             is_one = len(reports) == 1 and not made.unreported
             write(arguments.json, (reports[0] if is_one else made).to_json())
-    if arguments.markdown:
+    if arguments.markdown and is_compared:
         write(arguments.markdown, compare(*reports).to_markdown())
-    if arguments.trace:
+    if arguments.trace and len(reports) == 1:
         write(arguments.trace, reports[0].to_trace())
     if arguments.html and reports:
-        write(arguments.html, page(reports, compare(*reports) if arguments.compare else None))
+        write(arguments.html, page(reports, compare(*reports) if is_compared else None))
 
 
 def _write_all(folder: str, reports: Sequence[PreflightReport]) -> None:

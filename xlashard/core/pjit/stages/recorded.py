@@ -55,7 +55,7 @@ class RecordedProgram:
         caller: File and line of the first call, or of `lower`.
         is_operation: True for an operation of JAX outside of `jit`, such as `jnp.add`.
         num_devices: Number of devices of its arguments, mesh, and shardings inside.
-        calls: Number of calls. Calls of an executable of `lower().compile()` are not counted.
+        calls: Number of calls, those of an executable of `lower().compile()` included.
 
     Example:
         >>> import jax, xlashard
