@@ -71,13 +71,13 @@ class DeferredCall:
         return self.run is None and self.unrun is None
 
 
-class _Thread(threading.local):
+class _ReportingThread(threading.local):
     """State of a thread: whether it lowers programs for reports."""
 
     is_reporting: bool = False
 
 
-_THREAD = _Thread()
+_THREAD = _ReportingThread()
 
 _CALL = "_xlashard_deferred"
 """Attribute of an array: the call that it is a result of, until that has run."""

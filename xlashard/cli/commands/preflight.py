@@ -115,20 +115,20 @@ def _run(arguments: argparse.Namespace) -> int:
     has_failed = False
     if arguments.script:
         make_absolute(arguments, *RESULTS, *OF_ONE_REPORT)
-        made, has_failed = _script_reports(arguments)
+        results, has_failed = _script_reports(arguments)
     else:
-        made = PreflightReports(tuple(_reports(arguments)))
-    reports = made.reports
+        results = PreflightReports(tuple(_reports(arguments)))
+    reports = results.reports
     try:
         if arguments.script:
             check_results(arguments, len(reports))
-        _show(arguments, made)
+        _show(arguments, results)
     finally:
         # A script may have run for an hour: its files are written whatever failed.
-        _write_files(arguments, made)
+        _write_files(arguments, results)
     judged = reports[1:] if arguments.compare else reports
     kept = [check_budget(report, limits, named=len(judged) > 1) for report in judged]
-    return 1 if has_failed or made.unreported or not all(kept) else 0
+    return 1 if has_failed or results.unreported or not all(kept) else 0
 
 
 def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
@@ -244,9 +244,9 @@ def _of_layout(text: str) -> str:
     return text
 
 
-def _show(arguments: argparse.Namespace, made: PreflightReports) -> None:
+def _show(arguments: argparse.Namespace, results: PreflightReports) -> None:
     """Print the reports, their comparison, or one beside a profile, whose rates it writes."""
-    reports = made.reports
+    reports = results.reports
     if arguments.compare and len(reports) == 2:
         print_reports(arguments, [compare(*reports)])
     elif arguments.measured and len(reports) == 1:
@@ -256,13 +256,13 @@ def _show(arguments: argparse.Namespace, made: PreflightReports) -> None:
             chip = reports[0].topology.generation
             write(arguments.calibrate, calibration_text(step, chip))
     else:
-        summary = [made] if len(reports) > 1 or made.unreported else []
+        summary = [results] if len(reports) > 1 or results.unreported else []
         print_reports(arguments, [*reports, *summary])
 
 
-def _write_files(arguments: argparse.Namespace, made: PreflightReports) -> None:
+def _write_files(arguments: argparse.Namespace, results: PreflightReports) -> None:
     """Write the requested files."""
-    reports = made.reports
+    reports = results.reports
     is_compared = arguments.compare and len(reports) == 2
     if arguments.json:
         if is_compared:
@@ -270,8 +270,8 @@ def _write_files(arguments: argparse.Namespace, made: PreflightReports) -> None:
         elif writes_folder(arguments, len(reports)):
             _write_all(arguments.json, reports)
         else:
-            is_one = len(reports) == 1 and not made.unreported
-            write(arguments.json, (reports[0] if is_one else made).to_json())
+            is_one = len(reports) == 1 and not results.unreported
+            write(arguments.json, (reports[0] if is_one else results).to_json())
     if arguments.markdown and is_compared:
         write(arguments.markdown, compare(*reports).to_markdown())
     if arguments.trace and len(reports) == 1:
