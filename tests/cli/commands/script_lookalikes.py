@@ -1,7 +1,7 @@
 """Script with the programs of real code bases in small: what reports must get right of each.
 
-`PROGRAMS` has the functions and the arguments of a call, which a test compiles on its own. `library`
-is a module of installed packages that jits for the user.
+`PROGRAMS` has the functions and the arguments of a call, which a test compiles on its own.
+`library` is a module of installed packages that jits for the user.
 """
 
 import functools
