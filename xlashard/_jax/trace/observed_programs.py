@@ -167,14 +167,18 @@ _lowered: weakref.WeakKeyDictionary[Any, JitLowering] = weakref.WeakKeyDictionar
 
 def observers() -> tuple[ProgramObserver, ...]:
     """Return the observers of this thread's programs, the latest one last."""
-    return () if all_observers and getattr(_thread, "is_paused", False) else all_observers
+    return () if all_observers and is_unobserved() else all_observers
+
+
+def is_unobserved() -> bool:
+    """Return True while no program of this thread is sent to observers."""
+    return getattr(_thread, "is_paused", False)
 
 
 @contextmanager
 def unobserved() -> Iterator[None]:
-    """Send no program of this thread to the observers."""
-    before = getattr(_thread, "is_paused", False)
-    _thread.is_paused = True
+    """Send no program and no cache miss of this thread to the observers."""
+    before, _thread.is_paused = is_unobserved(), True
     try:
         yield
     finally:
@@ -417,7 +421,8 @@ class _MissWatch:
             observer(call, stage, seconds, source)
 
     def _infer_params(self, fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
-        if self._observer is None or not core.trace_state_clean() or _is_of_jax(fun):
+        is_watched = self._observer is not None and not is_unobserved()
+        if not is_watched or not core.trace_state_clean() or _is_of_jax(fun):
             return self._infer(fun, options, args, kwargs)
         _THREAD.call = call = JitCall(JitFunction(fun, options), (args, kwargs))
         _THREAD.traced = 0.0
