@@ -226,6 +226,21 @@ def test_programs_whose_results_are_read_run_on_the_cpu(folder: Path, capsys) ->
 
 
 @pytest.mark.slow
+def test_libraries_read_the_values_of_a_real_run(folder: Path, capsys) -> None:
+    script = str(Path(__file__).parent / "script_libraries.py")
+    runpy.run_path(script)
+    printed = capsys.readouterr().out
+    assert "saved True" in printed and printed.count("\n") == 7
+    code = preflight("--estimate", "--json", "all.json", "--", script)
+    shown = capsys.readouterr()
+    assert (code, shown.out[: len(printed)]) == (0, printed), shown.err
+    results = PreflightReports.from_json(Path("all.json").read_text())
+    names = {report.name for report in results.reports}
+    assert names == {"nnx_step", "eqx_step", "outer", "<lambda>", "_fun"}
+    assert not results.unreported
+
+
+@pytest.mark.slow
 def test_zeros_that_a_script_reads_are_named_with_the_program(folder: Path, capsys) -> None:
     (folder / "loop.py").write_text(LOOP)
     words = ("--estimate", "--run", "2kB", "--programs", "decode")

@@ -210,13 +210,21 @@ class StandInValues:
         """Compute the values of arrays that stand in, and note those that stay zeros."""
         with self._lock:
             for call in self.calls(arguments):
-                # In the order of the script: a later call may donate what an earlier one takes.
-                earlier = [each for each in self._waiting if each.number <= call.number]
-                for each in sorted(earlier, key=lambda each: each.number):
-                    self._run(each)
+                self._run_up_to(call.number)
                 self.read_programs.add(call.program)
                 if call.unrun is not None:
                     self._note(call.unrun)
+
+    def settle_all(self) -> None:
+        """Run all calls that wait, before another one deletes the arguments that it is donated."""
+        with self._lock:
+            self._run_up_to(self._count)
+
+    def _run_up_to(self, number: int) -> None:
+        # In the order of the script: a later call may donate what an earlier one takes.
+        earlier = [each for each in self._waiting if each.number <= number]
+        for each in sorted(earlier, key=lambda each: each.number):
+            self._run(each)
 
     def _note(self, call: DeferredCall) -> None:
         if all(read.program is not call.program for read in self.reads):

@@ -20,6 +20,7 @@ from xlashard._jax.private import core, find_name, jax_dispatch, jax_pjit, repla
 from xlashard._jax.runtime.dispatch import forget_calls
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER, callers
 from xlashard._jax.trace.jitted import INFER_PARAMS_LOCK
+from xlashard._jax.trace.primitive_names import DEVICE_PROGRAMS
 from xlashard._jax.trace.tracing import equations, struct_of
 from xlashard.support.lazily import dataclass
 
@@ -114,8 +115,10 @@ def is_operation(jaxpr: Any) -> bool:
     info = jaxpr.debug_info.func_src_info or ""
     if " at " not in info:
         return True
-    # JAX wraps a kernel of the user, as in `jax.jit(pl.pallas_call(kernel, ...))`.
-    return JAX_FOLDER in info and not runs_kernels(jaxpr)
+    if JAX_FOLDER not in info:
+        return False
+    # JAX wraps a function of the user in `jax.pmap` and `jax.jit(pl.pallas_call(kernel, ...))`.
+    return all(eqn.primitive.name not in DEVICE_PROGRAMS for eqn in equations(jaxpr))
 
 
 def runs_kernels(jaxpr: Any) -> bool:

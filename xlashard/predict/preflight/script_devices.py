@@ -132,7 +132,7 @@ class ScriptDevices:
             # Zeros have the types and shardings of the results.
             return values.defer(recorded, call.run, arguments, call.run())
         if recorded in values.read_programs and not is_pending:
-            return call.run()
+            return run_or_stand_in(values, recorded, call)
         if recorded not in self._shardings:
             self._shardings[recorded] = self._result_shardings(recorded, call.program)
         shardings = self._shardings[recorded]

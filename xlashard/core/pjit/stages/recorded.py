@@ -263,6 +263,8 @@ def run_or_stand_in(
         recorded: The program.
         call: The call.
     """
+    if donates(call.program):
+        values.settle_all()
     try:
         return call.run()
     except Exception as error:
@@ -270,6 +272,13 @@ def run_or_stand_in(
             raise
         shardings, reason = assume_shardings(recorded, call.program), first_line(error)
         return stand_in_results(values, recorded, call, shardings, is_run=False, reason=reason)
+
+
+def donates(program: ObservedProgram) -> bool:
+    """Return True if the buffers of an argument may be reused for results."""
+    if isinstance(program, JitLowering):
+        return any(program.params["donated_invars"])
+    return any(cast("PjitProgram", program).call.donated)
 
 
 def stand_in_results(
