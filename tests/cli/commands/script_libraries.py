@@ -68,6 +68,7 @@ with tempfile.TemporaryDirectory() as folder, ocp.CheckpointManager(folder) as m
         manager.save(number, args=ocp.args.StandardSave({"w": layer.weight}))
     manager.wait_until_finished()
     restored = manager.restore(1, args=ocp.args.StandardRestore({"w": layer.weight}))
-print("saved", bool((restored["w"] == layer.weight).all()), f"{np.asarray(restored['w']).std():.5f}")
+weight = np.asarray(restored["w"])
+print("saved", bool((weight == layer.weight).all()), f"{weight.std():.5f}")
 print("pjit", f"{float(outer(x)):.3f}", f"{float(gram(x)[1, 2]):.3f}")
 print("pmap", f"{float(mean(x)[0, 0]):.5f}")
