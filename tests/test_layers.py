@@ -94,7 +94,7 @@ XLASHARD = Layers(
             ("xlashard.cli.commands.explain_command", "xlashard.analysis.explain.script_report"),
             ("xlashard.cli.commands.script_run", "xlashard._jax.runtime.topologies"),
             ("xlashard.cli.commands.script_run", "xlashard._jax.trace.observed_programs"),
-            ("xlashard.cli.commands.script_run", "xlashard.core.pjit.stages.recorded"),
+            ("xlashard.cli.commands.script_run", "xlashard.analysis.programs.from_script"),
             # `xlashard --help` starts without it.
             ("xlashard.cli.main", "xlashard.cli.commands.other_python"),
             # The search for layouts loads SciPy's solver; other preflights don't.

@@ -61,6 +61,7 @@ if _typing.TYPE_CHECKING:
         TreePicture,
         visualize,
     )
+    from xlashard.analysis.programs.from_script import RecordedProgram, record_programs
     from xlashard.analysis.recompile.explain_recompile import explain_recompile, watch_recompiles
     from xlashard.analysis.recompile.recompile_report import RecompileReport
     from xlashard.auto.auto_shard import auto_shard
@@ -82,7 +83,6 @@ if _typing.TYPE_CHECKING:
     from xlashard.core.pjit.shardings.resources import AUTO, UNSPECIFIED
     from xlashard.core.pjit.stages.bound_step import BoundStep
     from xlashard.core.pjit.stages.compiled import Compiled
-    from xlashard.core.pjit.stages.recorded import RecordedProgram, record_programs
     from xlashard.core.pjit.stages.stablehlo import StableHLOProgram, compile_stablehlo
     from xlashard.core.pjit.stages.traced import Lowered, Traced
     from xlashard.core.sharding import (
@@ -155,7 +155,7 @@ else:
             "xlashard.core.pjit.shardings.resources": ("AUTO", "UNSPECIFIED"),
             "xlashard.core.pjit.stages.bound_step": ("BoundStep",),
             "xlashard.core.pjit.stages.compiled": ("Compiled",),
-            "xlashard.core.pjit.stages.recorded": ("RecordedProgram", "record_programs"),
+            "xlashard.analysis.programs.from_script": ("RecordedProgram", "record_programs"),
             "xlashard.core.pjit.stages.stablehlo": ("StableHLOProgram", "compile_stablehlo"),
             "xlashard.core.pjit.stages.traced": ("Lowered", "Traced"),
             "xlashard.core.sharding": (

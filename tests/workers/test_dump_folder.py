@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.predict.preflight.programs import compile_stage
 from tests.without_jax import HAS_JAX
 from xlashard.predict.sweep.axis_ranges import AxisRange
 from xlashard.predict.sweep.sweep_report import SweepProgress
@@ -25,7 +26,6 @@ if HAS_JAX:
 
     from tests.predict.preflight.programs import on
     from xlashard import P, pjit
-    from xlashard.predict.preflight import compilation
     from xlashard.predict.sweep import sweep_run
 
 # The module needs only the standard library, so the process needs no JAX.
@@ -111,7 +111,7 @@ def test_a_compilation_removes_its_dump_folder(temporary: Path) -> None:
     with jax.set_mesh(mesh):
         x = jax.ShapeDtypeStruct((8,), jnp.float32)
         lowered = pjit(lambda x: x + 1, in_shardings=P("a")).lower(x)
-    assert compilation.compile_for_report(lowered).module.allocations
+    assert compile_stage(lowered).module.allocations
     assert not list(temporary.glob(f"{dump_folder._PREFIX}*"))
 
 

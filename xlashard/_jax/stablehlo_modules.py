@@ -102,6 +102,27 @@ def without_layout_modes(
     return copy
 
 
+_PORTABLE = (
+    "Sharding",
+    "SPMD",
+    "annotate_device_placement",
+    "xla.sdy.",
+    "mhlo.",
+    "shape_assertion",
+)
+"""Targets of custom calls that mean the same on every platform, or how they begin."""
+
+
+def list_unportable_calls(module: Module) -> list[str]:
+    """Return the targets of custom calls that one platform alone has."""
+    targets = {
+        ir.StringAttr(op.attributes["call_target_name"]).value
+        for op in operations(module.operation)
+        if op.name == "stablehlo.custom_call"
+    }
+    return sorted(target for target in targets if not target.startswith(_PORTABLE))
+
+
 def source_locations(module: Module) -> Iterator[tuple[SourceLocation, ...]]:
     """Yield the call stack that each operation of a module comes from, innermost call first."""
     for op in operations(module.operation):

@@ -3,7 +3,9 @@
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import jax
@@ -13,10 +15,16 @@ from xlashard._jax.runtime.shardings import is_compile_only
 from xlashard._jax.runtime.topologies import named_topology
 from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard._jax.tree_definitions import split_leaves
-from xlashard.auto.problem import AutoProblem, chip_of, machine_of
-from xlashard.core.pjit.function import Function
-from xlashard.core.pjit.stages.from_jax import traced_call, unwrapped
-from xlashard.core.pjit.trace import Call
+from xlashard.analysis.programs.from_jax import unwrap
+from xlashard.analysis.programs.program import LoweredModule, Program, ProgramValue
+from xlashard.analysis.programs.read import read_call
+from xlashard.auto.problem import (
+    AutoProblem,
+    ProgramLayout,
+    chip_of,
+    insert_constraints,
+    machine_of,
+)
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.errors import ArgumentError, MeshError, counted
 from xlashard.geometry.strides import divisors
@@ -24,7 +32,6 @@ from xlashard.predict.costs.rates import Rates
 from xlashard.predict.preflight.mesh_mapping import (
     MeshLike,
     find_topology,
-    map_call,
     meshes_of_function,
     resolve_mesh,
 )
@@ -45,22 +52,60 @@ class AutoProgram:
     """Function traced for a mesh.
 
     Attributes:
-        function: The function.
-        call: Its call, with arguments that are placed nowhere.
+        program: The program, with arguments that are placed nowhere.
         mesh: Mesh, whose axes are automatic.
         topology: Topology of its devices; None for devices of no topology, such as emulated ones.
-        closed_over: Number of arrays that the function closes over; they precede the arguments.
+        traced_on: The same mesh over the devices that the program names; None for those of `mesh`.
         at_hand: The same mesh on devices that can run programs; None if there are none.
         rates: Rates of a device; those of published measurements if None.
     """
 
-    function: Function
-    call: Call
+    program: Program
     mesh: Mesh
     topology: BaseTopology | None
-    closed_over: int = 0
+    traced_on: Mesh | None = None
     at_hand: Mesh | None = None
     rates: Rates | None = None
+
+    @property
+    def jaxpr(self) -> Any:
+        """Return the closed jaxpr."""
+        return self.program.jaxpr
+
+    @cached_property
+    def donated(self) -> tuple[bool, ...]:
+        """Return for each argument True if its buffers may be reused."""
+        return tuple(value.donated for value in self.program.arguments)
+
+    def with_layout(self, layout: ProgramLayout, marks: Sequence[Any] = ()) -> Program:
+        """Return the program under a layout, on the devices that it names.
+
+        Args:
+            layout: The layout.
+            marks: For the arguments and for the results, True for each sharding that was chosen.
+        """
+        on = self.traced_on or self.mesh
+        jaxpr = insert_constraints(self.jaxpr, on, layout.constraints)
+        ins, outs = (
+            tuple(NamedSharding(on, spec) for spec in side)
+            for side in (layout.in_specs, layout.out_specs)
+        )
+        program = self.program.with_layout(jaxpr, ins, outs, on)
+        return program.with_choices(*marks) if marks else program
+
+    def lower(
+        self, layout: ProgramLayout, mesh: Mesh | None = None, marks: Sequence[Any] = ()
+    ) -> LoweredModule:
+        """Return the program under a layout, lowered for its mesh, or for one of other devices.
+
+        Args:
+            layout: The layout.
+            mesh: A mesh with the same axes; None for the own one.
+            marks: As for `with_layout`.
+        """
+        own, new = self.traced_on or self.mesh, mesh or self.mesh
+        devices = dict(zip(own.devices.flat, new.devices.flat, strict=True))
+        return self.with_layout(layout, marks).lower(None if own == new else devices)
 
     def problem(
         self, memory: float = 0.9, fixed: Mapping[str, PartitionSpec] | None = None
@@ -74,22 +119,20 @@ class AutoProgram:
         Raises:
             ArgumentError: If an expression matches nothing, or a spec doesn't fit.
         """
-        traced, machine = self.call.traced, machine_of(self.mesh, self.topology, self.rates)
-        ins = self._requested(self.call.in_shardings)
-        outs = self._requested(self.call.out_shardings)
+        machine = machine_of(self.mesh, self.topology, self.rates)
+        arguments, results = self.program.arguments, self.program.results
+        ins, outs = self._requested(arguments), self._requested(results)
         if fixed:
-            paths = (*traced.arg_names, *traced.result_paths)
-            avals = (*traced.in_avals, *traced.jaxpr.out_avals)
-            specs = self._fixed(fixed, dict(zip(paths, avals, strict=True)))
-            ins = [specs.get(p, spec) for p, spec in zip(traced.arg_names, ins, strict=True)]
-            outs = [specs.get(p, spec) for p, spec in zip(traced.result_paths, outs, strict=True)]
+            specs = self._fixed(fixed, {value.path: value.aval for value in arguments + results})
+            ins = [specs.get(v.path, spec) for v, spec in zip(arguments, ins, strict=True)]
+            outs = [specs.get(v.path, spec) for v, spec in zip(results, outs, strict=True)]
         return AutoProblem(
-            jaxpr=traced.jaxpr,
+            jaxpr=self.jaxpr,
             machine=machine,
             in_specs=tuple(ins),
             out_specs=tuple(outs),
-            tied=fed_back(self.call),
-            donated=self.call.donated,
+            tied=fed_back(self.program),
+            donated=self.donated,
             memory_bytes=memory * machine.memory_bytes,
         )
 
@@ -106,8 +149,9 @@ class AutoProgram:
         calibration = read_calibrations(rates, [chip]).get(chip.name)
         return self if calibration is None else replace(self, rates=calibration.rates(chip))
 
-    def _requested(self, shardings: Sequence[Any]) -> list[PartitionSpec | None]:
-        return [s.spec if isinstance(s, NamedSharding) else None for s in shardings]
+    def _requested(self, values: Sequence[ProgramValue]) -> list[PartitionSpec | None]:
+        requested = [value.requested for value in values]
+        return [s.spec if isinstance(s, NamedSharding) else None for s in requested]
 
     def _fixed(
         self, fixed: Mapping[str, PartitionSpec], avals: Mapping[str, Any]
@@ -137,7 +181,7 @@ def read_program(
     """Trace a function for a mesh.
 
     Args:
-        fun: The function, as for `traced_call`.
+        fun: The function, as for `explain`.
         args: Positional arguments of a call, or their shapes. Where they are placed has no effect.
         kwargs: Keyword arguments of the call.
         mesh: Mesh, or its axis sizes; None for the mesh in force.
@@ -148,17 +192,29 @@ def read_program(
         MeshError: If there is no mesh, or its sizes don't multiply to the number of devices.
         TopologyError: If the topology is unknown, or the mesh doesn't match it.
     """
-    fun, args, kwargs = unwrapped(fun, args, dict(kwargs))
+    fun, args, kwargs = unwrap(fun, args, dict(kwargs))
     place, on, at_hand = _target(mesh, topology, meshes_of_function(fun))
     bare = jax.tree.map(unplaced, (args, kwargs))
-    with jax.set_mesh(on):
-        function, call = traced_call(fun, *bare)
-    before = len(call.values)
-    call = map_call(call, on)
+    program = _trace(fun, bare[0], bare[1], on)
     # A search looks inside of high-level primitives, which have no sharding rules.
-    traced = replace(call.traced, jaxpr=without_high_level(call.traced.jaxpr))
-    call = replace(call, traced=traced, values=tuple(map(unplaced, call.values)))
-    return AutoProgram(function, call, on, place, len(call.values) - before, at_hand)
+    program = replace(program, jaxpr=without_high_level(program.jaxpr))
+    traced_on, own = None, program.mesh
+    if own is not None and set(own.devices.flat) != set(on.devices.flat):
+        traced_on = Mesh(own.devices.reshape(on.devices.shape), on.axis_names)
+    return AutoProgram(program, on, place, traced_on, at_hand)
+
+
+def _trace(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on: Mesh) -> Program:
+    """Trace a function for a mesh; in the context of the caller if it names devices of its own."""
+    try:
+        with jax.set_mesh(on):
+            return read_call(fun, args, kwargs)
+    except Exception:
+        with suppress(Exception):
+            program = read_call(fun, args, kwargs)
+            if program.mesh is not None and program.mesh.size == on.size:
+                return program
+        raise
 
 
 _LARGER = 4
@@ -201,7 +257,7 @@ def read_programs(
         topology: Topology of the devices.
     """
     if isinstance(mesh, BaseTopology) or (isinstance(mesh, str) and mesh != "auto"):
-        own = meshes_of_function(unwrapped(fun, args, kwargs)[0])
+        own = meshes_of_function(unwrap(fun, args, kwargs)[0])
         mesh, topology = None if own else "auto", mesh
     if mesh != "auto":
         yield read_program(fun, args, kwargs, mesh, topology)
@@ -279,7 +335,7 @@ def unplaced(value: Any) -> Any:
     return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
 
 
-def fed_back(call: Call) -> tuple[tuple[int, int], ...]:
+def fed_back(program: Program) -> tuple[tuple[int, int], ...]:
     """Return the positions of arguments and of results that the next call is likely to get.
 
     A donated argument, or one of several arrays, is taken for fed back if the function returns a
@@ -287,18 +343,18 @@ def fed_back(call: Call) -> tuple[tuple[int, int], ...]:
     that the function changes.
 
     Args:
-        call: The call.
+        program: The program.
     """
-    traced = call.traced
-    ins = [_type(aval) for aval in traced.in_avals]
-    outs = [_type(aval) for aval in traced.jaxpr.out_avals]
-    args, kwargs = split_leaves(traced.in_tree, range(traced.in_tree.num_leaves))
-    results = traced.out_tree, range(traced.out_tree.num_leaves)
-    by_path = {path: position for position, path in enumerate(traced.arg_names)}
+    arguments, out_tree = program.arguments, program.out_tree
+    ins = [_type(value.aval) for value in arguments]
+    outs = [_type(value.aval) for value in program.results]
+    args, kwargs = split_leaves(program.in_tree, range(program.in_tree.num_leaves))
+    results = out_tree, range(out_tree.num_leaves)
+    by_path = {value.path: position for position, value in enumerate(arguments)}
     tied: dict[int, int] = {}
 
     def tie(structure: Any, leaves: Sequence[int]) -> bool:
-        if not leaves or (len(leaves) == 1 and not call.donated[leaves[0]]):
+        if not leaves or (len(leaves) == 1 and not arguments[leaves[0]].donated):
             return False
         for other, candidate_leaves in (results, *split_leaves(*results)):
             if structure != other or not tied.keys().isdisjoint(candidate_leaves):
@@ -312,8 +368,8 @@ def fed_back(call: Call) -> tuple[tuple[int, int], ...]:
         if not tie(*tree):
             for child in split_leaves(*tree):
                 tie(*child)
-    for position, path in enumerate(traced.result_paths):
-        source = by_path.get(path)
+    for position, value in enumerate(program.results):
+        source = by_path.get(value.path)
         if source is not None and ins[source] == outs[position]:
             tied.setdefault(position, source)
     return tuple(sorted((argument, result) for result, argument in tied.items()))

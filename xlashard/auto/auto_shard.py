@@ -163,7 +163,7 @@ def _measured(program: AutoProgram, layouts: ProvenLayouts, count: int) -> Prove
     fitting = [p for p in layouts.proven if p.fits][:count]
     mesh = program.at_hand
     assert mesh is not None
-    seconds = run_programs(program.function, program.call, [p.layout for p in fitting], mesh)
+    seconds = run_programs(program, [p.layout for p in fitting], mesh)
     timed = [replace(p, measured_seconds=s) for p, s in zip(fitting, seconds, strict=True)]
     rest = [p for p in layouts.proven if p not in fitting]
     return replace(layouts, proven=tuple(sorted((*timed, *rest), key=lambda p: p.rank)))
@@ -232,7 +232,7 @@ def solve(
         reason = proven[0].reason
         # no-catalogue: needs a program that the compiler refuses
         raise CompileError(
-            f"the compiler refuses {program.function.name} in {len(proven)} layouts: "
+            f"the compiler refuses {program.program.name} in {len(proven)} layouts: "
             f"{reason}{'; raise compile_timeout' if TIMED_OUT in reason else ''}"
         )
     known = {p.layout.name for p in proven}

@@ -19,6 +19,7 @@ from xlashard._jax.runtime.global_state import BoundedCache, cleared_with_jax
 from xlashard._jax.runtime.shardings import is_compile_only
 from xlashard._jax.trace.tracing import equations
 from xlashard._version import __version__
+from xlashard.analysis.programs.from_pjit import read_call
 from xlashard.auto.auto_program import AutoProgram, topology_of
 from xlashard.auto.auto_shard import PROOF_SECONDS, solve
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, insert_constraints
@@ -55,7 +56,7 @@ def plan_call(function: Function, call: Call, mesh: Mesh) -> ChosenLayout:
     """
     options = replace(function.options, share_binary=False)
     candidates = _Candidates(function.fun, options, function.static)
-    program = AutoProgram(candidates, call, mesh, topology_of(mesh))
+    program = AutoProgram(read_call(candidates, call), mesh, topology_of(mesh))
     layout = _LayoutStore(program).layout()
     jaxpr = insert_constraints(call.traced.jaxpr, mesh, layout.constraints)
     return ChosenLayout(layout.in_specs, layout.out_specs, jaxpr)
@@ -119,19 +120,16 @@ class _LayoutStore:
 
     def _digest(self) -> str:
         """Return a digest of the program and of what its layout depends on."""
-        function, call, mesh = self._program.function, self._program.call, self._program.mesh
-        request = function.lowering_request(call, function.arguments(call))
-        _, lowered = function.lower(call, request)
-        traced = call.traced
+        program, mesh = self._program.program, self._program.mesh
+        values = (*program.arguments, *program.results)
         facts = [
-            modules.digest(lowered.body.module),
+            modules.digest(program.lower().module),
             # Constraints count equations, of which some leave nothing in the module.
-            [eqn.primitive.name for eqn in equations(traced.jaxpr)],
+            [eqn.primitive.name for eqn in equations(program.jaxpr)],
             list(mesh.shape.items()),
-            traced.arg_names,
-            traced.result_paths,
-            call.donated,
-            [str(s) for s in (*call.in_shardings, *call.out_shardings)],
+            [value.path for value in values],
+            self._program.donated,
+            [str(value.requested) for value in values],
             [(d.device_kind, getattr(d, "coords", None)) for d in mesh.devices.flat],
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -169,7 +167,7 @@ class _LayoutStore:
         Raises:
             ProcessesError: If the peer failed, or sent no layout.
         """
-        name, seconds = self._program.call.traced.name, CONSISTENCY.policy.timeout
+        name, seconds = self._program.program.name, CONSISTENCY.policy.timeout
         text = store.read(f"layouts/{digest}", seconds)
         if text is None:
             raise ProcessesError(  # no-catalogue: needs several processes

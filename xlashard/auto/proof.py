@@ -15,13 +15,10 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.foreseen import UnforeseenCollective, unforeseen_collectives
-from xlashard.auto.problem import Machine, ProgramLayout, insert_constraints, machine_of
-from xlashard.core.pjit.function import Function
-from xlashard.core.pjit.stages.compiled import Compiled
-from xlashard.core.pjit.stages.traced import Lowered, Traced
-from xlashard.core.pjit.trace import Call
+from xlashard.auto.problem import Machine, ProgramLayout, machine_of
 from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.errors import JaxVersionError
 from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
@@ -30,13 +27,11 @@ from xlashard.predict.costs.network_model import NetworkCost
 from xlashard.predict.costs.schedule import walk_schedule
 from xlashard.predict.preflight.compilation import (
     COMPILER_ERRORS,
-    Compilation,
     Estimate,
     compile_estimates,
     compile_for_report,
 )
 from xlashard.predict.preflight.memory_breakdown import device_allocations
-from xlashard.predict.preflight.mesh_mapping import map_call
 from xlashard.predict.preflight.time_estimate import estimate_time, network_costs, schedule_step
 from xlashard.workers.job_pool import JobPool, WorkerLimits, default_limits
 
@@ -104,26 +99,6 @@ class ProvenLayouts:
     least_seconds: float
 
 
-def call_with_layout(call: Call, layout: ProgramLayout, mesh: Mesh, jaxpr: Any = None) -> Call:
-    """Return a traced call with the shardings of a layout at its boundary and inside.
-
-    Args:
-        call: The call.
-        layout: Layout of its jaxpr.
-        mesh: Mesh whose axes the layout names.
-        jaxpr: The jaxpr with the constraints of the layout; None to insert them.
-    """
-    if jaxpr is None:
-        jaxpr = insert_constraints(call.traced.jaxpr, mesh, layout.constraints)
-    return replace(
-        call,
-        traced=replace(call.traced, jaxpr=jaxpr),
-        mesh=mesh,
-        in_shardings=tuple(NamedSharding(mesh, spec) for spec in layout.in_specs),
-        out_shardings=tuple(NamedSharding(mesh, spec) for spec in layout.out_specs),
-    )
-
-
 @dataclass
 class _Budget:
     """Programs to compile, and CPU seconds within which more are compiled."""
@@ -143,7 +118,7 @@ class _Candidate:
 
     layout: ProgramLayout
     text: str
-    program: Lowered
+    program: LoweredModule
     estimate: Estimate | None
 
 
@@ -170,7 +145,7 @@ class Prover:
     def __init__(
         self, program: AutoProgram, memory_bytes: float, timeout: float = COMPILE_SECONDS
     ) -> None:
-        self._function, self._call = program.function, program.call
+        self._program = program
         self._mesh, self._topology, self._rates = program.mesh, program.topology, program.rates
         self.memory_bytes = memory_bytes
         self._proven: dict[str, ProvenLayout] = {}
@@ -231,8 +206,7 @@ class Prover:
         texts = set(self._proven)
         for layout in layouts:
             try:
-                call = call_with_layout(self._call, layout, self._mesh)
-                program = Traced(self._function, call).lower()
+                program = self._program.lower(layout)
                 text = program.as_text()
                 lowered.append((layout, text))
                 if text in texts or not budget.lasts:
@@ -322,33 +296,30 @@ def nominal_cost(collective: Collective, machine: Machine, mesh: Mesh) -> Networ
     return NetworkCost(collective.sent_bytes, seconds, names, expected_seconds=seconds + latency)
 
 
-def measure(
-    function: Function, call: Call, layouts: Sequence[ProgramLayout], mesh: Mesh
-) -> list[float]:
+def measure(program: AutoProgram, layouts: Sequence[ProgramLayout], mesh: Mesh) -> list[float]:
     """Run the programs of layouts in turns; return the median seconds of each.
 
     Arguments are zeros.
 
     Args:
-        function: The function.
-        call: Its traced call, on a mesh with these axes.
+        program: The program.
         layouts: The layouts.
-        mesh: Mesh of the devices to run on.
+        mesh: Mesh of the devices to run on, with the axes of the program's.
     """
-    calls = [call_with_layout(map_call(call, mesh), layout, mesh) for layout in layouts]
-    programs = [Traced(function, call).lower().compile() for call in calls]
+    compiled = [program.lower(layout, mesh).stage.compile() for layout in layouts]
     times: list[list[float]] = [[] for _ in layouts]
     for _ in range(_ROUNDS + 1):
-        for call, compiled, seconds in zip(calls, programs, times, strict=True):
-            seconds.append(_run_once(compiled, call))
+        for layout, run, seconds in zip(layouts, compiled, times, strict=True):
+            places = [NamedSharding(mesh, spec) for spec in layout.in_specs]
+            seconds.append(_run_once(run, program.program, places))
     return [statistics.median(seconds[1:]) for seconds in times]
 
 
-def _run_once(compiled: Compiled, call: Call) -> float:
+def _run_once(compiled: Any, program: Program, places: Sequence[NamedSharding]) -> float:
     """Return the seconds of one run; its arguments are made anew, because it may donate them."""
-    zeros = jax.jit(lambda: list(map(_zero, call.traced.in_avals)))()
-    values = jax.device_put(zeros, list(call.in_shardings))
-    args, kwargs = call.traced.in_tree.unflatten(jax.block_until_ready(values))
+    zeros = jax.jit(lambda: [_zero(value.aval) for value in program.arguments])()
+    values = jax.device_put(zeros, list(places))
+    args, kwargs = program.in_tree.unflatten(jax.block_until_ready(values))
     started = time.perf_counter()
     jax.block_until_ready(compiled(*args, **kwargs))
     return time.perf_counter() - started

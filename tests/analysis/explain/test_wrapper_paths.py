@@ -15,7 +15,17 @@ import xlashard
 from tests.core.pjit.helpers import f32
 from xlashard import explain
 from xlashard._jax.trace.jitted import inner_stage
-from xlashard.core.pjit.stages.from_jax import call_of_stage, traced_call
+from xlashard.analysis.programs.from_jax import unwrap
+from xlashard.analysis.programs.read import read_call, read_stage
+
+
+def trace(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    return read_call(*unwrap(fun, args, kwargs or {}))
+
+
+def paths_of(program: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    arguments = tuple(value.path for value in program.arguments)
+    return arguments, tuple(value.path for value in program.results)
 
 
 class Block(nnx.Module):
@@ -53,23 +63,23 @@ STATE = [
 @pytest.mark.slow
 def test_paths_of_modules_in_arguments_and_results() -> None:
     model, other, x = Blocks(), Blocks(), np.ones((2, 4), np.float32)
-    call = traced_call(count_up, (model, 3, x), {"extra": {"more": other}})[1]
+    arguments, results = paths_of(trace(count_up, (model, 3, x), {"extra": {"more": other}}))
     states = [f"model.{path}" for path in STATE]
     others = [f"extra['more'].{path}" for path in STATE]
-    assert call.traced.arg_names == (*states, "x", *others)
-    assert call.traced.result_paths == (*states, "model.last.value", *others, "result[0]['y']")
+    assert arguments == (*states, "x", *others)
+    assert results == (*states, "model.last.value", *others, "result[0]['y']")
     # A module passed twice is one value; a function without modules has JAX's own result.
     twice = nnx.jit(lambda a, b: (a.tied(b[0].tied(x)), b))
-    traced = traced_call(twice, (model, [model]))[1].traced
-    assert traced.arg_names == tuple(f"a.{path}" for path in STATE)
-    assert traced.result_paths == (*(f"a.{path}" for path in STATE), "result[0]")
-    assert traced_call(nnx.jit(lambda x: (x, x)), (x,))[1].traced.result_paths == (
+    arguments, results = paths_of(trace(twice, (model, [model])))
+    assert arguments == tuple(f"a.{path}" for path in STATE)
+    assert results == (*(f"a.{path}" for path in STATE), "result[0]")
+    assert paths_of(trace(nnx.jit(lambda x: (x, x)), (x,)))[1] == (
         "result[0]",
         "result[1]",
     )
     # A look-alike result of another wrapper keeps its names.
     lookalike = eqx.filter_jit(lambda x: ((x,), {}, x))
-    assert "args" not in str(traced_call(lookalike, (x,))[1].traced.result_paths)
+    assert "args" not in str(paths_of(trace(lookalike, (x,)))[1])
 
 
 @pytest.mark.slow
@@ -79,14 +89,14 @@ def test_paths_of_modules_in_recorded_programs() -> None:
         model = made(x)[0]
         count_up(model, 3, x, extra={"more": Blocks()})
         count_up.lower(model, 3, x, extra={"more": Blocks()})
-    found = [program.stage._call.traced for program in programs if not program.is_operation]
-    create, first, lowered = (t for t in found if t.name in ("made", "count_up"))
-    assert create.result_paths == (*(f"result[0].{path}" for path in STATE), "result[1]")
+    found = [p.program for p in programs if not p.is_operation and p.name in ("made", "count_up")]
+    create, first, lowered = map(paths_of, found)
+    assert create[1] == (*(f"result[0].{path}" for path in STATE), "result[1]")
     states = [f"model.{path}" for path in STATE]
-    assert first.arg_names[:7] == (*states, "x")
+    assert first[0][:7] == (*states, "x")
     # The first call has given the model one more variable.
-    assert lowered.arg_names[:8] == (*states, "model.last.value", "x")
-    assert first.result_paths[:7] == lowered.result_paths[:7] == (*states, "model.last.value")
+    assert lowered[0][:8] == (*states, "model.last.value", "x")
+    assert first[1][:7] == lowered[1][:7] == (*states, "model.last.value")
 
 
 @pytest.mark.slow
@@ -98,8 +108,8 @@ def test_paths_under_nnx_jit_without_graphs_and_cached_partial() -> None:
 
     model, x, scale = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), f32(2, 4), f32()
     optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
-    trace = "optimizer.opt_state[0].trace"
-    variables = ["model.bias", "model.kernel", f"{trace}['bias']", f"{trace}['kernel']"]
+    momentum = "optimizer.opt_state[0].trace"
+    variables = ["model.bias", "model.kernel", f"{momentum}['bias']", f"{momentum}['kernel']"]
     state = tuple(f"{name}.value" for name in (*variables, "optimizer.step"))
     without_graphs = partial(nnx.jit, graph_updates=False)
     paths = []
@@ -110,8 +120,7 @@ def test_paths_under_nnx_jit_without_graphs_and_cached_partial() -> None:
         (nnx.jit_partial(train, model, optimizer, graph=False), (x,)),
         (nnx.cached_partial(nnx.jit(train), model, optimizer), (x,)),
     ):
-        traced = traced_call(fun, args, {"scale": scale})[1].traced
-        paths.append((traced.arg_names, traced.result_paths))
+        paths.append(paths_of(trace(fun, args, {"scale": scale})))
     results = "result['loss']"
     assert paths[:3] == [((*state, "x", "scale"), (results, *state))] * 3
     flat = tuple(f"args[0][{i}].value" for i in range(5))
@@ -120,9 +129,9 @@ def test_paths_under_nnx_jit_without_graphs_and_cached_partial() -> None:
     with xlashard.record_programs() as programs:
         nnx.jit(train, graph=False)(model, optimizer, x, scale=scale)
         jax.jit(lambda x: (x + 1, []))(x)
-    recorded = [p.stage._call.traced for p in programs if not p.is_operation]
-    assert (recorded[0].arg_names, recorded[0].result_paths) == paths[0]
-    assert recorded[1].result_paths == ("result[0]",)
+    recorded = [paths_of(p.program) for p in programs if not p.is_operation]
+    assert recorded[0] == paths[0]
+    assert recorded[1][1] == ("result[0]",)
 
 
 def test_paths_of_modules_in_stages() -> None:
@@ -135,7 +144,7 @@ def test_paths_of_modules_in_stages() -> None:
         assert [v.path for v in report.inputs] == [*state, "x"]
         assert [v.path for v in report.outputs] == [*state, "result"]
     for stage in (lowered, jax.jit(lambda x: (x, (x,), {})).lower(x)):
-        names = call_of_stage(inner_stage(stage))[1].traced.arg_names
+        names = paths_of(read_stage(inner_stage(stage)).program)[0]
         assert names == ((*state, "x") if stage is lowered else ("x",))
 
 
@@ -168,9 +177,8 @@ def test_paths_under_equinox() -> None:
             fun(*args, **kwargs)
     recorded = [program for program in programs if not program.is_operation]
     for (fun, args, kwargs, names, result), program in zip(cases, recorded, strict=True):
-        for traced in (traced_call(fun, args, kwargs)[1].traced, program.stage._call.traced):
-            assert traced.arg_names == names
-            assert traced.result_paths == ("marker of equinox", result)
+        for traced in (trace(fun, args, kwargs), program.program):
+            assert paths_of(traced) == (names, ("marker of equinox", result))
     # Arrays of the function itself.
     linear = eqx.nn.Linear(4, 4, key=jax.random.key(0))
     report = explain(eqx.filter_jit(linear), x[0])

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from jax.experimental import pallas
 
 from tests.predict.costs.products import PRODUCTS
+from tests.predict.preflight.programs import compile_stage
 from tests.predict.preflight.scheduled import scheduled
 from xlashard import NamedSharding, P, pjit
+from xlashard._jax.runtime.executables import compiled_text
 from xlashard.core.sharding import Mesh
 from xlashard.hlo import WindowDimension, read
 from xlashard.hlo.text_reader import read_shape
 from xlashard.predict.costs.cost_analysis import _places, analyze_cost, instruction_flops
 from xlashard.predict.costs.kernel_costs import KernelCost
-from xlashard.predict.preflight.compilation import compile_for_report
 from xlashard.tpu import topology
 
 
@@ -106,15 +107,15 @@ def loops(x, w):
 @pytest.mark.slow
 def test_loop_body_counts_trip_count_times(mesh):
     lowered = pjit(loops).lower(*structs(mesh, (512, 1024), (1024, 1024)))
-    compilation = compile_for_report(lowered)
+    compilation = compile_stage(lowered)
     work = analyze_cost(compilation.module)
     assert work.matmul_flops == {"bfloat16": 2 * 512 * 1024 * 1024 * (5 * 3 + 7)}
     assert work.transcendental == 512 * 1024 * 5 * 3
     assert (work.unknown_loops, work.unknown_calls) == (0, {})
     # The compiler's count ignores trip counts.
-    assert compilation.compiled.cost_analysis()["flops"] < work.flops / 5
+    assert compilation.executable.cost_analysis()["flops"] < work.flops / 5
     # The executable's text, with its loops and arrays, has the same costs.
-    assert analyze_cost(read(compilation.compiled.as_text())) == work
+    assert analyze_cost(read(compiled_text(compilation.executable))) == work
 
 
 def test_a_loop_of_unknown_trip_count_counts_once(mesh):
@@ -212,11 +213,11 @@ def test_hbm_bytes_equal_xla_figures_without_loops_and_vmem_use(mesh):
         return x + y, jnp.exp(x)
 
     lowered = pjit(elementwise).lower(*structs(mesh, (16384, 8192), (16384, 8192)))
-    compilation = compile_for_report(lowered)
+    compilation = compile_stage(lowered)
     work = analyze_cost(compilation.module)
     # Both read x together.
     assert work.hbm_bytes == 4 * 16384 * 8192 * 2
-    xla = compilation.compiled.cost_analysis()["bytes accessed"]
+    xla = compilation.executable.cost_analysis()["bytes accessed"]
     assert work.hbm_bytes == pytest.approx(xla, rel=0.01)
 
 

@@ -11,10 +11,17 @@ import jax.numpy as jnp
 
 import xlashard
 from xlashard import NamedSharding, P, pjit
-from xlashard.predict.preflight.compilation import Compilation, compile_for_report
+from xlashard.analysis.programs.program import Compilation
+from xlashard.analysis.programs.read import read_stage
+from xlashard.predict.preflight.compilation import compile_for_report
 from xlashard.tpu import Topology, topology
 
 MIB = 2**20
+
+
+def compile_stage(stage: Any, *args: Any, **kwargs: Any) -> Compilation:
+    """Compile a lowered stage for a report."""
+    return compile_for_report(read_stage(stage), *args, **kwargs)
 
 
 def on(name: str, **axes: int) -> tuple[Topology, Any]:
@@ -51,7 +58,7 @@ def training_step(width: int, depth: int, rows: int) -> tuple[Compilation, Topol
     layouts = jax.tree.map(lambda p: p.sharding, params)
     train = pjit(step, donate_argnums=0, out_shardings=(layouts, None))
     lowered = train.lower(params, struct((rows, width), jnp.bfloat16, "data"))
-    return compile_for_report(lowered), place
+    return compile_stage(lowered), place
 
 
 @cache
@@ -59,4 +66,4 @@ def first_of(name: str, nbytes: int) -> tuple[Compilation, Topology]:
     """Return a program that reads one number of a fully replicated argument."""
     place, mesh = on(name, all=4)
     x = jax.ShapeDtypeStruct((nbytes // 4,), jnp.float32, sharding=NamedSharding(mesh, P()))
-    return compile_for_report(pjit(lambda x: x[0] + 1).lower(x)), place
+    return compile_stage(pjit(lambda x: x[0] + 1).lower(x)), place

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from tests.predict.preflight.programs import compile_stage
 from xlashard import pjit
-from xlashard.predict.preflight.compilation import Compilation, compile_for_report
+from xlashard.analysis.programs.program import Compilation
 
 
 def scheduled(function: Callable[..., Any], *arguments: Any, **how: Any) -> Compilation:
@@ -15,4 +16,4 @@ def scheduled(function: Callable[..., Any], *arguments: Any, **how: Any) -> Comp
         *arguments: Shapes with shardings.
         **how: Further arguments of `pjit`.
     """
-    return compile_for_report(pjit(function, **how).lower(*arguments), estimate=True)
+    return compile_stage(pjit(function, **how).lower(*arguments), estimate=True)

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.predict.preflight.programs import MIB, first_of, on, training_step
+from tests.predict.preflight.programs import MIB, compile_stage, first_of, on, training_step
 from xlashard import NamedSharding, P, pjit
+from xlashard._jax.runtime.executables import compiled_memory
+from xlashard.analysis.programs.program import Compilation
 from xlashard.errors import ProgramTooLargeError
-from xlashard.predict.preflight.compilation import Compilation, compile_for_report
 from xlashard.predict.preflight.memory_breakdown import describe_memory
 from xlashard.predict.preflight.report.preflight_model import MemoryBreakdown
 from xlashard.tpu import topology
@@ -35,7 +36,7 @@ def matmul(name: str) -> tuple[Compilation, MemoryBreakdown]:
     w = jax.ShapeDtypeStruct((512, 100), jnp.float32, sharding=NamedSharding(mesh, P("model")))
     x = jax.ShapeDtypeStruct((60, 512), jnp.bfloat16, sharding=NamedSharding(mesh, P("data")))
     lowered = pjit(scaled, donate_argnums=0, out_shardings=(w.sharding, None, None)).lower(w, x)
-    compilation = compile_for_report(lowered)
+    compilation = compile_stage(lowered)
     return compilation, describe_memory(compilation, place)
 
 
@@ -43,8 +44,8 @@ def matmul(name: str) -> tuple[Compilation, MemoryBreakdown]:
 @pytest.mark.parametrize("name", ["v5e:2x2", "v5p:2x2x1"])
 def test_memory_sums_equal_the_compiler_statistics(name: str) -> None:
     compilation, memory = matmul(name)
-    assert compilation.compiled is not None
-    stats = compilation.compiled.memory_analysis()
+    assert compilation.executable is not None
+    stats = compiled_memory(compilation.executable)
     assert memory.argument_bytes == stats.argument_size_in_bytes
     assert memory.alias_bytes == stats.alias_size_in_bytes
     assert memory.result_bytes == stats.output_size_in_bytes - stats.alias_size_in_bytes
@@ -126,19 +127,19 @@ def test_fits_equals_the_verdict_of_the_compiler(name: str) -> None:
     available = topology(name).generation.available_bytes
     compilation, place = first_of(name, available - MIB)
     below = describe_memory(compilation, place)
-    assert compilation.compiled is not None and below.fits
+    assert compilation.executable is not None and below.fits
     assert 0 <= below.spare_bytes < MIB
 
     # The argument fits, but not with the program's code.
     compilation, place = first_of(name, available - 16 * 1024)
     code = describe_memory(compilation, place)
-    assert compilation.compiled is None and not code.fits
+    assert compilation.executable is None and not code.fits
     assert code.code_bytes > 0
     assert code.total_bytes == code.available_bytes + 1
 
     compilation, place = first_of(name, available + MIB)
     above = describe_memory(compilation, place)
-    assert compilation.compiled is None and not above.fits
+    assert compilation.executable is None and not above.fits
     assert above.code_bytes == 0
     assert MIB <= -above.spare_bytes < 2 * MIB
 
@@ -149,7 +150,7 @@ def test_vmem_overflow_raises_program_too_large_error() -> None:
     x = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=NamedSharding(mesh, P("data")))
     lowered = pjit(lambda x: x @ x.T).lower(x)
     with pytest.raises(ProgramTooLargeError, match="memory space vmem") as raised:
-        compile_for_report(lowered, {"xla_tpu_scoped_vmem_limit_kib": "1"})
+        compile_stage(lowered, {"xla_tpu_scoped_vmem_limit_kib": "1"})
     text = str(raised.value)
     facts = ("<lambda>", "HBM", "xla_tpu_scoped_vmem_limit_kib", "TPU v5 lite")
     assert all(fact in text for fact in facts)
@@ -169,7 +170,7 @@ def test_host_memory_takes_no_hbm() -> None:
         jax.ShapeDtypeStruct(shape, jnp.float32, sharding=rows),
         jax.ShapeDtypeStruct(shape, jnp.float32, sharding=in_host),
     )
-    memory = describe_memory(compile_for_report(lowered), place)
+    memory = describe_memory(compile_stage(lowered), place)
     held = {h.path: (h.device_bytes, h.spec) for h in memory.arguments}
     assert held == {"x": (16 * GIB, "P('data')"), "kept": (0, "P('data') in pinned_host")}
     assert memory.argument_bytes == memory.host_bytes == 16 * GIB
@@ -186,7 +187,7 @@ def test_arguments_passed_as_one_tuple_keep_sizes_and_aliases() -> None:
 
     state = jax.ShapeDtypeStruct((2048, 1024), jnp.float32)
     made = pjit(f, in_shardings=whole, out_shardings=whole, donate_argnums=0, keep_unused=True)
-    compilation = compile_for_report(made.lower(state, many))
+    compilation = compile_stage(made.lower(state, many))
     memory = describe_memory(compilation, place)
     assert (2001,) in {a.index for a in compilation.module.allocations}
     assert not memory.fits

@@ -149,6 +149,18 @@ def array_literals(jaxpr: Jaxpr) -> Any:
     return core.jaxpr_const_args(jaxpr)
 
 
+def closed_over_arrays(jaxpr: Jaxpr) -> list[Any]:
+    """Return the arrays that a jaxpr and those inside it close over, each once; no references."""
+    consts = [value for inner in with_inner_jaxprs(jaxpr) for value in getattr(inner, "consts", ())]
+    values = [*consts, *[value for value, _ in array_literals(jaxpr)]]
+    arrays = {id(value): value for value in values if _is_array(value)}
+    return list(arrays.values())
+
+
+def _is_array(value: Any) -> bool:
+    return is_host_array(value) or (isinstance(value, jax.Array) and not is_ref(value))
+
+
 def without_results(jaxpr: Jaxpr, kept: Sequence[bool]) -> Jaxpr:
     """Return a closed jaxpr with some of its results, and without the code of the others."""
     smaller = pe.prune_jaxpr_outputs(jaxpr.jaxpr, kept)

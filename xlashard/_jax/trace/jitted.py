@@ -1,45 +1,73 @@
 """Read what JAX traced of functions of `jax.jit`, and of wrappers whose methods reach it."""
 
+import itertools
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import jax
 
-from xlashard._jax.private import api_util, jax_pjit, replace_name
+from xlashard._jax.private import jax_pjit, replace_name
+from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard._jax.trace.tracing import (
     Jaxpr,
-    Tracer,
     TreeDef,
-    replace_fields,
-    struct_of,
 )
 from xlashard._jax.tree_definitions import in_default_registry
 from xlashard.support.lazily import dataclass
 
 
 @dataclass(frozen=True, eq=False)
-class JaxProgram:
-    """A program that JAX traced for `jax.jit`.
+class JitTrace:
+    """A call of a function of `jax.jit`, traced.
 
     Attributes:
-        jaxpr: Its closed jaxpr.
-        params: The parameters of JAX's `jit` primitive, by name.
-        values: Its dynamic arguments, flat; of a stage, their shapes with shardings.
-        in_tree: The tree of `(args, kwargs)`, without static arguments.
-        out_tree: The tree of its result.
-        consts: The closed-over tracers; they precede the arguments.
+        stage: JAX's stage. Types of its high-level values (hijax) are those of the arrays behind.
+        values: The dynamic arguments, flat; None if the call is not known.
     """
 
-    jaxpr: Jaxpr
-    params: Mapping[str, Any]
-    values: tuple[Any, ...]
-    in_tree: TreeDef
-    out_tree: TreeDef
-    consts: tuple[Any, ...] = ()
+    stage: jax.stages.Traced
+    values: tuple[Any, ...] | None = None
+
+    @property
+    def jaxpr(self) -> Jaxpr:
+        """Return the closed jaxpr."""
+        return self._low.jaxpr
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Return the parameters of JAX's `jit` primitive, by name."""
+        return self._low._params
+
+    @property
+    def types(self) -> Sequence[Any]:
+        """Return type, sharding and commitment of each argument."""
+        return self._low._meta_tys_flat[len(self._low._consts) :]
+
+    @property
+    def trees(self) -> tuple[TreeDef, TreeDef]:
+        """Return the trees of `(args, kwargs)`, without static arguments, and of the result."""
+        low = self._low
+        return in_default_registry(low._in_tree), in_default_registry(low.out_tree)
+
+    @property
+    def tracers(self) -> tuple[Any, ...]:
+        """Return the closed-over tracers of a trace around the call."""
+        return tuple(self._low._consts)
+
+    @property
+    def paths(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the path of each argument, and of each result."""
+        debug, first = self.jaxpr.debug_info, len(self._low._consts)
+        names = debug.safe_arg_names(len(self.jaxpr.in_avals))[first:]
+        paths = tuple([name or f"argument {i}" for i, name in enumerate(names)])
+        return paths, tuple(debug.safe_result_paths(len(self.jaxpr.out_avals)))
+
+    @property
+    def _low(self) -> Any:
+        stage: Any = self.stage
+        return stage.lojax
 
 
 def is_jitted(fun: Any) -> bool:
@@ -89,52 +117,50 @@ def requested_shardings(jitted: Any) -> list[Any]:
     return [*info.in_shardings_leaves, *info.out_shardings_leaves]
 
 
-def trace_jitted(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JaxProgram:
+def trace_jitted(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JitTrace:
     """Trace a jitted function for a call, in JAX's own cache of traces."""
-    traced, values = jax_pjit._infer_params(jitted._fun, jitted._jit_info, args, kwargs)
-    return _program(traced, values)
+    traced = JitTrace(jitted.trace(*args, **kwargs))
+    _, argnums, argnames = function_of(jitted)
+    fixed = {number % len(args) for number in argnums if -len(args) <= number < len(args)}
+    passed = [value for i, value in enumerate(args) if i not in fixed]
+    named = {name: value for name, value in kwargs.items() if name not in argnames}
+    values = jax.tree_util.tree_leaves((passed, named))
+    if len(values) != len(traced.types):
+        return traced  # of high-level values, JAX traces the arrays behind
+    return JitTrace(traced.stage, tuple(values))
 
 
-def _program(traced: Any, values: Sequence[Any]) -> JaxProgram:
-    """Return a program with the arguments of its call, from what JAX inferred for it."""
-    jaxpr, count = traced.params["jaxpr"], len(traced.consts)
-    if jaxpr.is_high:
-        types = list(map(jax_pjit.convert_to_metaty, values))
-        parts = types, traced.params, traced.in_tree, traced.out_tree, traced.consts, ""
-        return read_traced(jax.stages.Traced(*parts))
-    return JaxProgram(
-        jaxpr=jaxpr,
-        params=traced.params,
-        values=tuple(values[count:]),
-        in_tree=in_default_registry(traced.in_tree),
-        out_tree=in_default_registry(traced.out_tree),
-        consts=tuple(traced.consts),
-    )
+def make_trace(jaxpr: Jaxpr, params: Mapping[str, Any], types: Sequence[Any]) -> JitTrace:
+    """Return the trace of a program by what JAX lowers it from.
 
-
-def read_traced(stage: Any) -> JaxProgram:
-    """Return the program of a `jax.stages.Traced`.
-
-    Types of JAX's high-level values (hijax) are lowered to those of the arrays behind them.
+    Args:
+        jaxpr: Its closed jaxpr.
+        params: The parameters of JAX's `jit` primitive, by name, with or without the jaxpr.
+        types: Type, sharding and commitment of each argument.
     """
-    low = stage.lojax
-    count = len(low._consts)
-    return JaxProgram(
-        jaxpr=low.jaxpr,
-        params=low._params,
-        values=tuple(map(_struct, low._meta_tys_flat[count:])),
-        in_tree=in_default_registry(low._in_tree),
-        out_tree=in_default_registry(low.out_tree),
-        consts=tuple(low._consts),
-    )
+    in_tree = jax.tree_util.tree_structure(((0,) * len(types), {}))
+    out_tree = jax.tree_util.tree_structure([0] * len(jaxpr.out_avals))
+    params = {**params, "jaxpr": jaxpr}
+    return JitTrace(jax.stages.Traced(list(types), params, in_tree, out_tree, [], ""))
 
 
-def _struct(meta: Any) -> Any:
-    """Return shape, dtype and sharding of an argument that a stage was traced for."""
-    aval = meta.aval
-    if not hasattr(aval, "shape"):
-        return aval
-    return struct_of(aval, meta.sharding if meta.committed else None)
+def unplaced_types(program: JitTrace) -> list[Any]:
+    """Return the types of the arguments of a program, which are placed nowhere."""
+    nowhere = {"sharding": None, "format": None, "committed": False, "is_np_array": False}
+    return [own.replace(**nowhere) for own in program.types]
+
+
+def make_traced(program: JitTrace, **changes: Any) -> jax.stages.Traced:
+    """Return the stage of a program with other parameters of JAX's `jit` primitive.
+
+    Args:
+        program: The program.
+        **changes: Parameters by name; `types` for the types of the arguments.
+    """
+    types = changes.pop("types", program.types)
+    low = program._low
+    params = {**program.params, **changes}
+    return jax.stages.Traced(list(types), params, low._in_tree, low.out_tree, [], "")
 
 
 def inner_stage(stage: Any) -> Any:
@@ -153,7 +179,7 @@ class _Reached(BaseException):
     """Ends the method `lower` of a wrapper where JAX would lower what it has traced."""
 
 
-def capture(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JaxProgram | None:
+def capture(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JitTrace | None:
     """Return the program that the method `trace` or `lower` of a wrapper of `jax.jit` makes.
 
     The wrapper prepares the arguments in its own way; they are read where JAX infers the program's
@@ -179,12 +205,12 @@ def capture(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JaxProgr
     if not isinstance(traced, jax.stages.Traced):
         return None
     for inferred, values in recorded:
-        if inferred.params is traced._params:
-            return _program(inferred, values)
-    return read_traced(traced)
+        if inferred.params is traced._params and not inferred.params["jaxpr"].is_high:
+            return JitTrace(traced, tuple(values[len(inferred.consts) :]))
+    return JitTrace(traced)
 
 
-def capture_shapes(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JaxProgram | None:
+def capture_shapes(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JitTrace | None:
     """Return the program of a wrapper for arguments with shapes in place of arrays.
 
     A wrapper may take a `jax.ShapeDtypeStruct` for a static value. It gets tracers for them, which
@@ -193,7 +219,7 @@ def capture_shapes(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> J
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
     chosen = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
     structs = [leaf for leaf, is_struct in zip(leaves, chosen, strict=True) if is_struct]
-    captured: list[JaxProgram | None] = []
+    captured: list[JitTrace | None] = []
 
     def call(tracers: list[Any]) -> None:
         known = {id(t): struct for t, struct in zip(tracers, structs, strict=True)}
@@ -201,14 +227,15 @@ def capture_shapes(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> J
         pairs = zip(leaves, chosen, strict=True)
         inner = tree.unflatten([next(rest) if is_struct else leaf for leaf, is_struct in pairs])
         program = capture(fun, *inner)
-        if program is not None:
-            values = (
-                known.get(id(v), _struct(jax_pjit.convert_to_metaty(v)))
-                if isinstance(v, Tracer)
-                else v
-                for v in program.values
-            )
-            program = replace(program, values=tuple(values))
+        if program is not None and program.values is not None:
+            values = tuple([known.get(id(value), value) for value in program.values])
+            types = [
+                jax_pjit.convert_to_metaty(value)
+                if isinstance(value, jax.ShapeDtypeStruct)
+                else own
+                for value, own in zip(values, program.types, strict=True)
+            ]
+            program = JitTrace(make_traced(program, types=types), values)
         captured.append(program)
 
     jax.eval_shape(call, structs)
@@ -253,36 +280,6 @@ def _stopped() -> Iterator[None]:
         jax.stages.Traced.lower = lower
 
 
-_RENAMED: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
-
-
-def renamed(
-    jaxpr: Jaxpr,
-    arg_names: tuple[str, ...],
-    result_paths: tuple[str, ...] | None,
-    fun: Callable[..., Any] | None = None,
-) -> Jaxpr:
-    """Return a jaxpr whose debug information has other paths and the place of a function.
-
-    Equal names give the same jaxpr as long as the first one lives, so that programs are cached.
-
-    Args:
-        jaxpr: The jaxpr.
-        arg_names: Path of each argument.
-        result_paths: Path of each result; None for those that it has.
-        fun: The function whose place it gets; None for the one that it has.
-    """
-    debug = jaxpr.debug_info
-    source = debug.func_src_info if fun is None else api_util.fun_sourceinfo(fun)
-    results = debug.result_paths if result_paths is None else result_paths
-    known = _RENAMED.setdefault(jaxpr, {})
-    names = arg_names, results, source
-    if names not in known:
-        debug = debug._replace(arg_names=arg_names, result_paths=results, func_src_info=source)
-        known[names] = replace_fields(jaxpr, debug_info=debug)
-    return known[names]
-
-
 @dataclass(frozen=True, eq=False)
 class JaxExecutable:
     """Program of a `jax.stages.Compiled`.
@@ -294,7 +291,7 @@ class JaxExecutable:
         trees: The trees of `(args, kwargs)` and of the result.
         in_avals: The abstract values of all arguments of a call.
         donated: For each argument of a call, True if its buffers may be reused.
-        kept: For each argument of a call, True if the program takes it.
+        parameters: The position of each argument among the parameters; None if it is dropped.
         taken_avals: The abstract values of the closed-over arrays and arguments that it takes.
         out_avals: The abstract values of the results.
         shardings: JAX's sharding of each closed-over array and argument that it takes, and of each
@@ -310,7 +307,7 @@ class JaxExecutable:
     trees: tuple[TreeDef, TreeDef]
     in_avals: tuple[Any, ...]
     donated: tuple[bool, ...]
-    kept: tuple[bool, ...]
+    parameters: tuple[int | None, ...]
     taken_avals: tuple[Any, ...]
     out_avals: tuple[Any, ...]
     shardings: tuple[Sequence[Any], Sequence[Any]]
@@ -338,7 +335,7 @@ def read_compiled(stage: Any) -> JaxExecutable | None:
         trees=(in_default_registry(stage.in_tree), in_default_registry(stage.out_tree)),
         in_avals=tuple(info._aval for info in infos),
         donated=tuple(info.donated for info in infos),
-        kept=tuple(first + i in program.kept_var_idx for i in range(count)),
+        parameters=_number_parameters(program.kept_var_idx, first, count),
         taken_avals=tuple(program.input_avals),
         out_avals=tuple(program.output_avals),
         shardings=(program.input_shardings, program.output_shardings),
@@ -348,22 +345,107 @@ def read_compiled(stage: Any) -> JaxExecutable | None:
     )
 
 
-def read_requests(lowered: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the shardings with which a `jax.stages.Lowered` annotates arguments and results."""
-    parts = lowered._lowering.compile_args
-    return tuple(parts["in_shardings"]), tuple(parts["out_shardings"])
+@dataclass(frozen=True, eq=False)
+class LoweredFacts:
+    """What JAX keeps of a `jax.stages.Lowered`.
+
+    Attributes:
+        name: The function's name.
+        module: The module of MLIR.
+        devices: The device assignment; empty if all its meshes are abstract.
+        platforms: The platforms that it was lowered for.
+        avals: The abstract values of the module's parameters and results, tokens left out.
+        shardings: JAX's shardings of the same; None for one that is unspecified.
+        layouts: The layouts of the same; None for the default one.
+        donated: For each parameter, True if its buffers may be reused.
+        parameters: The position of each argument among the parameters; None if it is dropped.
+        written: For each result, the position of the parameter that is a reference with this new
+            value, or None.
+        ordered_effects: Effects whose tokens come first among parameters and results.
+        host_callbacks: Callbacks to pass to the compiler.
+        options: Compiler options.
+        paths: JAX's path of each argument, and of each result.
+        source: Name and location of the function.
+        mesh: The first mesh of devices that it names; None without one.
+    """
+
+    name: str
+    module: Any
+    devices: tuple[Any, ...]
+    platforms: tuple[str, ...]
+    avals: tuple[tuple[Any, ...], tuple[Any, ...]]
+    shardings: tuple[tuple[Any, ...], tuple[Any, ...]]
+    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
+    donated: tuple[bool, ...]
+    parameters: tuple[int | None, ...]
+    written: tuple[int | None, ...]
+    ordered_effects: tuple[Any, ...]
+    host_callbacks: tuple[Any, ...]
+    options: tuple[tuple[str, Any], ...]
+    paths: tuple[tuple[str, ...], tuple[str, ...]]
+    source: str
+    mesh: Any
 
 
-def target_of(lowered: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """Return the devices of a `jax.stages.Lowered`, and the platforms it was lowered for."""
+def read_lowered(lowered: Any) -> LoweredFacts:
+    """Return what JAX keeps of a `jax.stages.Lowered`."""
     lowering = lowered._lowering
-    return tuple(lowering._device_list or ()), tuple(lowering._platforms)
+    parts, first = lowering.compile_args, len(lowering.const_args)
+    count, results = lowered.in_tree.num_leaves, len(parts["global_out_avals"])
+    debug = parts["all_args_info"].debug_info
+    names = debug.safe_arg_names(first + count)[first:]
+    # The values of references that the program writes follow its results.
+    written = tuple(parts["mut"].out_mut) if parts["mut"] else (None,) * results
+    return LoweredFacts(
+        name=_function_name(lowering._name),
+        module=lowering.stablehlo(),
+        devices=tuple(lowering._device_list or ()),
+        platforms=tuple(lowering._platforms),
+        avals=(tuple(parts["global_in_avals"]), tuple(parts["global_out_avals"])),
+        shardings=(
+            tuple(map(_requested, parts["in_shardings"])),
+            tuple(map(_requested, parts["out_shardings"])),
+        ),
+        layouts=(tuple(parts["in_layouts"]), tuple(parts["out_layouts"])),
+        donated=tuple(lowering._donated_invars),
+        parameters=_number_parameters(parts["kept_var_idx"], first, count),
+        written=written,
+        ordered_effects=tuple(parts["ordered_effects"]),
+        host_callbacks=tuple(parts["host_callbacks"]),
+        options=tuple(lowering._compiler_options_kvs),
+        paths=(
+            tuple([name or f"argument {i}" for i, name in enumerate(names)]),
+            tuple(debug.safe_result_paths(written.count(None))),
+        ),
+        source=debug.func_src_info or "",
+        mesh=_find_mesh(parts),
+    )
+
+
+def _find_mesh(parts: Mapping[str, Any]) -> Any:
+    sides = parts["in_shardings"], parts["out_shardings"], parts["intermediate_shardings"]
+    named = (getattr(sharding, "mesh", None) for side in sides for sharding in side)
+    meshes = (parts["context_mesh"], *named)
+    return next((m for m in meshes if isinstance(m, jax.sharding.Mesh) and not m.empty), None)
+
+
+def _number_parameters(kept: Any, first: int, count: int) -> tuple[int | None, ...]:
+    """Return the position of each argument among the parameters, after those that are hoisted."""
+    numbers = itertools.count(first)
+    return tuple([next(numbers) if first + i in kept else None for i in range(count)])
+
+
+def _requested(sharding: Any) -> Any:
+    # jax.jit(device=...) names its device by the same sharding for all values.
+    is_free = isinstance(sharding, UnspecifiedValue) or getattr(sharding, "_device_backend", False)
+    return None if is_free else sharding
 
 
 def name_and_devices(stage: Any) -> tuple[str, tuple[Any, ...]]:
     """Return the function's name and the devices of a `jax.stages.Lowered` or `Compiled`."""
     if isinstance(stage, jax.stages.Lowered):
-        return _function_name(stage._lowering._name), target_of(stage)[0]
+        facts = read_lowered(stage)
+        return facts.name, facts.devices
     executable = stage.runtime_executable()
     name = getattr(stage, "fun_name", "") or executable.hlo_modules()[0].name.removeprefix("jit_")
     return name, tuple(executable.local_devices())

@@ -57,7 +57,9 @@ def _parameters_of_one_call() -> Any:
     """
 
     class Parameters(mlir.LoweringParameters):
-        __eq__ = object.__eq__
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
         __hash__ = object.__hash__
 
     return Parameters()

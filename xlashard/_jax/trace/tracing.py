@@ -351,6 +351,17 @@ def inner_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:
     return list(dict.fromkeys(s for s in shardings.values() if isinstance(s, JaxSharding)))
 
 
+def abstract_meshes_in(jaxpr: Jaxpr) -> list[Any]:
+    """Return the meshes that constraints, `shard_map` and types inside a jaxpr name."""
+    meshes: dict[Any, None] = {}
+    for eqn in equations(jaxpr):
+        named = [eqn.params.get("mesh"), getattr(eqn.params.get("sharding"), "mesh", None)]
+        for mesh in named:
+            if isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh) and not mesh.empty:
+                meshes[mesh] = None
+    return list(meshes)
+
+
 def needs_devices(jaxpr: Jaxpr) -> bool:
     """Return True if the lowering of a primitive inside depends on the devices."""
     return jax_dispatch.jaxpr_has_prim_requiring_devices(jaxpr)

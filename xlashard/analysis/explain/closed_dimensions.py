@@ -6,7 +6,7 @@ from typing import Any
 
 from xlashard._jax.trace.origins import Line, Origin, Scope, origins, source_line
 from xlashard._jax.trace.primitive_names import CONSTRAINT, CONSTRAINTS
-from xlashard.core.sharding import AbstractMesh, Mesh, NamedSharding, Sharding, from_jax
+from xlashard.core.sharding import Mesh, NamedSharding, Sharding, from_jax
 from xlashard.errors import ShardingError
 from xlashard.hlo.module import Frame
 
@@ -87,8 +87,8 @@ def constraint_of(eqn: Any, mesh: Mesh | None) -> NamedSharding | None:
 
     Args:
         eqn: The equation.
-        mesh: The mesh of the program, on which a constraint on an abstract mesh with the same axes
-            stands.
+        mesh: The mesh of the compiled program, on which a constraint stands that names an abstract
+            mesh with the same axes, or one of the devices for which it was traced.
     """
     parameter = CONSTRAINTS.get(eqn.primitive.name)
     if parameter is None:
@@ -99,8 +99,7 @@ def constraint_of(eqn: Any, mesh: Mesh | None) -> NamedSharding | None:
         return None
     if not isinstance(sharding, NamedSharding):
         return None
-    abstract = isinstance(sharding.mesh, AbstractMesh)
-    if abstract and mesh is not None and dict(sharding.mesh.shape) == dict(mesh.shape):
+    if mesh is not None and dict(sharding.mesh.shape) == dict(mesh.shape):
         return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
     return sharding
 

@@ -1,14 +1,12 @@
 """Describe what a program takes, returns, donates, moves and sends, with the user's names."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import jax
 
 from xlashard._jax.trace.jaxprs import is_reference
-from xlashard.analysis.explain.explained_program import ExplainedProgram, ProgramValue
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     Decided,
@@ -17,6 +15,7 @@ from xlashard.analysis.explain.model import (
     ValueReport,
 )
 from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.programs.program import Compilation, ProgramValue
 from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
 from xlashard.core.sharding import (
     GSPMDSharding,
@@ -51,18 +50,18 @@ def _entry(entry: Any) -> str:
     return "UNCONSTRAINED" if entry is jax.sharding.PartitionSpec.UNCONSTRAINED else repr(entry)
 
 
-def describe_inputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
+def describe_inputs(program: Compilation) -> tuple[ValueReport, ...]:
     """Describe the arguments, then the closed-over arrays."""
     arguments = (_describe(value, decided_by(value)) for value in program.arguments)
     return (*arguments, *(_describe(value, "function") for value in program.closed_over))
 
 
-def describe_outputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
+def describe_outputs(program: Compilation) -> tuple[ValueReport, ...]:
     """Describe the results."""
     alone = len(program.devices) == 1
     chosen: Decided = "default" if alone else "partitioner"
     # In a loaded program all shardings are final.
-    lowered: Decided = "caller" if program.facts.has_requests else "unknown"
+    lowered: Decided = "caller" if program.has_requests else "unknown"
 
     def decided(value: ProgramValue) -> Decided:
         if value.lowered_sharding is None:
@@ -74,14 +73,14 @@ def describe_outputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
 
 def decided_by(value: ProgramValue) -> Decided:
     """Return what decided the sharding of an argument."""
-    argument, is_lowered = value.argument, value.lowered_sharding is not None
+    is_lowered = value.lowered_sharding is not None
     if value.is_chosen:
         return "auto"
-    if argument is not None and argument.requested is not None:
+    if value.requested is not None:
         return "caller"
-    if argument is not None and argument.placement.committed:
+    if value.committed:
         return "argument"
-    if argument is None and is_lowered:
+    if value.origin == "unknown" and is_lowered:
         return "unknown"
     is_alone = value.sharding is None or value.sharding.num_devices == 1
     return "default" if is_lowered or is_alone else "partitioner"
@@ -103,17 +102,16 @@ def _describe(value: ProgramValue, decided: Decided) -> ValueReport:
     )
 
 
-def describe_moves(program: ExplainedProgram) -> tuple[MoveReport, ...]:
+def describe_moves(program: Compilation) -> tuple[MoveReport, ...]:
     """Describe the arguments that a call has to move, most bytes first."""
     moves = [move for value in program.arguments if (move := _move(value)) is not None]
     return tuple(sorted(moves, key=lambda m: -m.nbytes))
 
 
 def _move(value: ProgramValue) -> MoveReport | None:
-    argument, target = value.argument, value.sharding
-    if argument is None or target is None or isinstance(argument.value, jax.ShapeDtypeStruct):
+    target, source = value.sharding, value.current
+    if target is None or value.origin not in ("array", "host"):
         return None
-    source = argument.placement.sharding
     if target.is_unreduced:
         return None  # equal to the source, or an error of the call
     if source is None:
@@ -134,20 +132,19 @@ def _move(value: ProgramValue) -> MoveReport | None:
     return MoveReport(value.path, spec_text(source), spec_text(target), moved, 0)
 
 
-def describe_donations(program: ExplainedProgram) -> tuple[DonationReport, ...]:
+def describe_donations(program: Compilation) -> tuple[DonationReport, ...]:
     """Describe the arguments that were donated, and those that a result could reuse."""
-    facts = program.facts
-    results = {argument: result - facts.tokens for result, argument in facts.aliases.items()}
-    aliased = set(results.values())
-    own = program.results[: len(program.results) - len(facts.written)]
+    tokens = program.tokens
+    takers = {argument: result - tokens for result, argument in program.aliases.items()}
+    aliased = set(takers.values())
+    own = program.results[: len(program.results) - len(program.written)]
     free = [r for i, r in enumerate(own) if i not in aliased]
-    positions = count(facts.tokens + facts.closed_over)
     reports = []
-    for value, donated in zip(program.arguments, program.info.donated, strict=True):
-        result = results.get(next(positions)) if value.sharding is not None else None
-        if donated:
+    for value, position in zip(program.arguments, program.parameters, strict=True):
+        result = None if position is None else takers.get(tokens + position)
+        if value.donated:
             path = "" if result is None else program.results[result].path
-            reason = "" if path else facts.refusals.get(value.path, "")
+            reason = "" if path else program.refusals.get(value.path, "")
             reports.append(DonationReport(value.path, True, path, value.device_bytes, reason))
         elif not is_reference(value.aval) and (match := _reusing_result(value, free)) is not None:
             free.remove(match)
@@ -174,7 +171,7 @@ def _same_place(value: ProgramValue, result: ProgramValue) -> bool:
 def describe_collectives(
     collectives: Sequence[Collective],
     grid: MeshGrid | None,
-    arguments: Collection[str],
+    arguments: Mapping[str, str],
     sources: SourceLocator,
 ) -> tuple[CollectiveReport, ...]:
     """Group equal collectives with the same cause, most sent bytes first.
@@ -182,7 +179,7 @@ def describe_collectives(
     Args:
         collectives: The collectives of the program.
         grid: The mesh that names axes, or None.
-        arguments: The paths of the program's arguments.
+        arguments: The path of each argument, by its path in the module.
         sources: Picks the lines to show.
     """
     alike: dict[CollectiveReport, list[Collective]] = {}
@@ -194,14 +191,14 @@ def describe_collectives(
 
 
 def describe_collective(
-    c: Collective, grid: MeshGrid | None, arguments: Collection[str], sources: SourceLocator
+    c: Collective, grid: MeshGrid | None, arguments: Mapping[str, str], sources: SourceLocator
 ) -> CollectiveReport:
     """Describe a collective without its counts and bytes, which equal ones may differ in.
 
     Args:
         c: The collective.
         grid: The mesh that names axes, or None.
-        arguments: The paths of the program's arguments.
+        arguments: The path of each argument, by its path in the module.
         sources: Picks the lines to show.
     """
     parts = None if grid is None else c.axes(grid)
@@ -222,9 +219,9 @@ def describe_collective(
         result_bytes=0,
         payload_bytes=0,
         sent_bytes=0,
-        op_name=c.op_name,
+        op_name=arguments.get(c.op_name, c.op_name),
         # XLA names an argument by its path, and a gather of it likewise.
-        argument=c.op_name if c.op_name in arguments else "",
+        argument=arguments.get(c.op_name, ""),
         source=sources.line(c.frames),
         needed_by=c.needed_by if has_consumer else "",
         needed_by_source=sources.line(c.needed_by_frames) if has_consumer else None,

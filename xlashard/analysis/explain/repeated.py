@@ -17,10 +17,10 @@ from xlashard._jax.trace.origins import (
     source_line,
 )
 from xlashard._jax.trace.primitive_names import CONSTRAINTS, PRODUCTS
-from xlashard.analysis.explain.explained_program import ExplainedProgram, ProgramValue
 from xlashard.analysis.explain.model import RepeatedReport, SourceLine
 from xlashard.analysis.explain.replication import fitting_axes
 from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.programs.program import Compilation, ProgramValue
 from xlashard.core.sharding import Mesh, PartitionSpec
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Frame, Instruction
@@ -66,7 +66,7 @@ class _Product:
             yield from ((left, numbers.lhs_spec[0]), (right, numbers.rhs_spec[0]))
 
 
-def describe_repeated(program: ExplainedProgram) -> tuple[RepeatedReport, ...]:
+def describe_repeated(program: Compilation) -> tuple[RepeatedReport, ...]:
     """Describe the products that every device computes whole, most FLOP first.
 
     A product of the compiled program is whole if its operands and its result have as many elements
@@ -166,7 +166,7 @@ def _report(
     product: _Product,
     times: Sequence[int],
     total: int,
-    program: ExplainedProgram,
+    program: Compilation,
     remedy: tuple[str, str, Any],
 ) -> RepeatedReport:
     eqn, (argument, spec, constraint) = product.eqn, remedy
@@ -193,9 +193,7 @@ def _source(eqn: Any, sources: SourceLocator) -> SourceLine | None:
     return sources.line([Frame(*frame) for frame in frames])
 
 
-def _remedies(
-    product: _Product, program: ExplainedProgram, mesh: Mesh
-) -> tuple[list[_Remedy], Any]:
+def _remedies(product: _Product, program: Compilation, mesh: Mesh) -> tuple[list[_Remedy], Any]:
     """Return the arguments to shard, and the equation of a constraint that makes an operand."""
     assert program.jaxpr is not None
     variables = program.jaxpr.invars

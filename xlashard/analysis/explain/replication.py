@@ -12,8 +12,8 @@ from xlashard.analysis.explain.closed_dimensions import (
     find_closed_dimensions,
 )
 from xlashard.analysis.explain.descriptions import decided_by, spec_text
-from xlashard.analysis.explain.explained_program import ExplainedProgram, ProgramValue
 from xlashard.analysis.explain.model import ReplicationKind, ReplicationReport
+from xlashard.analysis.programs.program import Compilation, ProgramValue
 from xlashard.core.pjit.shardings import uneven as settings
 from xlashard.core.program.annotate import is_open
 from xlashard.core.sharding import Mesh, NamedSharding, Sharding
@@ -23,7 +23,7 @@ from xlashard.hlo.collectives import Collective
 from xlashard.support.formatting import typed
 
 
-def describe_replications(program: ExplainedProgram) -> tuple[ReplicationReport, ...]:
+def describe_replications(program: Compilation) -> tuple[ReplicationReport, ...]:
     """Find values with more copies than requested, most wasted bytes first."""
     mesh = program.mesh
     if mesh is None or len(program.devices) == 1:
@@ -37,7 +37,7 @@ def describe_replications(program: ExplainedProgram) -> tuple[ReplicationReport,
     return tuple(sorted(reports, key=lambda r: -r.wasted_bytes))
 
 
-def _arguments(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationReport]:
+def _arguments(program: Compilation, mesh: Mesh) -> Iterator[ReplicationReport]:
     """Yield the arguments of which a `ReplicationWarning` warns, if an axis divides them."""
     least = settings.FLAGS.warn_replicated * 2**20
     for value in program.arguments:
@@ -47,7 +47,7 @@ def _arguments(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationRep
                 yield from _report("argument", value, range(value.aval.ndim), mesh.axis_names)
 
 
-def _results(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationReport]:
+def _results(program: Compilation, mesh: Mesh) -> Iterator[ReplicationReport]:
     """Yield results without a requested sharding that are not sharded over an argument's axis.
 
     A result with the sharding of an argument of its shape and dtype is as intended.
@@ -61,7 +61,7 @@ def _results(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationRepor
             yield from _report("result", value, dims, [a for a in mesh.axis_names if a in used])
 
 
-def _is_like_an_argument(program: ExplainedProgram, value: ProgramValue) -> bool:
+def _is_like_an_argument(program: Compilation, value: ProgramValue) -> bool:
     """Return True if an argument of the same shape and dtype has the sharding of a result."""
     type_ = value.aval.shape, value.aval.dtype
     shardings = (a.sharding for a in program.arguments if (a.aval.shape, a.aval.dtype) == type_)
@@ -72,7 +72,7 @@ def _is_like_an_argument(program: ExplainedProgram, value: ProgramValue) -> bool
     )
 
 
-def _requested(program: ExplainedProgram) -> list[Sharding | None]:
+def _requested(program: Compilation) -> list[Sharding | None]:
     """Return the sharding requested of each result: at the boundary, or by a final constraint."""
     requested = [value.requested for value in program.results]
     if program.jaxpr is not None:
@@ -93,7 +93,7 @@ def result_constraints(jaxpr: Any, mesh: Mesh | None) -> Iterator[tuple[int, Nam
             yield i, sharding
 
 
-def _open_dims(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationReport]:
+def _open_dims(program: Compilation, mesh: Mesh) -> Iterator[ReplicationReport]:
     """Yield arguments and results with an unconstrained dimension that was left unsharded."""
     shardings = [*(value.lowered_sharding for value in program.arguments), *_requested(program)]
     for value, requested in zip((*program.arguments, *program.results), shardings, strict=True):
@@ -144,7 +144,7 @@ def fitting_axes(size: int, axes: Mapping[str, int]) -> list[str]:
     return fitting
 
 
-def _constraints(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationReport]:
+def _constraints(program: Compilation, mesh: Mesh) -> Iterator[ReplicationReport]:
     """Yield constraints that close sharded dimensions, where the program gathers for them.
 
     The partitioner may gather at the constraint, or before an operation that precedes it. A gather
@@ -181,7 +181,7 @@ def _is_forced(gather: Collective, closed: ClosedDimension, grid: MeshGrid) -> b
     return (gather.frames[0].file, gather.frames[0].line) in closed.lines
 
 
-def is_needlessly_replicated(program: ExplainedProgram, value: ProgramValue) -> bool:
+def is_needlessly_replicated(program: Compilation, value: ProgramValue) -> bool:
     """Return True if a value is replicated although a mesh axis divides one of its dimensions.
 
     The type of a value prescribes its sharding on Explicit axes: the user chose it.

@@ -25,7 +25,7 @@ from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from xlashard.analysis.explain import explain
-    from xlashard.core.pjit.stages.recorded import RecordedProgram
+    from xlashard.analysis.programs.from_script import RecordedProgram
 else:
     # For programs that a script compiled; saved reports are compared without JAX.
     explain = deferred("xlashard.analysis.explain.explain")

@@ -4,15 +4,15 @@ from collections.abc import Hashable, Iterator
 
 from xlashard._jax.trace.origins import source_frames
 from xlashard.analysis.explain.descriptions import spec_text
-from xlashard.analysis.explain.explained_program import ExplainedProgram, ProgramValue
 from xlashard.analysis.explain.model import UnevenReport
 from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.programs.program import Compilation, ProgramValue
 from xlashard.core.pjit.shardings.uneven import UnevenConstraint, uneven_constraints
 from xlashard.hlo.module import Frame
 from xlashard.support.formatting import typed
 
 
-def describe_uneven(program: ExplainedProgram) -> tuple[UnevenReport, ...]:
+def describe_uneven(program: Compilation) -> tuple[UnevenReport, ...]:
     """Describe the dimensions of constraints that do not divide, most padding first."""
     if program.jaxpr is None or len(program.devices) == 1:
         return ()

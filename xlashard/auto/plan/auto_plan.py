@@ -19,18 +19,17 @@ from xlashard._jax.trace.tracing import equations
 from xlashard._jax.tree_definitions import outline
 from xlashard.analysis.explain.html import render_page, report_environment
 from xlashard.analysis.explain.tables import Page, SerializableReport
+from xlashard.analysis.programs.from_jax import unwrap
+from xlashard.analysis.programs.program import LoweredModule
 from xlashard.auto.auto_program import AutoProgram, unplaced
 from xlashard.auto.plan.plan_model import PathRule, PlanFields, path_rules, spec_of_text
 from xlashard.auto.plan.plan_text import plan_code, plan_sections
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, insert_constraints
-from xlashard.auto.proof import call_with_layout
 from xlashard.core.pjit.api import callable_of, pjit
 from xlashard.core.pjit.compile import PROGRAMS
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.options import PjitOptions, Selected
 from xlashard.core.pjit.shardings.resources import UNSPECIFIED, read_resources
-from xlashard.core.pjit.stages.from_jax import unwrapped
-from xlashard.core.pjit.stages.traced import Lowered, Traced
 from xlashard.core.pjit.trace import Call
 from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.errors import ArgumentError, ProgramTooLargeError
@@ -122,9 +121,7 @@ class AutoPlan(SerializableReport, PlanFields):
         with short_tracebacks:
             program = self._bound("in_shardings")
         leaves = [NamedSharding(program.mesh, spec_of_text(v.spec)) for v in self.inputs]
-        outside: list[Any] = [None] * program.closed_over
-        in_tree = program.call.traced.in_tree
-        return outline(in_tree, [*outside, *leaves])[0][program.closed_over :]
+        return outline(program.program.in_tree, leaves)[0]
 
     @property
     def out_shardings(self) -> Any:
@@ -136,9 +133,9 @@ class AutoPlan(SerializableReport, PlanFields):
         with short_tracebacks:
             program = self._bound("out_shardings")
         leaves = [NamedSharding(program.mesh, spec_of_text(v.spec)) for v in self.outputs]
-        return outline(program.call.traced.out_tree, leaves)
+        return outline(program.program.out_tree, leaves)
 
-    def lower(self) -> Lowered:
+    def lower(self) -> LoweredModule:
         """Return the program with the layout, lowered for the devices of the plan.
 
         `xlashard.preflight` takes it, with the topology.
@@ -148,11 +145,8 @@ class AutoPlan(SerializableReport, PlanFields):
         """
         with short_tracebacks:
             program = self._bound("lower")
-        call = call_with_layout(program.call, self.layout, program.mesh)
-        ins, outs = (
-            tuple([not value.is_fixed for value in side]) for side in (self.inputs, self.outputs)
-        )
-        return Traced(program.function, replace(call, moves=ins, chosen_results=outs)).lower()
+        marks = [[not value.is_fixed for value in side] for side in (self.inputs, self.outputs)]
+        return program.lower(self.layout, marks=marks)
 
     def _bound(self, name: str) -> AutoProgram:
         if self._program is None:
@@ -288,10 +282,19 @@ class PlannedProgram:
         jaxpr = call.traced.jaxpr
         if not self.layout.constraints:
             self._check(call)
-            return call_with_layout(call, self.layout, self.mesh, jaxpr)
+            return self._with_shardings(call, jaxpr)
         # One jaxpr for all calls: its programs are kept by it.
         inside = PROGRAMS.cached(jaxpr, ("plan", self), lambda: self._constrained(call))
-        return call_with_layout(call, self.layout, self.mesh, inside)
+        return self._with_shardings(call, inside)
+
+    def _with_shardings(self, call: Call, jaxpr: Any) -> Call:
+        return replace(
+            call,
+            traced=replace(call.traced, jaxpr=jaxpr),
+            mesh=self.mesh,
+            in_shardings=tuple(NamedSharding(self.mesh, spec) for spec in self.layout.in_specs),
+            out_shardings=tuple(NamedSharding(self.mesh, spec) for spec in self.layout.out_specs),
+        )
 
     def _constrained(self, call: Call) -> Any:
         self._check(call)
@@ -356,7 +359,7 @@ def planned(fun: Any, program: PlannedProgram, options: Mapping[str, Any]) -> An
     Raises:
         ArgumentError: If it is another wrapper of a compiled function.
     """
-    fun, values, named = unwrapped(fun, (), {})
+    fun, values, named = unwrap(fun, (), {})
     if values or named:
         # The plan holds bound values as arguments.
         return partial(planned(fun, program, options), *values, **named)

@@ -11,6 +11,7 @@ from xlashard._jax.trace.origins import source_frames
 from xlashard._jax.trace.tracing import bodies, shaped, source_of
 from xlashard._jax.tree_definitions import outline
 from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.programs.program import ProgramValue
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.plan.auto_plan import AutoPlan, fingerprint_of
 from xlashard.auto.plan.plan_model import (
@@ -48,17 +49,16 @@ def describe_plan(
         layouts: The layouts.
         arguments: Arguments of the call, which may name logical axes.
     """
-    best, traced = layouts.proven[0], program.call.traced
-    jaxpr, layout = traced.jaxpr, best.layout
+    best, own = layouts.proven[0], program.program
+    jaxpr, layout = own.jaxpr, best.layout
     second = next((p.layout for p in layouts.proven[1:] if p.fits), layout)
     in_specs = layout.in_specs, second.in_specs, problem.in_specs
-    inputs = _values(program.mesh, traced.arg_names, traced.in_avals, *in_specs)
-    inputs = inputs[program.closed_over :]
+    inputs = _values(program.mesh, own.arguments, *in_specs)
     out_specs = layout.out_specs, second.out_specs, problem.out_specs
-    outputs = _values(program.mesh, traced.result_paths, jaxpr.out_avals, *out_specs)
+    outputs = _values(program.mesh, own.results, *out_specs)
     shown = [*map(_proven_text, layouts.proven), *map(_predicted, layouts.others)]
     plan = AutoPlan(
-        name=traced.name,
+        name=own.name,
         devices=_devices_text(program),
         mesh=tuple((str(name), size) for name, size in program.mesh.shape.items()),
         outcome=shown[0].outcome,
@@ -72,7 +72,7 @@ def describe_plan(
         links="ici" if program.topology is None else program.topology.chip.links,
         fingerprint=fingerprint_of(jaxpr),
         arguments=tuple(_arguments(program)),
-        axis_rules=_axis_rules(inputs, layout.in_specs[program.closed_over :], arguments),
+        axis_rules=_axis_rules(inputs, layout.in_specs, arguments),
         unforeseen=tuple(_unforeseen(program, best)),
         gap=layouts.gap,
         least_seconds=layouts.least_seconds,
@@ -100,26 +100,25 @@ def unknown_primitives(jaxpr: Any) -> tuple[str, ...]:
 
 
 def _arguments(program: AutoProgram) -> Iterator[PlannedArgument]:
-    """Yield the arguments of the call, without closed-over arrays."""
-    traced, donated = program.call.traced, program.call.donated
-    args, kwargs = outline(traced.in_tree, range(traced.in_tree.num_leaves))
+    """Yield the arguments of the call."""
+    own = program.program
+    args, kwargs = outline(own.in_tree, range(own.in_tree.num_leaves))
     trees = [*((tree, False) for tree in args), *((tree, True) for tree in kwargs.values())]
-    for tree, keyword in trees[program.closed_over :]:
+    for tree, keyword in trees:
         leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
         prefixes = {
             path.removesuffix(suffix) if path.endswith(suffix) else ""
             for keys, leaf in leaves
-            for path, suffix in [(traced.arg_names[leaf], jax.tree_util.keystr(keys))]
+            for path, suffix in [(own.arguments[leaf].path, jax.tree_util.keystr(keys))]
         }
         path = prefixes.pop() if len(prefixes) == 1 else ""
-        is_donated = bool(leaves) and all(donated[leaf] for _, leaf in leaves)
+        is_donated = bool(leaves) and all(own.arguments[leaf].donated for _, leaf in leaves)
         yield PlannedArgument(path, keyword, is_donated)
 
 
 def _values(
     mesh: Mesh,
-    paths: Sequence[str],
-    avals: Sequence[Any],
+    shown: Sequence[ProgramValue],
     specs: Sequence[PartitionSpec],
     second: Sequence[PartitionSpec],
     fixed: Sequence[PartitionSpec | None],
@@ -128,18 +127,17 @@ def _values(
 
     Args:
         mesh: The mesh.
-        paths: Path of each.
-        avals: Type of each.
+        shown: The arguments or results.
         specs: Spec of each in the layout.
         second: Spec of each in the layout that came second.
         fixed: Spec of each that is prescribed, or None.
     """
     values = []
-    for path, aval, spec, other, kept in zip(paths, avals, specs, second, fixed, strict=True):
-        aval, text, other_text = shaped(aval), text_of_spec(spec), text_of_spec(other)
+    for own, spec, other, kept in zip(shown, specs, second, fixed, strict=True):
+        aval, text, other_text = shaped(own.aval), text_of_spec(spec), text_of_spec(other)
         shard = NamedSharding(mesh, spec).shard_shape(aval.shape)
         value = PlannedValue(
-            path=path,
+            path=own.path,
             shape=tuple(aval.shape),
             dtype=str(aval.dtype),
             spec=text,
@@ -153,21 +151,17 @@ def _values(
 
 def _constraints(program: AutoProgram, layout: ProgramLayout) -> Iterator[PlannedConstraint]:
     """Yield the constraints inside, by line of source."""
-    jaxpr = program.call.traced.jaxpr
+    jaxpr = program.jaxpr
     sources = SourceLocator.of(source_of(jaxpr))
     for site, spec in layout.constraints:
         eqn, value = site_value(jaxpr, site)
         frames = () if eqn is None else tuple(Frame(*f) for f in source_frames(eqn))
-        index = site.index
-        if not site.path:
-            # Closed-over arrays are no arguments of the function itself.
-            index -= program.closed_over
-        if index < 0 or not hasattr(value.aval, "shape"):
+        if not hasattr(value.aval, "shape"):
             continue
         yield PlannedConstraint(
             operation="" if eqn is None else eqn.primitive.name,
             kind=site.kind,
-            index=index,
+            index=site.index,
             type=typed(value.aval.dtype, value.aval.shape),
             spec=text_of_spec(spec),
             source=sources.line(frames),
@@ -176,7 +170,7 @@ def _constraints(program: AutoProgram, layout: ProgramLayout) -> Iterator[Planne
 
 
 def _unforeseen(program: AutoProgram, best: ProvenLayout) -> Iterator[UnforeseenTransfer]:
-    sources = SourceLocator.of(source_of(program.call.traced.jaxpr))
+    sources = SourceLocator.of(source_of(program.jaxpr))
     for each in best.unforeseen:
         collective = each.collective
         yield UnforeseenTransfer(

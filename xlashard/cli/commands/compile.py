@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from xlashard.analysis.programs.from_pjit import make_stage
+from xlashard.analysis.programs.program import Compilation
 from xlashard.cli.commands.common import (
     command_line_message,
     find_program,
@@ -16,7 +18,7 @@ from xlashard.cli.commands.common import (
 from xlashard.cli.commands.result_files import check_writable
 from xlashard.core.pjit.stages.compiled import Compiled
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
-from xlashard.predict.preflight.preflight_run import lower_for
+from xlashard.predict.preflight.preflight_run import read_on_topology
 from xlashard.predict.preflight.target_loading import user_code_errors
 from xlashard.support.documents import write_whole
 from xlashard.support.formatting import in_bytes, print_error
@@ -62,10 +64,15 @@ def _run(arguments: argparse.Namespace) -> int:
     with status_line(f"compiling {target} for {place}"):
         program = find_program(target, place, axes, arguments.set)
         with user_code_errors(f"{target} can't be traced"):
-            mesh, lowered = lower_for(
+            mesh, lowered = read_on_topology(
                 program.function, program.args, dict(program.kwargs), place, program.mesh
             )
-            compiled = lowered.compile(options or None)
+            if isinstance(lowered, Compilation):
+                raise ArgumentError(  # no-catalogue: an error of xlashard compile
+                    f"{lowered.name} is a Compiled already: pass its Lowered, or the function and "
+                    "its arguments"
+                )
+            compiled = make_stage(lowered, options or None)
     _write(file, compiled.serialize())
     axes_text = " ".join(f"{name}={size}" for name, size in mesh.shape.items())
     print(f"{file}: {_described(compiled, file)}, for {place} as {axes_text}")

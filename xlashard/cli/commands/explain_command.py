@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from xlashard._jax.trace.observed_programs import ObservedCall
     from xlashard.analysis.explain import html, report_changes, script_report
     from xlashard.analysis.explain.program_report import ProgramReport
+    from xlashard.analysis.programs import from_script
+    from xlashard.analysis.programs.from_script import RecordedProgram
     from xlashard.cli.commands import common
-    from xlashard.core.pjit.stages import recorded as recording
-    from xlashard.core.pjit.stages.recorded import RecordedProgram
 else:
     # A script imports JAX itself, after it has set the variables that JAX reads.
     common = deferred("xlashard.cli.commands.common")
     html = deferred("xlashard.analysis.explain.html")
-    recording = deferred("xlashard.core.pjit.stages.recorded")
+    from_script = deferred("xlashard.analysis.programs.from_script")
     stand_in_values = deferred("xlashard._jax.runtime.stand_in_values")
     report_changes = deferred("xlashard.analysis.explain.report_changes")
     script_report = deferred("xlashard.analysis.explain.script_report")
@@ -147,7 +147,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
 
 def _run_or_stand_in(recorded: "RecordedProgram", call: "ObservedCall") -> list[Any]:
     """Run a program; zeros stand in for results of kernels of other devices."""
-    return recording.run_or_stand_in(stand_in_values.StandInValues(), recorded, call)
+    return from_script.run_or_stand_in(stand_in_values.StandInValues(), recorded, call)
 
 
 def _counter(patterns: Sequence[str]) -> "Callable[[RecordedProgram], bool]":

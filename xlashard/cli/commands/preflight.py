@@ -12,6 +12,7 @@ from typing import Any
 
 from xlashard._jax.runtime.stand_in_values import StandInRead
 from xlashard._jax.trace.observed_programs import ObservedCall
+from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.cli.commands import sweep
 from xlashard.cli.commands.common import (
     check_budget,
@@ -46,7 +47,6 @@ from xlashard.cli.commands.script_run import (
     run_script,
     select,
 )
-from xlashard.core.pjit.stages.recorded import RecordedProgram
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
 from xlashard.predict.preflight.preflight_run import preflight

@@ -38,7 +38,7 @@ from xlashard.support.program_runner import run as run_program
 
 if TYPE_CHECKING:
     from xlashard._jax.trace.observed_programs import ObservedCall
-    from xlashard.core.pjit.stages.recorded import RecordedProgram
+    from xlashard.analysis.programs.from_script import RecordedProgram
 
 _EVERY = 15.0
 """Seconds between two lines of progress."""
@@ -172,7 +172,7 @@ class _LazyRecorder:
         if self.reason and threading.current_thread() is threading.main_thread():
             raise ProgramStopped(self.reason)
         if self._recorder is None:
-            recorded = importlib.import_module("xlashard.core.pjit.stages.recorded")
+            recorded = importlib.import_module("xlashard.analysis.programs.from_script")
             self._recorder = recorded.ProgramRecorder(self._result.programs, self._called)
         return self._recorder
 

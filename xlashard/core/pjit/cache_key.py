@@ -22,6 +22,7 @@ class LoweringRequest:
         context: The settings in force that JAX's lowering rules read.
         share_binary: True to let one process compile for all. The cache keeps these programs apart
             within one entry.
+        moved_from: The devices for which the function was traced, if the placement has others.
     """
 
     name: str
@@ -32,6 +33,7 @@ class LoweringRequest:
     options: tuple[tuple[str, Any], ...] = ()
     context: Any = field(default_factory=trace_context)
     share_binary: bool = False
+    moved_from: tuple[Any, ...] = ()
 
     def canonicalize(self) -> "LoweringRequest":
         """Return the key of the cache entry that serves this request."""

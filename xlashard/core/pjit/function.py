@@ -113,6 +113,12 @@ class Function:
         """Programs with closed-over arrays as arguments, which a call could donate too."""
         return weakref.WeakSet()
 
+    @property
+    def requested_shardings(self) -> list[Any]:
+        """Return the leaves of `in_shardings` and `out_shardings`."""
+        leaves = (*self.options.in_resources.leaves, *self.options.out_resources.leaves)
+        return [resource.value for resource in leaves]
+
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.fun, self.options, self.static)
 

@@ -62,6 +62,7 @@ from xlashard.core.sharding import (
     Sharding,
     XLACompatibleSharding,
     from_jax,
+    move_to,
     partition_spec,
 )
 from xlashard.errors import ArgumentError, CompileError, MeshError
@@ -304,6 +305,9 @@ def lower_jaxpr(
     _check_explicit_meshes(jaxpr, request.name, len(placement.devices))
     multi = len(placement.devices) > 1
     const_shardings = [closed_over_sharding(c) if multi else None for c in signature.consts]
+    if request.moved_from:
+        devices = dict(zip(request.moved_from, placement.devices, strict=True))
+        const_shardings = [move_to(sharding, devices) for sharding in const_shardings]
     all_ins = [*const_shardings, *placement.in_shardings]
     all_layouts = [*(None,) * len(signature.consts), *request.layouts[0]]
     donated = request.donated

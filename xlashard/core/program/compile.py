@@ -248,13 +248,13 @@ def compile_program(
         ProcessesError: It is shared, and a process does not arrive, or has another program.
     """
     plan, body = lowered.plan, lowered.body
-    request = _request(lowered, options)
+    request = compile_request(plan, body, options)
     fingerprint = None
     if not plan.is_of_one_process:
         fingerprint = fingerprints.ProgramFingerprint(
             plan, body.module, request, body.callbacks, closed
         )
-    with _compiler_errors(plan, request):
+    with compiler_errors(plan, request):
         loaded, source = _loaded(lowered, request, fingerprint if share else None)
     args, results = resolve_shardings(loaded, plan, len(body.ordered_effects))
     parts = ProgramParts(
@@ -272,7 +272,7 @@ def compile_program(
 
 @contextmanager
 def compiler_input(
-    lowered: LoweredProgram, options: Sequence[tuple[str, Any]] = ()
+    plan: ProgramPlan, body: LoweredBody, options: Sequence[tuple[str, Any]] = ()
 ) -> "Iterator[offline.PhaseInput | offline.CompileInput]":
     """Yield the input of a compilation that leaves dumps; raise its errors as this package's.
 
@@ -280,7 +280,8 @@ def compiler_input(
     its buffers, and makes no code. The compiler for GPUs has no such phase.
 
     Args:
-        lowered: The annotated module, for the devices of a topology.
+        plan: Plan of the module, for the devices of a topology.
+        body: The annotated module.
         options: Options of the compiler, past those of the plan, with the folder of its dumps.
 
     Raises:
@@ -288,14 +289,14 @@ def compiler_input(
         ProgramTooLargeError: It needs more memory than a device has.
         TopologyError: The installed libtpu can't compile without generating code.
     """
-    request = _request(lowered, options)
+    request = compile_request(plan, body, options)
     kind = offline.input_kind(request.devices[0])
-    with _compiler_errors(lowered.plan, request):
-        yield kind.of(lowered.body.module, request)
+    with compiler_errors(plan, request):
+        yield kind.of(body.module, request)
 
 
 @contextmanager
-def _compiler_errors(plan: ProgramPlan, request: compiler.CompileRequest) -> Iterator[None]:
+def compiler_errors(plan: ProgramPlan, request: compiler.CompileRequest) -> Iterator[None]:
     """Raise the compiler's errors as this package's."""
     try:
         yield
@@ -333,10 +334,16 @@ def _refusal_text(name: str, error: RuntimeError, options: Sequence[tuple[str, A
     return f"XLA can't compile {name}: {text}{hint}"
 
 
-def _request(
-    lowered: LoweredProgram, options: Sequence[tuple[str, Any]]
+def compile_request(
+    plan: ProgramPlan, body: LoweredBody, options: Sequence[tuple[str, Any]] = ()
 ) -> compiler.CompileRequest:
-    plan, body = lowered.plan, lowered.body
+    """Return the request for the compilation of an annotated module.
+
+    Args:
+        plan: Plan of the module.
+        body: The module.
+        options: Options of the compiler, past those of the plan.
+    """
     bound = (False,) * len(body.ordered_effects)
     multi = len(plan.devices) > 1
     return compiler.CompileRequest(

@@ -12,6 +12,7 @@ from xlashard.core.sharding.gspmd import as_tiles as as_tiles
 from xlashard.core.sharding.gspmd import from_hlo as from_hlo
 from xlashard.core.sharding.gspmd import from_jax as from_jax
 from xlashard.core.sharding.gspmd import is_of_jax as is_of_jax
+from xlashard.core.sharding.gspmd import move_to as move_to
 from xlashard.core.sharding.gspmd import on_mesh as on_mesh
 from xlashard.core.sharding.gspmd import to_jax as to_jax
 from xlashard.core.sharding.named import NamedSharding as NamedSharding

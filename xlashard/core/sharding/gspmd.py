@@ -1,6 +1,6 @@
 """`GSPMDSharding`, any tile assignment over devices; conversion of shardings of JAX and of XLA."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +19,7 @@ from xlashard._jax.runtime.shardings import (
     sdy_array,
     with_interface,
 )
+from xlashard._jax.trace.lower_for import HOST_MEMORY, move_mesh
 from xlashard.core.sharding.axes import axes_of, gspmd_sharding_of
 from xlashard.core.sharding.base import (
     Sharding,
@@ -315,3 +316,28 @@ def on_mesh(sharding: XLACompatibleSharding, mesh: Mesh, ndim: int) -> XLACompat
         return NamedSharding(mesh, partition_spec(spec), memory_kind=sharding.memory_kind)
     except (GeometryError, ShardingError):
         return sharding
+
+
+def move_to(
+    sharding: XLACompatibleSharding | None, devices: Mapping[Device, Device]
+) -> XLACompatibleSharding | None:
+    """Return a sharding on other devices, in their memory of the same name on all platforms.
+
+    Args:
+        sharding: The sharding; None is returned unchanged.
+        devices: The new device of each of its devices.
+    """
+    if sharding is None:
+        return None
+    kind = sharding.memory_kind if sharding.memory_kind == HOST_MEMORY else None
+    match sharding:
+        case NamedSharding():
+            mesh = move_mesh(sharding.mesh, devices)
+            return NamedSharding(mesh, sharding.spec, memory_kind=kind)
+        case SingleDeviceSharding():
+            device = sharding.devices[0]
+            return SingleDeviceSharding(devices.get(device, device), memory_kind=kind)
+        case GSPMDSharding():
+            new = [devices.get(device, device) for device in sharding.devices]
+            return GSPMDSharding(new, sharding.tile_assignment, memory_kind=kind)
+    return sharding

@@ -8,21 +8,14 @@ cases: the scheduled module, buffer assignment and live ranges.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.offline import BEGUN, CompileInput, PhaseInput, RefusalError
-from xlashard.analysis.explain.explain import explained_executable
-from xlashard.analysis.explain.explained_program import (
-    ExplainedProgram,
-    compiled_facts,
-    facts_from_hlo,
-)
-from xlashard.core.pjit.stages.compiled import Compiled
-from xlashard.core.pjit.stages.traced import Lowered
+from xlashard.analysis.programs.program import Compilation, LoweredModule
 from xlashard.core.program.remote_compile import crash_text, run_job
 from xlashard.errors import CompileError, ProgramTooLargeError, XlashardError
 from xlashard.hlo.hlo_program import HloProgram, read, read_executable
@@ -31,35 +24,11 @@ from xlashard.workers.dump_folder import temporary_dump_folder
 from xlashard.workers.job_pool import FAILED, TIMED_OUT, JobPool, WorkerJob
 
 
-@dataclass(frozen=True)
-class Compilation:
-    """A program compiled for a topology, with or without its code, or rejected for its memory.
-
-    Attributes:
-        program: Facts for reports, with or without an executable.
-        compiled: The executable; None for an estimate, and if the program exceeds the HBM.
-        module: The compiled module with its buffer assignment.
-        seconds: Compile time.
-        options: Compiler options of the caller.
-        too_large: Whether the compiler rejected the program for its memory.
-        is_estimate: Whether the compiler was stopped before code generation.
-    """
-
-    program: ExplainedProgram
-    compiled: Any
-    module: HloProgram
-    seconds: float
-    options: tuple[tuple[str, Any], ...] = ()
-    too_large: bool = False
-    is_estimate: bool = False
-
-
 def compile_for_report(
-    lowered: Lowered,
+    lowered: LoweredModule,
     options: Mapping[str, Any] | None = None,
     *,
     estimate: bool = False,
-    forgotten: str = "",
 ) -> Compilation:
     """Compile a program and read the compiler's dump.
 
@@ -69,16 +38,14 @@ def compile_for_report(
         estimate: Stop before code generation. Module, buffer assignment and collectives are those
             of the whole compilation; code size and cycle estimates are missing. The compiler for
             GPUs has no such phase and compiles the whole program.
-        forgotten: Facts that the stage of the program did not keep, as one clause. Its call is no
-            call of the user then.
 
     Raises:
         CompileError: If compilation fails for a reason other than memory.
         ProgramTooLargeError: If the program exceeds a memory other than HBM.
         TopologyError: If the installed libtpu can't stop before code generation.
     """
-    if estimate and lowered._program.plan.devices[0].platform != "gpu":
-        with Estimate.saved(lowered, options, forgotten=forgotten) as started:
+    if estimate and lowered.plan.devices[0].platform != "gpu":
+        with Estimate.saved(lowered, options) as started:
             return started.result(run_job(started.runner, started.request))
     compiled, error = None, None
     requested = dict(options or {})
@@ -89,10 +56,15 @@ def compile_for_report(
         except ProgramTooLargeError as raised:
             error = raised
         seconds = time.perf_counter() - began
-        module = _read(folder, compiled, lowered.fun_name, error)
-    program = _program(lowered, compiled, module, forgotten)
-    return Compilation(
-        program, compiled, module, seconds, tuple(requested.items()), error is not None
+        executable = None if compiled is None else compiled.executable
+        module = _read(folder, executable, lowered.program.name, error)
+    result = lowered.read_dump(module) if compiled is None else compiled
+    return replace(
+        result,
+        read_modules=lambda _: (module,),
+        seconds=seconds,
+        options=tuple(requested.items()),
+        too_large=error is not None,
     )
 
 
@@ -106,7 +78,6 @@ class Estimate:
     Args:
         lowered: Program lowered for the devices of a topology.
         options: Compiler options.
-        forgotten: As for `compile_for_report`.
 
     Attributes:
         cpu_seconds: CPU time of the compiler, once it has run; the time of a worker that failed.
@@ -114,10 +85,8 @@ class Estimate:
         request: Its argument.
     """
 
-    def __init__(
-        self, lowered: Lowered, options: Mapping[str, Any] | None = None, *, forgotten: str = ""
-    ) -> None:
-        self._lowered, self._options, self._forgotten = lowered, dict(options or {}), forgotten
+    def __init__(self, lowered: LoweredModule, options: Mapping[str, Any] | None = None) -> None:
+        self._lowered, self._options = lowered, dict(options or {})
         self.cpu_seconds = 0.0
         self.runner, self.request = "", {}
         self._stack = ExitStack()
@@ -149,21 +118,18 @@ class Estimate:
         return self._compilation(time.perf_counter() - began, error)
 
     @classmethod
-    def saved(
-        cls, lowered: Lowered, options: Mapping[str, Any] | None = None, *, forgotten: str = ""
-    ) -> Self:
+    def saved(cls, lowered: LoweredModule, options: Mapping[str, Any] | None = None) -> Self:
         """Return the compilation of a program that is written to its folder, for a worker process.
 
         Args:
             lowered: The program.
             options: Compiler options.
-            forgotten: As for `compile_for_report`.
 
         Raises:
             DonationError: If a donated argument can't be reused, under `donation="strict"`.
         """
         with ExitStack() as stack:
-            estimate = stack.enter_context(cls(lowered, options, forgotten=forgotten))
+            estimate = stack.enter_context(cls(lowered, options))
             with estimate._passes() as passes:
                 estimate.runner, estimate.request = passes.runner, passes.save(estimate._folder)
             stack.pop_all()
@@ -192,7 +158,7 @@ class Estimate:
             self.cpu_seconds = answer["seconds"]
             # no-catalogue: needs a crash of the compiler
             reason = crash_text(answer["reason"])
-            raise CompileError(f"compiling {self._lowered.fun_name} failed: {reason}")
+            raise CompileError(f"compiling {self._lowered.program.name} failed: {reason}")
         self.cpu_seconds, error = answer["cpu_seconds"], None
         if answer["error"]:
             try:
@@ -204,15 +170,18 @@ class Estimate:
         return self._compilation(answer["seconds"], error)
 
     def _passes(self) -> AbstractContextManager[PhaseInput | CompileInput]:
-        return self._lowered._compiler_input(self._options | _dumps_to(self._folder))
+        return self._lowered.compiler_input(self._options | _dumps_to(self._folder))
 
     def _compilation(self, seconds: float, error: ProgramTooLargeError | None) -> Compilation:
-        lowered, options = self._lowered, tuple(self._options.items())
-        module = _read(self._folder, None, lowered.fun_name, error)
-        program = _program(lowered, None, module, self._forgotten)
-        too_large = error is not None
-        whole = lowered._program.plan.devices[0].platform == "gpu"
-        return Compilation(program, None, module, seconds, options, too_large, not whole)
+        lowered = self._lowered
+        module = _read(self._folder, None, lowered.program.name, error)
+        return replace(
+            lowered.read_dump(module),
+            seconds=seconds,
+            options=tuple(self._options.items()),
+            too_large=error is not None,
+            is_estimate=lowered.plan.devices[0].platform != "gpu",
+        )
 
 
 def compile_estimates(
@@ -263,37 +232,18 @@ COMPILER_ERRORS = (XlashardError, ValueError, RuntimeError, NotImplementedError)
 """Errors of a program that can't be lowered or compiled."""
 
 
-def _program(
-    lowered: Lowered, compiled: Compiled | None, module: HloProgram, forgotten: str
-) -> ExplainedProgram:
-    call = lowered._traced._call
-    if compiled is not None:
-        facts = replace(compiled_facts(compiled._compiled), modules=lambda _: (module,))
-    else:
-        placement = lowered._request.placement
-        facts = facts_from_hlo(lowered._program, lowered._signature, placement, module)
-    if not forgotten:
-        return ExplainedProgram(lowered._info, facts, call)
-    source = call.traced.jaxpr.debug_info.func_src_info
-    return ExplainedProgram(lowered._info, facts, source=source, forgotten=forgotten)
-
-
-def read_compiled(stage: Any, forgotten: str) -> Compilation:
-    """Return a stage that was compiled for a topology as a compilation.
-
-    Its executable has the compiled module, but no buffer assignment.
+def with_buffers(compilation: Compilation) -> Compilation:
+    """Return a program that was compiled for a topology, with the buffers that its executable has.
 
     Args:
-        stage: An `xlashard.Compiled` or a `jax.stages.Compiled`.
-        forgotten: Facts that the report lacks, as one clause.
+        compilation: The compiled program.
     """
-    program = explained_executable(stage)
-    executable = program.facts.executable
+    executable = compilation.executable
     module = read_executable(executable, executables.buffer_assignment(executable))[0]
     # Findings of a report read this module, which has no lines of another function.
-    facts = replace(program.facts, modules=lambda _: (module,))
-    program = replace(program, facts=facts, forgotten=forgotten)
-    return Compilation(program, stage, module, 0.0)
+    unknown = f"temporaries at the peak, {compilation.program.unknown}"
+    program = replace(compilation.program, unknown=unknown)
+    return replace(compilation, program=program, read_modules=lambda _: (module,))
 
 
 def _dumps_to(folder: Path) -> dict[str, Any]:
@@ -318,7 +268,7 @@ def _with_advice(error: ProgramTooLargeError, name: str, folder: Path) -> Progra
 
 
 def _read(
-    folder: Path, compiled: Compiled | None, name: str, error: ProgramTooLargeError | None
+    folder: Path, executable: Any, name: str, error: ProgramTooLargeError | None
 ) -> HloProgram:
     """Read the dump, or the executable's module with the buffer assignment of the dump.
 
@@ -326,7 +276,7 @@ def _read(
 
     Args:
         folder: Folder of the dump.
-        compiled: The executable; None without one.
+        executable: The executable; None without one.
         name: Name of the program.
         error: The compiler's error if the program exceeds a memory.
 
@@ -338,6 +288,6 @@ def _read(
         raise _with_advice(error, name, folder) from None
     # The name of the CPU compiler's dump is `cpu_after_optimizations`.
     dump = min(folder.glob("*after_optimizations.hlo.pb"))
-    if compiled is None:
+    if executable is None:
         return read(dump)
-    return read_executable(compiled.runtime_executable(), buffers_of(dump.read_bytes()))[0]
+    return read_executable(executable, buffers_of(dump.read_bytes()))[0]

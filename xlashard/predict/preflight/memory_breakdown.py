@@ -11,19 +11,18 @@ the runtime of GPUs keeps memory beside it.
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 
+from xlashard._jax.runtime.executables import compiled_memory
 from xlashard.analysis.explain.descriptions import describe_inputs, describe_outputs
-from xlashard.analysis.explain.explained_program import ExplainedProgram
 from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.programs.program import Compilation
 from xlashard.errors import ArgumentError
 from xlashard.hlo.buffers import Allocation, BufferValue, PeakBuffer, ShapeIndex
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, HloModule
 from xlashard.hlo.shapes import HBM, HOST
 from xlashard.predict.preflight.attribution.hlo_dataflow import ValueOwners
-from xlashard.predict.preflight.compilation import Compilation
 from xlashard.predict.preflight.report.preflight_model import (
     BufferReport,
     MemoryBreakdown,
@@ -95,7 +94,7 @@ def _name_preference(value: BufferValue, operations: ValueOwners) -> tuple[bool,
 
 
 def io_buffers(
-    program: ExplainedProgram, module: HloModule
+    program: Compilation, module: HloModule
 ) -> tuple[tuple[BufferReport, ...], tuple[BufferReport, ...]]:
     """Return the buffers of the arguments, and those of the results, largest first.
 
@@ -103,9 +102,10 @@ def io_buffers(
         program: The program.
         module: Its compiled module, with its buffer assignment.
     """
-    tokens, donated = program.facts.tokens, program.info.donated
+    tokens = program.tokens
+    donated = [value.donated for value in program.arguments]
     # The parameter that each aliasing result shares its buffer with.
-    aliases = {result - tokens: position for result, position in program.facts.aliases.items()}
+    aliases = {result - tokens: position for result, position in program.aliases.items()}
     inputs, outputs = _parameter_numbers(program), describe_outputs(program)
     takers = {argument: outputs[result].path for result, argument in aliases.items()}
     by_parameter = _by_parameter(module.allocations)
@@ -132,18 +132,14 @@ def io_buffers(
     return _largest_first(arguments), _largest_first(results)
 
 
-def _parameter_numbers(program: ExplainedProgram) -> list[tuple[ValueReport, int | None]]:
+def _parameter_numbers(program: Compilation) -> list[tuple[ValueReport, int | None]]:
     """Return arguments, then closed-over constants, with parameter numbers; None if pruned."""
-    facts = program.facts
-    reports = describe_inputs(program)
-    arguments = len(reports) - facts.closed_over
-    positions = count(facts.tokens + facts.closed_over)
-    numbered: list[tuple[ValueReport, int | None]] = [
-        (report, next(positions) if kept else None)
-        for report, kept in zip(reports[:arguments], facts.kept, strict=True)
+    tokens = program.tokens
+    positions = (*program.parameters, *program.closed_positions)
+    return [
+        (report, None if position is None else tokens + position)
+        for report, position in zip(describe_inputs(program), positions, strict=True)
     ]
-    closed = ((r, i) for i, r in enumerate(reports[arguments:], facts.tokens))
-    return [*numbered, *closed]
 
 
 def _by_parameter(allocations: Sequence[Allocation]) -> dict[int, Allocation]:
@@ -234,7 +230,7 @@ def describe_memory(compilation: Compilation, topology: BaseTopology) -> MemoryB
         compilation: The program, compiled or rejected for its memory.
         topology: Topology of the program.
     """
-    program, module = compilation.program, compilation.module
+    program, module = compilation, compilation.module
     arguments, results = io_buffers(program, module)
     is_gpu = isinstance(topology, GpuTopology)
     in_hbm = device_allocations(module, topology)
@@ -248,9 +244,9 @@ def describe_memory(compilation: Compilation, topology: BaseTopology) -> MemoryB
     left = topology.chip.device_hbm_bytes - sum(kept.device_bytes for kept in runtime)
     available = min(available_bytes(topology.chip), left)
     alias_bytes = _bytes(a for a in parameters if a.holds_result)
-    if not module.allocations and compilation.compiled is not None:
+    if not module.allocations and compilation.executable is not None:
         # An executable has sums alone.
-        stats = compilation.compiled.memory_analysis()
+        stats = compiled_memory(compilation.executable)
         argument_bytes, alias_bytes = stats.argument_size_in_bytes, stats.alias_size_in_bytes
         result_bytes = stats.output_size_in_bytes - alias_bytes
         temporary_bytes = stats.temp_size_in_bytes
@@ -280,8 +276,8 @@ def _bytes(allocations: Iterable[Allocation]) -> int:
 
 def _code_bytes(compilation: Compilation, left: int) -> int:
     """Return the code size, 0 if unknown; for a program rejected for its code, the least size."""
-    if compilation.compiled is not None:
-        return compilation.compiled.memory_analysis().generated_code_size_in_bytes
+    if compilation.executable is not None:
+        return compiled_memory(compilation.executable).generated_code_size_in_bytes
     return left + 1 if compilation.too_large and left >= 0 else 0
 
 

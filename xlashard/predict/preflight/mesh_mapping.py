@@ -1,22 +1,16 @@
 """The mesh of a preflight, and the shardings of a program mapped to it."""
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AxisType
+from jax.sharding import NamedSharding as JaxNamedSharding
 
-from xlashard._jax.runtime.shardings import JaxSharding
 from xlashard._jax.trace import jitted
-from xlashard._jax.trace.jaxprs import hoist
-from xlashard._jax.trace.rewriting import MeshMap, meshes_in
-from xlashard._jax.trace.tracing import mesh_in_force, replace_fields
-from xlashard.core.pjit.function import Function
-from xlashard.core.pjit.trace import Call
-from xlashard.core.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
+from xlashard._jax.trace.tracing import abstract_meshes_in, mesh_in_force
+from xlashard.analysis.programs.program import LoweredModule, Program
+from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.errors import ArgumentError
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.predict.targets.gpu.gpu_names import is_gpu_name
@@ -80,7 +74,7 @@ def _only_mesh(topology: BaseTopology, meshes: Mapping[str, MeshLike]) -> MeshLi
             f"{topology.name}: write mesh={{'data': {count}}}, or --mesh data={count} on the "
             "command line"
         )
-    meshes_text = " and ".join(f"{path} on {_axes_text(mesh)}" for path, mesh in different.values())
+    meshes_text = " and ".join(f"{path} on {axes_text(mesh)}" for path, mesh in different.values())
     raise ArgumentError(
         f"the arguments have different meshes, {meshes_text}: specify one, mesh={{'data': {count}}}"
     )
@@ -90,8 +84,14 @@ def _sizes(mesh: MeshLike) -> Mapping[Any, int]:
     return mesh if isinstance(mesh, Mapping) else mesh.shape
 
 
-def _axes_text(mesh: MeshLike) -> str:
+def axes_text(mesh: MeshLike) -> str:
+    """Return the axes of a mesh as text: `data=4, model=2`."""
     return ", ".join(f"{name}={size}" for name, size in _sizes(mesh).items())
+
+
+def axes_code(mesh: MeshLike) -> str:
+    """Return the axes of a mesh as the inside of a dict."""
+    return ", ".join(f"{str(name)!r}: {size}" for name, size in _sizes(mesh).items())
 
 
 def meshes_of_arguments(arguments: Mapping[str, Any]) -> dict[str, MeshLike]:
@@ -122,9 +122,8 @@ def meshes_of_function(fun: Any) -> dict[str, MeshLike]:
     """
     own, inner = getattr(fun, "_function", None), jitted.jitted_within(fun)
     requested: list[Any] = []
-    if isinstance(own, Function):
-        resources = (*own.options.in_resources.leaves, *own.options.out_resources.leaves)
-        requested = [resource.value for resource in resources]
+    if own is not None:
+        requested = list(own.requested_shardings)
     elif inner is not None:
         requested = jitted.requested_shardings(inner)
     for sharding in requested:
@@ -134,12 +133,21 @@ def meshes_of_function(fun: Any) -> dict[str, MeshLike]:
     return {} if mesh.empty else {"the mesh in force": mesh}
 
 
-def meshes_of_call(call: Call) -> dict[str, MeshLike]:
-    """Return the meshes that a traced call names, at its boundary and inside."""
-    shardings = (*call.in_shardings, *call.out_shardings)
-    named = [s.mesh for s in shardings if isinstance(s, jax.sharding.NamedSharding)]
-    meshes = [*named, *meshes_in(call.traced.jaxpr)]
-    return {f"mesh {i} of the function": mesh for i, mesh in enumerate(meshes) if not mesh.empty}
+def meshes_of_program(program: Program | LoweredModule) -> dict[str, MeshLike]:
+    """Return the abstract meshes that a program names, at its boundary and inside."""
+    if isinstance(program, LoweredModule):
+        program = program.program
+    values = (*program.arguments, *program.results)
+    named = [v.requested.mesh for v in values if isinstance(v.requested, JaxNamedSharding)]
+    inner = [] if program.jaxpr is None else abstract_meshes_in(program.jaxpr)
+    meshes = dict.fromkeys(mesh for mesh in (*named, *inner) if not mesh.empty)
+    return {f"mesh {i} of the function": mesh for i, mesh in enumerate(meshes)}
+
+
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+    """Return the leaves of `(args, kwargs)` by their path."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {f"args{jax.tree_util.keystr(path[1:])}": leaf for path, leaf in leaves}
 
 
 def sharding_of(value: Any) -> Any:
@@ -171,110 +179,3 @@ def _moved(sharding: jax.sharding.NamedSharding, mesh: Mesh) -> NamedSharding:
         return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
     # Platforms name their memories differently: use the default memory.
     return NamedSharding(mesh, sharding.spec)
-
-
-def map_call(call: Call, on: Mesh) -> Call:
-    """Return a traced call with all its shardings on the mesh of a topology.
-
-    Meshes with the axes of `on` become `on`; others over as many devices keep their axes, on the
-    same positions in the device assignment. Closed-over arrays over several devices become
-    arguments.
-
-    Args:
-        call: The call.
-        on: Mesh on the devices of a topology.
-
-    Raises:
-        ArgumentError: If a mesh of the program has other axes or sizes than `on`.
-    """
-    jaxpr, traced = call.traced.jaxpr, call.traced
-    first = next((m for m in meshes_of_call(call).values() if isinstance(m, Mesh)), None)
-    mapping = _MeshMapping(traced.name, on, first)
-    place = argument_placer(on)
-    chosen = [_is_spread(value) for value in jaxpr.consts]
-    hoisted, closed = hoist(jaxpr, chosen)
-    if closed:
-        names = tuple(f"closed over [{i}]" for i in range(len(closed)))
-        debug = hoisted.debug_info
-        debug = debug._replace(arg_names=(*names, *traced.arg_names))
-        hoisted = replace_fields(hoisted, debug_info=debug)
-        args, kwargs = traced.in_tree.children()
-        leaves = [jax.tree.structure(0)] * len(closed)
-        every = jax.tree_util.treedef_tuple([*leaves, *args.children()])
-        in_tree = jax.tree_util.treedef_tuple([every, kwargs])
-        traced = replace(traced, arg_names=(*names, *traced.arg_names), in_tree=in_tree)
-    body = MeshMap(mapping).jaxpr(hoisted)
-    none = (None,) * len(closed)
-    return replace(
-        call,
-        traced=replace(traced, jaxpr=body, in_avals=tuple(body.in_avals)),
-        values=tuple(map(place, (*closed, *call.values))),
-        mesh=on,
-        in_shardings=(*none, *map(mapping.sharding, call.in_shardings)),
-        out_shardings=tuple(map(mapping.sharding, call.out_shardings)),
-        layouts=((*none, *call.layouts[0]), call.layouts[1]),
-        donated=(*(False for _ in closed), *call.donated),
-        auto=None if call.auto is None else (*(False for _ in closed), *call.auto),
-        moves=(*(False for _ in closed), *call.moves) if call.moves else (),
-    )
-
-
-def _is_spread(value: Any) -> bool:
-    sharding = sharding_of(value)
-    return sharding is not None and sharding.num_devices > 1
-
-
-class _MeshMapping:
-    """Mapping of the meshes of one program to a topology.
-
-    Args:
-        name: The function's name.
-        on: Mesh on the devices of the topology.
-        first: A mesh of the program, whose devices stand for those of `on`, in order.
-    """
-
-    def __init__(self, name: str, on: Mesh, first: Mesh | None) -> None:
-        self._name, self._on = name, on
-        self._target = set(on.devices.flat)
-        order = [] if first is None else list(first.devices.flat)
-        self._position = {device: i for i, device in enumerate(order)}
-
-    def __call__(self, value: Any, *, in_trace: bool) -> Any:
-        """Return a mesh or a sharding on the topology.
-
-        Args:
-            value: Mesh or sharding of a parameter of an equation.
-            in_trace: True if types of the trace depend on the sizes of its axes.
-        """
-        if isinstance(value, Mesh | AbstractMesh):
-            return self._mesh(value, in_trace=in_trace)
-        if not isinstance(value, jax.sharding.NamedSharding):
-            return value
-        mesh = self._mesh(value.mesh, in_trace=in_trace)
-        return value if mesh is value.mesh else type(value)(mesh, value.spec)
-
-    def sharding(self, value: Sharding | None) -> Sharding | None:
-        """Return a requested sharding on the topology; None for one of a single other device."""
-        if isinstance(value, JaxSharding) and not isinstance(value, jax.sharding.NamedSharding):
-            return value if set(value.device_set) <= self._target else None
-        return self(value, in_trace=False)
-
-    def _mesh(self, mesh: Any, *, in_trace: bool) -> Any:
-        on = self._on
-        if mesh.empty or (isinstance(mesh, Mesh) and set(mesh.devices.flat) <= self._target):
-            return mesh
-        if dict(mesh.shape) == dict(on.shape):
-            return mesh if isinstance(mesh, AbstractMesh) else on
-        if isinstance(mesh, Mesh) and mesh.size == on.size and self._position:
-            devices = np.array(on.devices.flat, dtype=object)
-            grid = [devices[self._position[device]] for device in mesh.devices.flat]
-            grid = np.array(grid, dtype=object).reshape(mesh.devices.shape)
-            return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
-        if not in_trace and set(mesh.shape) <= set(on.shape):
-            return on
-        raise ArgumentError(
-            f"{self._name} names the mesh {_axes_text(mesh)} over {math.prod(mesh.shape.values())} "
-            f"devices, which does not map to {_axes_text(on)}: pass "
-            f"mesh={{{', '.join(f'{str(n)!r}: {s}' for n, s in mesh.shape.items())}}} and a "
-            "topology of as many devices, or build the mesh in the function from its arguments"
-        )

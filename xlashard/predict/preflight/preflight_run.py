@@ -1,44 +1,39 @@
 """`preflight`: report the memory, time and cost of a program on TPU chips, without a TPU."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import jax
 
-from xlashard._jax.trace import jitted
 from xlashard._jax.trace.cudnn import assume_cudnn
-from xlashard._jax.trace.rewriting import DeviceMap
-from xlashard.core.pjit.function import Function
-from xlashard.core.pjit.stages.compiled import Compiled
-from xlashard.core.pjit.stages.from_jax import (
-    argument_leaves,
-    call_of_stage,
-    traced_call,
-    unwrapped,
-)
-from xlashard.core.pjit.stages.recorded import RecordedProgram
-from xlashard.core.pjit.stages.traced import Lowered, Traced
-from xlashard.core.pjit.trace import Call
+from xlashard._jax.trace.tracing import inner_shardings
+from xlashard.analysis.programs.from_jax import unwrap
+from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
+from xlashard.analysis.programs.read import find_stage, read
 from xlashard.core.sharding import Mesh
 from xlashard.errors import (
     ArgumentError,
     DonationWarning,
+    MeshError,
     ShardingTypeError,
     XlashardError,
     counted,
 )
 from xlashard.predict.costs.kernel_costs import KernelCosts, read_kernel_costs
-from xlashard.predict.preflight.compilation import Compilation, compile_for_report, read_compiled
+from xlashard.predict.preflight.compilation import compile_for_report, with_buffers
 from xlashard.predict.preflight.mesh_mapping import (
     MeshLike,
     argument_placer,
+    axes_code,
+    axes_text,
     find_topology,
-    map_call,
+    leaves_by_path,
     meshes_of_arguments,
-    meshes_of_call,
     meshes_of_function,
+    meshes_of_program,
     resolve_mesh,
 )
 from xlashard.predict.preflight.report.build import REPLICATED_ABOVE, build_report
@@ -123,21 +118,16 @@ def preflight(
         warnings.simplefilter("ignore", DonationWarning)
         place = find_topology(topology, slices)
         calibrations = read_calibrations(rates, [place.chip])
-        stage = jitted.inner_stage(fun)
-        if isinstance(stage, Compiled | jax.stages.Compiled):
-            _check_stage(stage, args, kwargs)
-            compilation = read_compiled(stage, _forgotten_by(stage))
-            on = _check_compiled(compilation, place, mesh)
+        on, program = read_on_topology(fun, args, kwargs, place, mesh)
+        if isinstance(program, Compilation):
             if compiler_options or estimate:
                 raise ArgumentError(
-                    f"compiler_options and estimate don't apply to {compilation.program.info.name},"
-                    " which is compiled already: leave them out, or pass its Lowered"
+                    f"compiler_options and estimate don't apply to {program.name}, which is "
+                    "compiled already: leave them out, or pass its Lowered"
                 )
+            compilation = with_buffers(program)
         else:
-            on, lowered = lower_for(fun, args, kwargs, place, mesh)
-            compilation = compile_for_report(
-                lowered, compiler_options, estimate=estimate, forgotten=_forgotten_by(stage)
-            )
+            compilation = compile_for_report(program, compiler_options, estimate=estimate)
         return build_report(
             compilation,
             place,
@@ -151,151 +141,183 @@ def preflight(
         )
 
 
-def lower_for(
+def read_on_topology(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], topology: BaseTopology, mesh: Any
-) -> tuple[Mesh, Lowered]:
-    """Return the mesh on the topology's devices and the lowered program.
+) -> tuple[Mesh, LoweredModule | Compilation]:
+    """Return the mesh on the topology's devices, and the program for them.
 
     Args:
         fun: Function or stage, as in `preflight`.
         args: Positional arguments of a call.
         kwargs: Keyword arguments of a call.
-        topology: Topology to lower for.
+        topology: Topology of the devices.
         mesh: Mesh, as in `preflight`.
+
+    Raises:
+        ArgumentError: If there is no mesh, or a program is compiled or placed elsewhere.
     """
     with assume_cudnn(topology.devices[0]):
-        return _lower(fun, args, kwargs, topology, mesh)
+        if find_stage(fun) is not None or not callable(fun):
+            program = read(fun, args, kwargs, "preflight")
+            return _place(program, topology, mesh)
+        return _place_call(fun, args, kwargs, topology, mesh)
 
 
-def _lower(
+def _place_call(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], topology: BaseTopology, mesh: Any
-) -> tuple[Mesh, Lowered]:
-    stage = fun if isinstance(fun, RecordedProgram) else jitted.inner_stage(fun)
-    if stage is not None:
-        _check_stage(stage, args, kwargs)
-        if isinstance(stage, RecordedProgram):
-            stage, mesh = _moved_recording(stage, topology)
-        return _of_stage(stage, topology, mesh)
-    if not callable(fun):
-        raise ArgumentError(
-            f"preflight takes a function and its arguments, not {type(fun).__name__}: write "
-            "xlashard.preflight(f, x, topology=...), without calling f"
-        )
-    fun, args, kwargs = unwrapped(fun, args, kwargs)
-    arguments = argument_leaves(fun, args, kwargs)
-    meshes = meshes_of_arguments(arguments) or meshes_of_function(fun)
-    if mesh is None and not meshes:
-        meshes = meshes_of_call(traced_call(fun, args, kwargs)[1])
-    on = resolve_mesh(topology, mesh, meshes)
-    function, call = _traced_on(on, fun, args, kwargs)
-    return on, _lowered(function, map_call(call, on), topology)
+) -> tuple[Mesh, LoweredModule | Compilation]:
+    """Trace a call and lower it for a topology.
 
-
-def _traced_on(
-    on: Mesh, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Function, Call]:
-    """Trace a call under the mesh of a topology; in the context of the caller if JAX refuses it.
-
-    A mesh of local devices in a constraint or a shard_map contradicts the one in force.
+    With the mesh of the call, the trace is the one of the user's program. Under another mesh, or
+    one of axis sizes alone, the function is traced with that mesh in force.
     """
+    fun, args, kwargs = unwrap(fun, args, kwargs)
+    leaves = leaves_by_path((args, kwargs))
+    own = meshes_of_arguments(leaves) or meshes_of_function(fun)
+    if mesh is None and not own:
+        program = read(fun, args, kwargs, "preflight")
+        if isinstance(program, Program) and program.mesh is None:
+            on = resolve_mesh(topology, None, meshes_of_program(program))
+            program = _read_placed(fun, args, kwargs, on)
+        return _place(program, topology, None)
+    on = resolve_mesh(topology, mesh, own)
+    placed = partial(_read_placed, fun, args, kwargs, on)
+    traces = [partial(read, fun, args, kwargs, "preflight"), placed]
+    if not _is_alike(own, on):
+        traces.reverse()
+    program = _first(traces)
+    return _place(program, topology, on)
+
+
+def _is_alike(meshes: Mapping[str, MeshLike], on: Mesh) -> bool:
+    """Return True if the mesh of a call has devices, and the axes of a topology's."""
+    alike = [isinstance(m, Mesh) and dict(m.shape) == dict(on.shape) for m in meshes.values()]
+    return bool(alike) and all(alike)
+
+
+def _read_placed(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on: Mesh
+) -> Program | LoweredModule | Compilation:
+    """Trace a call under the mesh of a topology, with arguments on that mesh.
+
+    Raises:
+        MeshError: If the function names devices elsewhere inside.
+    """
+    args, kwargs = jax.tree.map(argument_placer(on), (args, kwargs))
+    with jax.set_mesh(on):
+        program = read(fun, args, kwargs, "preflight")
+    if not isinstance(program, Program):
+        return program
+    for sharding in inner_shardings(program.jaxpr):
+        if not set(sharding.device_set) <= set(on.devices.flat):
+            # no-catalogue: the call is traced again
+            raise MeshError(f"{program.name} names other devices than {axes_text(on)}")
+    return program.onto(on)
+
+
+_ABOUT_MESHES = (ShardingTypeError, MeshError)
+
+
+def _first[R](attempts: Sequence[Callable[[], R]]) -> R:
+    """Return the first result; the error of the first attempt if all fail.
+
+    A mesh of local devices in a constraint or a shard_map contradicts another one in force.
+    """
+    first, *others = attempts
     try:
-        with jax.set_mesh(on):
-            return traced_call(fun, *jax.tree.map(argument_placer(on), (args, kwargs)))
+        return first()
     except Exception as error:
-        if isinstance(error, XlashardError) and not isinstance(error, ShardingTypeError):
+        if isinstance(error, XlashardError) and not isinstance(error, _ABOUT_MESHES):
             raise
-        with suppress(Exception):
-            return traced_call(fun, args, kwargs)
+        for attempt in others:
+            with suppress(Exception):
+                return attempt()
         raise
 
 
-def _moved_recording(program: RecordedProgram, topology: BaseTopology) -> tuple[Traced, Mesh]:
-    """Return a recorded program on a topology, and the mesh there."""
-    own = program.mesh
-    if own is None:
-        raise ArgumentError(  # no-catalogue: needs a program that was recorded before
-            f"{program.name} was recorded without a mesh: put its arguments on a mesh of "
-            f"{topology.num_devices} emulated devices, or pass preflight the function"
-        )
-    on = resolve_mesh(topology, own, {})
-    pairs = zip(own.devices.flat, on.devices.flat, strict=True)
-    return program.moved(DeviceMap(dict(pairs))), on
+def _place(
+    program: Program | LoweredModule | Compilation,
+    topology: BaseTopology,
+    mesh: Any,
+) -> tuple[Mesh, LoweredModule | Compilation]:
+    """Return a mesh on a topology, and a program lowered for its devices.
+
+    Args:
+        program: The program, as far as it has come.
+        topology: The topology.
+        mesh: Its mesh on the topology, or what `resolve_mesh` takes.
+    """
+    if isinstance(program, Compilation):
+        _check_compiled(program, topology)
+        return program.mesh or resolve_mesh(topology, mesh, {}), program
+    own = program.program.mesh if isinstance(program, LoweredModule) else program.mesh
+    if isinstance(program, LoweredModule):
+        own = own or program.plan.mesh
+    if mesh is None:
+        named = {"the program": own} if own is not None else meshes_of_program(program)
+        mesh = resolve_mesh(topology, None, named)
+    on = resolve_mesh(topology, mesh, {})
+    if isinstance(program, LoweredModule):
+        lowered = program
+        if not set(program.plan.devices) <= set(topology.devices):
+            lowered = _move(program, own, on)
+    else:
+        lowered = program.lower(_map_devices(program.name, own, on))
+    check_devices(lowered, topology)
+    return on, lowered
 
 
-def _check_stage(stage: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse arguments besides a stage."""
-    if args or kwargs:
+def _map_devices(name: str, own: Mesh | None, on: Mesh) -> dict[Any, Any]:
+    """Return the topology's device of each device of a program, in the order of its mesh.
+
+    Raises:
+        ArgumentError: If the meshes have other axes.
+    """
+    new = list(on.devices.flat)
+    if own is None or set(own.devices.flat) <= set(new):
+        return {device: device for device in new}
+    if own.size != on.size:
         raise ArgumentError(
-            f"preflight takes no arguments with a {type(stage).__name__}: write "
-            "xlashard.preflight(stage, topology=...), or pass the function and its arguments"
+            f"{name} names the mesh {axes_text(own)} over {counted(own.size, 'device')}, which "
+            f"does not map to {axes_text(on)}: pass mesh={{{axes_code(own)}}} and a topology of as "
+            "many devices, or build the mesh in the function from its arguments"
         )
+    return dict(zip(own.devices.flat, new, strict=True))
 
 
-def _of_stage(stage: Any, topology: BaseTopology, mesh: Any) -> tuple[Mesh, Lowered]:
-    if isinstance(stage, Compiled | jax.stages.Compiled):
-        name, devices = jitted.name_and_devices(stage)
-        raise ArgumentError(  # no-catalogue: an error of xlashard compile
-            f"{name} is a Compiled, machine code for {_devices_text(devices)}: pass its Lowered, "
-            "or the function and its arguments"
-        )
-    if isinstance(stage, Lowered) and set(stage._program.plan.devices) <= set(topology.devices):
-        _check_devices(stage, topology)
-        own = stage._program.plan.mesh
-        return (own if isinstance(own, Mesh) else resolve_mesh(topology, mesh, {})), stage
-    function, call = call_of_stage(stage)
-    meshes = meshes_of_arguments(dict(zip(call.traced.arg_names, call.values, strict=True)))
-    own = call.mesh if mesh is None else mesh
-    on = resolve_mesh(topology, own, meshes or meshes_of_call(call))
-    return on, _lowered(function, map_call(call, on), topology)
+def _move(module: LoweredModule, own: Mesh | None, on: Mesh) -> LoweredModule:
+    """Return a module that the user has lowered, for the devices of a mesh."""
+    devices = _map_devices(module.program.name, own, on)
+    return module.move(devices)
 
 
-def _forgotten_by(stage: Any) -> str:
-    """Return what the report of a stage lacks, as one clause; empty for a function."""
-    lost = "constraints behind collectives, uneven dimensions, repeated work, who chose "
-    if isinstance(stage, Compiled | jax.stages.Compiled):
-        return f"temporaries at the peak, {lost}shardings (a Compiled keeps no jaxpr)"
-    if not isinstance(stage, jax.stages.Lowered) or isinstance(stage, Lowered):
-        return ""
-    platforms = jitted.target_of(stage)[1]
-    others = "" if "tpu" in platforms else f"; operations as lowered for {', '.join(platforms)}"
-    return f"{lost}arguments' shardings (a Lowered keeps no jaxpr{others})"
-
-
-def _check_compiled(compilation: Compilation, topology: BaseTopology, mesh: Any) -> Mesh:
-    """Return the mesh of a program that was compiled for the devices of a topology."""
-    program = compilation.program
-    name, devices = program.info.name, program.plan.devices
+def _check_compiled(compilation: Compilation, topology: BaseTopology) -> None:
+    """Raise if a program was compiled for other devices than those of a topology."""
+    name, devices = compilation.name, compilation.devices
     if not set(devices) <= set(topology.devices):
         raise ArgumentError(
             f"{name} is a Compiled, machine code for {_devices_text(devices)}, not for those of "
             f"{topology.name}: pass its Lowered, or the function and its arguments"
         )
     _check_size(name, devices, topology)
-    return program.mesh or resolve_mesh(topology, mesh, {})
 
 
 def _devices_text(devices: Sequence[Any]) -> str:
     return f"{counted(len(devices), 'device')} of {devices[0].device_kind}"
 
 
-def _lowered(function: Function, call: Call, topology: BaseTopology) -> Lowered:
-    lowered = Traced(function, call).lower()
-    _check_devices(lowered, topology)
-    return lowered
-
-
-def _check_devices(lowered: Lowered, topology: BaseTopology) -> None:
+def check_devices(lowered: LoweredModule, topology: BaseTopology) -> None:
     """Raise if a program is lowered for devices outside the topology."""
-    devices = lowered._program.plan.devices
+    name, devices = lowered.program.name, lowered.plan.devices
     strangers = set(devices) - set(topology.devices)
     if strangers:
         kind = next(iter(strangers)).device_kind
         raise ArgumentError(
-            f"{lowered.fun_name} is placed on {counted(len(devices), 'device')} of {kind}, "
+            f"{name} is placed on {counted(len(devices), 'device')} of {kind}, "
             f"not on those of {topology.name}: leave device= and backend= out, or make its mesh "
             f"with tpu.topology({topology.name!r}).mesh({{...}})"
         )
-    _check_size(lowered.fun_name, devices, topology)
+    _check_size(name, devices, topology)
 
 
 def _check_size(name: str, devices: Sequence[Any], topology: BaseTopology) -> None:

@@ -12,25 +12,27 @@ from xlashard._jax.runtime.stand_in_devices import emulate_devices, stand_in
 from xlashard._jax.runtime.stand_in_values import StandInValues, bytes_on_devices, reporting
 from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.jaxprs import is_ref
+from xlashard._jax.trace.lower_for import move_mesh, move_sharding
 from xlashard._jax.trace.observed_programs import (
     JitLowering,
     ObservedCall,
     ObservedProgram,
     unobserved,
 )
-from xlashard._jax.trace.rewriting import DeviceMap
-from xlashard.core.pjit.stages.recorded import (
+from xlashard.analysis.programs.from_script import (
     RecordedProgram,
     assume_shardings,
     run_or_stand_in,
     stand_in_results,
     with_sharding,
 )
+from xlashard.analysis.programs.program import Compilation, LoweredModule
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
 from xlashard.errors import TopologyError
 from xlashard.predict.costs.kernel_costs import KernelCost
-from xlashard.predict.preflight.compilation import Compilation, compile_for_report
-from xlashard.predict.preflight.preflight_run import lower_for
+from xlashard.predict.preflight.compilation import compile_for_report
+from xlashard.predict.preflight.mesh_mapping import meshes_of_program, resolve_mesh
+from xlashard.predict.preflight.preflight_run import check_devices, read_on_topology
 from xlashard.predict.preflight.report.build import build_report
 from xlashard.predict.preflight.report.measured import Calibration
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
@@ -81,8 +83,8 @@ class ScriptDevices:
                 f"this process has {len(emulated)} devices of {emulated[0].platform} already, "
                 f"instead of {len(devices)} emulated ones for {self.topology}"
             )
-        self._to_topology = DeviceMap(dict(zip(emulated, devices, strict=True)))
-        self._to_emulated = DeviceMap(dict(zip(devices, emulated, strict=True)))
+        self._to_topology = dict(zip(emulated, devices, strict=True))
+        self._to_emulated = dict(zip(devices, emulated, strict=True))
         undo = ExitStack()
         undo.callback(self.values.begin())
         undo.enter_context(assume_cudnn(devices[0], all_threads=True))
@@ -102,7 +104,9 @@ class ScriptDevices:
             return x
 
         with unobserved():
-            lower_for(small, (x,), {}, self.topology, None)[1].compile(self.options)
+            _, lowered = read_on_topology(small, (x,), {}, self.topology, None)
+            assert isinstance(lowered, LoweredModule)
+            lowered.compile(self.options)
 
     def is_compiled(self, program: RecordedProgram) -> bool:
         """Return True for a program that is compiled for the topology instead of run."""
@@ -155,8 +159,8 @@ class ScriptDevices:
             # The report has the reason.
             return assume_shardings(recorded, program)
         return [
-            self._to_emulated.sharding(to_jax(value.sharding, value.aval.shape))
-            for value in compilation.program.results[: len(program.jaxpr.out_avals)]
+            move_sharding(to_jax(value.sharding, value.aval.shape), self._to_emulated)
+            for value in compilation.results[: len(program.jaxpr.out_avals)]
             if value.sharding is not None  # An argument that the program drops has none.
         ]
 
@@ -180,9 +184,17 @@ class ScriptDevices:
     def _compile(self, recorded: RecordedProgram) -> tuple[Mesh, Compilation]:
         status = self.status(f"compiling {recorded.name} for {self.topology}")
         with unobserved(), reporting(), status:
-            moved, mesh = recorded.moved(self._to_topology), recorded.mesh
-            on = None if mesh is None else self._to_topology.mesh(mesh)
-            mesh, lowered = lower_for(moved, (), {}, self.topology, on)
+            program, own, devices = recorded.program, recorded.mesh, self._to_topology
+            if own is not None:
+                # The module names devices by their position in the mesh.
+                devices = {device: devices[device] for device in own.devices.flat}
+                mesh = move_mesh(own, devices)
+            elif self.topology.num_devices == 1:
+                mesh = self.topology.mesh({"device": 1})
+            else:
+                mesh = resolve_mesh(self.topology, None, meshes_of_program(program))
+            lowered = program.lower(devices)
+            check_devices(lowered, self.topology)
             return mesh, compile_for_report(lowered, self.options, estimate=self.estimate)
 
     def report(

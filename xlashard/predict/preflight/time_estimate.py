@@ -24,8 +24,8 @@ from xlashard.support.lazily import deferred
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from xlashard.analysis.programs.program import Compilation
     from xlashard.core.sharding import named
-    from xlashard.predict.preflight.compilation import Compilation
 else:
     # For programs on a mesh; the bounds by resource are computed without one.
     named = deferred("xlashard.core.sharding.named")

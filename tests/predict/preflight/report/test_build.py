@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.predict.preflight.programs import on, training_step
+from tests.predict.preflight.programs import compile_stage, on, training_step
 from xlashard import UNSPECIFIED, NamedSharding, P, explain, pjit
+from xlashard.analysis.programs.program import Compilation
 from xlashard.errors import ProgramTooLargeError
-from xlashard.predict.preflight.compilation import Compilation, compile_for_report
 from xlashard.predict.preflight.report.build import build_report
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu import topology
@@ -48,15 +48,15 @@ def product(width: int) -> Any:
 @pytest.fixture(scope="module")
 def both() -> tuple[Compilation, Compilation]:
     """Return the same program for a shape that fits and for one that doesn't."""
-    fits, too_large = (compile_for_report(product(width)) for width in (1024, 1024 * 128))
-    assert fits.compiled is not None
-    assert too_large.compiled is None
+    fits, too_large = (compile_stage(product(width)) for width in (1024, 1024 * 128))
+    assert fits.executable is not None
+    assert too_large.executable is None
     return fits, too_large
 
 
 def report_of(compilation: Compilation, **options: Any) -> PreflightReport:
     """Return the report of a program on the topology of these tests."""
-    mesh = compilation.program.mesh
+    mesh = compilation.mesh
     assert mesh is not None
     return build_report(compilation, topology("v5e:2x2"), mesh, **options)
 
@@ -129,7 +129,7 @@ def test_fully_replicated_values_are_listed() -> None:
         jax.ShapeDtypeStruct((512,), jnp.float32, sharding=whole),
         jax.ShapeDtypeStruct((64, 1024), jnp.float32, sharding=rows),
     )
-    compilation = compile_for_report(lowered)
+    compilation = compile_stage(lowered)
     named = report_of(compilation, replicated_above=1024).replicated
     assert [(v.path, v.device_bytes) for v in named] == [("table", 1024 * 512 * 4), ("scale", 2048)]
     assert report_of(compilation, replicated_above=2**20).replicated == named[:1]

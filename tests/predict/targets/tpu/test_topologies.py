@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.message_patterns import naming
+from tests.predict.preflight.programs import compile_stage
 from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding, pjit
 from xlashard._jax.runtime import topologies
 from xlashard.errors import TopologyError
-from xlashard.predict.preflight.compilation import compile_for_report
 from xlashard.predict.preflight.report.build import describe_topology
 from xlashard.predict.targets.tpu.generations import BY_NAME
 from xlashard.predict.targets.tpu.topologies import wraps_of
@@ -113,8 +113,8 @@ def test_a_program_for_the_largest_pod_compiles() -> None:
     pod = topology("v5p:16x16x24")
     sharding = NamedSharding(pod.mesh({"data": -1}), P("data"))
     rows = jax.ShapeDtypeStruct((6144, 128), jnp.float32, sharding=sharding)
-    done = compile_for_report(pjit(lambda x: x.sum(0)).lower(rows))
-    assert done.compiled is not None
+    done = compile_stage(pjit(lambda x: x.sum(0)).lower(rows))
+    assert done.executable is not None
     assert [c.kind for c in done.module.collectives] == ["all-reduce"]
 
 

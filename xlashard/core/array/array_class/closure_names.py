@@ -1,36 +1,22 @@
-"""Find the variable name of a closed-over array, for errors."""
+"""Names of closed-over arrays in errors."""
 
-import functools
-import types
-from collections.abc import Iterator
 from typing import Any
 
-import jax
-import numpy as np
-
 from xlashard._jax.runtime.tracebacks import callers
-from xlashard._jax.runtime.transfer import HandleType
-from xlashard._jax.trace.jaxprs import is_host_array
-from xlashard.core.array.array_class.base import ArrayBase, check_alive_as, handle_of, type_text
+from xlashard._jax.trace.closure_names import find_variable_name, function_name
+from xlashard.core.array.array_class.base import check_alive_as, handle_of, type_text
 from xlashard.core.array.placement.read import holds_value
 from xlashard.errors import NotAddressableError
 
-# Longest chain of attributes and items that is followed: self.layer.weight has three.
-_DEPTH = 3
-_SEARCHED = 10_000
-
 
 def closure_variable_name(function: Any, array: Any) -> str | None:
-    """Return a function's expression for an array: `w`, `self.params['w']`, `helper: w`.
+    """Return a function's expression for an array, or for its buffer handle.
 
     Args:
         function: A Python function, a method, a partial, or a wrapper of one.
-        array: An array of the host or of devices, or its buffer handle.
-
-    Returns:
-        None if no closed-over variable, global variable or attribute leads to the array.
+        array: The array.
     """
-    return _Search(array).in_function(function, _DEPTH)
+    return find_variable_name(function, array, handle_of)
 
 
 def check_constant(handle: Any) -> None:
@@ -68,102 +54,5 @@ def _in_callers(array: Any) -> tuple[str, str] | None:
             if module.split(".")[0] not in ("jax", "jaxlib", __name__.split(".")[0]):
                 variable = closure_variable_name(value, array)
                 if variable is not None:
-                    return _name(value), variable
+                    return function_name(value), variable
     return None
-
-
-class _Search:
-    """Search for one array.
-
-    Args:
-        array: The array.
-    """
-
-    def __init__(self, array: Any) -> None:
-        # JAX wraps a closed-over array of the host in an object over the same memory.
-        self._array = np.asarray(array) if is_host_array(array) else handle_of(array)
-        self._seen: set[int] = set()
-
-    def in_function(self, function: Any, depth: int) -> str | None:
-        """Return the name of the first variable of a function that leads to the array."""
-        for name, value in _variables(function):
-            path = self._path(value, depth)
-            if path is not None:
-                # For a nested function, its own variable is the most precise.
-                return path if isinstance(value, types.FunctionType) else name + path
-        return None
-
-    def _path(self, value: Any, depth: int) -> str | None:
-        """Return the suffix that leads from a value to the array, or None."""
-        array = self._array
-        if handle_of(value) is array:
-            return ""
-        both_on_host = isinstance(value, np.ndarray) and isinstance(array, np.ndarray)
-        if both_on_host and (value.shape, value.ctypes.data) == (array.shape, array.ctypes.data):
-            return ""
-        if depth == 0 or id(value) in self._seen or len(self._seen) > _SEARCHED:
-            return None
-        self._seen.add(id(value))
-        if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
-            inner = self.in_function(value, depth - 1)
-            return None if inner is None else f"{_name(value)}: {inner}"
-        for key, leaf in _leaves(value):
-            if leaf is not value and (path := self._path(leaf, depth - 1)) is not None:
-                return key + path
-        for key, attribute in _attributes(value):
-            if (path := self._path(attribute, depth - 1)) is not None:
-                return f".{key}{path}"
-        return None
-
-
-def _name(function: Any) -> str:
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def _leaves(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, HandleType | ArrayBase) or not isinstance(value, dict | list | tuple):
-        return []
-    flat, _ = jax.tree_util.tree_flatten_with_path(value)
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in flat]
-
-
-def _attributes(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, type | types.ModuleType | HandleType | ArrayBase):
-        return []
-    return list(getattr(value, "__dict__", {}).items())
-
-
-def _variables(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the free variables and globals in a function's code with their values."""
-    if isinstance(function, functools.partial):
-        yield from ((f"argument {n} of the partial", x) for n, x in enumerate(function.args))
-        yield from ((f"argument {name} of the partial", x) for name, x in function.keywords.items())
-        yield from _variables(function.func)
-        return
-    if isinstance(function, types.MethodType):
-        inner = function.__func__
-        names = inner.__code__.co_varnames if isinstance(inner, types.FunctionType) else ()
-        yield (names[0] if names else "self"), function.__self__
-        yield from _variables(inner)
-        return
-    if not isinstance(function, types.FunctionType):
-        wrapped = getattr(function, "__wrapped__", None)
-        if wrapped is not None:
-            yield from _variables(wrapped)
-        return
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # unbound so far
-            continue
-    for name in dict.fromkeys(_names_in(code)):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-
-
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _names_in(const)

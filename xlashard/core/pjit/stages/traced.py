@@ -251,7 +251,8 @@ class Lowered(Stage, jax.stages.Lowered):
         """Return the input of a compilation for a topology; see `compiler_input`."""
         self._check_platform(self._request)
         self._traced._function.report_donation(self._program)
-        return compiler_input(self._program, compiler_option_items(compiler_options))
+        program = self._program
+        return compiler_input(program.plan, program.body, compiler_option_items(compiler_options))
 
     def _check_platform(self, request: LoweringRequest) -> None:
         own = compiler.platform_of(request.placement.devices[0])

@@ -13,6 +13,7 @@ from xlashard._jax.trace.primitive_names import COLLECTIVES, PRODUCTS
 from xlashard.analysis.explain.descriptions import describe_collective
 from xlashard.analysis.explain.model import CollectiveReport
 from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.programs.program import Compilation
 from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.core.sharding.named import grid_of
 from xlashard.geometry import MeshGrid
@@ -32,7 +33,6 @@ from xlashard.predict.preflight.attribution.value_shardings import (
     axes_of,
     local_shape,
 )
-from xlashard.predict.preflight.compilation import Compilation
 from xlashard.predict.preflight.report.preflight_model import Origin, TrafficReport
 from xlashard.predict.preflight.time_estimate import network_costs
 from xlashard.predict.targets.base_topology import BaseTopology
@@ -174,7 +174,9 @@ class Attributor:
         return frozenset(
             (tuple(aval.shape), sharding)
             for aval, (_, sharding) in zip(avals, self.shardings.arguments, strict=False)
-            if isinstance(sharding, NamedSharding) and aval.shape and aval.dtype.kind not in "biu"
+            if isinstance(sharding, NamedSharding)
+            and aval.shape
+            and getattr(aval.dtype, "kind", "u") not in "biu"
         )
 
     def _is_constrained(self, context: CollectiveContext) -> bool:
@@ -246,21 +248,19 @@ def describe_traffic(
         mesh: Mesh of the program.
     """
     module, grid = compilation.module, grid_of(mesh)
-    program, sources = compilation.program, compilation.program.sources
-    paths = program.info.paths
-    placed = tuple((value.path, value.lowered_sharding) for value in program.arguments)
-    # A stage without its call has arguments, and no equations.
-    call = program.call
-    jaxpr = without_equations(program.info.in_avals) if call is None else call.traced.jaxpr
+    sources, arguments = compilation.sources, compilation.arguments
+    placed = tuple((value.path, value.lowered_sharding) for value in arguments)
+    # A stage without its trace has arguments, and no equations.
+    jaxpr = compilation.jaxpr or without_equations([value.aval for value in arguments])
     shardings = ValueShardings(jaxpr, placed, mesh)
-    specified = tuple(value.sharding is not None for value in program.plan.results)
+    specified = tuple(value.sharding is not None for value in compilation.plan.results)
     costs = network_costs(compilation, topology, mesh)
     collectives = tuple(collective for collective, _ in costs)
     attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, collectives)
     alike: dict[tuple[CollectiveReport, Attribution], list[tuple[Collective, NetworkCost]]] = {}
     for collective, cost in costs:
         why = attributor.attribute(collective)
-        described = describe_collective(collective, grid, frozenset(paths), sources)
+        described = describe_collective(collective, grid, compilation.argument_names, sources)
         alike.setdefault((described, why), []).append((collective, cost))
     reports = [_report(described, why, costs) for (described, why), costs in alike.items()]
     return tuple(sorted(reports, key=lambda r: (-r.seconds, -r.collective.sent_bytes)))

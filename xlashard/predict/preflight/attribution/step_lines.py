@@ -10,6 +10,7 @@ import numpy as np
 from xlashard.analysis.explain.model import SourceLine
 from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.analysis.explain.tables import operation_text
+from xlashard.analysis.programs.program import Compilation
 from xlashard.core.sharding import Mesh
 from xlashard.core.sharding.named import grid_of
 from xlashard.geometry import MeshGrid
@@ -21,7 +22,6 @@ from xlashard.hlo.shapes import HBM
 from xlashard.predict.costs.kernel_work import is_kernel
 from xlashard.predict.costs.schedule import ScheduledOperation, StepSchedule
 from xlashard.predict.preflight.attribution.hlo_dataflow import ValueOwners
-from xlashard.predict.preflight.compilation import Compilation
 from xlashard.predict.preflight.report.preflight_model import TimeEstimate
 from xlashard.predict.preflight.report.step_model import (
     CORES,
@@ -313,7 +313,7 @@ def add_lines(
         schedule,
         compilation.module.collectives_on(mesh),
         grid_of(mesh),
-        compilation.program.sources,
+        compilation.sources,
     )
     return replace(
         time,

@@ -14,15 +14,14 @@ from xlashard.analysis.explain.descriptions import (
     describe_outputs,
 )
 from xlashard.analysis.explain.explain import find_all
-from xlashard.analysis.explain.explained_program import ExplainedProgram
 from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.explain.replication import is_needlessly_replicated
+from xlashard.analysis.programs.program import Compilation
 from xlashard.core.sharding import Mesh
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.preflight.attribution.attribution import describe_traffic
 from xlashard.predict.preflight.attribution.step_lines import add_lines
 from xlashard.predict.preflight.attribution.vmem_spill import SpillFinder
-from xlashard.predict.preflight.compilation import Compilation
 from xlashard.predict.preflight.memory_breakdown import describe_memory
 from xlashard.predict.preflight.report.measured import Calibration
 from xlashard.predict.preflight.report.preflight_model import (
@@ -108,7 +107,7 @@ REPLICATED_ABOVE = 2**20
 
 
 def _fully_replicated(
-    program: ExplainedProgram, reports: Sequence[ValueReport], least: int
+    program: Compilation, reports: Sequence[ValueReport], least: int
 ) -> tuple[ValueReport, ...]:
     """Return the fully replicated inputs and outputs that mesh axes could shard, largest first.
 
@@ -154,7 +153,7 @@ def build_report(
         kernel_costs: Costs of kernels by name.
         calibration: Measured slowdowns of the chip; None for the published rates.
     """
-    program = compilation.program
+    program = compilation
     chips = describe_topology(topology)
     memory = describe_memory(compilation, topology)
     rates = None if calibration is None else calibration.rates(topology.chip)
@@ -165,7 +164,7 @@ def build_report(
     inputs, outputs = describe_inputs(program), describe_outputs(program)
     tokens = None if workload is None else workload.tokens
     return PreflightReport(
-        name=program.info.name,
+        name=program.name,
         title=title,
         outcome="fits" if memory.fits and not compilation.too_large else "out of memory",
         topology=chips,
@@ -185,7 +184,7 @@ def build_report(
         versions=_versions(compilation, topology, calibration),
         is_estimate=compilation.is_estimate,
         spills=_find_spills(compilation, topology.chip),
-        forgotten=program.forgotten,
+        forgotten=program.program.unknown,
         **find_all(program, PreflightReport),
     )
 
@@ -194,7 +193,7 @@ def _find_spills(compilation: Compilation, chip: Chip) -> tuple[SpillReport, ...
     """Return the attention scores that leave VMEM, which GPUs don't have."""
     if not isinstance(chip, Generation):
         return ()
-    return SpillFinder(compilation.module, chip, compilation.program.sources).find()
+    return SpillFinder(compilation.module, chip, compilation.sources).find()
 
 
 def _throughput(

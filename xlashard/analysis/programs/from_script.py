@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,33 +13,31 @@ import numpy as np
 from xlashard._jax.runtime.stand_in_values import StandInValues, first_line
 from xlashard._jax.runtime.tracebacks import script_line
 from xlashard._jax.trace import observed_programs
-from xlashard._jax.trace.jitted import renamed
+from xlashard._jax.trace.jitted import make_trace
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedCall, ObservedProgram
 from xlashard._jax.trace.origins import is_users_file
-from xlashard._jax.trace.rewriting import (
-    DeviceMap,
-    spread_arrays,
-    with_arguments_for_arrays,
-    with_leading_arguments,
-)
 from xlashard._jax.trace.tracing import (
     inner_shardings,
     physical_aval,
     shaped,
     source_of,
-    struct_of,
 )
 from xlashard._jax.tree_definitions import in_default_registry
-from xlashard.core.array.array_class.base import type_text
-from xlashard.core.array.array_class.handles import wrap_result
+from xlashard.analysis.programs import from_jax
+from xlashard.analysis.programs.program import Program
 from xlashard.core.pjit.shardings import explicit_errors
-from xlashard.core.pjit.stages.from_jax import call_of_jax
-from xlashard.core.pjit.stages.traced import Traced
 from xlashard.core.pjit.stages.wrapper_paths import NnxPaths, call_under_way, equinox_paths
-from xlashard.core.pjit.trace import PjitProgram
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
-from xlashard.errors import ArgumentError
 from xlashard.support.formatting import near_line
+from xlashard.support.lazily import deferred
+
+if TYPE_CHECKING:
+    from xlashard.analysis.programs import from_pjit
+    from xlashard.core.array.array_class import handles
+else:
+    # For calls of pjit-ed functions, which have both loaded.
+    from_pjit = deferred("xlashard.analysis.programs.from_pjit")
+    handles = deferred("xlashard.core.array.array_class.handles")
 
 
 @dataclass(eq=False, repr=False)
@@ -72,6 +70,7 @@ class RecordedProgram:
     num_devices: int
     calls: int = 0
     _program: Any = field(default=None)
+    _paths: tuple[Sequence[str], Sequence[str]] | None = None
 
     @property
     def argument_bytes(self) -> int:
@@ -95,74 +94,32 @@ class RecordedProgram:
         return next((m for m in meshes if isinstance(m, Mesh) and not m.empty), None)
 
     @cached_property
-    def stage(self) -> Traced:
-        """Return the program as a stage, with the types and shardings of its first call."""
+    def program(self) -> Program:
+        """Return the program, with the types and shardings of its first call."""
         program = self._program
-        if isinstance(program, PjitProgram):
-            return Traced(program.function, program.call)
-        return Traced(*call_of_jax(program.jaxpr, program.params, program.values))
-
-    def moved(self, devices: DeviceMap) -> Traced:
-        """Return the program as a stage on other devices.
-
-        Args:
-            devices: The new device of each of its devices.
-
-        Raises:
-            ArgumentError: If it closes over an array on several devices that can't become an
-                argument.
-        """
-        program = self._program
-        if isinstance(program, PjitProgram):
-            self._check_closed_over(program.jaxpr)
-            return _moved_call(program, devices)
-        jaxpr, closed = with_arguments_for_arrays(program.jaxpr)
-        self._check_closed_over(jaxpr)
-        params, values = with_leading_arguments(program.params, len(closed)), program.values
-        values = (*(struct_of(jax.typeof(v), v.sharding) for v in closed), *values)
-        params = devices.value(params)
-        return Traced(*call_of_jax(devices.jaxpr(jaxpr), params, devices.value(values)))
-
-    def _check_closed_over(self, jaxpr: Any) -> None:
-        for array in spread_arrays(jaxpr):
-            raise ArgumentError(  # no-catalogue: needs a program that was recorded before
-                f"{self.name} closes over {type_text(array)} on "
-                f"{array.sharding.num_devices} devices, which a topology has not: pass the array "
-                "as an argument"
-            )
+        if not isinstance(program, JitLowering):
+            return from_pjit.read_call(program.function, program.call)
+        trace = make_trace(program.jaxpr, program.params, program.types)
+        return from_jax.read_trace(trace, paths=self._paths)
 
     def __repr__(self) -> str:
         place = f" at {self.source}" if self.source else ""
         return f"<RecordedProgram {self.name}{place}, {self.calls} calls>"
 
 
-def _moved_call(program: PjitProgram, devices: DeviceMap) -> Traced:
-    call = program.call
-    moved = replace(
-        call.on(devices.value(program.values)),
-        traced=replace(call.traced, jaxpr=devices.jaxpr(program.jaxpr)),
-        mesh=None if call.mesh is None else devices.mesh(call.mesh),
-        in_shardings=devices.value(call.in_shardings),
-        out_shardings=devices.value(call.out_shardings),
-    )
-    return Traced(program.function, moved)
-
-
-def _named(jaxpr: Any) -> Any:
-    """Return the jaxpr of a program of `nnx.jit` or `eqx.filter_jit` with the user's paths."""
+def _find_users_paths(jaxpr: Any) -> tuple[Sequence[str], Sequence[str]] | None:
+    """Return the user's paths of a program of `nnx.jit` or `eqx.filter_jit` that is under way."""
     debug = jaxpr.debug_info
     own = debug.safe_arg_names(len(jaxpr.in_avals))
     call = call_under_way(own)
     if call is not None:
-        return renamed(
-            jaxpr, *equinox_paths(call, own, debug.safe_result_paths(len(jaxpr.out_avals)))
-        )
+        return equinox_paths(call, own, debug.safe_result_paths(len(jaxpr.out_avals)))
     trees = observed_programs.trees_under_way(jaxpr)
     if trees is None:
-        return jaxpr
+        return None
     ins, outs = map(in_default_registry, trees)
     paths = NnxPaths.of(ins, outs, own)
-    return jaxpr if paths is None else renamed(jaxpr, paths.arguments, paths.results)
+    return None if paths is None else (paths.arguments, paths.results)
 
 
 def _nbytes(aval: Any) -> int:
@@ -218,12 +175,13 @@ class ProgramRecorder:
 
 def _record(program: ObservedProgram) -> RecordedProgram:
     values = program.values
-    kept = program
-    if isinstance(program, PjitProgram):
+    kept, paths = program, None
+    if isinstance(program, JitLowering):
+        paths = _find_users_paths(program.jaxpr)
+    else:
         # Without the arrays, which the program may donate.
-        kept = PjitProgram(program.function, program.call.on(values))
-    elif isinstance(program, JitLowering):
-        kept = replace(program, jaxpr=_named(program.jaxpr))
+        own: Any = program
+        kept = replace(own, call=own.call.on(values))
     _, at, source = source_of(program.jaxpr).rpartition(" at ")
     # A wrapper such as that of equinox is no place of the user's function.
     is_own = is_users_file(source.rpartition(":")[0])
@@ -235,6 +193,7 @@ def _record(program: ObservedProgram) -> RecordedProgram:
         is_operation=observed_programs.is_operation(program.jaxpr),
         num_devices=max([1, *(getattr(s, "num_devices", 1) for s in _shardings(program))]),
         _program=kept,
+        _paths=paths,
     )
 
 
@@ -245,7 +204,8 @@ def _shardings(program: ObservedProgram) -> Iterator[Any]:
         yield from (*program.params["in_shardings"], *program.params["out_shardings"])
         mesh = program.params["ctx_mesh"]
     else:
-        call = cast("PjitProgram", program).call
+        own: Any = program
+        call = own.call
         yield from (*call.in_shardings, *call.out_shardings)
         mesh = call.mesh
     yield from inner_shardings(program.jaxpr)
@@ -278,7 +238,8 @@ def donates(program: ObservedProgram) -> bool:
     """Return True if the buffers of an argument may be reused for results."""
     if isinstance(program, JitLowering):
         return any(program.params["donated_invars"])
-    return any(cast("PjitProgram", program).call.donated)
+    own: Any = program
+    return any(own.call.donated)
 
 
 def stand_in_results(
@@ -305,7 +266,9 @@ def stand_in_results(
     results = [values.zeros(t, t.sharding, is_shared=not is_run) for t in types]
     arguments = (*call.arguments, *jaxpr.consts)
     values.defer(recorded, call.run if is_run else None, arguments, results, reason)
-    return list(map(wrap_result, results)) if isinstance(call.program, PjitProgram) else results
+    if isinstance(call.program, JitLowering):
+        return results
+    return list(map(handles.wrap_result, results))
 
 
 def with_sharding(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -1,0 +1,1 @@
+"""Programs as reports take them, made from functions, stages, recorded calls and modules."""

@@ -1,0 +1,407 @@
+"""The record of a program that every report takes, and of its compiled form."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+
+from xlashard._jax.lowering import LoweredBody
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.trace.lower_for import DevicesByPosition
+from xlashard._jax.trace.tracing import is_extended, physical_aval
+from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.core.program.plan import ProgramPlan
+from xlashard.core.sharding import Mesh, NamedSharding, Sharding, XLACompatibleSharding
+from xlashard.errors import ArgumentError
+from xlashard.hlo.collectives import Collective
+from xlashard.hlo.hlo_program import HloProgram
+from xlashard.hlo.module import Frame
+
+if TYPE_CHECKING:
+    from xlashard._jax.runtime.offline import CompileInput, PhaseInput
+
+type Origin = Literal["array", "host", "shape", "unknown"]
+"""What a call passes for an argument: an array of devices, a value of the host, or its shape."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramValue:
+    """Argument, result or closed-over array of a program.
+
+    Attributes:
+        path: Its path, as the user writes it: `state['params']['w']`.
+        aval: Its abstract value.
+        requested: The sharding that the caller requested for it; None if unspecified.
+        current: The sharding of the argument of the call; None for a value of the host.
+        committed: True if the argument is committed to its devices.
+        origin: What the call passes; `unknown` for results, and for a stage without its call.
+        donated: True if its buffers may be reused.
+        is_chosen: True if its sharding was chosen under `AUTO`.
+        sharding: Its sharding in the compiled program; None before, and for an argument that the
+            program drops.
+        lowered_sharding: Its sharding in the lowered module; None leaves it to the partitioner.
+    """
+
+    path: str
+    aval: Any
+    requested: Sharding | None = None
+    current: XLACompatibleSharding | None = None
+    committed: bool = False
+    origin: Origin = "unknown"
+    donated: bool = False
+    is_chosen: bool = False
+    sharding: XLACompatibleSharding | None = None
+    lowered_sharding: XLACompatibleSharding | None = None
+
+    @property
+    def itemsize(self) -> int:
+        """Return the bytes of an element; of a PRNG key, those of its integers."""
+        if not is_extended(self.aval):
+            return self.aval.dtype.itemsize
+        physical = physical_aval(self.aval)
+        return math.prod(physical.shape[self.aval.ndim :]) * physical.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the whole value."""
+        return math.prod(self.aval.shape) * self.itemsize
+
+    @property
+    def device_bytes(self) -> int:
+        """Return the bytes of the shard on one device."""
+        return self.bytes_under(self.sharding)
+
+    def bytes_under(self, sharding: XLACompatibleSharding | None) -> int:
+        """Return the bytes of the shard on one device under a sharding; 0 without one."""
+        if sharding is None:
+            return 0
+        tiling = sharding.rank_tiling(self.aval.ndim)
+        return math.prod(tiling.shard_shape(self.aval.shape, uneven=True)) * self.itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class Program(ABC):
+    """A program: what is known of it before it is lowered for devices.
+
+    It has types and shardings, and no arrays but those that the function closes over.
+
+    Attributes:
+        name: The function's name.
+        in_tree: The tree of `(args, kwargs)`, without static arguments.
+        out_tree: The tree of the result.
+        arguments: The arguments, in order.
+        results: The results, in order.
+        mesh: The mesh of its devices, by whose axes values are sharded; None without one.
+        jaxpr: The closed jaxpr; None for a program without its trace.
+        source: Name and location of the function: `step at train.py:12`; empty if unknown.
+        constants: The closed-over arrays that are constants in each device's program.
+        module_paths: The user's path of an argument, by its path in the module, where they differ.
+        unknown: What the stage that it was made of does not keep, as one clause.
+    """
+
+    name: str
+    in_tree: Any
+    out_tree: Any
+    arguments: tuple[ProgramValue, ...]
+    results: tuple[ProgramValue, ...]
+    mesh: Mesh | None = None
+    jaxpr: Any = None
+    source: str = ""
+    constants: tuple[ProgramValue, ...] = ()
+    module_paths: Mapping[str, str] = field(default_factory=dict)
+    unknown: str = ""
+
+    @abstractmethod
+    def lower(self, devices: DevicesByPosition | None = None) -> "LoweredModule":
+        """Lower the program.
+
+        Args:
+            devices: The new device of each of its devices, in the order of its mesh; None for its
+                own.
+        """
+
+    def with_layout(
+        self, jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], mesh: Mesh
+    ) -> "Program":
+        """Return the program of another jaxpr of the same types, under other shardings.
+
+        Args:
+            jaxpr: The closed jaxpr.
+            ins: The sharding of each argument, which are placed nowhere.
+            outs: The sharding of each result.
+            mesh: The mesh of the shardings.
+        """
+        raise NotImplementedError  # no-catalogue: each kind of program with a trace has its own
+
+    def onto(self, mesh: Mesh) -> "Program":
+        """Return the program with the shardings of its boundary on another mesh, by axis names.
+
+        Args:
+            mesh: The mesh under which it was traced.
+        """
+        raise NotImplementedError  # no-catalogue: each kind of program with a trace has its own
+
+    def with_choices(self, arguments: Sequence[bool], results: Sequence[bool]) -> "Program":
+        """Return the program with the shardings that were chosen marked.
+
+        Args:
+            arguments: For each argument, True if its sharding was chosen.
+            results: For each result likewise.
+        """
+        chosen = [
+            tuple(replace(value, is_chosen=mark) for value, mark in zip(side, marks, strict=True))
+            for side, marks in ((self.arguments, arguments), (self.results, results))
+        ]
+        return replace(self, arguments=chosen[0], results=chosen[1])
+
+
+def put_on_mesh(sharding: Any, mesh: Mesh) -> Any:
+    """Return a named sharding on another mesh that has its axes; other values unchanged."""
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return sharding
+    if sharding.mesh == mesh or not set(sharding.mesh.axis_names) <= set(mesh.axis_names):
+        return sharding
+    # Platforms name their memories differently: the default one is meant.
+    return type(sharding)(mesh, sharding.spec)
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledOnly(Program):
+    """A program of which only the compiled form is at hand."""
+
+    def lower(self, devices: DevicesByPosition | None = None) -> "LoweredModule":
+        """Refuse to lower it; see `Program.lower`.
+
+        Raises:
+            ArgumentError: Always.
+        """
+        raise ArgumentError(
+            f"{self.name} is compiled already: pass its Lowered, or the function and its arguments"
+        )
+
+
+def forgotten_by(stage: str, *, has_requests: bool) -> str:
+    """Return the facts that a stage without its call does not keep, as one clause.
+
+    Args:
+        stage: Name of the stage's class.
+        has_requests: True if it keeps the shardings with which its results were lowered.
+    """
+    values = "arguments' shardings" if has_requests else "shardings"
+    return (
+        f"moves, gathers at constraints, who chose {values} (a {stage} keeps no arguments and no "
+        "jaxpr)"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredModule(ABC):
+    """A StableHLO module for some devices, with its program.
+
+    Attributes:
+        program: The program.
+        plan: Devices, values, partitioner and options of the module.
+        avals: The abstract values of the module's parameters and results, tokens left out.
+        parameters: The position of each argument among the parameters; None if it is dropped.
+        written: The paths of the last results, which are new values of references.
+        tokens: Number of ordering tokens before the parameters, and before the results.
+        body: The module, and the objects that it keeps alive.
+        stage: The public stage of it, whose `compile` returns a callable program.
+    """
+
+    program: Program
+    plan: ProgramPlan
+    avals: tuple[tuple[Any, ...], tuple[Any, ...]]
+    parameters: tuple[int | None, ...]
+    written: tuple[str, ...]
+    tokens: int
+    body: LoweredBody
+    stage: Any
+
+    @property
+    def module(self) -> Any:
+        """Return the module of MLIR."""
+        return self.body.module
+
+    def as_text(self) -> str:
+        """Return the module as text."""
+        return self.stage.as_text()
+
+    def move(self, devices: DevicesByPosition) -> "LoweredModule":
+        """Return the module for other devices, lowered again where its program keeps a trace."""
+        return self.program.lower(devices)
+
+    @abstractmethod
+    def compile(self, options: Mapping[str, Any] | None = None) -> "Compilation":
+        """Compile the module.
+
+        Args:
+            options: Compiler options for this compilation.
+
+        Raises:
+            CompileError: If the compiler refuses the module or an option.
+            ProgramTooLargeError: If it needs more memory than a device has.
+        """
+
+    @abstractmethod
+    def compiler_input(
+        self, options: Mapping[str, Any]
+    ) -> "AbstractContextManager[PhaseInput | CompileInput]":
+        """Return the input of a compilation for a topology; see `xlashard._jax.runtime.offline`."""
+
+    @abstractmethod
+    def read_dump(self, module: HloProgram) -> "Compilation":
+        """Return the compiled form of a module that the compiler dumped."""
+
+
+type LinePicker = Callable[[Sequence[Frame]], object]
+"""Returns the relevant line of a call stack, the innermost frame first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Compilation:
+    """A compiled program: shardings, donations and HLO.
+
+    Attributes:
+        program: The program.
+        plan: Devices, values, partitioner and options of the module.
+        shardings: The shardings of the module's parameters, and of its results.
+        avals: The abstract values of the same.
+        parameters: The position of each argument among the parameters; None if it is dropped.
+        written: The paths of the last results, which are new values of references.
+        tokens: Number of ordering tokens before the parameters, and before the results.
+        aliases: For each result that reuses an argument's buffers, the position of that argument,
+            both counted with the tokens.
+        refusals: Reason of each unused donation, by path.
+        read_modules: Returns the compiled modules, given a picker of lines.
+        has_requests: True if the shardings requested of its results are known.
+        executable: PJRT's executable; None for an estimate, and if the program is too large.
+        seconds: Compile time.
+        options: Compiler options of the caller.
+        too_large: Whether the compiler rejected the program for its memory.
+        is_estimate: Whether the compiler was stopped before code generation.
+    """
+
+    program: Program
+    plan: ProgramPlan
+    shardings: tuple[tuple[XLACompatibleSharding, ...], tuple[XLACompatibleSharding, ...]]
+    avals: tuple[tuple[Any, ...], tuple[Any, ...]]
+    parameters: tuple[int | None, ...]
+    written: tuple[str, ...]
+    tokens: int
+    aliases: Mapping[int, int]
+    refusals: Mapping[str, str]
+    read_modules: Callable[[LinePicker], tuple[HloProgram, ...]] = field(repr=False)
+    has_requests: bool = True
+    executable: Any = None
+    seconds: float = 0.0
+    options: tuple[tuple[str, Any], ...] = ()
+    too_large: bool = False
+    is_estimate: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the function's name."""
+        return self.program.name
+
+    @property
+    def jaxpr(self) -> Any:
+        """Return the closed jaxpr of the traced function; None for a program without its trace."""
+        return self.program.jaxpr
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Return the device assignment."""
+        return self.plan.devices
+
+    @cached_property
+    def mesh(self) -> Mesh | None:
+        """Return the mesh of the devices; of a loaded program, that of its shardings."""
+        named = (s.mesh for s in chain(*self.shardings) if isinstance(s, NamedSharding))
+        meshes = (mesh for mesh in named if isinstance(mesh, Mesh))
+        return self.plan.mesh or next(meshes, None)
+
+    @cached_property
+    def sources(self) -> SourceLocator:
+        """Return the locator of the source lines that a report shows."""
+        return SourceLocator.of(self.program.source)
+
+    @cached_property
+    def modules(self) -> tuple[HloProgram, ...]:
+        """Return the compiled modules, with the lines of this function."""
+        return self.read_modules(self.sources.own_line)
+
+    @property
+    def module(self) -> HloProgram:
+        """Return the compiled module of a program that has only one."""
+        return self.modules[0]
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Return the collectives of the compiled modules."""
+        collectives = (module.collectives_on(self.mesh) for module in self.modules)
+        return tuple(chain.from_iterable(collectives))
+
+    @cached_property
+    def argument_names(self) -> Mapping[str, str]:
+        """Return the path of each argument, by its path in the module."""
+        own = {value.path: value.path for value in self.program.arguments}
+        return {**own, **self.program.module_paths}
+
+    @cached_property
+    def arguments(self) -> tuple[ProgramValue, ...]:
+        """Return the arguments of the call, in order."""
+        return tuple(
+            value
+            if i is None
+            else replace(
+                value,
+                sharding=self.shardings[0][i],
+                lowered_sharding=self.plan.args[i].sharding,
+            )
+            for value, i in zip(self.program.arguments, self.parameters, strict=True)
+        )
+
+    @cached_property
+    def closed_over(self) -> tuple[ProgramValue, ...]:
+        """Return the closed-over arrays that are parameters of the program."""
+        return tuple(
+            ProgramValue(
+                f"closed over [{n}]",
+                self.avals[0][i],
+                sharding=self.shardings[0][i],
+                lowered_sharding=self.shardings[0][i],
+            )
+            for n, i in enumerate(self.closed_positions)
+        )
+
+    @cached_property
+    def closed_positions(self) -> tuple[int, ...]:
+        """Return the positions of closed-over arrays among the parameters."""
+        taken = set(self.parameters)
+        return tuple(i for i in range(len(self.avals[0])) if i not in taken)
+
+    @cached_property
+    def results(self) -> tuple[ProgramValue, ...]:
+        """Return the results, in order, then the new values of references."""
+        own, avals = self.program.results, self.avals[1]
+        first = len(avals) - len(self.written)
+        paths = [*(value.path for value in own[:first]), *self.written]
+        chosen = [*(value.is_chosen for value in own[:first]), *(False for _ in self.written)]
+        return tuple(
+            ProgramValue(
+                path or f"result {i}",
+                aval,
+                requested=self.plan.results[i].sharding,
+                is_chosen=is_chosen,
+                sharding=self.shardings[1][i],
+                lowered_sharding=self.plan.results[i].sharding,
+            )
+            for i, (path, aval, is_chosen) in enumerate(zip(paths, avals, chosen, strict=True))
+        )

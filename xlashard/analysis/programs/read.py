@@ -1,0 +1,113 @@
+"""Read the program of whatever a user passes to a report."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from xlashard._jax.trace import jitted
+from xlashard._jax.trace.tracing import Tracer
+from xlashard.analysis.programs import from_jax
+from xlashard.analysis.programs.from_script import RecordedProgram
+from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
+from xlashard.errors import ArgumentError
+from xlashard.support.lazily import deferred
+
+if TYPE_CHECKING:
+    from xlashard.analysis.programs import from_pjit
+else:
+    # For functions and stages of pjit, which have it loaded.
+    from_pjit = deferred("xlashard.analysis.programs.from_pjit")
+
+
+def read(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: str
+) -> Program | LoweredModule | Compilation:
+    """Return the program of a call, or of a stage as far as it has come.
+
+    Args:
+        fun: A function of `xlashard.pjit`, `jax.jit`, `nnx.jit` or `eqx.filter_jit`, a partial or
+            method of one, or a plain function, as `jax.jit` would run it; or one of their stages,
+            or a program made by `compile_stablehlo` or recorded in a script, without arguments.
+        args: Positional arguments of a call.
+        kwargs: Keyword arguments of the call.
+        caller: The function that the user called, for errors.
+
+    Raises:
+        ArgumentError: If `fun` is of another type, or arguments come with a stage.
+    """
+    stage = find_stage(fun)
+    if stage is not None:
+        if args or kwargs:
+            raise ArgumentError(
+                f"{caller} takes a {type(stage).__name__} without arguments: write "
+                f"xlashard.{caller}(stage), or pass the function and its arguments"
+            )
+        return read_stage(stage)
+    if not callable(fun):
+        raise ArgumentError(
+            f"{caller} takes a function or one of its stages, not {type(fun).__name__}: write "
+            f"xlashard.{caller}(f, x), without calling f"
+        )
+    return read_call(*from_jax.unwrap(fun, args, kwargs))
+
+
+def read_call(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+    """Trace a call of a function, which is as `xlashard.analysis.programs.from_jax.unwrap` returns.
+
+    Args:
+        fun: The function.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Raises:
+        ArgumentError: If an argument is a tracer.
+    """
+    _check_tracers(fun, args, kwargs)
+    if hasattr(fun, "_function"):
+        return from_pjit.read_function(fun._function, args, kwargs)
+    return from_jax.read_function(fun, args, kwargs)
+
+
+def find_stage(value: Any) -> Any:
+    """Return a stage, or a recorded or loaded program; None for anything else.
+
+    Of a stage of flax or equinox, that of JAX inside is returned.
+    """
+    stage = jitted.inner_stage(value)
+    is_program = isinstance(value, RecordedProgram) or hasattr(value, "runtime_executable")
+    return value if stage is None and is_program else stage
+
+
+def read_stage(stage: Any) -> Program | LoweredModule | Compilation:
+    """Return the program of a stage, as far as it has come.
+
+    Raises:
+        ArgumentError: If it was lowered for another platform than that of its devices.
+    """
+    if isinstance(stage, RecordedProgram):
+        return stage.program
+    if type(stage).__module__.startswith("xlashard."):
+        return from_pjit.read_stage(stage)
+    match stage:
+        case jax.stages.Traced():
+            return from_jax.read_trace(jitted.JitTrace(stage))
+        case jax.stages.Lowered():
+            return from_jax.read_user_lowered(stage)
+    return from_jax.read_compiled(stage)
+
+
+def compile_program(program: Program | LoweredModule | Compilation) -> Compilation:
+    """Return the compiled form of a program, as a call of it would compile it."""
+    if isinstance(program, Program):
+        program = program.lower()
+    return program.compile() if isinstance(program, LoweredModule) else program
+
+
+def _check_tracers(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for leaf in jax.tree_util.tree_leaves((args, kwargs)):
+        if isinstance(leaf, Tracer):
+            raise ArgumentError(
+                f"{from_jax.function_name(fun)} got a tracer: inside jax.jit, grad or vmap the "
+                "call is part of another program; call explain or preflight outside of it, with "
+                "arrays or jax.ShapeDtypeStructs"
+            )
