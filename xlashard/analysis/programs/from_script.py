@@ -89,9 +89,8 @@ class RecordedProgram:
 
     @property
     def mesh(self) -> Mesh | None:
-        """Return the mesh of its arguments, requested shardings, or shardings inside."""
-        meshes = (getattr(sharding, "mesh", None) for sharding in _shardings(self._program))
-        return next((m for m in meshes if isinstance(m, Mesh) and not m.empty), None)
+        """Return the mesh of its devices; None without one."""
+        return self.program.mesh
 
     @cached_property
     def program(self) -> Program:

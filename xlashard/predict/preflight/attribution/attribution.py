@@ -176,6 +176,7 @@ class Attributor:
             for aval, (_, sharding) in zip(avals, self.shardings.arguments, strict=False)
             if isinstance(sharding, NamedSharding)
             and aval.shape
+            # Dtypes of keys have no kind.
             and getattr(aval.dtype, "kind", "u") not in "biu"
         )
 
