@@ -23,6 +23,7 @@ FLOORS = (
     # The functions of jax.numpy for arrays.
     ("numpy",),
     ("analysis",),
+    ("analysis.programs",),
     ("analysis.pictures", "analysis.recompile"),
     ("analysis.explain",),
     ("predict",),

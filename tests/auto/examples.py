@@ -76,20 +76,18 @@ def small_plan() -> AutoPlan:
 WHOLE = P()
 
 
-def hand_layout(call, name, state=WHOLE, batch=WHOLE):
+def hand_layout(program, name, state=WHOLE, batch=WHOLE):
     """A layout with one spec for the matrices of the state and one for the batch."""
 
-    def spec(path, aval):
-        if path.startswith("batch"):
+    def spec(value):
+        if value.path.startswith("batch"):
             return batch
-        return state if len(aval.shape) > 1 else WHOLE
+        return state if len(value.aval.shape) > 1 else WHOLE
 
-    traced = call.traced
-    outs = zip(traced.result_paths, traced.jaxpr.out_avals, strict=True)
     return ProgramLayout(
         name,
-        tuple(spec(*each) for each in zip(traced.arg_names, traced.in_avals, strict=True)),
-        tuple(spec(*each) for each in outs),
+        tuple(map(spec, program.arguments)),
+        tuple(map(spec, program.results)),
         (),
         1.0,
         1.0,

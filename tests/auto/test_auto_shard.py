@@ -266,7 +266,7 @@ def test_a_transformer_on_a_topology_is_no_slower_than_plain_data_parallelism():
     found = solve(program, problem, count=2, seconds=0)
     prover = Prover(program, problem.memory_bytes)
     (plain,) = prover.prove(
-        [hand_layout(program.call, "plain", batch=P(("data", "model")))], count=1
+        [hand_layout(program.program, "plain", batch=P(("data", "model")))], count=1
     )
     best = found.proven[0]
     assert best.fits

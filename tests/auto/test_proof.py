@@ -13,9 +13,8 @@ from xlashard._jax.runtime.offline import PhaseInput
 from xlashard._jax.trace.tracing import bodies
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, machine_of
-from xlashard.auto.proof import Prover, call_with_layout, measure, nominal_cost
+from xlashard.auto.proof import Prover, measure, nominal_cost
 from xlashard.core.pjit.shardings.resources import UNSPECIFIED
-from xlashard.core.pjit.stages.traced import Traced
 from xlashard.errors import CompileError
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.collectives import Collective
@@ -41,12 +40,12 @@ def program():
 
 @pytest.fixture(scope="module")
 def proven(program):
-    call = program.call
+    own = program.program
     layouts = [
-        hand_layout(call, "data", batch=P(("data", "model"))),
-        hand_layout(call, "fsdp", state=P("data"), batch=P(("data", "model"))),
-        hand_layout(call, "again", batch=P(("data", "model"))),
-        hand_layout(call, "refused", batch=P(None, ("data", "model"), "nowhere")),
+        hand_layout(own, "data", batch=P(("data", "model"))),
+        hand_layout(own, "fsdp", state=P("data"), batch=P(("data", "model"))),
+        hand_layout(own, "again", batch=P(("data", "model"))),
+        hand_layout(own, "refused", batch=P(None, ("data", "model"), "nowhere")),
     ]
     return {p.layout.name: p for p in prove(program, layouts)}
 
@@ -99,7 +98,7 @@ def test_count_limits_the_number_of_compiled_programs(program, proven):
 @pytest.mark.slow
 def test_measure_runs_each_program_on_the_devices(program, proven):
     layouts = [proven["data"].layout, proven["fsdp"].layout]
-    seconds = measure(program.function, program.call, layouts, program.mesh)
+    seconds = measure(program, layouts, program.mesh)
     assert len(seconds) == 2
     assert all(0 < value < 60 for value in seconds)
 
@@ -130,7 +129,10 @@ def test_a_collective_is_costed_on_the_links_of_its_axes(program):
 
 def test_feedback_is_detected_by_structure_and_types():
     tied = dict(read().problem().tied)
-    names, results = read().call.traced.arg_names, read().call.traced.result_paths
+    program = read().program
+    names, results = (
+        [value.path for value in side] for side in (program.arguments, program.results)
+    )
     assert {names[a]: results[r] for a, r in tied.items()} == {
         name: name.replace("state", "result[0]") for name in names if name.startswith("state")
     }
@@ -164,7 +166,8 @@ def test_shardings_of_the_function_are_fixed():
 
 def test_fixed_specs_match_paths_by_pattern(program):
     found = program.problem(fixed={r"\['up'\]$": P(None, "model"), "^batch": P("data")})
-    specs = dict(zip(program.call.traced.arg_names, found.in_specs, strict=True))
+    names = [value.path for value in program.program.arguments]
+    specs = dict(zip(names, found.in_specs, strict=True))
     assert specs["batch['x']"] == P("data")
     assert specs["state['opt'][0].mu[1]['up']"] == P(None, "model")
     assert specs["state['params'][0]['down']"] is None
@@ -207,7 +210,7 @@ def gather_path(jaxpr, path=()):
 @pytest.mark.slow
 def test_compiler_crash_rejects_only_the_crashing_layout(lookup):
     # XLA's partitioner aborts on a lookup of labels whose result is resharded.
-    site = ConstraintSite(gather_path(lookup.call.traced.jaxpr), "result", 0)
+    site = ConstraintSite(gather_path(lookup.jaxpr), "result", 0)
     inside = (site, EVERYWHERE), (site, P("data"))
     found = prove_lookup(
         lookup,
@@ -221,8 +224,7 @@ def test_compiler_crash_rejects_only_the_crashing_layout(lookup):
     assert crash.reason.startswith("compiling losses failed: the worker process ended with SIGABRT")
     assert "Check failed: grouped_sharding" in crash.reason and "\n" not in crash.reason
     # One program alone is compiled by a worker process, too.
-    call = call_with_layout(lookup.call, crash.layout, lookup.mesh)
-    lowered = Traced(lookup.function, call).lower()
+    lowered = lookup.lower(crash.layout).stage
     for estimate in (True, False):
         with pytest.raises(CompileError, match=naming("SIGABRT", "Check failed", "fault of XLA")):
             preflight(lowered, topology="v6e-64", estimate=estimate)

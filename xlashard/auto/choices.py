@@ -253,7 +253,7 @@ def _with_layout(request: SweepRequest, place: BaseTopology) -> TargetProgram:
     plan = auto_shard(
         program.function, *args, mesh=mesh, topology=place, rates=request.rates, **kwargs
     )
-    return TargetProgram(plan.lower(), program.mesh, workload=program.workload)
+    return TargetProgram(plan.lower_program(), program.mesh, workload=program.workload)
 
 
 @dataclass(frozen=True, repr=False)

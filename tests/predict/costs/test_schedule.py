@@ -1,6 +1,7 @@
 """The time of a schedule, held against sums by hand."""
 
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,6 @@ if HAS_JAX:
 
     from tests.predict.preflight.scheduled import scheduled
     from xlashard import NamedSharding, P
-    from xlashard.predict.preflight.compilation import Compilation
 
 RATES = Rates(
     cores=1,
@@ -128,7 +128,7 @@ def test_an_operand_that_fits_into_vmem_is_read_once() -> None:
 def test_more_vmem_makes_larger_tiles() -> None:
     def times(**options: str) -> float:
         module = read(f"HloModule m, is_scheduled=true\nENTRY main {{\n{WIDE}}}\n")
-        program = Compilation(cast(Any, None), None, module, 0.0, tuple(options.items()))
+        program: Any = SimpleNamespace(module=module, options=tuple(options.items()))
         place = topology("v6e:1x1")
         return schedule_step(program, place, place.mesh({"one": 1})).seconds
 

@@ -19,6 +19,9 @@ else:
     from_pjit = deferred("xlashard.analysis.programs.from_pjit")
 
 
+_PROGRAMS = (RecordedProgram, Program, LoweredModule, Compilation)
+
+
 def read(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: str
 ) -> Program | LoweredModule | Compilation:
@@ -74,7 +77,7 @@ def find_stage(value: Any) -> Any:
     Of a stage of flax or equinox, that of JAX inside is returned.
     """
     stage = jitted.inner_stage(value)
-    is_program = isinstance(value, RecordedProgram) or hasattr(value, "runtime_executable")
+    is_program = isinstance(value, _PROGRAMS) or hasattr(value, "runtime_executable")
     return value if stage is None and is_program else stage
 
 
@@ -84,8 +87,8 @@ def read_stage(stage: Any) -> Program | LoweredModule | Compilation:
     Raises:
         ArgumentError: If it was lowered for another platform than that of its devices.
     """
-    if isinstance(stage, RecordedProgram):
-        return stage.program
+    if isinstance(stage, _PROGRAMS):
+        return stage.program if isinstance(stage, RecordedProgram) else stage
     if type(stage).__module__.startswith("xlashard."):
         return from_pjit.read_stage(stage)
     match stage:

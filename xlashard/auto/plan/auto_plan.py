@@ -135,18 +135,26 @@ class AutoPlan(SerializableReport, PlanFields):
         leaves = [NamedSharding(program.mesh, spec_of_text(v.spec)) for v in self.outputs]
         return outline(program.program.out_tree, leaves)
 
-    def lower(self) -> LoweredModule:
+    def lower(self) -> Any:
         """Return the program with the layout, lowered for the devices of the plan.
 
-        `xlashard.preflight` takes it, with the topology.
+        Returns:
+            A stage of `xlashard.pjit` or of `jax.jit`, as the function is.
 
         Raises:
             ArgumentError: If the plan was read from JSON.
         """
         with short_tracebacks:
-            program = self._bound("lower")
+            return self.lower_program().stage
+
+    def lower_program(self) -> LoweredModule:
+        """Return the program with the layout as reports take it, lowered for the plan's devices.
+
+        Raises:
+            ArgumentError: If the plan was read from JSON.
+        """
         marks = [[not value.is_fixed for value in side] for side in (self.inputs, self.outputs)]
-        return program.lower(self.layout, marks=marks)
+        return self._bound("lower").lower(self.layout, marks=marks)
 
     def _bound(self, name: str) -> AutoProgram:
         if self._program is None:

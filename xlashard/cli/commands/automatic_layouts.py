@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
     with status_line(f"compiling {target} for {place}"):
         report = preflight(
-            plan.lower(),
+            plan.lower_program(),
             topology=place,
             workload=program.workload,
             rates=rates,

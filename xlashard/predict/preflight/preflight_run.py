@@ -11,6 +11,7 @@ import jax
 from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.tracing import inner_shardings
 from xlashard.analysis.programs.from_jax import unwrap
+from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
 from xlashard.analysis.programs.read import find_stage, read
 from xlashard.core.sharding import Mesh
@@ -156,6 +157,11 @@ def read_on_topology(
     Raises:
         ArgumentError: If there is no mesh, or a program is compiled or placed elsewhere.
     """
+    if isinstance(fun, RecordedProgram) and fun.program.mesh is None:
+        raise ArgumentError(  # no-catalogue: needs a program that was recorded before
+            f"{fun.name} was recorded without a mesh: put its arguments on a mesh of "
+            f"{topology.num_devices} emulated devices, or pass preflight the function"
+        )
     with assume_cudnn(topology.devices[0]):
         if find_stage(fun) is not None or not callable(fun):
             program = read(fun, args, kwargs, "preflight")
