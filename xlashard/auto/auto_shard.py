@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from xlashard._jax.trace.observed_programs import unobserved
 from xlashard.auto.auto_program import AutoProgram, Target, read_larger, read_programs
 from xlashard.auto.corrections import corrected, lightened
 from xlashard.auto.plan.auto_plan import AutoPlan
@@ -94,7 +95,7 @@ def auto_shard(
         >>> plan.inputs[1].spec
         "P('data')"
     """
-    with short_tracebacks, warnings.catch_warnings():
+    with short_tracebacks, unobserved(), warnings.catch_warnings():
         # Candidates warn of what the plan does not keep.
         warnings.simplefilter("ignore", XlashardWarning)
         _check_options(memory, measure, compile_timeout)

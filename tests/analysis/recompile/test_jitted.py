@@ -18,7 +18,7 @@ from jax._src import pjit as jax_pjit
 
 from tests.core.pjit.helpers import f32, make_mesh
 from tests.jax_releases import since_jaxlib
-from xlashard import explain_recompile, pjit, watch_recompiles
+from xlashard import auto_shard, explain_recompile, pjit, preflight, watch_recompiles
 from xlashard.analysis.recompile.jit_logs import JIT_LOGS
 from xlashard.config import RECOMPILE_LOGGER
 
@@ -150,6 +150,18 @@ def test_pjit_calls_are_not_logged_for_jax_jit():
     function(f32(2))
     assert len(explain_recompile(function).explanations) == 1
     assert explain_recompile(jax.jit(double)).explanations == ()
+
+
+@pytest.mark.slow
+def test_programs_of_preflight_and_auto_shard_are_no_recompilations():
+    mesh = make_mesh((8,), ("x",))
+    x = jax.ShapeDtypeStruct((64, 64), np.float32)
+    for make in (jax.jit, pjit):
+        product = make(lambda x: (x @ x.T).sum())
+        preflight(product, x, topology="v5e-8", mesh={"x": 8}, estimate=True)
+        auto_shard(product, x, mesh=mesh)
+        product(f32(64, 64))
+        assert len(explain_recompile(product).explanations) == 1
 
 
 def test_log_does_not_keep_a_function_alive():

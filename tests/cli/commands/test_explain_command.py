@@ -11,6 +11,7 @@ from collections import Counter
 from multiprocessing import spawn
 from pathlib import Path
 
+import jax
 import jsonschema
 import pytest
 
@@ -159,6 +160,26 @@ def test_reports_of_a_script_are_those_of_the_programs_that_run(folder: Path, ca
             memory.output_size_in_bytes,
         ), name
     assert programs["step"].source.startswith(str(script)) or ":" in programs["step"].source
+
+
+@pytest.mark.slow
+def test_each_program_of_a_script_is_compiled_once(folder: Path, monkeypatch) -> None:
+    compiled: list[str] = []
+
+    def note(event: str, _: float, **details: str | int) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(str(details.get("fun_name")))
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        code, report = explained("--", "train.py", "2")
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert code == 0 and all(program.report is not None for program in report.programs)
+    assert [name for name in compiled if "train_step" in name or "init" in name] == [
+        "jit(init)",
+        "jit(train_step)",
+    ]
 
 
 @pytest.mark.slow

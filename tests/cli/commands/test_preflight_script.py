@@ -11,6 +11,7 @@ import pytest
 from jax.experimental import mesh_utils
 
 from tests.predict.targets.gpu.plugin import needs_plugin
+from xlashard.analysis.programs import from_script
 from xlashard.cli.main import main
 from xlashard.predict.preflight.report.comparison import PreflightReports
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
@@ -238,6 +239,40 @@ def test_libraries_read_the_values_of_a_real_run(folder: Path, capsys) -> None:
     names = {report.name for report in results.reports}
     assert names == {"nnx_step", "eqx_step", "outer", "<lambda>", "_fun"}
     assert not results.unreported
+
+
+@pytest.mark.slow
+def test_closed_over_results_are_no_constants_that_the_compiler_folds(
+    folder: Path, capsys, monkeypatch
+) -> None:
+    (folder / "closed.py").write_text(
+        "import jax, numpy as np\n"
+        "from jax.sharding import NamedSharding, PartitionSpec as P\n"
+        "mesh = jax.make_mesh((8,), ('d',), axis_types=(jax.sharding.AxisType.Auto,))\n"
+        "rows = NamedSharding(mesh, P('d'))\n"
+        "key = jax.random.key(0)\n"
+        "init = jax.jit(lambda: jax.random.normal(key, (64, 8)), out_shardings=rows)\n"
+        "table = init()\n"
+        "@jax.jit\n"
+        "def use(x):\n"
+        "    return x @ table\n"
+        "use(jax.device_put(np.ones((8, 64), np.float32), rows))\n"
+    )
+    words = ("--estimate", "--run", "0", "--programs", "use", "--json", "-", "--", "closed.py")
+    assert preflight(*words) == 0
+    embedded = PreflightReport.from_json(capsys.readouterr().out)
+    assert embedded.time.flops > 64 * 8
+    assert [value.path for value in embedded.inputs] == ["x"]
+    # Large ones are arguments of the program that is reported.
+    monkeypatch.setattr(from_script, "_CONSTANTS_UP_TO", 2047)
+    assert preflight(*words) == 0
+    report = PreflightReport.from_json(capsys.readouterr().out)
+    assert {(value.spec, value.device_bytes) for value in report.inputs} == {
+        ("P('d')", 256),
+        ("P()", 2048),
+    }
+    assert "jax.jit puts 2.0 KiB into each device's program" in report.forgotten
+    assert report.time.flops == embedded.time.flops
 
 
 @pytest.mark.slow

@@ -18,7 +18,9 @@ import jax
 
 from xlashard._jax.private import core, find_name, jax_dispatch, jax_pjit, replace_name
 from xlashard._jax.runtime.dispatch import forget_calls
+from xlashard._jax.runtime.shardings import UNSPECIFIED
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER, callers
+from xlashard._jax.trace.jaxprs import hoist, is_ref
 from xlashard._jax.trace.jitted import INFER_PARAMS_LOCK
 from xlashard._jax.trace.primitive_names import DEVICE_PROGRAMS
 from xlashard._jax.trace.tracing import equations, struct_of
@@ -100,6 +102,23 @@ class JitLowering:
         """Return a value that equal programs share."""
         places = tuple([(t.aval, t.sharding if t.committed else None) for t in self.types])
         return self.jaxpr, tuple(sorted(self.params.items())), places
+
+    def with_constants_as_arguments(self, sharding: Any) -> "JitLowering":
+        """Return the program with the arrays that it closes over as its first arguments.
+
+        Args:
+            sharding: Their sharding; None leaves it open.
+        """
+        jaxpr, values = hoist(self.jaxpr, [not is_ref(value) for value in self.jaxpr.consts])
+        nowhere = {"sharding": None, "format": None, "committed": False, "is_np_array": False}
+        types = [jax_pjit.convert_to_metaty(value).replace(**nowhere) for value in values]
+        new = {
+            "in_shardings": UNSPECIFIED if sharding is None else sharding,
+            "in_layouts": None,
+            "donated_invars": False,
+        }
+        params = {name: (*(v,) * len(values), *self.params[name]) for name, v in new.items()}
+        return JitLowering(jaxpr, {**self.params, **params}, (*types, *self.types))
 
     @property
     def values(self) -> tuple[jax.ShapeDtypeStruct, ...]:

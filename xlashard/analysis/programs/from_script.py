@@ -13,7 +13,7 @@ import numpy as np
 from xlashard._jax.runtime.stand_in_values import StandInValues, first_line
 from xlashard._jax.runtime.tracebacks import script_line
 from xlashard._jax.trace import observed_programs
-from xlashard._jax.trace.jitted import make_trace
+from xlashard._jax.trace.jitted import JitTrace, make_trace
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedCall, ObservedProgram
 from xlashard._jax.trace.origins import is_users_file
 from xlashard._jax.trace.tracing import (
@@ -28,7 +28,7 @@ from xlashard.analysis.programs.program import Program
 from xlashard.core.pjit.shardings import explicit_errors
 from xlashard.core.pjit.stages.wrapper_paths import NnxPaths, call_under_way, equinox_paths
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
-from xlashard.support.formatting import near_line
+from xlashard.support.formatting import in_bytes, near_line
 from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ else:
     # For calls of pjit-ed functions, which have both loaded.
     from_pjit = deferred("xlashard.analysis.programs.from_pjit")
     handles = deferred("xlashard.core.array.array_class.handles")
+
+
+_CONSTANTS_UP_TO = 1 << 26
+"""Bytes of closed-over arrays up to which the module of a report has their values."""
 
 
 @dataclass(eq=False, repr=False)
@@ -98,12 +102,41 @@ class RecordedProgram:
         program = self._program
         if not isinstance(program, JitLowering):
             return from_pjit.read_call(program.function, program.call)
-        trace = make_trace(program.jaxpr, program.params, program.types)
-        return from_jax.read_trace(trace, paths=self._paths)
+        return from_jax.read_trace(_trace(program), paths=self._paths)
+
+    @property
+    def reported_program(self) -> Program:
+        """Return the program as it is lowered for a report.
+
+        That is the one that runs, unless the arrays that it closes over are large: their values
+        would be written into the module. They are arguments then, replicated as they would be.
+        """
+        program, own = self.program, self._program
+        nbytes = sum(value.nbytes for value in program.constants)
+        if nbytes <= _CONSTANTS_UP_TO or not isinstance(own, JitLowering):
+            return program
+        mesh = program.mesh
+        hoisted = own.with_constants_as_arguments(
+            None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        )
+        count = len(hoisted.types) - len(own.types)
+        names = [f"closed over [{number}]" for number in range(count)]
+        paths = self._paths or ([value.path for value in program.arguments], None)
+        results = paths[1] or [value.path for value in program.results]
+        return from_jax.read_trace(
+            _trace(hoisted),
+            paths=([*names, *paths[0]], results),
+            unknown=f"closed-over arrays as constants: jax.jit puts {in_bytes(nbytes)} into each "
+            "device's program, and here they are arguments",
+        )
 
     def __repr__(self) -> str:
         place = f" at {self.source}" if self.source else ""
         return f"<RecordedProgram {self.name}{place}, {self.calls} calls>"
+
+
+def _trace(program: JitLowering) -> JitTrace:
+    return replace(make_trace(program.jaxpr, program.params, program.types), values=program.values)
 
 
 def _find_users_paths(jaxpr: Any) -> tuple[Sequence[str], Sequence[str]] | None:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.trace.cudnn import assume_cudnn
+from xlashard._jax.trace.observed_programs import unobserved
 from xlashard._jax.trace.tracing import inner_shardings
 from xlashard.analysis.programs.from_jax import unwrap
 from xlashard.analysis.programs.from_script import RecordedProgram
@@ -114,7 +115,7 @@ def preflight(
     """
     chip_hour = None if price is None else parse_price(price)
     costs = read_kernel_costs(kernel_costs)
-    with short_tracebacks, warnings.catch_warnings():
+    with short_tracebacks, unobserved(), warnings.catch_warnings():
         # The report lists the reason for each argument.
         warnings.simplefilter("ignore", DonationWarning)
         place = find_topology(topology, slices)

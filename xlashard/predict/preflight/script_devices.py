@@ -184,7 +184,7 @@ class ScriptDevices:
     def _compile(self, recorded: RecordedProgram) -> tuple[Mesh, Compilation]:
         status = self.status(f"compiling {recorded.name} for {self.topology}")
         with unobserved(), reporting(), status:
-            program, devices = recorded.program, self._to_topology
+            program, devices = recorded.reported_program, self._to_topology
             own = program.mesh
             if own is not None:
                 # The module names devices by their position in the mesh.
