@@ -20,7 +20,7 @@ from xlashard._jax.private import core, find_name, jax_dispatch, jax_pjit, repla
 from xlashard._jax.runtime.dispatch import forget_calls
 from xlashard._jax.runtime.shardings import UNSPECIFIED
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER, callers
-from xlashard._jax.trace.jaxprs import hoist, is_ref
+from xlashard._jax.trace.jaxprs import drop_unused, hoist, is_ref
 from xlashard._jax.trace.jitted import INFER_PARAMS_LOCK
 from xlashard._jax.trace.primitive_names import DEVICE_PROGRAMS
 from xlashard._jax.trace.tracing import equations, struct_of
@@ -102,6 +102,16 @@ class JitLowering:
         """Return a value that equal programs share."""
         places = tuple([(t.aval, t.sharding if t.committed else None) for t in self.types])
         return self.jaxpr, tuple(sorted(self.params.items())), places
+
+    @cached_property
+    def used(self) -> tuple[bool, ...]:
+        """Return for each argument True if it is one of the module's.
+
+        JAX drops an argument of which a program takes the shape only, with its devices.
+        """
+        if self.params["keep_unused"]:
+            return (True,) * len(self.types)
+        return drop_unused(self.jaxpr)[1]
 
     def with_constants_as_arguments(self, sharding: Any) -> "JitLowering":
         """Return the program with the arrays that it closes over as its first arguments.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -231,11 +232,14 @@ def _record(program: ObservedProgram) -> RecordedProgram:
 
 def _shardings(program: ObservedProgram) -> Iterator[Any]:
     """Return shardings, and the mesh in force, by which a program names its devices."""
-    yield from (value.sharding for value in program.values)
     if isinstance(program, JitLowering):
-        yield from (*program.params["in_shardings"], *program.params["out_shardings"])
+        used = program.used
+        yield from compress([value.sharding for value in program.values], used)
+        yield from compress(program.params["in_shardings"], used)
+        yield from program.params["out_shardings"]
         mesh = program.params["ctx_mesh"]
     else:
+        yield from (value.sharding for value in program.values)
         own: Any = program
         call = own.call
         yield from (*call.in_shardings, *call.out_shardings)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import jax
@@ -122,7 +123,8 @@ class ScriptDevices:
             call: The call on the emulated devices.
         """
         values, jaxpr = self.values, call.program.jaxpr
-        arguments = (*call.arguments, *jaxpr.consts)
+        used = getattr(call.program, "used", (True,) * len(call.arguments))
+        arguments = (*compress(call.arguments, used), *jaxpr.consts)
         is_pending = bool(values.calls(arguments))
         several = recorded.num_devices > 1
         upper = recorded.nbytes * recorded.num_devices
