@@ -32,6 +32,11 @@ from xlashard.errors import ConfigError
         ({"XLASHARD_WARN_REPLICATED": "0"}, Flags(warn_replicated=0)),
         ({"XLASHARD_DOCS_URL": " file:///site "}, Flags(docs_url="file:///site")),
         ({"XLASHARD_DOCS_URL": ""}, Flags(docs_url="")),
+        ({"XLASHARD_SKIP_FILES": ""}, Flags()),
+        (
+            {"XLASHARD_SKIP_FILES": os.pathsep.join(["layers/*.py", " /src/a.py", ""])},
+            Flags(skip_files=("layers/*.py", "/src/a.py")),
+        ),
         ({"XLASHARD_TEST_PLATFORM": "cuda", "PATH": "x"}, Flags()),
     ],
 )
@@ -72,7 +77,7 @@ def test_flags_are_read(environment: dict[str, str], flags: Flags) -> None:
             "the environment sets XLASHARD_X, which is not a setting of xlashard; "
             "known: XLASHARD_PARTITIONER, XLASHARD_EXPLAIN_RECOMPILES, XLASHARD_CHECK_PROGRAMS, "
             "XLASHARD_PROGRAMS_TIMEOUT, XLASHARD_STRICT, XLASHARD_WARN_REPLICATED, "
-            "XLASHARD_CHECK_DEVICE_PUT, XLASHARD_DOCS_URL",
+            "XLASHARD_CHECK_DEVICE_PUT, XLASHARD_DOCS_URL, XLASHARD_SKIP_FILES",
         ),
     ],
 )

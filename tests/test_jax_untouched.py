@@ -16,7 +16,8 @@ INSTALLED = {
     *("jax.lax.full", "jax._src.lax.lax.full"),
     # be refused by this one, ...
     "jax.make_array_from_single_device_arrays",
-    # and be local data of this process for these.
+    # and be local data of this process for these: they test for the class of JAX's own arrays, and
+    # read others by NumPy's protocol, which knows nothing of other processes.
     "jax.experimental.multihost_utils._handle_array_process_allgather",
     "jax.experimental.multihost_utils.assert_equal",
     # It raises without the name of a closed-over array.
@@ -83,7 +84,7 @@ xs.explain_recompile(double), xs.explain_recompile(triple)
 """
 WATCH = """
 step = jax.jit(lambda x: 5 * x)
-with xs.watch_recompiles() as first, xs.watch_recompiles():
+with xs.watch() as first, xs.watch():
     first.close()
     inside = before.replaced()
     step(np.ones(3))
@@ -93,22 +94,35 @@ assert len(xs.explain_recompile(step).explanations) == 1
 """
 CUDNN = """
 from concurrent.futures import ThreadPoolExecutor
-from xlashard._jax.trace.cudnn import assume_cudnn
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.gpu import topology
 gpu = topology("h100-8").devices[0]
 try:
-    with assume_cudnn(gpu), assume_cudnn(gpu, all_threads=True):
+    with assume_chip(gpu), assume_chip(gpu, all_threads=True):
         assert fused_attention_stablehlo.check_cudnn_version() > 90000
-    with assume_cudnn(gpu), ThreadPoolExecutor() as others:
+    with assume_chip(gpu), ThreadPoolExecutor() as others:
         check = others.submit(fused_attention_stablehlo.check_compute_capability, "8.0")
         assert not check.result()  # another thread's programs are for its own devices
-    with assume_cudnn(gpu), assume_cudnn(gpu, all_threads=True):
+    with assume_chip(gpu), assume_chip(gpu, in_kernels=True, all_threads=True):
+        assert jax.sharding.get_abstract_mesh().abstract_device.platform == "gpu"
         assert fused_attention_stablehlo.check_compute_capability("9.0")
         assert not fused_attention_stablehlo.check_compute_capability("10.0")
         raise KeyError
 except KeyError:
     pass
 """
+UNWATCHED = (
+    USE
+    + """
+assert xs.watch_recompiles is xs.watch
+for step in (double, triple):
+    xs.preflight(step, x, topology="v5e-8", estimate=True), xs.auto_shard(step, x, mesh=mesh)
+with xs.record_programs() as programs:
+    triple(x)
+watched = {"jax._src.pjit." + name for name in ("_infer_params", "_run_python_pjit")}
+assert not watched & before.replaced(), "replaced without a watch"
+"""
+)
 BACKENDS = """
 from xlashard._jax.runtime.topologies import quiet_backends
 with quiet_backends():
@@ -128,6 +142,7 @@ def test_import_changes_nothing_in_jax() -> None:
     [
         pytest.param(EVERY_NAME, id="every public name"),
         pytest.param(USE, id="arrays and programs"),
+        pytest.param(UNWATCHED, id="reports"),
         pytest.param(USE + WATCH, id="watched functions of jax.jit"),
         pytest.param(BACKENDS + USE, id="quiet start of backends"),
         pytest.param(USE + CUDNN, id="cuDNN", marks=needs_plugin),

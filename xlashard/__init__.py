@@ -62,7 +62,11 @@ if _typing.TYPE_CHECKING:
         visualize,
     )
     from xlashard.analysis.programs.from_script import RecordedProgram, record_programs
-    from xlashard.analysis.recompile.explain_recompile import explain_recompile, watch_recompiles
+    from xlashard.analysis.recompile.explain_recompile import (
+        explain_recompile,
+        watch,
+        watch_recompiles,
+    )
     from xlashard.analysis.recompile.recompile_report import RecompileReport
     from xlashard.auto.auto_shard import auto_shard
     from xlashard.auto.plan.auto_plan import AutoPlan
@@ -133,8 +137,7 @@ else:
                 *("ShardingPicture", "TreePicture", "visualize"),
             ),
             "xlashard.analysis.recompile.explain_recompile": (
-                "explain_recompile",
-                "watch_recompiles",
+                *("explain_recompile", "watch", "watch_recompiles"),
             ),
             "xlashard.analysis.recompile.recompile_report": ("RecompileReport",),
             "xlashard.auto.auto_shard": ("auto_shard",),
@@ -238,6 +241,7 @@ __all__ = [
     "unpad",
     "use_abstract_mesh",
     "visualize",
+    "watch",
     "watch_recompiles",
     "with_sharding_constraint",
 ]

@@ -10,6 +10,7 @@
 | `XLASHARD_WARN_REPLICATED` | MiB | size of unplaced values that are replicated; 64 if unset |
 | `XLASHARD_CHECK_DEVICE_PUT` | `always`, `once`, `never` | when `device_put` compares values |
 | `XLASHARD_DOCS_URL` | address | site that errors link to; empty: errors without links |
+| `XLASHARD_SKIP_FILES` | globs, `:` between | files whose lines no report shows as the user's |
 
 The launcher of emulated pods (`xlashard pod`) is the only program that sets these, in each process:
 
@@ -21,6 +22,7 @@ The launcher of emulated pods (`xlashard pod`) is the only program that sets the
 | `XLASHARD_POD_DEVICES` | how many devices each has |
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -44,6 +46,7 @@ STRICT = f"{PREFIX}STRICT"
 WARN_REPLICATED = f"{PREFIX}WARN_REPLICATED"
 CHECK_DEVICE_PUT = f"{PREFIX}CHECK_DEVICE_PUT"
 DOCS_URL = f"{PREFIX}DOCS_URL"
+SKIP_FILES = f"{PREFIX}SKIP_FILES"
 
 RECOMPILE_LOGGER = "xlashard.recompile"
 """The logger that reports why functions are compiled again."""
@@ -63,6 +66,7 @@ _FOR_USERS = (
     WARN_REPLICATED,
     CHECK_DEVICE_PUT,
     DOCS_URL,
+    SKIP_FILES,
 )
 _KNOWN = (*_FOR_USERS, *_POD)
 _WORDS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False, "": False}
@@ -100,6 +104,7 @@ class Flags:
         check_jit_programs: True if they compare those of `jax.jit`, too.
         programs_timeout: Seconds that a process waits for others to run a program.
         docs_url: Address of the site that errors link to; None if unset; "" for no links.
+        skip_files: Globs of files whose lines no report shows as the user's.
         strict: True if a sharding that is not met is an error.
         warn_replicated: Size on one device from which an unplaced value that is replicated is
             reported, in MiB; 0 reports none.
@@ -113,6 +118,7 @@ class Flags:
     check_jit_programs: bool = False
     programs_timeout: int = 3600
     docs_url: str | None = None
+    skip_files: tuple[str, ...] = ()
     strict: bool = False
     warn_replicated: int = 64
 
@@ -150,6 +156,7 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
         strict=_switch(STRICT, environment.get(STRICT, "")),
         warn_replicated=_number(WARN_REPLICATED, environment.get(WARN_REPLICATED) or "64", 0),
         docs_url=None if (url := environment.get(DOCS_URL)) is None else url.strip(),
+        skip_files=split_globs(environment.get(SKIP_FILES, "")),
     )
 
 
@@ -166,6 +173,11 @@ def apply_environment(environment: Mapping[str, str]) -> None:
     XlashardError.docs_url = flags.docs_url
     if flags.concern_jax:
         hooks.startup.apply(flags)
+
+
+def split_globs(text: str) -> tuple[str, ...]:
+    """Return the globs that a variable lists."""
+    return tuple(filter(None, map(str.strip, text.split(os.pathsep))))
 
 
 def place_variables(place: PodPlace) -> dict[str, str]:

@@ -22,6 +22,6 @@ def apply(flags: Flags) -> None:
     """
     apply_flags(flags)
     if flags.explain_recompiles:
-        explain_recompile.watch_recompiles()
+        explain_recompile.watch()
     if flags.check_jit_programs:
         program_checks.watch_jit_programs()

@@ -24,7 +24,7 @@ from tests.private_names.sweep import run_features
 from xlashard._jax import MINIMUM, parse_version
 
 # Tests of the rings (docs/how/architecture.md).
-PUBLIC_FOLDERS = ("tests/analysis", "tests/predict/preflight")
+PUBLIC_FOLDERS = ("tests/_jax", "tests/analysis", "tests/predict/preflight")
 PRIVATE_FOLDERS = ("tests/core/array", "tests/core/pjit", "tests/core/sharding")
 
 

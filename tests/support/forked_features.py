@@ -158,7 +158,7 @@ def bound_steps() -> Iterator[Callable[[int], Any]]:
 @contextlib.contextmanager
 def reports() -> Iterator[Callable[[int], Any]]:
     f = xs.pjit(lambda x: (x @ x.T).sum(), in_shardings=ROWS)
-    xs.watch_recompiles()
+    xs.watch()
 
     def use(number: int) -> None:
         assert xs.explain(f, VALUE).collectives

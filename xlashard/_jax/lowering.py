@@ -19,6 +19,7 @@ from xlashard._jax.private import (
     pxla,
     sharding_impls,
 )
+from xlashard._jax.runtime.compiler import NamedClient
 from xlashard._jax.runtime.shardings import (
     AbstractMesh,
     Device,
@@ -78,31 +79,6 @@ class LoweringTarget:
     shardings: tuple[Any, ...] = ()
 
 
-class _NamedClient:
-    """PJRT client under the name of its lowering rules.
-
-    That of a group of GPUs is named `gpu`, which JAX resolves to a platform at hand.
-
-    Args:
-        client: The client.
-        platform: Name of its lowering rules.
-    """
-
-    def __init__(self, client: Any, platform: str) -> None:
-        self._client = client
-        self.platform = platform
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-
-def _named_client(to: LoweringTarget) -> Any:
-    """Return the client to lower for, which has the platform's name."""
-    if to.client is None or to.client.platform == to.platform:
-        return to.client
-    return _NamedClient(to.client, to.platform)
-
-
 def lower_body(
     jaxpr: Jaxpr, name: str, arg_names: Sequence[str], to: LoweringTarget
 ) -> LoweredBody:
@@ -128,7 +104,7 @@ def lower_body(
     literals = [aval for _, aval in array_literals(jaxpr)]
     context = mlir.ModuleContext(
         platforms=(to.platform,),
-        backend=_named_client(to),
+        backend=to.client and NamedClient(to.client, to.platform),
         axis_context=sharding_impls.ShardingContext(
             len(to.devices), bound, _abstract_mesh(to.shardings) if bound else None
         ),

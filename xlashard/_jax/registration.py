@@ -176,7 +176,9 @@ def _unwrap_arguments(array_type: type) -> None:
     # They would be values of another type. The result shares their buffers, and may be donated.
     name = "make_array_from_single_device_arrays"
     setattr(jax, name, on_handles(getattr(jax, name), methodcaller("to_jax")))
-    # They would be local NumPy data. JAX looks these names up at each call, also in a
+    # They would be local NumPy data: both functions test for JAX's own class, and read any other
+    # value by `__array__`, which returns what this process holds; a replicated array would be
+    # stacked once per process. JAX looks these names up at each call, also in a
     # `process_allgather` that was imported before.
     for name in ("_handle_array_process_allgather", "assert_equal"):
         setattr(multihost_utils, name, on_handles(getattr(multihost_utils, name)))

@@ -331,8 +331,25 @@ def near_line(file: str, line: object) -> str:
 
 
 def sizes_text(sizes: Iterable[tuple[str, int]]) -> str:
-    """Format mesh axes with their sizes: `data=4 × model=2`."""
-    return " × ".join(f"{name}={size}" for name, size in sizes)
+    """Format mesh axes with their sizes.
+
+    Example:
+        >>> sizes_text([("data", 4), ("model", 1)])
+        'data=4 × model=1'
+        >>> sizes_text([("pod", 1), ("data", 4), ("stage", 1), ("model", 2)])
+        'data=4 × model=2 and 2 axes of size 1'
+    """
+    shown, rest = fold_axes(list(sizes), lambda axis: axis[1])
+    return " × ".join(f"{name}={size}" for name, size in shown) + rest
+
+
+def fold_axes[T](axes: Sequence[T], size: Callable[[T], int]) -> tuple[Sequence[T], str]:
+    """Return the mesh axes to show, and a text that counts the others, if several are of size 1."""
+    longer = [axis for axis in axes if size(axis) > 1]
+    left = len(axes) - len(longer)
+    if left < 2:
+        return axes, ""
+    return longer, f"{' and ' if longer else ''}{left} axes of size 1"
 
 
 _PROCESSES_SHOWN = 8

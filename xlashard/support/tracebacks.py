@@ -6,9 +6,15 @@ frames of both packages.
 
 import functools
 import os
+import sys
+import sysconfig
 from collections.abc import Callable
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
+
+from xlashard.config import SKIP_FILES, split_globs
 
 # Packages and modules whose code runs between a user's call and the traced function.
 _ROOMS = (
@@ -18,6 +24,60 @@ _ROOMS = (
 )
 INNER_FOLDERS = tuple(str(Path(__file__).parents[1] / room) for room in _ROOMS)
 """Folders of this package whose frames are hidden."""
+
+
+def is_users_file(file: str) -> bool:
+    """Return False for files of Python, of installed packages, of xlashard, and skipped ones.
+
+    A package is installed that lies in a folder of such packages; an editable one doesn't.
+    """
+    return not (is_skipped(file) or _installed_package(file))
+
+
+def is_skipped(file: str) -> bool:
+    """Return True if one of the globs of `XLASHARD_SKIP_FILES` matches a path or its end."""
+    text = os.environ.get(SKIP_FILES, "")
+    return bool(text) and any(
+        fnmatchcase(file, glob) or fnmatchcase(file, f"*/{glob}") for glob in split_globs(text)
+    )
+
+
+def is_of_package(file: str, program: str) -> bool:
+    """Return True if a file lies in the installed package of a program, and is not skipped.
+
+    Args:
+        file: The file.
+        program: The file of the function that became the program; `__main__` counts, too.
+    """
+    package = _installed_package(file)
+    mains = program, str(getattr(sys.modules.get("__main__"), "__file__", None) or "")
+    return (
+        package not in ("", _PYTHON)
+        and not is_skipped(file)
+        and (package in map(_installed_package, mains))
+    )
+
+
+_PYTHON = "the standard library"
+
+
+@lru_cache(maxsize=1024)
+def _installed_package(file: str) -> str:
+    """Return the folder of the installed package of a file; "" for a file of none."""
+    if file.startswith(INNER_FOLDERS):
+        return _PYTHON
+    path = Path(file)
+    for root in path.parents:
+        if root.name in ("site-packages", "dist-packages") or str(root) in _SITES:
+            return str(root / path.relative_to(root).parts[0])
+    if path.is_relative_to(_PACKAGE):
+        return _PACKAGE
+    return _PYTHON if any(map(path.is_relative_to, _STANDARD)) else ""
+
+
+_PACKAGE = str(Path(__file__).parents[1])
+_SITES = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+_STANDARD = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 
 
 def _remove_own_frames(error: BaseException) -> None:

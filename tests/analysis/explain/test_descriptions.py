@@ -1,20 +1,28 @@
 """Arguments, results and collectives in a report: origin, moves, traffic and reuse."""
 
+import importlib
+import sys
+import sysconfig
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import xlashard
 from tests.core.pjit.helpers import f32
 from tests.jax_releases import since_jaxlib
 from xlashard import UNSPECIFIED, GSPMDSharding, NamedSharding, P, explain, pjit
 from xlashard._jax.runtime import compiler
-from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.explain.model import SourceLine
+from xlashard.analysis.explain.source_lines import SourceLocator, distinguish_lines
+from xlashard.analysis.explain.tables import line_text
 from xlashard.hlo import hlo_program
 from xlashard.hlo.module import Frame
+from xlashard.support.tracebacks import is_users_file
 from xlashard.testing import assert_collectives
 
 pytestmark = pytest.mark.usefixtures("partitioner")
@@ -123,11 +131,112 @@ def test_location_is_the_innermost_user_line_of_the_function(stack, shown):
     assert line is None or line.in_user_file == (line.file == USER)
 
 
-def test_library_function_is_located_in_its_own_file():
-    sources = SourceLocator.of(f"step at {LIBRARY}:19")
-    stack = [Frame(LIBRARY, 5, "layer"), Frame(LIBRARY, 20, "Model.step"), Frame(USER, 30, "main")]
+def test_package_of_the_program_counts_as_the_users():
+    own, other = "/usr/lib/site-packages/trainer/step.py", "/usr/lib/site-packages/trainer/model.py"
+    sources = SourceLocator.of(f"step at {own}:19")
+    stack = [
+        Frame("/usr/lib/python3/dist-packages/einops.py", 3, "rearrange"),
+        Frame(LIBRARY, 5, "Dense.call"),
+        Frame(other, 9, "Model.apply"),
+        Frame(own, 20, "step"),
+        Frame(USER, 30, "main"),
+    ]
     found = sources.line(stack)
-    assert (found.file, found.line, found.in_user_file) == (LIBRARY, 5, False)
+    assert (found.file, found.line, found.in_user_file) == (other, 9, True)
+    assert found.callers == (stack[3],)
+    # A function of the user's inside of it comes first.
+    stack.insert(1, Frame(USER, 12, "loss"))
+    assert sources.line(stack).line == 12
+
+
+def test_stack_of_the_users_files_is_kept():
+    stack = [(LIBRARY, 5, "call"), (USER, 9, "dense"), (LIBRARY, 8, "scan"), (USER, 14, "layer")]
+    frames = [*(Frame(*frame) for frame in stack), Frame(USER, 20, "step"), Frame(USER, 30, "main")]
+    found = SourceLocator.of(f"step at {USER}:19").line(frames)
+    assert (found.line, [frame.line for frame in found.callers]) == (9, [14, 20])
+
+
+@pytest.mark.parametrize(
+    ("globs", "line"),
+    [
+        ("", 9),
+        ("layers.py", 14),
+        ("model/*.py", 20),
+        ("/home/me/model/*:other.py", 20),
+        ("*", 20),
+    ],
+)
+def test_skipped_files_are_not_the_users(monkeypatch, globs, line):
+    monkeypatch.setenv("XLASHARD_SKIP_FILES", globs)
+    frames = [
+        Frame("/home/me/model/layers.py", 9, "dense"),
+        Frame("/home/me/model/blocks.py", 14, "block"),
+        Frame(USER, 20, "step"),
+    ]
+    found = SourceLocator.of(f"step at {USER}:19").line(frames)
+    assert (found.line, found.in_user_file) == ((9, False) if globs == "*" else (line, True))
+
+
+def test_packages_are_installed_by_their_place():
+    lib = sysconfig.get_path("stdlib")
+    installed = [LIBRARY, jax.__file__, f"{lib}/functools.py", xlashard.__file__]
+    own = [USER, __file__, "<stdin>", "/src/editable/pkg/model.py"]
+    assert not any(map(is_users_file, installed)) and all(map(is_users_file, own))
+
+
+@st.composite
+def stacks(draw):
+    depth = draw(st.lists(st.integers(0, 2), max_size=5))
+    return tuple(Frame(USER, line, "f") for line in depth)
+
+
+@given(st.lists(stacks(), min_size=1, max_size=8, unique=True))
+def test_callers_distinguish_all_stacks_of_a_line(found):
+    lines = tuple(SourceLine("/a/b.py", 1, "f", True, stack) for stack in found)
+    named = distinguish_lines(lines)
+    assert named == lines
+    assert len(set(map(line_text, named))) == len(lines)
+    assert len(found) > 1 or named[0].distinct == ()
+
+
+LINEAR = "def dense(x, w):\n    return x @ w\n"
+MODEL = """
+from linear import dense
+
+def attention(x, p):
+    return dense(x, p["q"])
+
+def mlp(x, p):
+    return dense(x, p["up"])
+"""
+
+
+def test_rows_of_one_line_name_their_callers(mesh, tmp_path, monkeypatch):
+    for name, text in (("linear", LINEAR), ("model", MODEL)):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    model = importlib.import_module("model")
+
+    def step(p, x):
+        return model.attention(x, p) + model.mlp(x, p)
+
+    ins = {"q": named(mesh, "x"), "up": named(mesh, "y")}, named(mesh)
+    args = {"q": f32(8, 4), "up": f32(8, 4)}, f32(6, 8)
+    fun = jax.jit(step, in_shardings=ins, out_shardings=named(mesh))
+    report = explain(fun, *args)
+    causes = {line_text(c.source or c.needed_by_source) for c in report.collectives}
+    assert causes == {"linear.py:2 from model.py:5", "linear.py:2 from model.py:8"}
+    assert "linear.py:2 from model.py:5" in str(report)
+    assert "linear.py:2 from model.py:8" in report.to_html()
+    written = report.to_dict()["collectives"][0]
+    frames = (written["source"] or written["needed_by_source"])["callers"]
+    assert [frame["function"] for frame in frames[1:]] == [f"{step.__qualname__}"]
+    assert type(report).from_json(report.to_json()) == report
+    monkeypatch.setenv("XLASHARD_SKIP_FILES", "linear.py")
+    causes = {line_text(c.source or c.needed_by_source) for c in explain(fun, *args).collectives}
+    assert causes == {"model.py:5", "model.py:8"}
 
 
 def test_gradient_reduction_has_the_source_line_of_the_gradient(mesh):

@@ -61,6 +61,18 @@ def test_inputs_outputs_collectives_and_devices_are_reported(step, partitioner):
     assert report.cost.bytes_accessed > 0
 
 
+def test_mesh_axes_of_size_1_are_counted():
+    names = ("pod", "data", "stage", "fsdp", "seq", "tensor", "expert")
+    mesh = make_mesh((1, 4, 1, 1, 1, 2, 1), names)
+    batch = NamedSharding(mesh, P(("pod", "data", "fsdp"), ("tensor", "expert")))
+    for jit in (pjit, jax.jit):
+        report = explain(jit(jnp.sum, in_shardings=batch), f32(8, 4))
+        assert "data=4 × tensor=2 and 5 axes of size 1" in str(report)
+        assert {axis for c in report.collectives for axis in c.axes} == {"data", "tensor"}
+        assert report.to_dict()["place"]["mesh"][0] == ["pod", 1]
+        assert "data=4 × tensor=2 and 5 axes of size 1" in report.to_html()
+
+
 def test_call_after_explain_reuses_the_program(mesh, compilations):
     fun = pjit(lambda w, x: (w + x.sum(), x), in_shardings=named(mesh, "x"), donate_argnums=0)
     report = explain(fun, f32(8), f32(16))

@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,18 @@ from xlashard.analysis.explain.model import (
     CollectiveReport,
     CostReport,
     DonationReport,
+    IgnoredReport,
     MemoryReport,
     MoveReport,
     PlaceReport,
+    RepeatedReport,
     ReplicationReport,
     SourceLine,
+    UnevenReport,
     ValueReport,
 )
 from xlashard.analysis.explain.tables import line_text, operation_text, short_path
+from xlashard.hlo.module import Frame
 from xlashard.support.formatting import in_bytes, in_flop
 
 MIB = 1 << 20
@@ -237,6 +242,37 @@ def test_files_are_named_from_the_working_folder(tmp_path, monkeypatch):
     mine = SourceLine(str(tmp_path / "src" / "model.py"), 3, "", True)
     assert line_text(mine) == "src/model.py:3"
     assert line_text(SourceLine("<stdin>", 3, "", True)) == "<stdin>:3"
+
+
+@pytest.mark.parametrize("width", [10, 40, 60, 80, 120])
+def test_lines_are_not_broken_in_a_narrow_terminal(width):
+    callers = (Frame("/home/me/project/attention.py", 40), Frame("/home/me/project/train.py", 123))
+    place = SourceLine("/home/me/project/layers/linears_of_all.py", 110, "f", True, callers, (0, 1))
+    findings = {
+        "replications": (replace(WASTE, source=place),),
+        "uneven": (
+            UnevenReport(
+                *("float32[10,6]", "P('x')", 0, 10, ("x",), 4, 3, 12, 0, 72, 48, 240, "result[0]"),
+                *("P()", place),
+            ),
+        ),
+        "ignored": (IgnoredReport("device_put", "float32[8,8]", "P('x')", 256, (), place),),
+        "repeated": (
+            RepeatedReport(
+                *("dot_general", ("f32[256,256]",) * 2, "f32[256,256]", 8, 1, 1, 2**20, 0.5),
+                *("", "", place, place),
+            ),
+        ),
+        "collectives": (
+            collective(needed_by_source=place),
+            collective(source=place, argument="params['layers'][0]['attention']['q']"),
+        ),
+    }
+    found = report(**findings)
+    names = r"[\w./]+\.py:\d+"
+    wide, narrow = (re.findall(names, printed(found, n, all=True)) for n in (400, width))
+    assert width == 10 or (len(wide) >= 15 and sorted(narrow) == sorted(wide))
+    assert all(len(line) <= width for line in printed(found, width).splitlines())
 
 
 @pytest.mark.parametrize(

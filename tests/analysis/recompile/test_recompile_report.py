@@ -261,9 +261,11 @@ def test_as_text_json_and_table():
     assert plain["explanations"][1]["differences"] == [
         {"part": "shape", "path": "state['w']", "before": "float32[8,8]", "after": "float32[8,9]"}
     ]
-    screen = io.StringIO()
-    Console(width=200, file=screen).print(report)
-    shown = screen.getvalue()
+    for width in (40, 80, 200):
+        screen = io.StringIO()
+        Console(width=width, file=screen).print(report)
+        shown = " ".join(screen.getvalue().split())
+        assert shown.count("test_recompile_report.py:") == 2
     assert "state['w']: float32[8,8] → float32[8,9] (shape)" in shown
     assert "hint: dimension 1 of state['w']" in shown
 

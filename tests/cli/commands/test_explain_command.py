@@ -18,6 +18,7 @@ import pytest
 import xlashard
 from xlashard import legacy
 from xlashard.analysis.explain.script_report import ScriptReport
+from xlashard.analysis.explain.tables import line_text
 from xlashard.cli.commands import script_run
 from xlashard.cli.commands.script_run import matches
 from xlashard.cli.main import main
@@ -201,6 +202,26 @@ def test_kernels_of_other_devices_leave_the_other_reports(folder: Path, capsys) 
 
 
 @pytest.mark.slow
+def test_skipped_files_are_not_named(folder: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delitem(sys.modules, "layers", raising=False)
+    (folder / "layers.py").write_text("def dense(x, w):\n    return x @ w\n")
+    text = TRAIN.replace("import sys\n", "import sys\nfrom layers import dense\n")
+    (folder / "train.py").write_text(text.replace("x @ w", "dense(x, w)"))
+    for words, line in (([], "layers.py:2"), (["--skip", "lay*.py"], "train.py:19")):
+        code, report = explained(*words, "--", "python", "train.py", "1")
+        step = report.programs[1].report
+        assert code == 0 and step is not None
+        sources = {c.source for c in step.collectives if "dot_general" in c.op_name}
+        assert {line_text(source) for source in sources if source} == {line}
+        assert line in capsys.readouterr().out
+    assert os.environ["XLASHARD_SKIP_FILES"] == ""
+    for wrong in ("", "a.py:b.py"):
+        assert main(["explain", "--skip", wrong, "--", "python", "train.py", "1"]) == 2
+        assert f"--skip {wrong!r}" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_heading_of_a_recompilation_names_its_cause(folder: Path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     (folder / "again.py").write_text(
@@ -214,6 +235,33 @@ def test_heading_of_a_recompilation_names_its_cause(folder: Path, capsys, monkey
     headings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("▶")]
     again = [heading.partition("compiled again for ")[2] for heading in headings]
     assert again == ["", "x float32[4] → float32[8]", "y sharded by default → the argument"]
+
+
+@pytest.mark.slow
+def test_heading_names_weak_types_and_new_functions(folder: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    (folder / "weak.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "@jax.jit\n"
+        "def train_step(state, x):\n"
+        "    step = jnp.asarray(state['step'] + 1, jnp.int32)\n"
+        "    return {'step': step, 'w': state['w'] - x.mean()}\n"
+        "state = jax.jit(lambda: {'step': 0, 'w': jnp.ones((4, 4))})()\n"
+        "for _ in range(3):\n"
+        "    state = train_step(state, jnp.ones(8))\n"
+        "for i in range(2):\n"
+        "    scale = jax.jit(lambda x: x * i)\n"
+        "    scale(state['w']), scale(state['w'][0])\n"
+    )
+    code, report = explained("--", "weak.py")
+    out = capsys.readouterr().out
+    headings = [line for line in out.splitlines() if line.startswith("▶")]
+    assert code == 0 and len(headings) == 7
+    assert "again for state['step'] weakly typed int32[] → int32[]" in headings[2]
+    assert ["compiled again for x" in heading for heading in headings[3:]] == [False, True] * 2
+    assert ["of a new function object" in heading for heading in headings].count(True) == 1
+    numbers = [p.function for p in report.programs]
+    assert len(set(numbers)) == 4 and numbers[3] == numbers[4] != numbers[5] == numbers[6]
 
 
 @pytest.mark.slow

@@ -132,6 +132,40 @@ def test_script_for_gpus_sees_gpu_devices(folder: Path, capsys) -> None:
     }
 
 
+KERNEL = """\
+import jax, numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def scale(x):
+    scale = float(pltpu.get_tpu_info().vmem_capacity_bytes)
+
+    def kernel(source, result):
+        result[...] = source[...] * scale
+
+    return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+rows = P("data")
+step = jax.shard_map(scale, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+x = jax.device_put(np.ones((1024, 128), np.float32), NamedSharding(mesh, rows))
+print(jax.jit(step)(x).shape)
+"""
+
+
+@pytest.mark.slow
+def test_kernels_of_a_script_query_the_chip_of_the_topology(folder: Path, capsys) -> None:
+    (folder / "train.py").write_text(KERNEL)
+    assert preflight("--topology", "v5e-8", "--", "train.py") == 0
+    assert "(1024, 128)" in capsys.readouterr().out
+    own = jax.sharding.Mesh(jax.devices(), ("data",)).abstract_mesh.abstract_device
+    assert own.platform == jax.devices()[0].platform
+
+
 @pytest.mark.slow
 def test_a_program_that_does_not_fit_fails(folder: Path, capsys) -> None:
     words = ("--programs", "train_step", "--stop-after", "1", "--json", "-")

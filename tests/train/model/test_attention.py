@@ -9,7 +9,7 @@ from jax.experimental.pallas.tpu import force_tpu_interpret_mode
 
 from tests.predict.targets.gpu.plugin import needs_plugin
 from xlashard import Mesh
-from xlashard._jax.trace.cudnn import assume_cudnn
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.gpu import topology
 from xlashard.train.config.settings import KernelSettings, ModelSettings, Rules
 from xlashard.train.model.attention import attend, kernel_attention, with_kernel_of
@@ -167,7 +167,7 @@ def test_remat_policy_keeps_the_residuals_of_cudnn_attention(policy: str, passes
         return jnp.sum(jnp.sin(layer(*inputs)), dtype=jnp.float32)
 
     shapes = [jax.ShapeDtypeStruct((2, 256, heads, 64), jnp.bfloat16) for heads in (4, 2, 2)]
-    with assume_cudnn(topology("h100-1").devices[0]):
+    with assume_chip(topology("h100-1").devices[0]):
         step = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*shapes)
     text = step.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("__cudnn$fmhaSoftmax(") == passes

@@ -31,13 +31,31 @@ type Handle = jax.Array
 
 def client_of(device: Device) -> Any:
     """Return the PJRT client of a device."""
-    return xla_bridge.get_device_backend(device)
+    return device.client
 
 
 def platform_of(device: Device) -> str:
     """Return the platform of a device's lowering rules: `"cpu"`, `"tpu"`, `"cuda"`."""
     client = client_of(device)
     return xla_bridge.canonicalize_platform(getattr(client, "_raw_platform", client.platform))
+
+
+class NamedClient:
+    """PJRT client under the name of its lowering rules.
+
+    That of a group of GPUs is named `gpu`, which JAX resolves to a platform at hand.
+
+    Args:
+        client: The client.
+        platform: Name of its lowering rules.
+    """
+
+    def __init__(self, client: Any, platform: str) -> None:
+        self._client = client
+        self.platform = platform
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
 
 
 def known_platform(name: str) -> str:

@@ -44,6 +44,12 @@ def changed_settings(before: Any, after: Any) -> list[tuple[str, Any, Any]]:
     return [(name, old[name], new[name]) for name in both if old[name] != new[name]]
 
 
+def entered_meshes(context: Any) -> tuple[tuple[Any, ...], Any]:
+    """Return the meshes of `with mesh:` in a trace context, and the abstract one of `set_mesh`."""
+    old, new = map(_by_name(context).get, _MESHES)
+    return old or (), None if new is None or new.empty else new
+
+
 def _by_name(context: Any) -> dict[str, Any]:
     settings, shardy = context
     named = zip(config.trace_context_names(), settings, strict=False)

@@ -6,7 +6,6 @@ frames. The setting applies to frames of this package too.
 
 import os
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -15,7 +14,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.private import traceback_util
-from xlashard.support.tracebacks import INNER_FOLDERS, use_filter
+from xlashard.support.tracebacks import INNER_FOLDERS, is_users_file, use_filter
 
 
 def hide_frames(folder: str) -> None:
@@ -61,7 +60,6 @@ def is_called_by_jax() -> bool:
 
 
 _PASSED_BY = (*(folder + os.sep for folder in INNER_FOLDERS), JAX_FOLDER)
-_INSTALLED = tuple({sysconfig.get_path(n) + os.sep for n in ("purelib", "platlib", "stdlib")})
 
 # Wrappers of jax.jit: nnx.jit, eqx.filter_jit.
 _WRAPPERS = tuple(
@@ -87,13 +85,13 @@ def calling_line() -> tuple[str, int]:
 
 
 def script_line() -> tuple[str, int]:
-    """Return file and line of the innermost frame outside of installed packages and Python's own.
+    """Return file and line of the innermost frame of the user's files.
 
     Without one, that of the innermost frame that is neither ours nor JAX's.
     """
     for frame in callers():
         file = frame.f_code.co_filename
-        if not file.startswith((*_PASSED_BY, *_INSTALLED, "<frozen")):
+        if is_users_file(file) and not file.startswith((*_PASSED_BY, "<frozen")):
             return file, frame.f_lineno
     return calling_line()
 

@@ -9,16 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.private import mlir, pxla, replace_name, sharding_impls
-from xlashard._jax.runtime.compiler import client_of, platform_of
-from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.private import jax_dispatch, mlir, pxla, replace_name, sharding_impls
+from xlashard._jax.runtime.compiler import NamedClient, client_of, platform_of
+from xlashard._jax.runtime.shardings import Device, default_memory_kind, device_list
 from xlashard._jax.stablehlo_modules import without_layout_modes
+from xlashard._jax.trace.observed_programs import unobserved
+from xlashard._jax.trace.target_chip import assume_chip, has_kernels
 
 type DevicesByPosition = Mapping[Device, Device]
 """The new device of each device of a program, in the order of its mesh."""
-
-HOST_MEMORY = "pinned_host"
-"""Memory that all platforms have under one name; other kinds are the default one of a platform."""
 
 
 def lower_for(traced: jax.stages.Traced, devices: DevicesByPosition) -> jax.stages.Lowered:
@@ -41,12 +40,17 @@ def lower_for(traced: jax.stages.Traced, devices: DevicesByPosition) -> jax.stag
         ValueError: As JAX does, for shardings of different devices.
         NotImplementedError: If JAX has no lowering rule for the platform.
     """
-    platform = platform_of(next(iter(devices.values())))
-    with _answering(devices, platform, _written_layouts(traced)):
+    target = next(iter(devices.values()))
+    platform = platform_of(target)
+    with (
+        unobserved(),
+        assume_chip(target, in_kernels=has_kernels(traced)),
+        _answering(devices, platform, _written_layouts(traced)),
+    ):
         lowered = traced.lower(
             lowering_platforms=(platform,), _private_parameters=_parameters_of_one_call()
         )
-    return move_lowered(lowered, devices)
+    return _with_arguments(lowered, devices, lowered._lowering._device_list)
 
 
 def _parameters_of_one_call() -> Any:
@@ -56,40 +60,20 @@ def _parameters_of_one_call() -> Any:
     by a lowering for the platform's real devices.
     """
 
-    class Parameters(mlir.LoweringParameters):
+    class OneCall(mlir.LoweringParameters):
         def __eq__(self, other: object) -> bool:
             return self is other
 
-        __hash__ = object.__hash__
+        def __hash__(self) -> int:
+            return id(self)
 
-    return Parameters()
+    return OneCall()
 
 
 def _written_layouts(traced: jax.stages.Traced) -> list[Any]:
     params = traced.lojax._params
     return [layout for side in ("in_layouts", "out_layouts") for layout in params[side] if layout]
 
-
-class _Client:
-    """PJRT client under the name of its lowering rules.
-
-    That of a group of GPUs is named `gpu`, which JAX resolves to a platform at hand.
-
-    Args:
-        client: The client.
-        platform: The name.
-    """
-
-    def __init__(self, client: Any, platform: str) -> None:
-        self._client = client
-        self.platform = platform
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-
-_CLIENTS: dict[tuple[Any, str], _Client] = {}
-"""Clients by platform: JAX's cache of modules has them in its key."""
 
 _lock = threading.RLock()
 
@@ -106,14 +90,16 @@ def _answering(devices: DevicesByPosition, platform: str, written: Sequence[Any]
     thread, ids = threading.get_ident(), set(map(id, written))
     with _lock:
         find, is_default = pxla._get_and_check_device_assignment, pxla.is_default_layout
+        # Programs that a lowering rule runs are for the devices at hand.
+        waiting = {thread}
 
         def find_devices(*args: Any) -> tuple[Any, tuple[Device, ...] | None, int]:
             client, assignment, count = find(*args)
-            if threading.get_ident() != thread:
+            if threading.get_ident() not in waiting:
                 return client, assignment, count
+            waiting.clear()
             new = _move_assignment(assignment, count, devices)
-            own = client_of(new[0])
-            return _CLIENTS.setdefault((own, platform), _Client(own, platform)), new, count
+            return NamedClient(client_of(new[0]), platform), new, count
 
         def is_default_layout(layout: Any, sharding: Any, aval: Any) -> bool:
             if id(layout) in ids and threading.get_ident() == thread:
@@ -139,9 +125,10 @@ def _move_assignment(
         count: Number of its devices.
         devices: The new device of each device.
     """
-    if assignment is not None and devices.keys() >= set(assignment):
-        return tuple([devices[device] for device in assignment])
-    return tuple(devices.values())[:count]
+    if assignment is None or (count == 1 and assignment[0] not in devices):
+        # Without devices in the program, JAX takes the default one.
+        return tuple(devices.values())[:count]
+    return tuple([devices[device] for device in assignment])
 
 
 def move_lowered(lowered: Any, devices: DevicesByPosition) -> jax.stages.Lowered:
@@ -152,18 +139,32 @@ def move_lowered(lowered: Any, devices: DevicesByPosition) -> jax.stages.Lowered
         devices: The new device of each of its devices.
     """
     own = lowered._lowering
+    assignment = None if own._device_list is None else tuple(own._device_list)
+    new = _move_assignment(assignment, own.compile_args["num_devices"], devices)
+    return _with_arguments(lowered, devices, device_list(new))
+
+
+def _with_arguments(lowered: Any, devices: DevicesByPosition, new: Any) -> jax.stages.Lowered:
+    """Return a lowered function with arguments of its compilation for other devices.
+
+    Args:
+        lowered: The function.
+        devices: The new device of each of its devices.
+        new: The new device assignment.
+    """
+    own = lowered._lowering
     args = dict(own.compile_args)
-    new = _move_assignment(tuple(own._device_list or ()) or None, args["num_devices"], devices)
     for side in ("in_shardings", "out_shardings", "intermediate_shardings"):
         args[side] = tuple([move_sharding(sharding, devices) for sharding in args[side]])
     args["context_mesh"] = move_mesh(args["context_mesh"], devices)
     args["backend"] = client_of(new[0])
+    count = len(args["global_in_avals"])
+    args["tuple_args"] = jax_dispatch.should_tuple_args(count, new[0].platform)
     if new[0].platform == "gpu":
         # The module has the numbers of the callbacks, and the client of a topology takes none.
         args["host_callbacks"] = []
     moved = copy.copy(own)
-    moved.compile_args, moved._executable = args, None
-    moved._device_list = pxla._create_device_list(new)
+    moved.compile_args, moved._executable, moved._device_list = args, None, new
     moved._hlo = without_layout_modes(own._hlo, *_positions_of_references(own.compile_args))
     result = copy.copy(lowered)
     result._lowering = moved
@@ -173,16 +174,14 @@ def move_lowered(lowered: Any, devices: DevicesByPosition) -> jax.stages.Lowered
 def _positions_of_references(args: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     """Return the parameters that are closed-over references, and the results written to them.
 
-    JAX pins their layouts to those of the arrays at hand. A layout that the array was given stays.
+    JAX pins their layouts to those of the arrays at hand, which are the default ones.
     """
     mutable, tokens = args["mut"], len(args["ordered_effects"])
     if mutable is None or not mutable.in_mut:
         return [], []
     last = len(args["in_shardings"])
     first = last - len(mutable.in_mut)
-    types = zip(args["in_layouts"], args["in_shardings"], args["global_in_avals"], strict=True)
-    is_default = [pxla.is_default_layout(*each) for each in types]
-    closed = [i for i in range(first, last) if is_default[i]]
+    closed = range(first, last)
     results = [i for i, argument in enumerate(mutable.out_mut) if argument in closed]
     return [i + tokens for i in closed], [i + tokens for i in results]
 
@@ -201,7 +200,9 @@ def move_mesh(mesh: Any, devices: DevicesByPosition) -> Any:
 def move_sharding(sharding: Any, devices: DevicesByPosition) -> Any:
     """Return a sharding on the new devices; None and an unspecified one unchanged."""
     kind = getattr(sharding, "memory_kind", None)
-    kind = kind if kind == HOST_MEMORY else None
+    if kind == default_memory_kind(next(iter(devices))):
+        # Platforms have different names for their default memory.
+        kind = None
     match sharding:
         case jax.sharding.NamedSharding():
             mesh = move_mesh(sharding.mesh, devices)

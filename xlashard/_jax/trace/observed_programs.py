@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, partial
+from itertools import count
 from typing import Any, Literal, Protocol
 
 import jax
@@ -173,6 +174,28 @@ def trees_under_way(jaxpr: Any) -> tuple[Any, Any] | None:
     return None
 
 
+def function_under_way(jaxpr: Any) -> int:
+    """Return a number of the function object that this thread calls; 0 where that is unknown.
+
+    Args:
+        jaxpr: The jaxpr of the program that is called.
+    """
+    for frame in callers():
+        if frame.f_code.co_name == "_run_python_pjit" and "fun" in frame.f_locals:
+            local = frame.f_locals
+            return number_function(local["fun"]) if local["p"].params["jaxpr"] is jaxpr else 0
+    return 0
+
+
+def number_function(fun: Any) -> int:
+    """Return the number of a function object, which no other object of this process has."""
+    return _numbers.setdefault(fun, next(_count))
+
+
+_count = count(1)
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
 def caller_locals(file: str, function: str) -> dict[str, Any] | None:
     """Return the variables of the innermost frame of a function that calls; None without one.
 
@@ -199,18 +222,22 @@ _lowered: weakref.WeakKeyDictionary[Any, JitLowering] = weakref.WeakKeyDictionar
 
 def observers() -> tuple[ProgramObserver, ...]:
     """Return the observers of this thread's programs, the latest one last."""
-    return () if all_observers and is_unobserved() else all_observers
+    return () if all_observers and is_paused() else all_observers
 
 
-def is_unobserved() -> bool:
-    """Return True while no program of this thread is sent to observers."""
+def is_paused() -> bool:
+    """Return True inside of `unobserved`."""
     return getattr(_thread, "is_paused", False)
 
 
 @contextmanager
 def unobserved() -> Iterator[None]:
-    """Send no program and no cache miss of this thread to the observers."""
-    before, _thread.is_paused = is_unobserved(), True
+    """Send no program of this thread to the observers, and record no cache miss of it.
+
+    What a report traces and compiles is no part of the user's program.
+    """
+    before = is_paused()
+    _thread.is_paused = True
     try:
         yield
     finally:
@@ -453,7 +480,7 @@ class _MissWatch:
             observer(call, stage, seconds, source)
 
     def _infer_params(self, fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
-        is_watched = self._observer is not None and not is_unobserved()
+        is_watched = self._observer is not None and not is_paused()
         if not is_watched or not core.trace_state_clean() or _is_of_jax(fun):
             return self._infer(fun, options, args, kwargs)
         _THREAD.call = call = JitCall(JitFunction(fun, options), (args, kwargs))

@@ -1,16 +1,14 @@
 """Trace dimensions of values in a jaxpr back to their origins."""
 
-import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from xlashard._jax.private import core, source_info_util
 from xlashard._jax.trace.jaxprs import Jaxpr, as_function, scan_operands
 from xlashard._jax.trace.primitive_names import CONSTRAINT, CONTROL_FLOW, ELEMENTWISE, REDUCTIONS
 from xlashard._jax.trace.tracing import bodies, is_jaxpr, replace_fields
+from xlashard.support.tracebacks import is_users_file
 
 type Line = tuple[str, int]
 """File and line of the user's code."""
@@ -185,18 +183,6 @@ def user_line(eqn: Any) -> Line | None:
     """Return the innermost line of an equation outside of installed packages, or the innermost."""
     lines = [(file, line) for file, line, _ in source_frames(eqn)]
     return next((line for line in lines if is_users_file(line[0])), lines[0] if lines else None)
-
-
-@lru_cache(maxsize=1024)
-def is_users_file(file: str) -> bool:
-    """Return False for files of Python, of installed packages and of xlashard."""
-    if {"site-packages", "dist-packages"} & set(Path(file).parts):
-        return False
-    return not any(Path(file).is_relative_to(root) for root in (_PACKAGE, *_INSTALLED))
-
-
-_PACKAGE = str(Path(__file__).parents[2])
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 
 
 def _lines(eqn: Any) -> frozenset[Line]:

@@ -10,9 +10,8 @@ import jax
 from xlashard._jax.private import core, named_sharding, pe
 from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER
-from xlashard._jax.trace.origins import is_users_file
 from xlashard._jax.trace.tracing import value_behind
-from xlashard.support.tracebacks import INNER_FOLDERS
+from xlashard.support.tracebacks import INNER_FOLDERS, is_users_file
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,7 @@ def _describe(value: ProgramValue, decided: Decided) -> ValueReport:
         copies=0 if sharding is None else sharding.rank_tiling(value.aval.ndim).num_replicas,
         memory_kind=None if sharding is None else custom_memory_kind(sharding),
         used=sharding is not None,
+        weak_type=bool(getattr(value.aval, "weak_type", False)),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime import compiler, executables
+from xlashard._jax.trace.observed_programs import unobserved
 from xlashard._version import __version__
 from xlashard.analysis.explain.descriptions import (
     describe_collectives,
@@ -21,6 +22,7 @@ from xlashard.analysis.explain.model import CostReport, MemoryReport, PlaceRepor
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.repeated import describe_repeated
 from xlashard.analysis.explain.replication import describe_replications
+from xlashard.analysis.explain.source_lines import distinguish_lines
 from xlashard.analysis.explain.uneven_constraints import describe_uneven
 from xlashard.analysis.programs.program import Compilation
 from xlashard.analysis.programs.read import compile_program, read
@@ -63,7 +65,7 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
         >>> report.collectives
         ()
     """
-    with short_tracebacks:
+    with short_tracebacks, unobserved():
         return _report(compile_program(read(fun, args, kwargs, "explain")))
 
 
@@ -75,7 +77,7 @@ def _report(program: Compilation) -> ProgramReport:
     for module in program.modules:
         not_understood.update(module.not_understood)
         not_understood["loop of unknown trip count"] += len(module.unknown_loops)
-    return ProgramReport(
+    report = ProgramReport(
         name=program.name,
         place=_place(program),
         cost=_cost(program),
@@ -90,6 +92,7 @@ def _report(program: Compilation) -> ProgramReport:
         forgotten=program.program.unknown,
         **find_all(program, ProgramReport),
     )
+    return distinguish_lines(report)
 
 
 FINDERS: Mapping[str, Callable[[Compilation], Sequence[Any]]] = {

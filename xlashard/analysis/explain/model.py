@@ -1,9 +1,10 @@
 """Data model of program reports: frozen values of plain types."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from xlashard.hlo.collective_kinds import CollectiveKind
+from xlashard.hlo.module import Frame
 from xlashard.support.formatting import typed
 
 type Decided = Literal[
@@ -31,6 +32,7 @@ class ValueReport:
         memory_kind: Its memory kind, unless that is the default.
         used: False for an argument that the program drops because no result depends on it; it has
             no `spec`, and takes no bytes on the devices.
+        weak_type: True for the type of a Python number, which arithmetic with another type takes.
     """
 
     path: str
@@ -43,6 +45,7 @@ class ValueReport:
     copies: int
     memory_kind: str | None = None
     used: bool = True
+    weak_type: bool = False
 
     @property
     def type(self) -> str:
@@ -59,12 +62,18 @@ class SourceLine:
         line: The line, from 1 on.
         function: The function around it; empty if unknown.
         in_user_file: False for files of Python, of installed packages and of xlashard.
+        callers: The frames of the user's files around it, innermost first, up to the function that
+            became the program.
+        distinct: Positions in `callers` of the frames that distinguish it from other stacks of the
+            report with this line, innermost first.
     """
 
     file: str
     line: int
     function: str
     in_user_file: bool
+    callers: tuple[Frame, ...] = ()
+    distinct: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

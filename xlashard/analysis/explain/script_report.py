@@ -17,6 +17,7 @@ from xlashard.analysis.explain.tables import (
     SerializableReport,
     decided_text,
     listing,
+    near_text,
 )
 from xlashard.errors import counted
 from xlashard.support.documents import ReportFormat
@@ -45,6 +46,8 @@ class ScriptProgram:
         calls: Number of calls; 0 for a program that was only lowered.
         report: Report of the program; None if `error` is set.
         error: Reason why the program can't be explained; empty otherwise.
+        function: Number of the function object: two that were made of one line have two numbers.
+            It is 0 for a program that was only lowered.
     """
 
     name: str
@@ -53,6 +56,7 @@ class ScriptProgram:
     calls: int
     report: ProgramReport | None
     error: str = ""
+    function: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,13 @@ class ScriptReport(SerializableReport):
     omitted: OmittedPrograms
 
     def _sections(self, page: Page) -> Iterator[RenderableType | None]:
-        seen: dict[tuple[str, str], ScriptProgram] = {}
+        seen: dict[tuple[str, str, int], ScriptProgram] = {}
+        places: set[tuple[str, str]] = set()
         for program in self.programs:
-            function = program.name, program.source
-            yield _heading(program, seen.get(function))
-            seen[function] = program
+            place = program.name, program.source
+            yield _heading(program, seen.get((*place, program.function)), place in places)
+            seen[*place, program.function] = program
+            places.add(place)
             if program.report is None:
                 yield Text(f"  can't be explained: {program.error}\n")
                 continue
@@ -119,21 +125,30 @@ class ScriptReport(SerializableReport):
         )
 
 
-def _heading(program: ScriptProgram, earlier: ScriptProgram | None) -> Text:
+def _heading(program: ScriptProgram, earlier: ScriptProgram | None, is_known: bool) -> Text:
     """Return the line above the report of a program: its name, source, calls and caller.
 
     Args:
         program: The program.
         earlier: The last program of the same function before.
+        is_known: Whether another function of its name and line had a program before.
     """
-    parts = [f"defined at {program.source}"] if program.source else []
+    parts = [f"defined at {_near(program.source)}"] if program.source else []
     if program.calls:
-        parts.append(f"{counted(program.calls, 'call')} from {program.caller}")
+        parts.append(f"{counted(program.calls, 'call')} from {_near(program.caller)}")
     else:
-        parts.append(f"lowered at {program.caller}")
+        parts.append(f"lowered at {_near(program.caller)}")
     if earlier is not None:
         parts.append(f"compiled again for {_changed_arguments(earlier, program)}")
+    elif is_known:
+        parts.append("of a new function object: make and jit it once")
     return Text.assemble((f"▶ {program.name}", "bold"), "  ", (", ".join(parts), "dim"))
+
+
+def _near(place: str) -> str:
+    """Shorten the path of `folder/train.py:12`."""
+    file, _, line = place.rpartition(":")
+    return near_text(file, int(line)) if line.isdecimal() else place
 
 
 def _changed_arguments(old: ScriptProgram, new: ScriptProgram) -> str:
@@ -146,6 +161,9 @@ def _changed_arguments(old: ScriptProgram, new: ScriptProgram) -> str:
         was = before.get(now.path, now)
         if was.type != now.type:
             changed.append(f"{now.path} {was.type} → {now.type}")
+        elif was.weak_type != now.weak_type:
+            texts = (f"{'weakly typed ' * v.weak_type}{v.type}" for v in (was, now))
+            changed.append(f"{now.path} {' → '.join(texts)}")
         elif was.spec != now.spec:
             # A program drops an argument that it does not use, with its sharding.
             changed.append(f"{now.path} {was.spec or 'not used'} → {now.spec or 'not used'}")
@@ -160,7 +178,7 @@ def _changed_arguments(old: ScriptProgram, new: ScriptProgram) -> str:
 
 def _row(program: ScriptProgram) -> Sequence[RenderableType]:
     report = program.report
-    calls, named = str(program.calls or ""), (program.name, program.source)
+    calls, named = str(program.calls or ""), (program.name, _near(program.source))
     if report is None:
         return calls, "", "", "", *named
     memory = report.memory
@@ -199,7 +217,7 @@ def explain_recorded(program: "RecordedProgram") -> ScriptProgram:
     except Exception as e:
         error = error_text(e)
     place = program.name, program.source, program.caller, program.calls
-    return ScriptProgram(*place, report, error)
+    return ScriptProgram(*place, report, error, program.function)
 
 
 @dataclass(frozen=True, repr=False)

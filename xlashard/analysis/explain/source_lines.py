@@ -1,11 +1,15 @@
 """Pick the lines of the user's program that a report shows."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache, cached_property
+from itertools import zip_longest
+from operator import is_
+from typing import Any
 
-from xlashard._jax.trace.origins import is_users_file
 from xlashard.analysis.explain.model import SourceLine
 from xlashard.hlo.module import Frame
+from xlashard.support.tracebacks import is_of_package, is_users_file
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,10 @@ class SourceLocator:
         return cls(name, place.rpartition(":")[0])
 
     def line(self, frames: Sequence[Frame]) -> SourceLine | None:
-        """Return the innermost line of the user's files inside the function, else the innermost.
+        """Return the innermost line of the user's files inside the function.
+
+        Where an installed package has the whole program, its files are the user's. Without one of
+        them, the line is the innermost.
 
         Args:
             frames: A stack, innermost first. Its outer end is the code that traced the function.
@@ -36,8 +43,10 @@ class SourceLocator:
         inside = frames[: own[-1] + 1] if own else frames
         if not inside:
             return None
-        frame = next((f for f in inside if is_users_file(f.file)), inside[0])
-        return SourceLine(frame.file, frame.line, frame.function, is_users_file(frame.file))
+        users = [f for f in inside if self._is_users_file(f.file)]
+        users = users or [f for f in inside if is_of_package(f.file, self.file)]
+        frame, *callers = users or inside[:1]
+        return SourceLine(frame.file, frame.line, frame.function, bool(users), tuple(callers))
 
     def own_line(self, frames: Sequence[Frame]) -> SourceLine | None:
         """Return `line(frames)`, or None if a known function is not on the stack."""
@@ -45,5 +54,51 @@ class SourceLocator:
             return None
         return self.line(frames)
 
+    @cached_property
+    def _is_users_file(self) -> Callable[[str], bool]:
+        return cache(is_users_file)
+
     def _is_of_function(self, frame: Frame) -> bool:
         return frame.file == self.file and frame.function.rpartition(".")[2] == self.function
+
+
+def distinguish_lines[T](report: T) -> T:
+    """Return a report whose lines name their callers where several stacks have one line."""
+    stacks: dict[tuple[str, int], dict[SourceLine, None]] = {}
+
+    def collect(source: SourceLine) -> SourceLine:
+        stacks.setdefault((source.file, source.line), {})[source] = None
+        return source
+
+    _change_lines(report, collect)
+    apart = {
+        source: replace(source, distinct=_branches(source.callers, [s.callers for s in sources]))
+        for sources in stacks.values()
+        for source in sources
+        if len(sources) > 1
+    }
+    return _change_lines(report, lambda source: apart.get(source, source)) if apart else report
+
+
+def _branches(stack: Sequence[Frame], others: Iterable[Sequence[Frame]]) -> tuple[int, ...]:
+    """Return the positions at which others of some stacks part from a stack."""
+    parted = set()
+    for other in others:
+        pairs = zip_longest(stack, other)
+        parted.add(next((i for i, (one, two) in enumerate(pairs) if one != two), len(stack)))
+    return tuple(sorted(i for i in parted if i < len(stack)))
+
+
+def _change_lines(value: Any, change: Callable[[SourceLine], SourceLine]) -> Any:
+    """Return a value of frozen dataclasses and tuples with each of its lines changed."""
+    if isinstance(value, SourceLine):
+        return change(value)
+    if isinstance(value, tuple):
+        changed_items = tuple([_change_lines(item, change) for item in value])
+        return value if all(map(is_, changed_items, value)) else changed_items
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    old = {field.name: getattr(value, field.name) for field in fields(value)}
+    new = {name: _change_lines(part, change) for name, part in old.items()}
+    changed = {name: part for name, part in new.items() if part is not old[name]}
+    return replace(value, **changed) if changed else value

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
@@ -23,13 +24,19 @@ _LONGEST_FILE = 28
 
 
 def line_text(source: SourceLine) -> str:
-    """Format a line as `model.py:12`, with its path relative to the working folder."""
-    path = Path(source.file)
+    """Format a line as `model.py:12`, or `layers.py:7 from model.py:12` where that is ambiguous."""
+    frames = (source, *(source.callers[i] for i in source.distinct))
+    return " from ".join([near_text(frame.file, frame.line) for frame in frames])
+
+
+def near_text(file: str, line: int) -> str:
+    """Format a line with its path relative to the working folder, or the end of a long path."""
+    path = Path(file)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     if len(path.parts) > 2 and (path.is_absolute() or len(str(path)) > _LONGEST_FILE):
         path = Path(*path.parts[-2:])
-    return f"{path}:{source.line}"
+    return f"{path}:{line}"
 
 
 def operation_text(op_name: str) -> str:
@@ -226,24 +233,96 @@ def place_text(source: SourceLine | None) -> Text:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[RenderableType]]) -> RenderableType:
     """Return a table; a column whose name begins with `>` is right-aligned and not wrapped."""
-    table = Table(
-        box=None,
-        padding=(0, 2, 0, 0),
-        header_style="dim",
-        pad_edge=False,
-        show_header=any(column.strip(">") for column in columns),
-    )
-    for column in columns:
-        right = column.startswith(">")
-        table.add_column(
-            column.removeprefix(">"),
-            justify="right" if right else "left",
-            no_wrap=right,
-            overflow="fold",
+    texts = [[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in rows]
+    return Padding(_Table(columns, texts), (0, 0, 0, 2))
+
+
+_GAP = 2
+"""Columns of the terminal between two columns of a table."""
+
+_LONGEST_WORD = 20
+"""Longer words are broken where the terminal is narrow, but for `model.py:12`; in characters."""
+
+_LINE = re.compile(r".+:\d+\W*")
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Rich renderable of a table; a list where the terminal is too narrow for its columns."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Text]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = self._widths(options.max_width)
+        yield self._list() if widths is None else self._table(widths)
+
+    def _widths(self, room: int) -> list[int] | None:
+        """Return the width of each column; None if they break words."""
+        columns = list(zip(map(Text, self._names()), *self.rows, strict=True))
+        widths = [max(cell.cell_len for cell in cells) for cells in columns]
+        room -= _GAP * (len(widths) - 1)
+        # No word is broken where that fits.
+        for longest in (max(room, _LONGEST_WORD), _LONGEST_WORD):
+            least = [
+                width
+                if name.startswith(">")
+                else min(width, max(_least_width(cell, longest) for cell in cells))
+                for name, width, cells in zip(self.columns, widths, columns, strict=True)
+            ]
+            if sum(least) <= room:
+                break
+        else:
+            return None
+        while sum(widths) > room:
+            widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+            widths[widest] -= 1
+        return widths
+
+    def _names(self) -> list[str]:
+        return [column.removeprefix(">") for column in self.columns]
+
+    def _table(self, widths: Sequence[int]) -> Table:
+        table = Table(
+            box=None,
+            padding=(0, _GAP, 0, 0),
+            header_style="dim",
+            pad_edge=False,
+            show_header=any(self._names()),
         )
-    for row in rows:
-        table.add_row(*row)
-    return Padding(table, (0, 0, 0, 2))
+        for column, name, width in zip(self.columns, self._names(), widths, strict=True):
+            right = column.startswith(">")
+            table.add_column(
+                name,
+                justify="right" if right else "left",
+                no_wrap=right,
+                overflow="fold",
+                width=width,
+            )
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def _list(self) -> Table:
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column()
+        grid.add_column(overflow="fold")
+        for row in self.rows:
+            cells = [
+                Text.assemble((f"{name} ", "dim") if name else "", cell)
+                for name, cell in zip(self._names(), row, strict=True)
+                if cell
+            ]
+            grid.add_row("–", Text(" · ").join(cells))
+        return grid
+
+
+def _least_width(cell: Text, longest: int) -> int:
+    """Return the columns that a cell needs so that no line's name, or shorter word, is broken."""
+    words = [(word, cell_len(word)) for word in cell.plain.split()]
+    return max(
+        (size if _LINE.fullmatch(word) else min(size, longest) for word, size in words), default=0
+    )
 
 
 def columns_table(columns: Mapping[str, Sequence[RenderableType]]) -> RenderableType:

@@ -15,12 +15,18 @@ import numpy as np
 
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, executables
-from xlashard._jax.runtime.shardings import UnspecifiedValue, is_compile_only, layout_text
+from xlashard._jax.runtime.shardings import (
+    Device,
+    UnspecifiedValue,
+    is_compile_only,
+    layout_text,
+)
 from xlashard._jax.stablehlo_modules import list_unportable_calls
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.closure_names import find_variable_name
 from xlashard._jax.trace.jaxprs import closed_over_arrays
 from xlashard._jax.trace.lower_for import DevicesByPosition, lower_for, move_lowered, move_mesh
+from xlashard._jax.trace.target_chip import trace_for_chip
 from xlashard._jax.trace.tracing import inner_shardings, is_token, physical_aval, shaped
 from xlashard._jax.tree_definitions import in_default_registry
 from xlashard.analysis.programs.program import (
@@ -108,7 +114,10 @@ class JitProgram(Program):
 
 
 def read_function(
-    fun: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    fun: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    device: Device | None = None,
 ) -> JitProgram:
     """Trace a call of anything that JAX can lower.
 
@@ -118,6 +127,7 @@ def read_function(
             `jax.jit` would trace it. See `unwrap` for partials and bound methods.
         args: Positional arguments; a `jax.ShapeDtypeStruct` stands in for an array.
         kwargs: Keyword arguments.
+        device: A device of the topology that the program is for; None for those at hand.
 
     Raises:
         ArgumentError: If `fun` does not reach `jax.jit`, or closes over tracers.
@@ -127,8 +137,9 @@ def read_function(
         fun = jax.jit(_make_hashable(fun))
     if jitted.is_jitted(fun):
         user = jitted.function_of(fun)[0]
-        return read_trace(jitted.trace_jitted(fun, args, kwargs), user)
-    trace = _capture(fun, args, kwargs)
+        trace, _ = trace_for_chip(lambda: jitted.trace_jitted(fun, args, kwargs), device)
+        return read_trace(trace, user)
+    trace, _ = trace_for_chip(lambda: _capture(fun, args, kwargs), device)
     user = getattr(fun, "__wrapped__", fun)
     if trace is None:
         raise ArgumentError(

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from xlashard._jax.runtime import compiler, executables
+from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.trace.lower_for import DevicesByPosition, move_mesh
+from xlashard._jax.trace.target_chip import trace_for_chip
 from xlashard._jax.trace.tracing import shaped, source_of
 from xlashard.analysis.programs.program import (
     Compilation,
@@ -98,9 +100,22 @@ class PjitProgram(Program):
         return read_call(self.function, call)
 
 
-def read_function(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PjitProgram:
-    """Trace a call of a pjit-ed function."""
-    return read_call(function, function.trace(args, kwargs))
+def read_function(
+    function: Function,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: Device | None = None,
+) -> PjitProgram:
+    """Trace a call of a pjit-ed function.
+
+    Args:
+        function: The function.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        device: A device of the topology that the program is for; None for those at hand.
+    """
+    call, _ = trace_for_chip(lambda: function.trace(args, kwargs), device)
+    return read_call(function, call)
 
 
 def read_stage(stage: Any) -> Program | LoweredModule | Compilation:

@@ -16,7 +16,6 @@ from xlashard._jax.runtime.tracebacks import script_line
 from xlashard._jax.trace import observed_programs
 from xlashard._jax.trace.jitted import JitTrace, make_trace
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedCall, ObservedProgram
-from xlashard._jax.trace.origins import is_users_file
 from xlashard._jax.trace.tracing import (
     inner_shardings,
     physical_aval,
@@ -31,6 +30,7 @@ from xlashard.core.pjit.stages.wrapper_paths import NnxPaths, call_under_way, eq
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.support.formatting import in_bytes, near_line
 from xlashard.support.lazily import deferred
+from xlashard.support.tracebacks import is_users_file
 
 if TYPE_CHECKING:
     from xlashard.analysis.programs import from_pjit
@@ -58,6 +58,7 @@ class RecordedProgram:
         caller: File and line of the first call, or of `lower`.
         is_operation: True for an operation of JAX outside of `jit`, such as `jnp.add`.
         num_devices: Number of devices of its arguments, mesh, and shardings inside.
+        function: Number of the function object; 0 for a program that was only lowered.
         calls: Number of calls, those of an executable of `lower().compile()` included.
 
     Example:
@@ -73,6 +74,7 @@ class RecordedProgram:
     caller: str
     is_operation: bool
     num_devices: int
+    function: int = 0
     calls: int = 0
     _program: Any = field(default=None)
     _paths: tuple[Sequence[str], Sequence[str]] | None = None
@@ -224,10 +226,18 @@ def _record(program: ObservedProgram) -> RecordedProgram:
         source=near_line(*source.rsplit(":", 1)) if at and ":" in source and is_own else "",
         caller=near_line(file, line),
         is_operation=observed_programs.is_operation(program.jaxpr),
+        function=_number_function(program),
         num_devices=max([1, *(getattr(s, "num_devices", 1) for s in _shardings(program))]),
         _program=kept,
         _paths=paths,
     )
+
+
+def _number_function(program: ObservedProgram) -> int:
+    if isinstance(program, JitLowering):
+        return observed_programs.function_under_way(program.jaxpr)
+    own: Any = program
+    return observed_programs.number_function(own.function)
 
 
 def _shardings(program: ObservedProgram) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.tracing import Tracer
 from xlashard.analysis.programs import from_jax
@@ -23,7 +24,11 @@ _PROGRAMS = (RecordedProgram, Program, LoweredModule, Compilation)
 
 
 def read(
-    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: str
+    fun: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    caller: str,
+    device: Device | None = None,
 ) -> Program | LoweredModule | Compilation:
     """Return the program of a call, or of a stage as far as it has come.
 
@@ -34,6 +39,7 @@ def read(
         args: Positional arguments of a call.
         kwargs: Keyword arguments of the call.
         caller: The function that the user called, for errors.
+        device: A device of the topology that the program is for; None for those at hand.
 
     Raises:
         ArgumentError: If `fun` is of another type, or arguments come with a stage.
@@ -51,24 +57,27 @@ def read(
             f"{caller} takes a function or one of its stages, not {type(fun).__name__}: write "
             f"xlashard.{caller}(f, x), without calling f"
         )
-    return read_call(*from_jax.unwrap(fun, args, kwargs))
+    return read_call(*from_jax.unwrap(fun, args, kwargs), device)
 
 
-def read_call(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+def read_call(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: Device | None = None
+) -> Program:
     """Trace a call of a function, which is as `xlashard.analysis.programs.from_jax.unwrap` returns.
 
     Args:
         fun: The function.
         args: Positional arguments.
         kwargs: Keyword arguments.
+        device: As for `read`.
 
     Raises:
         ArgumentError: If an argument is a tracer.
     """
     _check_tracers(fun, args, kwargs)
     if hasattr(fun, "_function"):
-        return from_pjit.read_function(fun._function, args, kwargs)
-    return from_jax.read_function(fun, args, kwargs)
+        return from_pjit.read_function(fun._function, args, kwargs, device)
+    return from_jax.read_function(fun, args, kwargs, device)
 
 
 def find_stage(value: Any) -> Any:

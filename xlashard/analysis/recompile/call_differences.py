@@ -1,21 +1,26 @@
 """Differences between two calls of a function that need different programs."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Literal
 
 from xlashard._jax.lowering import aval_text, memory_kind_of
-from xlashard._jax.runtime.global_state import changed_settings
+from xlashard._jax.runtime.global_state import changed_settings, entered_meshes
 from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.tree_definitions import outline
 from xlashard.core.pjit.arguments import Argument
 from xlashard.core.pjit.cache_miss import LONGEST_TEXT, CallKey, StaticValue
 from xlashard.core.pjit.shardings.resources import described
+from xlashard.core.pjit.stages.wrapper_paths import LEAF, static_parts
 from xlashard.core.sharding import Mesh, Sharding, XLACompatibleSharding
-from xlashard.support.formatting import shortened
+from xlashard.support.formatting import shortened, sizes_text
 from xlashard.support.lazily import dataclass
 
 type Part = Literal[
     "structure",
+    "static field",
     "static argument",
     "shape",
     "dtype",
@@ -30,6 +35,10 @@ type Part = Literal[
     "compiler option",
     "setting",
 ]
+
+
+FUNCTIONS = ("function", "method", "partial", "custom_jvp", "custom_vjp", "PjitFunction")
+"""Names of types whose values are functions."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +74,9 @@ def differences(before: CallKey, after: CallKey) -> tuple[CallDifference, ...]:
     both = [(olds[a.path], a) for a in after.arguments if a.path in olds]
     for old, new in both:
         changes += _types(old, new)
-    if before.mesh != after.mesh:
-        changes.append(CallDifference("mesh in force", "", *_mesh_texts(before.mesh, after.mesh)))
+    entered = entered_meshes(before.context), entered_meshes(after.context)
+    if before.mesh != after.mesh or entered[0] != entered[1]:
+        changes.append(CallDifference("mesh in force", "", *_mesh_texts(before, after)))
     placed = before.devices is not None and after.devices is not None
     if placed:
         for old, new in both:
@@ -103,13 +113,36 @@ def _structure(before: CallKey, after: CallKey) -> Iterator[CallDifference]:
     olds, news = (set(key.in_tree.children()[1].node_data()[1]) for key in (before, after))
     for name in sorted(olds ^ news):
         yield _difference("structure", name, (name in olds, name in news), _passing_text)
-    if olds == news:
+    if olds != news:
+        return
+    olds, news = map(_static_parts, (before, after))
+    changed = [path for path in news if path in olds and olds[path] != news[path]]
+    for path in changed:
+        yield CallDifference("static field", path, *_static_texts(olds[path], news[path]))
+    # The tree of eqx.filter_jit's own function, if its static arguments differ.
+    if not changed and before.statics == after.statics:
         trees = _different_subtrees(before.in_tree, after.in_tree)
         yield _difference("structure", "", trees, lambda tree: shortened(str(tree), LONGEST_TEXT))
 
 
 def _passing_text(by_name: bool) -> str:
     return f"passed by {'name' if by_name else 'position'}"
+
+
+def _static_parts(key: CallKey) -> dict[str, StaticValue]:
+    """Return the static fields of the arguments' nodes, by path."""
+    args, kwargs = outline(key.in_tree, [LEAF] * key.in_tree.num_leaves)
+    roots = dict(zip(_positional_names(key), args, strict=True)) | kwargs
+    parts = (part for root, value in roots.items() for part in static_parts(value, root))
+    return {path: StaticValue.of(path, part, False) for path, part in parts}
+
+
+def _positional_names(key: CallKey) -> Iterator[str]:
+    """Yield the name of each positional argument, with which its arrays' paths begin."""
+    paths = iter([argument.path for argument in key.arguments])
+    for position, tree in enumerate(key.in_tree.children()[0].children()):
+        own = list(islice(paths, tree.num_leaves))
+        yield re.split(r"[.\[]", own[0])[0] if own else f"argument {position}"
 
 
 def _different_subtrees(before: Any, after: Any) -> tuple[Any, Any]:
@@ -129,14 +162,21 @@ def _statics(
         old, new = olds.get(name), news.get(name)
         if old == new:
             continue
-        texts = [value.text if value else "its default" for value in (old, new)]
         if old and new and replace(old, by_name=new.by_name) == new:
             yield _difference("structure", name, (old.by_name, new.by_name), _passing_text)
             continue
-        if texts[0] == texts[1] and old and new:
-            other = "an unequal value with the same repr"
-            texts[1] = other if old.kind == new.kind else f"{new.text} ({new.kind})"
-        yield CallDifference("static argument", name, texts[0], texts[1])
+        yield CallDifference("static argument", name, *_static_texts(old, new))
+
+
+def _static_texts(old: StaticValue | None, new: StaticValue | None) -> tuple[str, str]:
+    """Return the texts of two static values, and how they differ if the texts don't."""
+    before, after = (value.text if value else "its default" for value in (old, new))
+    if old and new and before == after:
+        other = "an unequal value with the same repr"
+        if old.kind in FUNCTIONS:
+            other = f"another {old.kind} of this name"
+        after = other if old.kind == new.kind else f"{after} ({new.kind})"
+    return before, after
 
 
 def _types(old: Argument, new: Argument) -> Iterator[CallDifference]:
@@ -209,18 +249,30 @@ def _sharding_texts(before: Sharding, after: Sharding) -> tuple[str, str]:
     return first, second
 
 
-def _mesh_texts(before: Mesh | None, after: Mesh | None) -> tuple[str, str]:
-    first, second = _mesh_text(before), _mesh_text(after)
-    if first == second and before is not None and after is not None:
-        first += f" on {_device_text(before._flat_devices_tuple)}"
-        second += f" on {_device_text(after._flat_devices_tuple)}"
-    return first, second
+def _mesh_texts(before: CallKey, after: CallKey) -> tuple[str, str]:
+    olds, news = (
+        (_mesh_text(key.mesh), _entered_text(key), _mesh_devices(key)) for key in (before, after)
+    )
+    # The mesh alone where the two differ in it.
+    shown = [i for i in (0, 1, 2) if i == 0 or (olds[0] == news[0] and olds[i] != news[i])]
+    return " ".join(olds[i] for i in shown), " ".join(news[i] for i in shown)
+
+
+def _entered_text(key: CallKey) -> str:
+    """Return the contexts that put the mesh in force."""
+    old, abstract = entered_meshes(key.context)
+    contexts = [*["`with mesh:`"] * len(old), *["jax.set_mesh"] * (abstract is not None)]
+    return f"by {' and '.join(contexts) or 'no context'}"
+
+
+def _mesh_devices(key: CallKey) -> str:
+    return f"on {_device_text(None if key.mesh is None else key.mesh._flat_devices_tuple)}"
 
 
 def _mesh_text(mesh: Mesh | None) -> str:
     if mesh is None:
         return "none"
-    return f"Mesh({', '.join(f'{name}={size}' for name, size in mesh.shape.items())})"
+    return sizes_text(mesh.shape.items())
 
 
 def _device_text(devices: tuple[Device, ...] | None) -> str:

@@ -17,7 +17,7 @@ def explain_recompile(fun: Any) -> RecompileReport:
     settings and meshes in which the two differ.
 
     Calls of functions of `jax.jit`, `nnx.jit` and `eqx.filter_jit` are recorded after
-    `watch_recompiles`. To log each cache miss, set `XLASHARD_EXPLAIN_RECOMPILES=1`, which watches,
+    `watch`. To log each cache miss, set `XLASHARD_EXPLAIN_RECOMPILES=1`, which watches,
     too, or `logging.getLogger("xlashard.recompile").setLevel(logging.INFO)`, or JAX's own
     `jax_explain_cache_misses`.
 
@@ -54,11 +54,12 @@ def explain_recompile(fun: Any) -> RecompileReport:
     return JIT_LOGS.report(inner)
 
 
-def watch_recompiles() -> ExitStack:
+def watch() -> ExitStack:
     """Record cache misses of functions of `jax.jit` for `explain_recompile`, from now on.
 
-    Functions of `pjit` are always recorded. While it watches, two functions of JAX that run at a
-    cache miss are replaced; a call that hits JAX's cache costs what it cost before.
+    Functions of `pjit` are always recorded; what `explain`, `preflight` and `auto_shard` trace is
+    not. While it watches, two functions of JAX that run at a cache miss are replaced; a call that
+    hits JAX's cache costs what it cost before.
 
     Returns:
         A context manager that ends it and puts JAX's functions back; so does its `close()`. What
@@ -67,9 +68,13 @@ def watch_recompiles() -> ExitStack:
     Example:
         >>> import jax, numpy as np
         >>> double = jax.jit(lambda x: x * 2)
-        >>> with watch_recompiles():
+        >>> with watch():
         ...     _ = double(np.ones(4)), double(np.ones(5))
         >>> print(explain_recompile(double).explanations[1].differences[0])
         x: float32[4] → float32[5] (shape)
     """
     return JIT_LOGS.watch()
+
+
+watch_recompiles = watch
+"""The earlier name of `watch`."""

@@ -55,15 +55,21 @@ class _JitLog:
         avals = list(map(abstractify, values))
         dynamic = tuple(a for i, a in enumerate(args) if i not in parameters.static_argnums)
         named = {n: a for n, a in kwargs.items() if n not in parameters.static_argnames}
-        paths = parameters.paths(args, kwargs)
-        equinox_call = wrapper_paths.call_under_way(tuple(paths))
-        if equinox_call is not None:
-            paths, _ = wrapper_paths.equinox_paths(equinox_call, tuple(paths), ())
+        tree = jax.tree_util.tree_structure((dynamic, named))
+        paths = tuple(parameters.paths(args, kwargs))
+        statics = tuple(StaticValue.of(*s) for s in parameters.statics(args, kwargs))
+        equinox_call = wrapper_paths.call_under_way(paths)
+        if equinox_call is None:
+            paths = wrapper_paths.nnx_argument_paths(tree, paths)
+        else:
+            paths, _ = wrapper_paths.equinox_paths(equinox_call, paths, ())
+            parts = wrapper_paths.equinox_statics(equinox_call)
+            statics = tuple([StaticValue.of(path, part, False) for path, part in parts])
         return CallKey(
             source=self._options.fun_sourceinfo or "",
-            in_tree=jax.tree_util.tree_structure((dynamic, named)),
+            in_tree=tree,
             arguments=describe_arguments(values, paths, avals),
-            statics=tuple(StaticValue.of(*s) for s in parameters.statics(args, kwargs)),
+            statics=statics,
             mesh=mesh_in_force(),
             # Options of a function of `jax.jit`, which are the same in all calls.
             in_shardings=(),
@@ -76,8 +82,8 @@ class _JitLog:
 
 
 _UNWATCHED = (
-    "functions of jax.jit are recorded on request: write xlashard.watch_recompiles() before the "
-    "first call, or set XLASHARD_EXPLAIN_RECOMPILES=1"
+    "functions of jax.jit are recorded on request: write xlashard.watch() before the first call, "
+    "or set XLASHARD_EXPLAIN_RECOMPILES=1"
 )
 
 

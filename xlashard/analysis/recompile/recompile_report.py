@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from xlashard.analysis.recompile.call_differences import CallDifference, differences
+from xlashard.analysis.recompile.call_differences import FUNCTIONS, CallDifference, differences
 from xlashard.core.pjit.cache_miss import DerivedProgram, MissRecord
 from xlashard.errors import counted
 from xlashard.support.formatting import in_seconds
@@ -91,7 +91,9 @@ class Explanation:
             parts = "; ".join(map(str, self.differences))
             return f"differs from number {self.nearest} in {parts}"
         if self.reason == "recreated":
-            return "another jitted function of the same source was called like this before"
+            return (
+                "a new function object, of the same source as one that was called like this before"
+            )
         return (
             f"like number {self.nearest}, "
             + {
@@ -165,6 +167,8 @@ def _reason(
 
 _NUMBERS = ("int", "float", "bool", "complex")
 _SHOWN = 6
+_NARROW = 110
+"""Columns of a terminal that has no room for the table."""
 
 
 def hints(
@@ -180,8 +184,9 @@ def hints(
     texts: dict[str, None] = {}
     if any(explanation.reason == "recreated" for explanation in explained):
         hint = (
-            f"{num_functions} jitted functions were made of this source: make it once, outside of "
-            "the loop or function that runs repeatedly, and pass varying values as arguments"
+            f"{num_functions} jitted functions were made of this source, and JAX compiles each: "
+            "make it once, outside of the loop or function that runs repeatedly, and pass varying "
+            "values as arguments"
         )
         texts[hint] = None
     for difference in (d for explanation in explained for d in explanation.differences):
@@ -195,7 +200,7 @@ def _hints_of(difference: CallDifference, records: Sequence[MissRecord]) -> Iter
     if difference.part == "shape":
         yield from _about_shapes(path, records)
     elif difference.part in ("dtype", "weak type"):
-        yield from _about_scalars(path, records)
+        yield from _about_types(path, records)
     elif difference.part == "static argument":
         yield from _about_statics(path, records)
     elif difference.part == "mesh in force" and "none" in (difference.before, difference.after):
@@ -203,6 +208,15 @@ def _hints_of(difference: CallDifference, records: Sequence[MissRecord]) -> Iter
             "some calls have a mesh in force and others do not: enter the mesh around all calls, "
             "or write NamedSharding(mesh, P(...)) in place of P(...) and enter no mesh"
         )
+    elif difference.part == "mesh in force" and "by `with mesh:`" in (
+        difference.before + difference.after
+    ):
+        yield (
+            "calls and lower() enter the mesh in different ways: write `with jax.set_mesh(mesh):` "
+            "around all of them, and no `with mesh:`"
+        )
+    elif difference.part == "static field" and difference.after.startswith("another "):
+        yield f"{path} is a new function object in some calls: make it once, and pass the same one"
     elif difference.part in ("commitment", "sharding", "layout"):
         yield (
             f"the placement of {path} changes between calls: before the first call, write "
@@ -230,14 +244,26 @@ def _about_shapes(path: str, records: Sequence[MissRecord]) -> Iterator[str]:
             )
 
 
-def _about_scalars(path: str, records: Sequence[MissRecord]) -> Iterator[str]:
+def _about_types(path: str, records: Sequence[MissRecord]) -> Iterator[str]:
     arguments = list(_arguments(path, records))
-    if any(a.aval.shape for a in arguments) or not any(a.aval.weak_type for a in arguments):
-        return
-    yield (
-        f"{path} is a Python number of varying type in some calls: always pass the same type, such "
-        f"as jnp.float32({path})"
-    )
+    weak = [a for a in arguments if a.aval.weak_type]
+    dtypes = list(dict.fromkeys(str(a.aval.dtype) for a in reversed(arguments)))
+    if any(a.sharding is None for a in weak):
+        yield (
+            f"{path} is a Python number in some calls: always pass the same type, such as "
+            f"np.{dtypes[0]}({path})"
+        )
+    elif weak:
+        yield (
+            f"{path} is a weakly typed array in some calls, as JAX makes of Python numbers: write "
+            f"jnp.asarray(value, jnp.{dtypes[0]}) where it is made"
+        )
+    elif len(dtypes) > 1 and all(map(str.isidentifier, dtypes)):
+        module = "np" if any(a.sharding is None for a in arguments) else "jnp"
+        yield (
+            f"{path} is of {counted(len(dtypes), 'dtype')} ({_listed(dtypes)}): convert it to one "
+            f"of them before the call, such as {path}.astype({module}.{dtypes[0]})"
+        )
 
 
 def _arguments(path: str, records: Sequence[MissRecord]) -> Iterable:
@@ -249,15 +275,15 @@ def _about_statics(name: str, records: Sequence[MissRecord]) -> Iterator[str]:
     different = list(dict.fromkeys(replace(value, by_name=False) for value in values))
     texts = list(dict.fromkeys(value.text for value in different))
     kinds = list(dict.fromkeys(value.kind for value in different))
-    if len(texts) < len(different):
-        yield (
-            f"values of the static argument {name} have the same repr but are not equal: define "
-            f"__eq__ and __hash__ of {kinds[0]} by value, such as with @dataclass(frozen=True)"
-        )
-    elif any(kind in ("function", "method", "partial") for kind in kinds):
+    if len(texts) < len(different) and kinds[0] in FUNCTIONS:
         yield (
             f"the static argument {name} is a new function object in each call: define it once, "
             "outside of the loop"
+        )
+    elif len(texts) < len(different):
+        yield (
+            f"values of the static argument {name} have the same repr but are not equal: define "
+            f"__eq__ and __hash__ of {kinds[0]} by value, such as with @dataclass(frozen=True)"
         )
     elif any(" at 0x" in text for text in texts):
         yield (
@@ -281,7 +307,7 @@ def _listed(values: Sequence[object]) -> str:
 class RecompileReport:
     """Cache misses of one function since it was made or its cache cleared.
 
-    Rich prints the report as a table.
+    Rich prints the report as a table; as lines where the terminal is narrow.
 
     Attributes:
         function: The function's name.
@@ -290,7 +316,7 @@ class RecompileReport:
         dropped: Number of earlier cache misses that are no longer recorded.
         hints: Changes that avoid further compilations.
         watched: False if cache misses were not recorded: those of a function of `jax.jit` are
-            recorded after `watch_recompiles`.
+            recorded after `watch`.
 
     Example:
         >>> from xlashard import explain_recompile, pjit
@@ -354,7 +380,9 @@ class RecompileReport:
         from rich.text import Text  # slow to import, and rarely needed
 
         yield Text(self.headline, style="bold")
-        if self.explanations:
+        if options.max_width < _NARROW:
+            yield from (Text(f"– {each.text(self.function)}") for each in self.explanations)
+        elif self.explanations:
             yield self._table()
         for derived in self.derived_programs:
             yield Text(str(derived))

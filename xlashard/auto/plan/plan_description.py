@@ -10,7 +10,7 @@ import jax
 from xlashard._jax.trace.origins import source_frames
 from xlashard._jax.trace.tracing import bodies, shaped, source_of
 from xlashard._jax.tree_definitions import outline
-from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.explain.source_lines import SourceLocator, distinguish_lines
 from xlashard.analysis.programs.program import ProgramValue
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.plan.auto_plan import AutoPlan, fingerprint_of
@@ -79,7 +79,7 @@ def describe_plan(
         unknown_primitives=unknown_primitives(jaxpr),
         held=() if best.fits else _held(best, inputs, source_of(jaxpr)),
     )
-    return plan.bound_to(program)
+    return distinguish_lines(plan).bound_to(program)
 
 
 def unknown_primitives(jaxpr: Any) -> tuple[str, ...]:

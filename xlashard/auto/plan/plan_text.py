@@ -23,7 +23,7 @@ from xlashard.auto.plan.plan_model import (
     path_rules,
 )
 from xlashard.predict.preflight.render.report_text import WORDS
-from xlashard.support.formatting import elided, in_bytes, in_percent, in_seconds
+from xlashard.support.formatting import elided, in_bytes, in_percent, in_seconds, sizes_text
 
 COLOURS: dict[Outcome, str] = {
     "fits": "green",
@@ -92,8 +92,7 @@ def _head(plan: PlanFields) -> RenderableType:
         facts.append(("bound", f"predicted {predicted}, no layout below {least}: its work alone"))
     if plan.unknown_primitives:
         facts.append(("whole", f"no sharding rule: {', '.join(plan.unknown_primitives)}"))
-    mesh = " · ".join(f"{name}={size}" for name, size in plan.mesh)
-    return head(plan.name, [plan.devices, mesh], facts)
+    return head(plan.name, [plan.devices, sizes_text(plan.mesh)], facts)
 
 
 def _layouts(plan: PlanFields) -> RenderableType:

@@ -21,7 +21,7 @@ from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.predict.preflight.preflight_run import read_on_topology
 from xlashard.predict.preflight.target_loading import user_code_errors
 from xlashard.support.documents import write_whole
-from xlashard.support.formatting import in_bytes, print_error
+from xlashard.support.formatting import in_bytes, print_error, sizes_text
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,7 +74,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 )
             compiled = make_stage(lowered, options or None)
     _write(file, compiled.serialize())
-    axes_text = " ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    axes_text = sizes_text(mesh.shape.items())
     print(f"{file}: {_described(compiled, file)}, for {place} as {axes_text}")
     print(f'Compiled.deserialize(Path("{file}").read_bytes()) loads it where they are')
     return 0

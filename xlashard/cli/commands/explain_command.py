@@ -17,6 +17,7 @@ from xlashard.cli.commands.result_files import (
     output_to_stderr,
     print_reports,
     prints_results,
+    skipped_files,
     write,
 )
 from xlashard.cli.commands.script_run import (
@@ -81,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         _check(arguments)
         make_absolute(arguments, *RESULTS, "compare")
-        return _run_script(arguments) if arguments.script else _run_target(arguments)
+        with skipped_files(arguments.skip):
+            return _run_script(arguments) if arguments.script else _run_target(arguments)
     except XlashardError as error:
         print_error(error)
         return 2

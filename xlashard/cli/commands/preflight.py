@@ -36,6 +36,7 @@ from xlashard.cli.commands.result_files import (
     print_reports,
     prints_results,
     reason_of,
+    skipped_files,
     write,
     writes_folder,
 )
@@ -91,17 +92,22 @@ def run(arguments: argparse.Namespace) -> int:
     quiet_start()
     try:
         check_script_options(arguments)
-        if arguments.shardings or arguments.batch or arguments.remat:
-            # The search loads SciPy.
-            from xlashard.cli.commands import automatic_layouts
-
-            return automatic_layouts.run(arguments)
-        is_sweep = not arguments.script and sweep.is_sweep(arguments)
-        check_measured(arguments, is_sweep=is_sweep)
-        return sweep.run(arguments) if is_sweep else _run(arguments)
+        with skipped_files(arguments.skip):
+            return _choose(arguments)
     except XlashardError as error:
         print_error(command_line_message(error))
         return 2
+
+
+def _choose(arguments: argparse.Namespace) -> int:
+    if arguments.shardings or arguments.batch or arguments.remat:
+        # The search loads SciPy.
+        from xlashard.cli.commands import automatic_layouts
+
+        return automatic_layouts.run(arguments)
+    is_sweep = not arguments.script and sweep.is_sweep(arguments)
+    check_measured(arguments, is_sweep=is_sweep)
+    return sweep.run(arguments) if is_sweep else _run(arguments)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -6,10 +6,11 @@ import gzip
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xlashard.config import SKIP_FILES, split_globs
 from xlashard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -50,6 +51,30 @@ def check_outputs(arguments: argparse.Namespace, *, takes_folder: bool = False) 
         if takes_folder and name == "json" and path and Path(path).is_dir():
             path = str(Path(path) / "report.json")
         check_writable(path)
+
+
+@contextlib.contextmanager
+def skipped_files(globs: Sequence[str]) -> Iterator[None]:
+    """Drop files from those whose lines reports show, in this process and those that it starts.
+
+    Args:
+        globs: The words of `--skip`.
+
+    Raises:
+        ArgumentError: If one is empty, or holds two.
+    """
+    for glob in globs:
+        if split_globs(glob) != (glob,):
+            raise ArgumentError(
+                f"--skip {glob!r} is not one pattern: write a file, or a glob such as "
+                "'layers/*.py', and --skip again for another one"
+            )
+    before = os.environ.get(SKIP_FILES, "")
+    os.environ[SKIP_FILES] = os.pathsep.join([*split_globs(before), *globs])
+    try:
+        yield
+    finally:
+        os.environ[SKIP_FILES] = before
 
 
 def check_measured(arguments: argparse.Namespace, *, is_sweep: bool) -> None:

@@ -298,6 +298,14 @@ def _add_results(parser: argparse.ArgumentParser, json: str, budget: str) -> Non
         help="write a page that shows all reports; - for standard output",
     )
     parser.add_argument("--all", action="store_true", help="show every row, not only the largest")
+    parser.add_argument(
+        "--skip",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="files whose lines are not shown as yours, a path or a glob such as 'layers/*.py', "
+        "but those of their callers; repeatable",
+    )
     add_pairs(parser, "--budget", "KEY=VALUE", budget)
     parser.add_argument(
         "--markdown",

@@ -71,8 +71,8 @@ class StaticValue:
     Attributes:
         name: The parameter.
         kind: The name of its type.
-        text: Its `repr`, shortened.
-        digest: Its hash.
+        text: Its `repr`, shortened; the full name of a function.
+        digest: Its hash; that of the text where it has none.
         by_name: Whether it was passed by name.
     """
 
@@ -89,7 +89,13 @@ class StaticValue:
             text = repr(value)
         except Exception:  # a broken __repr__ of the caller's must not break the call
             text = f"<{type(value).__name__}>"
-        return cls(name, type(value).__name__, shortened(text, LONGEST_TEXT), hash(value), by_name)
+        if " at 0x" in text and hasattr(value, "__name__"):
+            text = f"{value.__module__}.{getattr(value, '__qualname__', value.__name__)}"
+        try:
+            digest = hash(value)
+        except TypeError:  # an attribute of a module
+            digest = hash(text)
+        return cls(name, type(value).__name__, shortened(text, LONGEST_TEXT), digest, by_name)
 
 
 @dataclass(frozen=True, eq=False)

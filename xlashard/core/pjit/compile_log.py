@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from xlashard._jax.runtime.tracebacks import calling_line
+from xlashard._jax.trace.observed_programs import is_paused
 from xlashard.config import RECOMPILE_LOGGER
 from xlashard.core.pjit.cache_miss import (
     CLEAR_COUNTER,
@@ -156,6 +157,8 @@ class CompileLog:
             key: Returns the key of the call.
         """
         miss.recorded = miss.stages
+        if is_paused():
+            return
         miss.location = miss.location or calling_line()
         call_key, ended = key(), time.perf_counter()
         with self._lock:

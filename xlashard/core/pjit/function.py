@@ -134,7 +134,7 @@ class Function:
             request: The request for its program; None for a call that is traced only.
         """
         miss, options = call.miss, self.options.compiler_options
-        if miss.stages > miss.recorded and not observed_programs.is_unobserved():
+        if miss.stages > miss.recorded:
             self.compile_log.record(miss, lambda: call.key(request, options))
 
     def arguments(self, call: Call, *, runs: bool = False) -> tuple[Argument, ...]:

@@ -13,9 +13,9 @@ from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import Device, layout_problem
 from xlashard._jax.runtime.tracebacks import attempt
 from xlashard._jax.trace import tracing
-from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.jaxprs import used_parts
 from xlashard._jax.trace.primitives import is_call_primitive
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.core.array.array_class.handles import KindOf
 from xlashard.core.pjit.arguments import Argument, are_arrays, check_values
 from xlashard.core.pjit.cache_key import LoweringRequest
@@ -80,6 +80,11 @@ class Call:
     auto: tuple[bool, ...] | None = None
     moves: tuple[bool, ...] = ()
     chosen_results: tuple[bool, ...] = ()
+
+    @property
+    def jaxpr(self) -> Any:
+        """Return the closed jaxpr of the function."""
+        return self.traced.jaxpr
 
     def on(self, values: Sequence[Any]) -> "Call":
         """Return the call with other arguments of the same types."""
@@ -185,7 +190,7 @@ def trace_call(
     if not are_arrays(values):
         check_values(values, parameters.paths(args, kwargs))
     requested = [resource.value for resource in options.in_resources.leaves]
-    with assume_cudnn(find_target_device(mesh, values, requested)):
+    with assume_chip(find_target_device(mesh, values, requested)):
         traced = _traced(tracer, parameters.signature.function, (args, kwargs, mesh), values)
     if traced.is_new:
         miss.record_stage("trace")

@@ -11,6 +11,7 @@ from xlashard._jax.runtime.shardings import (
     JaxSharding,
     JaxSingleDeviceSharding,
     Mesh,
+    default_memory_kind,
     hlo_from_text,
     hlo_text,
     is_hlo_sharding,
@@ -19,7 +20,7 @@ from xlashard._jax.runtime.shardings import (
     sdy_array,
     with_interface,
 )
-from xlashard._jax.trace.lower_for import HOST_MEMORY, move_mesh
+from xlashard._jax.trace.lower_for import move_mesh
 from xlashard.core.sharding.axes import axes_of, gspmd_sharding_of
 from xlashard.core.sharding.base import (
     Sharding,
@@ -321,7 +322,7 @@ def on_mesh(sharding: XLACompatibleSharding, mesh: Mesh, ndim: int) -> XLACompat
 def move_to(
     sharding: XLACompatibleSharding | None, devices: Mapping[Device, Device]
 ) -> XLACompatibleSharding | None:
-    """Return a sharding on other devices, in their memory of the same name on all platforms.
+    """Return a sharding on other devices, in the memory that corresponds to its own.
 
     Args:
         sharding: The sharding; None is returned unchanged.
@@ -329,7 +330,10 @@ def move_to(
     """
     if sharding is None:
         return None
-    kind = sharding.memory_kind if sharding.memory_kind == HOST_MEMORY else None
+    kind = sharding.memory_kind
+    if kind == default_memory_kind(next(iter(devices))):
+        # Platforms have different names for their default memory.
+        kind = None
     match sharding:
         case NamedSharding():
             mesh = move_mesh(sharding.mesh, devices)

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.observed_programs import unobserved
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard._jax.trace.tracing import inner_shardings
 from xlashard.analysis.programs.from_jax import unwrap
 from xlashard.analysis.programs.from_script import RecordedProgram
@@ -163,7 +163,7 @@ def read_on_topology(
             f"{fun.name} was recorded without a mesh: put its arguments on a mesh of "
             f"{topology.num_devices} emulated devices, or pass preflight the function"
         )
-    with assume_cudnn(topology.devices[0]):
+    with assume_chip(topology.devices[0]):
         if find_stage(fun) is not None or not callable(fun):
             program = read(fun, args, kwargs, "preflight")
             return _place(program, topology, mesh)
@@ -182,14 +182,15 @@ def _place_call(
     leaves = leaves_by_path((args, kwargs))
     own = meshes_of_arguments(leaves) or meshes_of_function(fun)
     if mesh is None and not own:
-        program = read(fun, args, kwargs, "preflight")
+        program = read(fun, args, kwargs, "preflight", topology.devices[0])
         if isinstance(program, Program) and program.mesh is None:
             on = resolve_mesh(topology, None, meshes_of_program(program))
             program = _read_placed(fun, args, kwargs, on)
         return _place(program, topology, None)
     on = resolve_mesh(topology, mesh, own)
     placed = partial(_read_placed, fun, args, kwargs, on)
-    traces = [partial(read, fun, args, kwargs, "preflight"), placed]
+    device = on.devices.flat[0]
+    traces = [partial(read, fun, args, kwargs, "preflight", device), placed]
     if not _is_alike(own, on):
         traces.reverse()
     program = _first(traces)
@@ -212,7 +213,7 @@ def _read_placed(
     """
     args, kwargs = jax.tree.map(argument_placer(on), (args, kwargs))
     with jax.set_mesh(on):
-        program = read(fun, args, kwargs, "preflight")
+        program = read(fun, args, kwargs, "preflight", on.devices.flat[0])
     if not isinstance(program, Program):
         return program
     for sharding in inner_shardings(program.jaxpr):

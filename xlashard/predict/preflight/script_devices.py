@@ -11,7 +11,6 @@ import numpy as np
 
 from xlashard._jax.runtime.stand_in_devices import emulate_devices, stand_in
 from xlashard._jax.runtime.stand_in_values import StandInValues, bytes_on_devices, reporting
-from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.jaxprs import is_ref
 from xlashard._jax.trace.lower_for import move_mesh, move_sharding
 from xlashard._jax.trace.observed_programs import (
@@ -20,6 +19,7 @@ from xlashard._jax.trace.observed_programs import (
     ObservedProgram,
     unobserved,
 )
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.analysis.programs.from_script import (
     RecordedProgram,
     assume_shardings,
@@ -88,7 +88,7 @@ class ScriptDevices:
         self._to_emulated = dict(zip(devices, emulated, strict=True))
         undo = ExitStack()
         undo.callback(self.values.begin())
-        undo.enter_context(assume_cudnn(devices[0], all_threads=True))
+        undo.enter_context(assume_chip(devices[0], in_kernels=True, all_threads=True))
         undo.callback(stand_in(dict(zip(emulated, devices, strict=True))))
         self.end = undo.close
 

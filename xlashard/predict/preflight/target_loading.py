@@ -14,15 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.trace.cudnn import assume_cudnn
 from xlashard._jax.trace.jitted import inner_stage
-from xlashard._jax.trace.origins import is_users_file
+from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.core.sharding import Mesh
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.predict.preflight.report.pricing import Workload
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.predict.targets.mesh_layout import resolve_axis_sizes
-from xlashard.support.tracebacks import shortened
+from xlashard.support.tracebacks import is_users_file, shortened
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def load_program(
         )
     # A function may return a stage, which it has traced itself.
     device = None if topology is None else topology.devices[0]
-    with user_code_errors(f"{target} failed"), assume_cudnn(device):
+    with user_code_errors(f"{target} failed"), assume_chip(device):
         result = function(**keywords)
     return _program(target, result, mesh)
 

@@ -17,7 +17,6 @@ import jax
 
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.topologies import cuda_plugin_version, libtpu_version
-from xlashard._jax.trace.origins import is_users_file
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.core.program.environment import flags_here
 from xlashard.core.sharding import Mesh
@@ -30,6 +29,7 @@ from xlashard.predict.preflight.target_loading import TargetProgram, load_progra
 from xlashard.predict.sweep.sweep_results import ResultStore, SweepFacts
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.support.formatting import in_bytes
+from xlashard.support.tracebacks import is_users_file
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from xlashard.analysis.pictures.sharding_picture import TreePicture, read_tree
 from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.multihost import Watchdog
-from xlashard.support.formatting import in_bytes
+from xlashard.support.formatting import in_bytes, sizes_text
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings, change_text, setting_changes
@@ -278,7 +278,7 @@ def _first_state(
 def _introduce(run: Run) -> None:
     """Show the mesh, the text, and the sharding of the parameters."""
     mesh, show = run.layout.mesh, run.screen.show
-    axes = " × ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    axes = sizes_text(mesh.shape.items())
     device = mesh.devices.flat[0]
     prefix = "emulated " if run.settings.devices.emulate else ""
     show(f"Mesh        {axes}: {mesh.devices.size} {prefix}devices ({device.device_kind})")

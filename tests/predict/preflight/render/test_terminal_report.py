@@ -63,6 +63,14 @@ def test_report_fits_the_terminal_width(name: str, width: int, color: bool) -> N
     assert ALL[name].topology.name in plain
 
 
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_lines_are_not_broken_in_a_narrow_terminal(name: str, width: int) -> None:
+    names = r"[\w./]+\.py:\d+"
+    wide, narrow = (re.findall(names, shown(ALL[name], n, all=True)) for n in (400, width))
+    assert sorted(narrow) == sorted(wide)
+
+
 def test_report_of_a_fitting_step_shows_all_figures() -> None:
     text = shown(FITTING, 160)
     where = "configs/8b_v5p.toml · v5p:4x4x2 (32 chips) · data=2 × fsdp=4 × tensor=4 · shardy"
@@ -118,6 +126,20 @@ def test_axis_with_wraparound_links_is_marked_as_closed(
     rows = re.findall(r"(?s)<tr data-axis.*?</tr>", page(replace(SMALL, mesh=mesh)))
     assert [">closed<" in row for row in rows] == ["around" in t for t in text.split(", ")]
     assert all((">closed<" in row) != (">open<" in row) for row in rows)
+
+
+@pytest.mark.needs_jax
+def test_mesh_axes_of_size_1_are_counted() -> None:
+    place = topology("v5e:2x4")
+    ones = {f"axis{i}": 1 for i in range(10)}
+    mesh = describe_mesh(place, place.mesh({"data": 4, **ones, "model": 2}))
+    found = replace(SMALL, mesh=mesh)
+    text, html = shown(found, 160), page(found)
+    assert "data=4 × model=2 and 10 axes of size 1" in text
+    assert "data along y, model along x and 10 axes of size 1" in text
+    assert "axis3" not in text and html.count("10 axes of size 1") >= 2
+    assert '<tr data-axis="axis3">' not in html
+    assert len(found.to_dict()["mesh"]) == 12
 
 
 def test_a_step_that_does_not_fit_reports_the_excess() -> None:

@@ -39,6 +39,7 @@ from xlashard.support.formatting import (
     in_percent,
     in_seconds,
     printable,
+    sizes_text,
 )
 
 MOST_ROWS = 1000
@@ -184,6 +185,7 @@ def report_environment(*packages: str) -> Environment:
         ratio=_ratio,
         seconds=in_seconds,
         short_type=short_type,
+        sizes=sizes_text,
         text=user_text,
         types=types_text,
     )

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.tree_util import keystr, tree_flatten_with_path
+import numpy as np
+from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
 from xlashard._jax.trace.observed_programs import caller_locals
 from xlashard._jax.tree_definitions import outline
 from xlashard.core.pjit.options import Selected
-from xlashard.core.pjit.signature import Parameters, function_name
+from xlashard.core.pjit.signature import Parameters, Signature, function_name
 from xlashard.support.lazily import dataclass
 
 type Paths = tuple[str, ...]
@@ -63,11 +64,9 @@ class NnxPaths:
         if len(holders[0]) != len(holders[1]) or not isinstance(out[1], dict):
             return None
         roots: dict[Any, str] = {}
-        argument_paths, result_paths = list(arg_names), [""] * out_tree.num_leaves
-        for path, index, below in _leaves(args):
-            root = arg_names[index].removesuffix(keystr(path[2:]))
-            roots[_key(path[0]), _key(path[1])] = root
-            argument_paths[index] = root + keystr(below[2:])
+        result_paths = [""] * out_tree.num_leaves
+        for path, index, _ in _leaves(args):
+            roots[_key(path[0]), _key(path[1])] = _root(path, arg_names[index])
         position = dict(zip(holders[1], holders[0], strict=True))
         for path, index, below in _leaves(out):
             side, root, rest = _key(path[0]), "result", below[1:]
@@ -75,7 +74,32 @@ class NnxPaths:
                 key = _key(path[1]) if side else position[_key(path[1])]
                 root, rest = roots[side, key], below[2:]
             result_paths[index] = root + keystr(rest)
-        return cls(tuple(argument_paths), tuple(result_paths))
+        return cls(_argument_paths(args, arg_names), tuple(result_paths))
+
+
+def nnx_argument_paths(in_tree: Any, arg_names: Paths) -> Paths:
+    """Return the user's paths of the arguments of a call, which may be one of `nnx.jit`.
+
+    Args:
+        in_tree: The tree of `(args, kwargs)` that JAX saw.
+        arg_names: JAX's path of each argument.
+    """
+    if "flax.nnx" not in sys.modules:
+        return arg_names
+    names = tuple(_STATE.sub(r".\1", name) for name in arg_names)
+    return _argument_paths(outline(in_tree, range(in_tree.num_leaves)), names)
+
+
+def _argument_paths(args: Any, arg_names: Paths) -> Paths:
+    paths = list(arg_names)
+    for path, index, below in _leaves(args):
+        paths[index] = _root(path, arg_names[index]) + keystr(below[2:])
+    return tuple(paths)
+
+
+def _root(path: "_Path", name: str) -> str:
+    """Return the argument of a leaf, by the leaf's path in `(args, kwargs)` and its name."""
+    return name.removesuffix(keystr(path[2:]))
 
 
 def cached_arguments(fun: Any) -> tuple[Any, tuple[Any, ...]] | None:
@@ -147,20 +171,84 @@ def _is_module(value: Any) -> bool:
 
 def _module_paths(split: Any) -> dict[int, _Path]:
     """Return the path of each leaf below a module, by the leaf's index."""
-    nnx, definition = sys.modules["flax.nnx"], getattr(split, "_graphdef", None)
-    if definition is None or len(split.states) != 1:
-        return {}
-    try:
-        module = nnx.merge(definition, split.states[0])
-    except (KeyError, ValueError, TypeError):
-        # It refers to a module of an earlier argument.
-        return {}
+    module = _merged(split)
     paths: dict[int, _Path] = {}
     for path, index in jax.tree_util.tree_flatten_with_path(module)[0]:
         # Of a variable that two attributes share, the first.
         if isinstance(index, int):
             paths.setdefault(index, path)
     return paths
+
+
+def _merged(split: Any) -> Any:
+    """Return the module of its definition and list of leaves; None if it is no tree."""
+    definition = getattr(split, "_graphdef", None)
+    if definition is None or len(split.states) != 1:
+        return None
+    try:
+        module = sys.modules["flax.nnx"].merge(definition, split.states[0])
+    except (KeyError, ValueError, TypeError):
+        # It refers to a module of an earlier argument.
+        return None
+    return None if _has_cycle(module) else module
+
+
+def _has_cycle(value: Any, around: tuple[int, ...] = ()) -> bool:
+    """Return True for a module that holds itself, which JAX's trees can't."""
+    nnx = sys.modules["flax.nnx"]
+    if isinstance(value, nnx.Module | getattr(nnx, "Pytree", nnx.Module)):
+        parts = vars(value).values()
+    elif isinstance(value, dict):
+        parts = value.values()
+    else:
+        parts = value if isinstance(value, list | tuple) else ()
+    inside = (*around, id(value))
+    return id(value) in around or any(_has_cycle(part, inside) for part in parts)
+
+
+def static_parts(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and value of what decides a program beside arrays: static fields, attributes.
+
+    Args:
+        tree: A tree of dicts, sequences, dataclasses and modules. Arrays and `LEAF` are no static
+            parts, other leaves are.
+        path: Its path.
+    """
+    if _is_module(tree):
+        tree = _merged(tree)
+    if tree is LEAF or tree is None or isinstance(tree, _DYNAMIC) or _is_variable(tree):
+        return
+    if isinstance(tree, dict):
+        parts = [(f"{path}[{key!r}]", value) for key, value in tree.items()]
+    elif isinstance(tree, tuple) and (fields := getattr(tree, "_fields", ())):
+        parts = [(f"{path}.{name}", getattr(tree, name)) for name in fields]
+    elif isinstance(tree, list | tuple):
+        parts = [(f"{path}[{i}]", value) for i, value in enumerate(tree)]
+    elif _is_node(tree):
+        # Private attributes are the library's own.
+        own = ((name, value) for name, value in vars(tree).items() if name[0] != "_")
+        parts = [(f"{path}.{name}", value) for name, value in own]
+    else:
+        yield path, tree
+        return
+    for below, part in parts:
+        yield from static_parts(part, below)
+
+
+LEAF = object()
+"""Stands for an array in a tree whose arrays are not there."""
+_DYNAMIC = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+
+
+def _is_variable(value: Any) -> bool:
+    """Return True for a variable of nnx, which holds an array."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(value, nnx.Variable)
+
+
+def _is_node(value: Any) -> bool:
+    """Return True for an object whose class is registered as a node of trees."""
+    return hasattr(value, "__dict__") and not all_leaves([value])
 
 
 type Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -208,6 +296,20 @@ def equinox_paths(call: Call, own: Paths, results: Paths) -> tuple[Paths, Paths]
         return parts[match[1]][int(match[2])] if match else path
 
     return tuple(map(named, own)), tuple(map(_result, results))
+
+
+def equinox_statics(call: Call) -> list[tuple[str, Any]]:
+    """Return path and value of each static part of a call of `eqx.filter_jit`."""
+    fun, args, kwargs = call
+    user, bound = fun.__wrapped__, fun._signature.bind(*args, **kwargs)
+    called = Signature.of(user)
+    parts = [
+        *((called.name(i), value) for i, value in enumerate(bound.args)),
+        *((called.keyword(name), value) for name, value in bound.kwargs.items()),
+    ]
+    if _is_node(user):
+        parts.append((function_name(user), user))
+    return [part for path, value in parts for part in static_parts(value, path)]
 
 
 def _result(path: str) -> str:

@@ -16,6 +16,7 @@ from xlashard.analysis.explain.descriptions import (
 from xlashard.analysis.explain.explain import find_all
 from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.explain.replication import is_needlessly_replicated
+from xlashard.analysis.explain.source_lines import distinguish_lines
 from xlashard.analysis.programs.program import Compilation
 from xlashard.core.sharding import Mesh
 from xlashard.predict.costs.kernel_costs import KernelCost
@@ -163,7 +164,7 @@ def build_report(
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
     inputs, outputs = describe_inputs(program), describe_outputs(program)
     tokens = None if workload is None else workload.tokens
-    return PreflightReport(
+    report = PreflightReport(
         name=program.name,
         title=title,
         outcome="fits" if memory.fits and not compilation.too_large else "out of memory",
@@ -187,6 +188,7 @@ def build_report(
         forgotten=program.program.unknown,
         **find_all(program, PreflightReport),
     )
+    return distinguish_lines(report)
 
 
 def _find_spills(compilation: Compilation, chip: Chip) -> tuple[SpillReport, ...]:

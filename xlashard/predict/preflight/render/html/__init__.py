@@ -53,7 +53,7 @@ from xlashard.predict.preflight.report.preflight_model import (
     PreflightFields,
     TimeEstimate,
 )
-from xlashard.support.formatting import printable
+from xlashard.support.formatting import fold_axes, printable
 
 
 def page(
@@ -138,6 +138,7 @@ def environment(*packages: str) -> Environment:
     templates.filters.update(
         error=error_text,
         filter_choices=_filter_choices,
+        fold_axes=lambda mesh: fold_axes(mesh, lambda axis: axis.size),
         gradient=gradient,
         is_visible_ring=is_visible_ring,
         lies_along=lies_along,
