@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
+import xlashard
 from tests.errors.catalogue import SETUP, Topic, read_topics
 from tests.errors.running import PACKAGE, execute
-from xlashard import device_put, make_array_from_callback, pjit
+from xlashard import P, device_put, explain, make_array_from_callback, pjit, shard_map
 from xlashard import numpy as xnp
 from xlashard.core.array.array_class import protocols
 from xlashard.errors import ArgumentError
@@ -167,3 +168,73 @@ def test_errors_of_operations_show_no_internal_frame(operation) -> None:
     with filtering("quiet_remove_frames"), pytest.raises((TypeError, ValueError)) as caught:
         operation(device_put(np.ones((8, 2), np.float32)))
     assert frames_of_ours(caught.value) == []
+
+
+def raise_mine(x):
+    raise ZeroDivisionError("mine")
+
+
+@jax.custom_vjp
+def with_failing_gradient(x):
+    return x
+
+
+with_failing_gradient.defvjp(lambda x: (x, None), lambda _, g: raise_mine(g))
+
+
+def call_without_jit(f, x):
+    with jax.disable_jit():
+        f(x)
+
+
+USES = {
+    "call": lambda jit, x: jit(raise_mine)(x),
+    "call with donation": lambda jit, x: jit(raise_mine, donate_argnums=0)(x),
+    "call of a static function": lambda jit, x: jit(lambda f, x: f(x), static_argnums=0)(
+        raise_mine, x
+    ),
+    "call under disable_jit": lambda jit, x: call_without_jit(jit(raise_mine), x),
+    "nested call": lambda jit, x: jit(lambda x: jit(raise_mine)(x))(x),
+    "call in jax.jit": lambda jit, x: jax.jit(jit(raise_mine))(x),
+    "grad": lambda jit, x: jax.grad(jit(raise_mine))(1.0),
+    "grad inside": lambda jit, x: jit(jax.grad(raise_mine))(1.0),
+    "failing gradient": lambda jit, x: jax.grad(jit(with_failing_gradient))(1.0),
+    "failing gradient inside": lambda jit, x: jit(jax.grad(with_failing_gradient))(1.0),
+    "vmap": lambda jit, x: jax.vmap(jit(raise_mine))(x),
+    "jvp": lambda jit, x: jax.jvp(jit(raise_mine), (x,), (x,)),
+    "linearize": lambda jit, x: jax.linearize(jit(raise_mine), x),
+    "remat": lambda jit, x: jax.grad(jax.checkpoint(jit(raise_mine)))(1.0),
+    "scan": lambda jit, x: jax.lax.scan(lambda c, y: (jit(raise_mine)(c), y), x, x),
+    "scan inside": lambda jit, x: jit(
+        lambda x: jax.lax.scan(lambda c, y: (raise_mine(c), y), x, x)
+    )(x),
+    "cond inside": lambda jit, x: jit(lambda x: jax.lax.cond(True, raise_mine, raise_mine, x))(x),
+    "while_loop inside": lambda jit, x: jit(
+        lambda x: jax.lax.while_loop(lambda x: True, raise_mine, x)
+    )(x),
+    "shard_map inside": lambda jit, x: jit(
+        shard_map(raise_mine, mesh=MESH, in_specs=P("x"), out_specs=P("x"))
+    )(x),
+    "make_jaxpr": lambda jit, x: jax.make_jaxpr(jit(raise_mine))(x),
+    "jax.eval_shape": lambda jit, x: jax.eval_shape(jit(raise_mine), x),
+    "eval_shape": lambda jit, x: jit(raise_mine).eval_shape(x),
+    "lower": lambda jit, x: jit(raise_mine).lower(x),
+    "trace": lambda jit, x: jit(raise_mine).trace(x),
+    "explain": lambda jit, x: explain(jit(raise_mine), x),
+}
+MESH = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+
+
+@pytest.mark.parametrize("mode", ["quiet_remove_frames", "remove_frames", "tracebackhide"])
+@pytest.mark.parametrize("jit", [pjit, xlashard.jit], ids=["pjit", "jit"])
+def test_errors_of_user_functions_show_no_internal_frame(jit, mode) -> None:
+    shown = {}
+    for use, call in USES.items():
+        with filtering(mode), pytest.raises(ZeroDivisionError) as caught:
+            call(jit, np.ones(8, np.float32))
+        frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+        visible = [f.f_code for f in frames if "__tracebackhide__" not in f.f_locals]
+        assert visible[-1] is raise_mine.__code__, use
+        ours = [c for c in visible if Path(c.co_filename).is_relative_to(PACKAGE)]
+        shown[use] = [f"{code.co_filename}:{code.co_name}" for code in ours]
+    assert not {use: found for use, found in shown.items() if found}

@@ -169,8 +169,9 @@ def main_function(module: Module) -> Function | None:
 
 def function_types(main: Function) -> tuple[list[TensorType | str], list[TensorType | str]]:
     """Return the types of arguments and results; as text unless they are ranked tensors."""
-    kind = main.type
-    return [_tensor_type(t) for t in kind.inputs], [_tensor_type(t) for t in kind.results]
+    inputs, results = main.type.inputs, main.type.results
+    known = {kind: _tensor_type(kind) for kind in {*inputs, *results}}
+    return [known[kind] for kind in inputs], [known[kind] for kind in results]
 
 
 def _tensor_type(kind: Any) -> TensorType | str:
@@ -272,10 +273,13 @@ def _attribute(value: Any) -> Any:
 
 
 def _merged(old: Any, new: Sequence[Attributes]) -> Any:
+    # By type too, as True equals 1.
+    values = {(type(value), value) for attributes in new for value in attributes.values()}
+    known = {key: _attribute(key[1]) for key in values}
     rows = []
     for i, attributes in enumerate(new):
         row = {} if old is None else {a.name: a.attr for a in ir.DictAttr(old[i])}
-        row.update({name: _attribute(value) for name, value in attributes.items()})
+        row.update({name: known[type(value), value] for name, value in attributes.items()})
         rows.append(ir.DictAttr.get(row))
     return ir.ArrayAttr.get(rows)
 

@@ -39,7 +39,15 @@ def in_default_registry(tree: TreeDef) -> TreeDef:
 
 
 def _in_default_registry(tree: TreeDef) -> TreeDef:
-    return make_node(tree.node_data(), map(_in_default_registry, tree.children()))
+    # A node without children has no leaves.
+    children = [
+        _LEAF if child.num_nodes == child.num_leaves == 1 else _in_default_registry(child)
+        for child in tree.children()
+    ]
+    return make_node(tree.node_data(), children)
+
+
+_LEAF = jax.tree_util.tree_structure(0)
 
 
 def split_leaves(tree: TreeDef, leaves: Sequence[Any]) -> list[tuple[TreeDef, Sequence[Any]]]:

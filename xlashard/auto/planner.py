@@ -83,17 +83,14 @@ _LAYOUTS = cleared_with_jax(BoundedCache())
 class _Candidates(Function):
     """Function whose programs are candidates, which no record and no report mentions."""
 
-    def record(self, call: Call, request: LoweringRequest | None = None) -> None:
-        """Record nothing."""
+    def report_stages(self, *args: Any, **kwargs: Any) -> None:
+        """Report nothing."""
 
     def lower(
         self, call: Call, request: LoweringRequest
     ) -> tuple[LoweredSignature, LoweredProgram]:
         """Return the module of a call."""
         return PROGRAMS.entry(call.traced.jaxpr, request).lower(call.traced.jaxpr, CacheMiss())
-
-    def report_donation(self, lowered: LoweredProgram, compiled: Any = None) -> None:
-        """Report nothing."""
 
 
 class _LayoutStore:

@@ -15,6 +15,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from xlashard._jax import originals
 from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.foreseen import UnforeseenCollective, unforeseen_collectives
@@ -317,8 +318,8 @@ def measure(program: AutoProgram, layouts: Sequence[ProgramLayout], mesh: Mesh) 
 
 def _run_once(compiled: Any, program: Program, places: Sequence[NamedSharding]) -> float:
     """Return the seconds of one run; its arguments are made anew, because it may donate them."""
-    zeros = jax.jit(lambda: [_zero(value.aval) for value in program.arguments])()
-    values = jax.device_put(zeros, list(places))
+    zeros = originals.jit(lambda: [_zero(value.aval) for value in program.arguments])()
+    values = originals.device_put(zeros, list(places))
     args, kwargs = program.in_tree.unflatten(jax.block_until_ready(values))
     started = time.perf_counter()
     jax.block_until_ready(compiled(*args, **kwargs))

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -11,9 +12,11 @@ from flax import linen as nn
 from flax import nnx
 from jax import lax
 
+import xlashard
 from tests.core.array.cases import DEVICES, MESH, named, same, value
 from tests.message_patterns import naming
 from xlashard import Array, NamedSharding, P, SingleDeviceSharding, device_put, key_shards
+from xlashard import numpy as xnp
 
 V = value(np.float32)
 
@@ -257,3 +260,82 @@ def test_results_of_jax_are_wrapped_by_from_jax() -> None:
     wrapped = Array.from_jax(y)
     assert wrapped.sharding.is_equivalent_to(sharding, 2)
     assert same(wrapped, V * 2)
+
+
+EXPLICIT = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+REPLACED = {
+    jax: (
+        *("jit", "device_put", "device_get", "shard_map", "live_arrays"),
+        "make_array_from_callback",
+        "make_array_from_process_local_data",
+        "make_array_from_single_device_arrays",
+    ),
+    jax.sharding: ("reshard",),
+    lax: ("with_sharding_constraint",),
+}
+"""Functions that programs replace by those of this package, by module."""
+
+
+def scaled_loss(x: Any, y: Any) -> Any:
+    return jnp.sum(jnp.sin(x) * y + 1)
+
+
+def add_in_loop(x: Any) -> Any:
+    return lax.fori_loop(0, 3, lambda _, x: x + 1, lax.with_sharding_constraint(x, named("x")))
+
+
+USES = {
+    "jit": lambda x: jax.jit(scaled_loss)(x, x),
+    "jit of a loop": lambda x: jax.jit(add_in_loop)(x),
+    "jit with donation": lambda x: jax.jit(jnp.sin, donate_argnums=0)(x),
+    "jit inside": lambda x: jax.jit(lambda x: jax.jit(add_in_loop)(x) * 2)(x),
+    "grad": lambda x: jax.grad(jax.jit(scaled_loss))(x, x),
+    "grad inside": lambda x: jax.jit(jax.grad(scaled_loss))(x, x),
+    "vmap": lambda x: jax.vmap(jax.jit(scaled_loss))(x, x),
+    "jvp": lambda x: jax.jvp(jax.jit(add_in_loop), (x,), (x,)),
+    "scan": lambda x: lax.scan(lambda c, row: (jax.jit(scaled_loss)(c, row), row), 1.0, x),
+    "compile": lambda x: jax.jit(add_in_loop).lower(x).compile()(x),
+    "trace": lambda x: jax.jit(add_in_loop).trace(x).lower().compile()(x),
+    "eval_shape": lambda x: jax.jit(add_in_loop).eval_shape(x).shape,
+    "export": lambda x: jax.export.export(jax.jit(add_in_loop))(x).call(x),
+    "explain": lambda x: len(xlashard.explain(jax.jit(scaled_loss), x, x).collectives),
+    "auto": lambda x: xlashard.pjit(scaled_loss, in_shardings=xlashard.AUTO)(x, x),
+    "shard_map": lambda x: jax.shard_map(jnp.sin, mesh=MESH, in_specs=P("x"), out_specs=P("x"))(x),
+    "reshard": lambda x: jax.sharding.reshard(V, NamedSharding(EXPLICIT, P("x"))),
+    "constraint": lambda x: lax.with_sharding_constraint(x, named("y")),
+    "device_put": lambda x: jax.device_put(jax.device_put(x, named("y")), named(None, "x")),
+    "device_put of an uneven shape": lambda x: jax.device_put(np.ones(7), jax.devices()[0]),
+    "device_get": lambda x: jax.device_get({"x": x, "key": jax.random.key(0)}["x"]),
+    "from a callback": lambda x: jax.make_array_from_callback(V.shape, named("x"), lambda i: V[i]),
+    "from shards": lambda x: jax.make_array_from_single_device_arrays(
+        V.shape, x.sharding, [shard.data for shard in x.addressable_shards]
+    ),
+    "from local data": lambda x: jax.make_array_from_process_local_data(named("x"), V),
+    "live_arrays": lambda x: len(jax.live_arrays()) > 0,
+    "indexing": lambda x: (x[0], x[1:3, 2], x.at[0].set(1.0)),
+    "iteration": lambda x: list(x),
+    "reshape of a buffer": lambda x: device_put(V, jax.devices()[0]).reshape(-1),
+    "numpy": lambda x: (xnp.sin(x), xnp.dot(x, x.T), xnp.where(x > 3, x, 0), xnp.linspace(0, 1, 3)),
+    "numpy.linalg": lambda x: xnp.linalg.norm(x),
+    "numpy inside": lambda x: jax.jit(lambda x: xnp.concatenate([x, xnp.zeros_like(x)]))(x),
+}
+
+
+@pytest.mark.slow
+def test_functions_of_jax_may_be_replaced_by_ours(monkeypatch) -> None:
+    x = device_put(V, named("x", "y"))
+
+    def results() -> dict[str, Any]:
+        return {
+            use: jax.tree.map(np.asarray, call(xlashard.numpy.copy(x)))
+            for use, call in USES.items()
+        }
+
+    wanted = results()
+    for module, names in REPLACED.items():
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(xlashard, name))
+    jax.clear_caches()
+    got = results()
+    for use in USES:
+        jax.tree.map(near, got[use], wanted[use])

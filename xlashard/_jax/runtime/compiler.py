@@ -268,10 +268,10 @@ def reported_shardings(executable: Executable, of: str, count: int) -> list[str]
     if len(shardings) == 1 and shardings[0].tuple_shardings:
         # Arguments that are passed as one tuple.
         shardings = list(shardings[0].tuple_shardings)
-    if len(shardings) == 1:
-        # XLA replaces a tuple of equal shardings by one sharding.
-        shardings = shardings * count
-    return [hlo_text(s) for s in shardings] if len(shardings) == count else None
+    texts = [hlo_text(s) for s in shardings]
+    # XLA replaces a tuple of equal shardings by one sharding.
+    texts = texts * count if len(texts) == 1 else texts
+    return texts if len(texts) == count else None
 
 
 def executable_shardings(
@@ -303,6 +303,7 @@ def raw_layouts(executable: Executable) -> tuple[list[Any], list[Any]] | None:
     )
 
 
+@lru_cache(maxsize=4096)
 def layout_from_raw(layout: Any) -> Any:
     """Return an element of `raw_layouts` as JAX's `Layout`."""
     return Layout.from_pjrt_layout(layout)

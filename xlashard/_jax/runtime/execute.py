@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.private import (
     api,
     core,
@@ -39,7 +40,7 @@ from xlashard._jax.runtime.global_state import (
 )
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import copy_to, split
-from xlashard._jax.trace.tracing import is_extended, with_sharding_in_type
+from xlashard._jax.trace.tracing import all_shaped, is_extended, with_sharding_in_type
 from xlashard.errors import ExecutionError, NonFiniteError
 from xlashard.support.lazily import dataclass
 
@@ -60,7 +61,7 @@ def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
 
 def has_keys(avals: Sequence[Any]) -> bool:
     """Return True if a key array is among abstract values."""
-    return any(map(is_extended, avals))
+    return any([jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended) for a in all_shaped(avals)])
 
 
 def as_key_array(aval: Any, handle: Handle) -> Any:
@@ -156,7 +157,7 @@ def _joined_token(buffers: Sequence[Any]) -> Any:
     devices = [b.sharding._device_assignment[0] for b in buffers]
     mesh = jax.sharding.Mesh(np.array(devices, dtype=object), ("token",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("token"))
-    return jax.make_array_from_single_device_arrays((0,), sharding, list(buffers))
+    return originals.make_array_from_single_device_arrays((0,), sharding, list(buffers))
 
 
 @lru_cache(maxsize=1)

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.runtime.tracebacks import script_line
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace.jaxprs import is_ref
@@ -268,10 +269,10 @@ class StandInValues:
         shape = tuple(sharding.shard_shape(tuple(aval.shape)))
         dtype = np.dtype(aval.dtype)
         shards = [
-            jax.device_put(self._shard(shape, dtype, is_shared), device)
+            originals.device_put(self._shard(shape, dtype, is_shared), device)
             for device in sharding._addressable_device_assignment
         ]
-        return jax.make_array_from_single_device_arrays(tuple(aval.shape), sharding, shards)
+        return originals.make_array_from_single_device_arrays(tuple(aval.shape), sharding, shards)
 
     def _shard(self, shape: tuple[int, ...], dtype: np.dtype[Any], is_shared: bool) -> Any:
         count = int(np.prod(shape, dtype=np.int64))
@@ -298,7 +299,7 @@ def _write(array: Any, value: Any) -> None:
     """Write values into the buffers of an array, of the same type and on the same devices."""
     if not value.sharding.is_equivalent_to(array.sharding, array.ndim):
         with jax.ensure_compile_time_eval():
-            value = jax.device_put(value, array.sharding)
+            value = originals.device_put(value, array.sharding)
     with suppress(AttributeError):
         delattr(array, _CALL)
     if array.is_deleted():

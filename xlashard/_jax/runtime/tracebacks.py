@@ -7,6 +7,7 @@ frames. The setting applies to frames of this package too.
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -96,5 +97,6 @@ def script_line() -> tuple[str, int]:
     return calling_line()
 
 
+@lru_cache(maxsize=4096)
 def _is_passed_by(file: str) -> bool:
     return file.startswith(_PASSED_BY) or any(wrapper in file for wrapper in _WRAPPERS)

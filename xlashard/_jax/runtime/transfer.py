@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.private import (
     core,
     dlpack,
@@ -96,7 +97,7 @@ def callback_result(value: Any) -> Any:
     whole = sharding_impls.GSPMDSharding.get_replicated(
         sharding._device_assignment, memory_kind=sharding.memory_kind
     )
-    return jax.device_put(pieces[0], whole)
+    return originals.device_put(pieces[0], whole)
 
 
 def base_handle(value: Any) -> Handle | None:
@@ -110,7 +111,7 @@ def base_handle(value: Any) -> Handle | None:
 def lacks_buffer(handle: Handle) -> bool:
     """Return True if a handle is deleted, or if one of its shards was deleted or donated alone."""
     # The runtime looks at the first of the buffers only.
-    return handle.is_deleted() or any([part.is_deleted() for part in split(handle)])
+    return handle.is_deleted() or any([part.is_deleted() for part in handle._arrays])
 
 
 def shared_pair(handles: Sequence[Handle], donated: Collection[int]) -> tuple[int, int] | None:
@@ -127,17 +128,18 @@ def shared_pair(handles: Sequence[Handle], donated: Collection[int]) -> tuple[in
         None if there are neither.
     """
     # A buffer has one shape, so pieces of other shapes need no look.
-    kinds = {_piece_kind(handles[i]) for i in donated}
+    kinds = list(map(_piece_kind, handles))
+    donated_kinds = {kinds[i] for i in donated}
     first: dict[Any, int] = {}
     alive = []
     for i, handle in enumerate(handles):
-        if _piece_kind(handle) not in kinds:
+        if kinds[i] not in donated_kinds:
             continue
         if lacks_buffer(handle):
             return i, i
-        for part in split(handle):
-            key, buffer = _buffer_key(part)
-            alive.append(buffer)  # else another one could get its address
+        buffers = _buffers_by_key(handle)
+        alive.append(buffers)  # else another one could get its address
+        for key in buffers:
             j = first.setdefault(key, i)
             if j != i and (i in donated or j in donated):
                 return j, i
@@ -146,29 +148,25 @@ def shared_pair(handles: Sequence[Handle], donated: Collection[int]) -> tuple[in
 
 def any_shared(first: Handle, second: Handle) -> bool:
     """Return True if two handles share a buffer."""
-    if first is second:
-        return True
-    parts = list(map(_buffer_key, [*split(first), *split(second)]))
-    keys = [key for key, _ in parts]
-    count = len(split(first))
-    return not set(keys[:count]).isdisjoint(keys[count:])
+    return first is second or not _buffers_by_key(first).keys().isdisjoint(_buffers_by_key(second))
 
 
 def _piece_kind(handle: Handle) -> tuple[Any, ...]:
     return handle.dtype, handle.sharding.shard_shape(handle.shape)
 
 
-def _buffer_key(part: Handle) -> tuple[Any, Any]:
-    """Return what identifies the buffer of a single-device handle, and an object that keeps it so.
+def _buffers_by_key(handle: Handle) -> dict[Any, Any]:
+    """Return objects that keep the buffers of a handle alive, by what identifies each buffer.
 
     Two buffers may be windows on one block of the host's memory, which XLA copies before it writes:
     an address in memory is used only where the runtime does not expose its buffers.
     """
+    parts = handle._arrays
     try:
-        buffer = part.unsafe_raw_buffer()
+        buffers = [part.unsafe_raw_buffer() for part in parts]
     except (AttributeError, jax.errors.JaxRuntimeError):
-        return (part.sharding, part.unsafe_buffer_pointer()), part
-    return buffer.ptr, buffer
+        return {(part.sharding, part.unsafe_buffer_pointer()): part for part in parts}
+    return {buffer.ptr: buffer for buffer in buffers}
 
 
 def assemble(
@@ -288,7 +286,9 @@ def run_one(executable: Any, handles: Sequence[Handle], handler: Any) -> Handle:
 def deleted_like(handle: Handle) -> Handle:
     """Return a deleted handle of the same type and sharding, with buffers of its own."""
     empty = np.empty(0, handle.dtype) if handle.dtype not in WIDE else np.empty(0, np.int8)
-    buffers = [jax.device_put(empty, d) for d in handle.sharding._addressable_device_assignment]
+    buffers = [
+        originals.device_put(empty, d) for d in handle.sharding._addressable_device_assignment
+    ]
     dead = assemble(handle.aval, handle.sharding, buffers, committed=handle.committed)
     dead.delete()
     return dead

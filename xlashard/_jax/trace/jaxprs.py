@@ -272,6 +272,12 @@ def is_reference(aval: Any) -> bool:
     return isinstance(aval, state_types.AbstractRef)
 
 
+def reference_positions(jaxpr: Jaxpr) -> list[int]:
+    """Return the positions of the arguments that are references."""
+    kind = state_types.AbstractRef
+    return [i for i, aval in enumerate(jaxpr.in_avals) if isinstance(aval, kind)]
+
+
 def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[int, ...]]:
     """Return a jaxpr whose references are replaced by values.
 
@@ -281,19 +287,18 @@ def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[int, ...]]:
     Returns:
         The new jaxpr, and the positions of the arguments whose new values follow its results.
     """
-    reference_positions = [i for i, aval in enumerate(jaxpr.in_avals) if is_reference(aval)]
+    references = reference_positions(jaxpr)
     makes_own = any(isinstance(e, core.InternalMutableArrayEffect) for e in jaxpr.effects)
-    if not reference_positions and not makes_own:
+    if not references and not makes_own:
         return jaxpr, ()
     pure = discharge.discharge_state(jaxpr)
     results = len(jaxpr.outvars)
     # References that are only read need no result.
     written = [
-        pure.outvars[k] is not pure.invars[i]
-        for k, i in enumerate(reference_positions, start=results)
+        pure.outvars[k] is not pure.invars[i] for k, i in enumerate(references, start=results)
     ]
     pure = without_results(pure, [*(True,) * results, *written])
-    positions = tuple(i for i, w in zip(reference_positions, written, strict=True) if w)
+    positions = tuple(i for i, w in zip(references, written, strict=True) if w)
     debug = jaxpr.debug_info
     names = debug.safe_arg_names(len(pure.invars))
     paths = debug.safe_result_paths(results)

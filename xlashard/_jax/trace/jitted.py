@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from xlashard._jax import originals
 from xlashard._jax.private import jax_pjit, replace_name
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard._jax.trace.tracing import (
@@ -75,7 +76,7 @@ def is_jitted(fun: Any) -> bool:
     return isinstance(fun, _JITTED) and hasattr(fun, "_jit_info") and hasattr(fun, "_fun")
 
 
-_JITTED = type(jax.jit(lambda: None))
+_JITTED = type(originals.jit(lambda: None))
 
 
 # Attributes through which wrappers hold a jitted function: nnx.jit, eqx.filter_jit,

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 # Public as jax.extend.core.register_call_primitive_rules, whose package imports Pallas.
+from xlashard._jax import originals
 from xlashard._jax.private import (
     ad,
     ad_util,
@@ -467,7 +468,7 @@ def device_witness(devices: tuple[Device, ...], mesh: Mesh | AbstractMesh | None
     else:
         everywhere = JaxNamedSharding(mesh, jax.sharding.PartitionSpec())
     # Unlike a constraint, a call accepts any sharding on explicit axes.
-    return _Witness([jax.make_jaxpr(jax.jit(lambda x: x, out_shardings=everywhere))(0.0)])
+    return _Witness([jax.make_jaxpr(originals.jit(lambda x: x, out_shardings=everywhere))(0.0)])
 
 
 def _print_sharding(eqn: Any, context: Any, settings: Any) -> Any:

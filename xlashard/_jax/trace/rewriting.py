@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.private import core, source_info_util
 from xlashard._jax.runtime.shardings import (
     AbstractMesh,
@@ -17,7 +18,14 @@ from xlashard._jax.runtime.shardings import (
     read_reduction,
 )
 from xlashard._jax.trace.jaxprs import from_function
-from xlashard._jax.trace.tracing import Jaxpr, bodies, entry_axes, is_jaxpr, replace_fields
+from xlashard._jax.trace.tracing import (
+    Jaxpr,
+    bodies,
+    entry_axes,
+    equations,
+    is_jaxpr,
+    replace_fields,
+)
 
 
 def surround(
@@ -289,7 +297,7 @@ class WholeValuesFirst(MeshMap):
             outvars[i] = value
             with jax.sharding.use_abstract_mesh(sharding.mesh):
                 reshard = from_function(
-                    lambda x, to=sharding: (jax.sharding.reshard(x, to),),
+                    lambda x, to=sharding: (originals.reshard(x, to),),
                     [value.aval],
                     "reshard",
                 ).eqns[0]
@@ -379,6 +387,16 @@ class TrimmingBeforeDilation(MeshMap):
 def trims_dilated(eqn: Any) -> bool:
     """Return True for an equation that dilates a dimension and removes its first elements."""
     return any(low < 0 and dilation > 1 for _, low, _, dilation in _read_windows(eqn))
+
+
+def has_trimmed_dilation(jaxpr: Any) -> bool:
+    """Return True if an equation in a jaxpr, or in one inside it, is one of `trims_dilated`."""
+    padding = [e for e in equations(jaxpr) if e.primitive.name.startswith(_PADDING)]
+    return any(map(trims_dilated, padding))
+
+
+_PADDING = "pad", "conv_general_dilated", "reduce_window"
+"""Beginnings of the names of primitives that `_read_windows` reads."""
 
 
 def _read_windows(eqn: Any) -> list[tuple[int, int, int, int]]:

@@ -3,7 +3,7 @@
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.private import (
     api_util,
     core,
@@ -22,6 +23,7 @@ from xlashard._jax.private import (
     pe,
     sharding_impls,
 )
+from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
 from xlashard._jax.tree_definitions import in_default_registry
 from xlashard.support.lazily import dataclass
@@ -70,7 +72,7 @@ class TracedFunction:
 @lru_cache(maxsize=1)
 def _default_options() -> Any:
     """Return the default options of `jax.jit`; JAX's caches compare them by identity."""
-    return jax.jit(lambda: None)._jit_info  # pyright: ignore[reportFunctionMemberAccess]
+    return originals.jit(lambda: None)._jit_info  # pyright: ignore[reportFunctionMemberAccess]
 
 
 # Tracers of one function share its jaxprs, which JAX caches by function.
@@ -269,6 +271,7 @@ def mesh_of_type(aval: Any) -> AbstractMesh | None:
     return sharding.mesh
 
 
+@lru_cache(maxsize=4096)
 def sharding_of_type(aval: Any) -> tuple[AbstractMesh, Any] | None:
     """Return the mesh and the spec that the type of a value prescribes; None where it does not.
 
@@ -319,7 +322,7 @@ def entry_axes(entry: Any) -> tuple[str, ...]:
 def moved_to_memory(value: Any, kind: str | None) -> Any:
     """Return a traced value in another memory; its gradient is transferred back."""
     space = core.mem_kind_to_space(kind)
-    return jax.device_put(value, space, src=jax.typeof(value).memory_space)
+    return originals.device_put(value, space, src=jax.typeof(value).memory_space)
 
 
 def physical_aval(aval: Any) -> Any:
@@ -335,6 +338,16 @@ def is_token(aval: Any) -> bool:
 def shaped(aval: Any) -> Any:
     """Return the shape and dtype of the arrays behind a token; another aval unchanged."""
     return core.get_token_aval() if aval is core.abstract_token else aval
+
+
+def has_tokens(avals: Iterable[Any]) -> bool:
+    """Return True if one of the abstract values is that of a token."""
+    return any([aval is core.abstract_token for aval in avals])
+
+
+def all_shaped(avals: Iterable[Any]) -> list[Any]:
+    """Return `shaped` of each abstract value."""
+    return [core.get_token_aval() if aval is core.abstract_token else aval for aval in avals]
 
 
 def is_extended(aval: Any) -> bool:
@@ -375,26 +388,33 @@ def source_of(jaxpr: Jaxpr) -> str:
     return jaxpr.debug_info.func_src_info
 
 
-def may_name_shardings(values: Collection[Any]) -> bool:
-    """Return True if a value of an equation's parameters is, or contains, a sharding or a jaxpr."""
-    if _PLAIN.issuperset(map(type, values)):
-        return False
-    carriers = _carriers()
-    for value in values:
-        kind = type(value)
-        if kind is tuple:
-            if not _PLAIN.issuperset(map(type, value)) and any(
-                [isinstance(member, carriers) for member in value]
-            ):
-                return True
-        elif kind not in _PLAIN and isinstance(value, carriers):
-            return True
-    return False
+@cached_by_jaxpr
+def sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
+    """Return the equations of a jaxpr whose parameters contain a sharding or a jaxpr.
+
+    Most equations contain neither, so that a search for constraints or inner jaxprs looks at these.
+    """
+    carriers, eqns = _carriers(), []
+    for eqn in jaxpr.eqns:
+        values = eqn.params.values()
+        if _PLAIN.issuperset(map(type, values)):
+            continue
+        members = [m for v in values for m in (v if isinstance(v, tuple) else (v,))]
+        # A sharding of this package need not be one of JAX.
+        if any([isinstance(m, carriers) for m in members]) or eqn.params.get("sharding"):
+            eqns.append(eqn)
+    return tuple(eqns)
 
 
-def may_constrain(jaxpr: Jaxpr) -> bool:
-    """Return True if an equation of a jaxpr may be a sharding constraint or contain a jaxpr."""
-    return any([may_name_shardings(eqn.params.values()) for eqn in jaxpr.eqns])
+@cached_by_jaxpr
+def inner_sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
+    """Return `sharding_equations` of a jaxpr and of all jaxprs inside it, in order."""
+    eqns = []
+    for eqn in sharding_equations(jaxpr):
+        eqns.append(eqn)
+        for inner in () if "witness" in eqn.params else bodies(eqn):
+            eqns += inner_sharding_equations(inner)
+    return tuple(eqns)
 
 
 @lru_cache(maxsize=1)
@@ -428,12 +448,8 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 
 def bodies(eqn: Any) -> Iterator[Jaxpr]:
     """Return the jaxprs among the parameters of an equation."""
-    return _jaxprs_among(eqn.params.values())
-
-
-def _jaxprs_among(values: Iterable[Any]) -> Iterator[Jaxpr]:
     types = _jaxpr_types()
-    for value in values:
+    for value in eqn.params.values():
         for member in value if isinstance(value, tuple) else (value,):
             if isinstance(member, types):
                 yield member
@@ -446,16 +462,8 @@ def equations(jaxpr: Jaxpr) -> list[Any]:
 
 def with_inner_jaxprs(jaxpr: Jaxpr) -> list[Jaxpr]:
     """Return a jaxpr and all jaxprs inside it, except those that only name devices."""
-    collected: list[Jaxpr] = []
-    _collect(jaxpr, collected)
-    return collected
-
-
-def _collect(jaxpr: Jaxpr, collected: list[Jaxpr]) -> None:
-    collected.append(jaxpr)
-    for eqn in jaxpr.eqns:
-        params = eqn.params
-        if _PLAIN.issuperset(map(type, params.values())) or "witness" in params:
-            continue
-        for inner in _jaxprs_among(params.values()):
-            _collect(inner, collected)
+    jaxprs = [jaxpr]
+    for eqn in sharding_equations(jaxpr):
+        for body in () if "witness" in eqn.params else bodies(eqn):
+            jaxprs += with_inner_jaxprs(body)
+    return jaxprs

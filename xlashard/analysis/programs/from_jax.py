@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.shardings import (
@@ -134,7 +135,7 @@ def read_function(
     """
     args, kwargs = tuple(args), dict(kwargs or {})
     if not jitted.is_jitted(fun) and not is_wrapper(fun):
-        fun = jax.jit(_make_hashable(fun))
+        fun = originals.jit(_make_hashable(fun))
     if jitted.is_jitted(fun):
         user = jitted.function_of(fun)[0]
         trace, _ = trace_for_chip(lambda: jitted.trace_jitted(fun, args, kwargs), device)

@@ -68,7 +68,7 @@ class PjitProgram(Program):
             call = replace(call, assign=lambda count: assigned[:count])
         call = planned_call(self.function, call)
         program = self if call.auto is self.call.auto else read_call(self.function, call)
-        request = self.function.lowering_request(call, self.function.arguments(call))
+        request = self.function.request_program(call)
         if devices is not None:
             request = _move_request(request, devices)
         traced = Traced(self.function, call)

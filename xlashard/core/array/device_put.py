@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypedDict, Unpack, overload
 import jax
 from jax.typing import ArrayLike
 
+from xlashard._jax import originals
 from xlashard._jax.runtime.global_state import (
     Transfer,
     TransferGuards,
@@ -243,6 +244,6 @@ def device_get(x: Any) -> Any:
     return treedef.unflatten(
         read_value(array, explicit=True)
         if isinstance(array, Array)
-        else (jax.device_get(array) if isinstance(array, jax.Array) else array)
+        else (originals.device_get(array) if isinstance(array, jax.Array) else array)
         for array in arrays
     )

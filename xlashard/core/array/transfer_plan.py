@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.experimental.layout import Format, Layout
 
+from xlashard._jax import originals
 from xlashard._jax.runtime.transfer import (
     Handle,
     HandleType,
@@ -69,14 +70,14 @@ class TracerTransfer(NamedTuple):
         """Record the operation."""
         sharding, layout = self.placement.sharding, self.placement.layout
         if sharding is None:
-            return jax.device_put(self.tracer, self.placement.space, src=self.src)
+            return originals.device_put(self.tracer, self.placement.space, src=self.src)
         target: Any = to_jax(sharding, self.tracer.shape)
         if sharding.is_unreduced or jax.typeof(self.tracer).sharding.spec.unreduced:
             # `jax.device_put` would leave the type as it is.
-            return jax.sharding.reshard(self.tracer, target)
+            return originals.reshard(self.tracer, target)
         if layout is not None:
             target = Format(layout, target)
-        return jax.device_put(self.tracer, target, src=self.src)
+        return originals.device_put(self.tracer, target, src=self.src)
 
 
 class HostTransfer(NamedTuple):

@@ -16,6 +16,7 @@ from typing import (
 
 import jax
 
+from xlashard._jax import originals
 from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.callables import dispatched
 from xlashard.core.pjit.function import Function
@@ -293,7 +294,7 @@ def reshard[T](xs: T, out_shardings: Any) -> T:
         >>> x.sharding.spec
         P('data',)
     """
-    return jax.tree.map(wrap_result, jax.sharding.reshard(xs, out_shardings))
+    return jax.tree.map(wrap_result, originals.reshard(xs, out_shardings))
 
 
 def shard_map(f: Any = None, /, **options: Any) -> Any:
@@ -322,7 +323,7 @@ def shard_map(f: Any = None, /, **options: Any) -> Any:
     """
     if f is None:
         return functools.partial(shard_map, **options)
-    mapped = jax.shard_map(f, **options)
+    mapped = originals.shard_map(f, **options)
 
     @functools.wraps(f)
     def over_shards(*args: Any, **kwargs: Any) -> Any:
@@ -331,4 +332,4 @@ def shard_map(f: Any = None, /, **options: Any) -> Any:
     return over_shards
 
 
-shard_map.__signature__ = inspect.signature(jax.shard_map)
+shard_map.__signature__ = inspect.signature(originals.shard_map)

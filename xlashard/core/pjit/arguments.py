@@ -13,7 +13,7 @@ donated arrays only.
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import compress, repeat
+from itertools import compress
 from operator import attrgetter, not_
 from typing import Any
 
@@ -31,10 +31,10 @@ from xlashard._jax.runtime.transfer import (
     shared_pair,
 )
 from xlashard._jax.trace.jaxprs import buffer_of, is_ref
-from xlashard._jax.trace.tracing import Tracer, abstractify, escaped_tracer_error, shaped
+from xlashard._jax.trace.tracing import Tracer, abstractify, all_shaped, escaped_tracer_error
 from xlashard.core.array import Array
 from xlashard.core.array.array_class.base import deleted_text, type_text
-from xlashard.core.sharding import XLACompatibleSharding, as_tiles, from_jax
+from xlashard.core.sharding import Sharding, XLACompatibleSharding, as_tiles, from_jax
 from xlashard.errors import ArgumentError, DeletedError, DonationError
 from xlashard.support.formatting import shortened
 from xlashard.support.lazily import dataclass
@@ -95,21 +95,28 @@ def describe_arguments(
     Raises:
         DeletedError: If a value of a call that runs lacks buffers.
     """
-    handles = bare_values(values)
-    return tuple(map(_describe, values, handles, paths, map(shaped, avals), repeat(runs)))
-
-
-def _describe(value: Any, handle: Any, path: str, aval: Any, runs: bool) -> Argument:
-    if isinstance(handle, Tracer) or not isinstance(handle, jax.Array):
-        if not isinstance(value, jax.ShapeDtypeStruct) or value.sharding is None:
-            return Argument(path, aval, None, False)
-        layout = custom_struct_layout(value)
-        return Argument(path, aval, as_tiles(from_jax(value.sharding), aval.shape), True, layout)
-    if runs and (type(handle) is not HandleType or lacks_buffer(handle)):
-        check_alive(value, path, aval)
-    sharding = as_tiles(from_jax(handle.sharding), aval.shape)
-    layout = None if handle.is_deleted() else custom_layout(handle)
-    return Argument(path, aval, sharding, bool(handle.committed), layout)
+    known: dict[int, Sharding] = {}  # arguments that stay alive share most shardings
+    arguments = []
+    every = zip(values, bare_values(values), paths, all_shaped(avals), strict=True)
+    for value, handle, path, aval in every:
+        is_struct = isinstance(value, jax.ShapeDtypeStruct) and value.sharding is not None
+        is_array = isinstance(handle, jax.Array) and not isinstance(handle, Tracer)
+        if not is_array and not is_struct:
+            arguments.append(Argument(path, aval, None, False))
+            continue
+        if runs and is_array and (type(handle) is not HandleType or lacks_buffer(handle)):
+            check_alive(value, path, aval)
+        own: Any = handle.sharding if is_array else value.sharding
+        sharding = known.get(id(own)) or known.setdefault(id(own), from_jax(own))
+        if not isinstance(sharding, XLACompatibleSharding):
+            sharding = as_tiles(sharding, aval.shape)
+        if is_struct:
+            layout, committed = custom_struct_layout(value), True
+        else:
+            layout = None if handle.is_deleted() else custom_layout(handle)
+            committed = bool(handle.committed)
+        arguments.append(Argument(path, aval, sharding, committed, layout))
+    return tuple(arguments)
 
 
 def check_alive(value: Any, path: str, aval: Any) -> None:

@@ -290,7 +290,7 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
         arguments=arguments,
         in_shardings=in_shardings,
         out_shardings=tuple(map(_find_boundary_sharding, outs, jaxpr.out_avals)),
-        result_avals=tuple(map(tracing.shaped, jaxpr.out_avals)),
+        result_avals=tuple(tracing.all_shaped(jaxpr.out_avals)),
         result_paths=tuple(f"result {i} of {label}" for i in range(len(outs))),
         used=used.args,
         inner=used.inner,
@@ -300,7 +300,7 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
     )
     placement = resolve(shardings)
     requested = list(map(_requested_layout, checked, arguments))
-    layouts = resolve_layouts(arguments, args, requested, repeat(keyword)), (None,) * len(outs)
+    layouts = resolve_layouts(arguments, args, requested, keyword), (None,) * len(outs)
     request = LoweringRequest(label, placement, layouts, piece.donated, options=piece.options)
     miss = CacheMiss()
     compiled = PROGRAMS.entry(jaxpr, request).compile(jaxpr, request, miss)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.trace.jaxprs import is_ref
-from xlashard._jax.trace.tracing import mesh_of_type, shaped
+from xlashard._jax.trace.tracing import all_shaped, mesh_of_type
 from xlashard.core.pjit.arguments import bare_values
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
@@ -110,7 +110,7 @@ def with_user_shardings(
     """
     mesh, requested = placement.mesh, list(compress(placement.in_shardings, kept))
     consts = len(parts.in_shardings) - len(requested)
-    in_avals, out_avals = list(map(shaped, parts.in_avals)), list(map(shaped, parts.out_avals))
+    in_avals, out_avals = all_shaped(parts.in_avals), all_shaped(parts.out_avals)
     in_requests = [*(None,) * consts, *requested]
     ins = _named_after(
         _model(in_requests, in_avals), in_requests, parts.in_shardings, in_avals, mesh
@@ -155,10 +155,12 @@ def _named_after(
         avals: The types of the values.
         mesh: The mesh of the program, by which values are named without a model.
     """
-    named = []
+    named, known = [], {}
     for sharding, chosen, aval in zip(requested, reported, avals, strict=True):
         if sharding is None:
-            sharding = _named(chosen, aval, model, mesh)
+            sharding = known.get((id(chosen), aval))
+            if sharding is None:
+                sharding = known[id(chosen), aval] = _named(chosen, aval, model, mesh)
         elif sharding is not chosen and is_open(sharding):
             sharding = _settle_open_sharding(sharding, chosen, aval)
         named.append(sharding)
@@ -227,27 +229,43 @@ class CacheEntry:
                 miss.record_stage("lower", began)
             return self._lowered
 
-    def compile(self, jaxpr: Any, request: LoweringRequest, miss: CacheMiss) -> CompiledProgram:
+    def compile(
+        self,
+        jaxpr: Any,
+        request: LoweringRequest,
+        miss: CacheMiss,
+        options: Sequence[tuple[str, Any]] = (),
+    ) -> CompiledProgram:
         """Return the compiled program.
 
         Args:
             jaxpr: The closed jaxpr.
             request: The request as the user made it, with the entry's canonical form.
             miss: Records the stages that have to run.
+            options: Compiler options past those of the request. The entry does not keep the
+                program then.
         """
         share, key = request.share_binary, (request.share_binary, request.placement)
+        if options:
+            compiled = self._compile(jaxpr, share, miss, options)
+            return compiled.with_user_shardings(request.placement)
         with self._lock:
             compiled = self._with_user_shardings.get(key)
             if compiled is None:
                 if share not in self._compiled:
-                    lowered, began = self.lower(jaxpr, miss), time.perf_counter()
-                    compiled = compile_lowered(*lowered, share=share)
-                    miss.record_stage("compile", began)
-                    miss.executable_source = compiled.program.source
-                    self._compiled[share] = compiled
+                    self._compiled[share] = self._compile(jaxpr, share, miss)
                 compiled = self._compiled[share].with_user_shardings(request.placement)
                 self._with_user_shardings[key] = compiled
             return compiled
+
+    def _compile(
+        self, jaxpr: Any, share: bool, miss: CacheMiss, options: Sequence[tuple[str, Any]] = ()
+    ) -> CompiledProgram:
+        lowered, began = self.lower(jaxpr, miss), time.perf_counter()
+        compiled = compile_lowered(*lowered, options, share=share)
+        miss.record_stage("compile", began)
+        miss.executable_source = compiled.program.source
+        return compiled
 
     @property
     def programs(self) -> list[CompiledProgram]:

@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from xlashard._jax.runtime.global_state import trace_context
 from xlashard._jax.runtime.tracebacks import calling_line
+from xlashard._jax.trace import tracing
 from xlashard._jax.trace.observed_programs import is_paused
 from xlashard.config import RECOMPILE_LOGGER
+from xlashard.core.pjit.arguments import Argument
+from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import (
     CLEAR_COUNTER,
     DERIVED_PROGRAMS,
@@ -23,9 +27,11 @@ from xlashard.core.pjit.cache_miss import (
     CacheMiss,
     CallKey,
     MissRecord,
+    StaticValue,
 )
+from xlashard.core.pjit.trace import Call
 from xlashard.support import hooks
-from xlashard.support.lazily import deferred
+from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
     from xlashard.core.pjit.stages import wrapper_paths
@@ -122,6 +128,50 @@ def _codes(fun: Any) -> list[CodeType]:
     return codes
 
 
+@dataclass(frozen=True, eq=False)
+class StageEvent:
+    """Stages that a call has run, perhaps after those of an earlier event.
+
+    Attributes:
+        miss: The stages of the call.
+        make_key: Returns the key of the call.
+        is_last: True if the call runs no further stage, so that its reason can be logged.
+    """
+
+    miss: CacheMiss
+    make_key: Callable[[], CallKey]
+    is_last: bool
+
+
+def make_call_key(
+    call: Call, request: LoweringRequest | None, options: tuple[tuple[str, Any], ...]
+) -> CallKey:
+    """Return the key by which recompilations compare calls.
+
+    Args:
+        call: The call.
+        request: The request for its program; None for a call that is traced only.
+        options: Compiler options of a call without a request.
+    """
+    traced, arguments = call.traced, call.miss.arguments
+    if arguments is None:
+        types = zip(traced.arg_names, map(tracing.shaped, traced.in_avals), strict=True)
+        arguments = tuple([Argument(path, aval, None, False) for path, aval in types])
+    return CallKey(
+        source=tracing.source_of(traced.jaxpr),
+        in_tree=traced.in_tree,
+        arguments=arguments,
+        statics=tuple([StaticValue.of(*static) for static in call.statics]),
+        mesh=call.mesh,
+        in_shardings=call.in_shardings,
+        out_shardings=call.out_shardings,
+        donated=call.donated,
+        devices=None if request is None else request.placement.devices,
+        options=options if request is None else request.options,
+        context=trace_context() if request is None else request.context,
+    )
+
+
 class CompileLog:
     """Last cache misses of a jitted function, explained once a log line or report needs it.
 
@@ -149,18 +199,19 @@ class CompileLog:
         _ = self._site
         self._fun = None
 
-    def record(self, miss: CacheMiss, key: Callable[[], CallKey]) -> None:
-        """Record a call that has run stages since its last record.
+    def take(self, event: StageEvent) -> None:
+        """Record the stages of an event, and log the reason of a cache miss after the last one."""
+        if event.miss.stages > event.miss.recorded:
+            self._record(event.miss, event.make_key())
+        if event.is_last:
+            self._log_reason(event.miss)
 
-        Args:
-            miss: The stages of the call.
-            key: Returns the key of the call.
-        """
+    def _record(self, miss: CacheMiss, call_key: CallKey) -> None:
         miss.recorded = miss.stages
         if is_paused():
             return
         miss.location = miss.location or calling_line()
-        call_key, ended = key(), time.perf_counter()
+        ended = time.perf_counter()
         with self._lock:
             if miss.number is None:
                 self._last = miss.number = self._last + 1
@@ -179,7 +230,7 @@ class CompileLog:
         site, number = self._site
         site.add_call(number, call_key.digest())
 
-    def log_reason(self, miss: CacheMiss) -> None:
+    def _log_reason(self, miss: CacheMiss) -> None:
         """Log the reason of a cache miss, if logging is enabled and the miss is not yet logged."""
         level = _level()
         if miss.logged == miss.recorded or not LOGGER.isEnabledFor(level):

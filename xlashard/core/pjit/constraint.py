@@ -9,8 +9,8 @@ import jax
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import AxisType
 
-from xlashard._jax import lowering
-from xlashard._jax.runtime.global_state import allow_transfers, cached_by_jaxpr
+from xlashard._jax import lowering, originals
+from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.shardings import device_assignment
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.trace import tracing
@@ -235,11 +235,11 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
             return device_put(x, sharding)
     if isinstance(x, jax.Array) and x.devices() != sharding.device_set:
         # A program takes arguments of its own devices only.
-        x = jax.device_put(
+        x = originals.device_put(
             x, GSPMDSharding.get_replicated(sharding.devices).jax_sharding(aval.shape)
         )
     jaxpr = _identity(sharding, aval.shape, aval.dtype)
-    return wrap_result(jax.jit(as_function(jaxpr))(x)[0])
+    return wrap_result(originals.jit(as_function(jaxpr))(x)[0])
 
 
 @lru_cache(maxsize=1024)
@@ -391,14 +391,8 @@ def only_places(eqn: Any) -> bool:
     return eqn.primitive is boundary_p and custom_memory_kind(eqn.params["sharding"]) is None
 
 
-@cached_by_jaxpr
-def constraints_in(jaxpr: Any) -> tuple[XLACompatibleSharding, ...]:
+def constraints_in(jaxpr: Any) -> dict[XLACompatibleSharding, None]:
     """Return the shardings of all constraints of ours inside a jaxpr that name devices."""
-    shardings: dict[XLACompatibleSharding, None] = {}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive not in (constraint_p, boundary_p):
-            for body in tracing.bodies(eqn):
-                shardings |= dict.fromkeys(constraints_in(body))
-        elif names_devices(eqn.params["sharding"]):
-            shardings[eqn.params["sharding"]] = None
-    return tuple(shardings)
+    every = tracing.inner_sharding_equations(jaxpr)
+    own = [e.params["sharding"] for e in every if e.primitive in (constraint_p, boundary_p)]
+    return dict.fromkeys(filter(names_devices, own))

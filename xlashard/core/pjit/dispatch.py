@@ -185,8 +185,9 @@ def _resharded(handle: Any, sharding: XLACompatibleSharding) -> Any:
 
 def _mark_donated(values: Sequence[Any], donation: DonationInfo, tracker: DonationTracker) -> None:
     """Record the donated arrays that the program deleted, for errors about their use."""
-    for value, path, donated in zip(values, donation.paths, donation.donated, strict=True):
-        handle = bare(value) if donated else None
+    donated = list(compress(values, donation.donated))
+    paths = compress(donation.paths, donation.donated)
+    for value, handle, path in zip(donated, bare_values(donated), paths, strict=True):
         if not isinstance(handle, jax.Array) or not handle.is_deleted():
             continue
         cause = tracker.note(path, handle)

@@ -25,8 +25,8 @@ from xlashard.core.pjit.arguments import (
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
 from xlashard.core.pjit.callables import constrained_body, pjit_p
-from xlashard.core.pjit.compile import PROGRAMS, CompiledProgram, compile_lowered
-from xlashard.core.pjit.compile_log import CompileLog
+from xlashard.core.pjit.compile import PROGRAMS, CompiledProgram
+from xlashard.core.pjit.compile_log import CompileLog, StageEvent, make_call_key
 from xlashard.core.pjit.constraint import BoundaryArgument, constraint_p
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.core.pjit.lower import (
@@ -83,12 +83,7 @@ class Function:
         ArgumentError: If a static or donated parameter does not exist, or is both.
     """
 
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        options: PjitOptions,
-        static: Selected,
-    ) -> None:
+    def __init__(self, fun: Callable[..., Any], options: PjitOptions, static: Selected) -> None:
         self.fun = fun
         self.options = options
         self.static = static
@@ -97,6 +92,8 @@ class Function:
         self.compile_log = CompileLog(self.name, fun)
         self.is_spread = False
         self.planned: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Programs with closed-over arrays as arguments, which a call could donate too.
+        self._closes_over: weakref.WeakSet[CompiledProgram] = weakref.WeakSet()
         self.tracer = tracing.FunctionTracer(
             fun,
             self.parameters.signature.python,
@@ -107,11 +104,6 @@ class Function:
     @cached_property
     def _tracker(self) -> DonationTracker:
         return DonationTracker(self.name)
-
-    @cached_property
-    def _closes_over(self) -> weakref.WeakSet[CompiledProgram]:
-        """Programs with closed-over arrays as arguments, which a call could donate too."""
-        return weakref.WeakSet()
 
     @property
     def requested_shardings(self) -> list[Any]:
@@ -126,18 +118,20 @@ class Function:
         """Trace for the arguments of a call."""
         return trace_call(self.tracer, self.parameters, self.options, args, kwargs)
 
-    def record(self, call: Call, request: LoweringRequest | None = None) -> None:
-        """Record the stages that a call has run since its last record.
+    def report_stages(
+        self, call: Call, request: LoweringRequest | None = None, *, is_last: bool = False
+    ) -> None:
+        """Report the stages that a call has run since its last report.
 
         Args:
             call: The call.
             request: The request for its program; None for a call that is traced only.
+            is_last: True if the call runs no further stage.
         """
-        miss, options = call.miss, self.options.compiler_options
-        if miss.stages > miss.recorded:
-            self.compile_log.record(miss, lambda: call.key(request, options))
+        make_key = partial(make_call_key, call, request, self.options.compiler_options)
+        self.compile_log.take(StageEvent(call.miss, make_key, is_last))
 
-    def arguments(self, call: Call, *, runs: bool = False) -> tuple[Argument, ...]:
+    def describe_arguments(self, call: Call, *, runs: bool = False) -> tuple[Argument, ...]:
         """Return types and placements of the arguments of a call.
 
         Args:
@@ -147,28 +141,34 @@ class Function:
         traced = call.traced
         return describe_arguments(call.values, traced.arg_names, traced.in_avals, runs=runs)
 
-    def lowering_request(self, call: Call, arguments: tuple[Argument, ...]) -> LoweringRequest:
+    def request_program(self, call: Call, *, runs: bool = False) -> LoweringRequest:
         """Return the request for the program of a call.
+
+        Args:
+            call: The call.
+            runs: True if it is about to run, for which the arguments need their buffers.
 
         Raises:
             IgnoredShardingError: For a sharding that the program does not follow, if strict.
             UnevenShardingError: For a constraint by which a dimension does not divide, if strict.
         """
         jaxpr, options = call.traced.jaxpr, self.options
+        arguments = self.describe_arguments(call, runs=runs)
         self.check_host_values(call)
-        if tracing.may_constrain(jaxpr):
-            report_uneven_constraints(jaxpr, constraint_p, self.name, options.strict)
+        report_uneven_constraints(jaxpr, constraint_p, self.name, options.strict)
         shardings = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
         call.miss.arguments = arguments = shardings.arguments
         in_layouts, out_layouts = call.layouts
-        keyword = repeat(options.in_resources.what)
         placement = resolve(shardings)
         report_ignored(jaxpr, shardings, placement.devices, self.name, options.strict)
         return LoweringRequest(
             name=call.traced.name,
             placement=placement,
             donated=call.donated,
-            layouts=(resolve_layouts(arguments, call.values, in_layouts, keyword), out_layouts),
+            layouts=(
+                resolve_layouts(arguments, call.values, in_layouts, options.in_resources.what),
+                out_layouts,
+            ),
             keep_unused=options.keep_unused,
             options=options.compiler_options,
             share_binary=options.share_binary,
@@ -200,7 +200,7 @@ class Function:
             check_closed_over(jaxpr, traced.name, self.fun)
             values = closed_over_values(jaxpr, compress(jaxpr.consts, used.consts))
             closed = closed_over_places(values, self.fun)
-        device = self._device()
+        device = self._find_requested_device()
         # All arguments move to a requested device.
         moves = call.moves if device is None else (True,) * len(arguments)
         if moves:
@@ -210,7 +210,7 @@ class Function:
             arguments=arguments,
             in_shardings=call.in_shardings,
             out_shardings=call.out_shardings,
-            result_avals=tuple(map(tracing.shaped, jaxpr.out_avals)),
+            result_avals=tuple(tracing.all_shaped(jaxpr.out_avals)),
             result_paths=traced.result_paths,
             used=used.args,
             inner=used.inner,
@@ -222,7 +222,7 @@ class Function:
             commits=used.moves,
         )
 
-    def _device(self) -> Device | None:
+    def _find_requested_device(self) -> Device | None:
         backend = self.options.backend
         if backend is None:
             return self.options.device
@@ -240,74 +240,64 @@ class Function:
         """Return the module of a call."""
         for observer in observed_programs.observers():
             observer.lowered(PjitProgram(self, call))
-        entry = PROGRAMS.entry(call.traced.jaxpr, request)
-        lowered = entry.lower(call.traced.jaxpr, call.miss)
-        self.record(call, request)
+        jaxpr = call.traced.jaxpr
+        lowered = PROGRAMS.entry(jaxpr, request).lower(jaxpr, call.miss)
+        self.report_stages(call, request)
         return lowered
 
-    def compile(self, call: Call, request: LoweringRequest) -> CompiledProgram:
-        """Return the program of a call."""
-        entry = PROGRAMS.entry(call.traced.jaxpr, request)
-        compiled = entry.compile(call.traced.jaxpr, request, call.miss)
-        self.record(call, request)
-        self.compile_log.log_reason(call.miss)
-        report_replicated(call, compiled, self.options)
-        return compiled
-
-    def compile_uncached(
+    def compile(
         self,
         call: Call,
         request: LoweringRequest,
-        lowered: tuple[LoweredSignature, LoweredProgram],
-        options: tuple[tuple[str, Any], ...],
+        options: tuple[tuple[str, Any], ...] = (),
+        *,
+        reports_donation: bool = False,
     ) -> CompiledProgram:
-        """Return the program of a call under more compiler options, which no other call gets."""
-        again = replace(call, miss=CacheMiss(arguments=call.miss.arguments))
-        compiled = compile_lowered(*lowered, options, share=request.share_binary)
-        again.miss.record_stage("compile")
-        again.miss.executable_source = compiled.program.source
-        self.record(again, replace(request, options=(*request.options, *options)))
-        self.compile_log.log_reason(again.miss)
-        compiled = compiled.with_user_shardings(request.placement)
+        """Return the program of a call, after lowering it if need be.
+
+        Args:
+            call: The call.
+            request: The request for its program.
+            options: Compiler options past those of the request, with which the call alone gets the
+                program.
+            reports_donation: Report donated arguments whose buffers no result can reuse.
+
+        Raises:
+            DonationError: For such an argument, under `donation="strict"`.
+            ReplicationError: For a large argument that is replicated, if strict.
+        """
+        jaxpr = call.traced.jaxpr
+        entry = PROGRAMS.entry(jaxpr, request)
+        if options:
+            # Another program than that of the call's record.
+            call = replace(call, miss=CacheMiss(arguments=call.miss.arguments))
+        _, lowered = entry.lower(jaxpr, call.miss)
+        if reports_donation:
+            lowered.report_donation(self.options.donation, self.name)
+        compiled = entry.compile(jaxpr, request, call.miss, options)
+        request = replace(request, options=(*request.options, *options)) if options else request
+        self.report_stages(call, request, is_last=True)
+        if reports_donation:
+            lowered.report_donation(self.options.donation, self.name, compiled.program)
         report_replicated(call, compiled, self.options)
         return compiled
 
-    def compile_call(self, call: Call) -> CompiledProgram:
+    def compile_to_run(self, call: Call) -> CompiledProgram:
         """Return the program of a call that is about to run."""
-        call = call if call.auto is None else planned_call(self, call)
+        call, request = planned_call(self, call), None
         if call.moves and jax.config.jax_enable_checks:
             # Arguments elsewhere than in the chosen layout are refused, as by pjit of 2022.
             call = replace(call, moves=())
-        jaxpr, miss, request = call.traced.jaxpr, call.miss, None
         try:
-            request = self.lowering_request(call, self.arguments(call, runs=True))
-            entry = PROGRAMS.entry(jaxpr, request)
-            _, lowered = entry.lower(jaxpr, miss)
-            self.report_donation(lowered)
-            compiled = entry.compile(jaxpr, request, miss)
-        finally:
-            self.record(call, request)
-        self.compile_log.log_reason(miss)
+            request = self.request_program(call, runs=True)
+            compiled = self.compile(call, request, reports_donation=True)
+        except BaseException:
+            self.report_stages(call, request)
+            raise
         self.is_spread |= compiled.program.is_spread
-        self.report_donation(lowered, compiled)
-        if any([sharding is None for sharding in (*call.in_shardings, *call.out_shardings)]):
-            report_replicated(call, compiled, self.options)
         if compiled.consts and self.parameters.donates:
             self._closes_over.add(compiled)
         return compiled
-
-    def report_donation(
-        self, lowered: LoweredProgram, compiled: CompiledProgram | None = None
-    ) -> None:
-        """Report donated arguments whose buffers no result can reuse, or none of a program reuses.
-
-        Raises:
-            DonationError: If any, under `donation="strict"`.
-        """
-        if not any(lowered.plan.donated) and not lowered.unused:
-            return
-        program = None if compiled is None else compiled.program
-        lowered.report_donation(self.options.donation, self.name, program)
 
     def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Run a call that missed the dispatcher's cache, and return its entry for that cache."""
@@ -324,24 +314,22 @@ class Function:
             return self.bind(call), None
         check_concrete(call.values, traced.arg_names)
         if observed_programs.all_observers and observed_programs.observers():
-            outs = observed_programs.observed(
-                observed_programs.ObservedCall(
-                    PjitProgram(self, call), call.values, lambda: self._results(call)
-                )
-            )
+
+            def run_flat() -> list[Any]:
+                return traced.out_tree.flatten_up_to(self._run_program(call)[0])
+
+            seen = observed_programs.ObservedCall(PjitProgram(self, call), call.values, run_flat)
+            outs = observed_programs.observed(seen)
             return traced.out_tree.unflatten(outs), None
-        return self._run(call)
+        return self._run_program(call)
 
-    def _results(self, call: Call) -> list[Any]:
-        return call.traced.out_tree.flatten_up_to(self._run(call)[0])
-
-    def _run(self, call: Call) -> tuple[Any, Any]:
-        traced = call.traced
+    def _run_program(self, call: Call) -> tuple[Any, Any]:
+        compiled, traced = self.compile_to_run(call), call.traced
         naming = partial(named_value, function=self.fun, called=self.name)
         tracker = self._tracker if any(call.donated) else None
         donation = DonationInfo(call.donated, traced.arg_names, self.name, tracker, naming)
         results = Results(traced.out_tree, call.kind_of)
-        return run_repeatably(self.compile_call(call), call.values, results, donation, traced.jaxpr)
+        return run_repeatably(compiled, call.values, results, donation, traced.jaxpr)
 
     def donated_leaves(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -355,13 +343,13 @@ class Function:
 
     def bind(self, call: Call) -> Any:
         """Bind a call under a transformation or a trace as one equation of our primitive."""
-        self.record(call)
-        self.compile_log.log_reason(call.miss)
+        self.report_stages(call, is_last=True)
         traced, options = call.traced, self.options
         if is_strict(options.strict):
             report_uneven_constraints(traced.jaxpr, constraint_p, self.name, options.strict)
         is_inlined = options.inline and tracing.is_staging()
-        places = call.in_shardings, call.out_shardings, call.mesh, self._device()
+        device = self._find_requested_device()
+        places = call.in_shardings, call.out_shardings, call.mesh, device
         key = "boundary", *places, is_inlined
         # The body may be the jaxpr itself, which a value kept for it would keep alive.
         ins, outs = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call, key))
@@ -402,12 +390,12 @@ class Function:
     def _boundary_shardings(self, call: Call) -> _Boundary:
         """Return the shardings to pin at the boundary of the jaxpr of a call."""
         # Inside a trace the program around the call is placed later.
-        arguments = tuple(a.unbound() for a in self.arguments(call))
+        arguments = tuple(a.unbound() for a in self.describe_arguments(call))
         request = self._sharding_request(call, arguments, keep_unused=True)
         placement = resolve(replace(request, commits=False))
         # Otherwise the devices are those of the program around this call.
         named = placement.committed and not placement.is_unassigned
-        device = self._device()
+        device = self._find_requested_device()
 
         def pinned(
             aval: Any,

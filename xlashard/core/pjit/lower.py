@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from xlashard._jax.trace.jaxprs import (
     hoist,
     is_host_array,
     is_ref,
-    is_reference,
+    reference_positions,
     short_index,
     without_high_level,
     without_references,
@@ -34,12 +34,12 @@ from xlashard._jax.trace.jaxprs import (
 from xlashard._jax.trace.rewriting import (
     TrimmingBeforeDilation,
     WholeValuesFirst,
+    has_trimmed_dilation,
     must_be_whole,
-    trims_dilated,
 )
 from xlashard._jax.trace.tracing import (
     abstractify,
-    equations,
+    has_tokens,
     is_extended,
     is_token,
     physical_aval,
@@ -256,8 +256,8 @@ def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, LoweredSignature]:
     """Hoist closed-over arrays out of a jaxpr, discharge its state, and drop unused arguments."""
     jaxpr = without_high_level(jaxpr)
     hoisted, consts = hoist(jaxpr, [is_hoisted(c) for c in jaxpr.consts])
-    tokens = any(map(is_token, (*hoisted.in_avals, *hoisted.out_avals)))
-    stateful = tokens or any(map(is_reference, hoisted.in_avals))
+    tokens = has_tokens((*hoisted.in_avals, *hoisted.out_avals))
+    stateful = tokens or bool(reference_positions(hoisted))
     ready, written = without_references(hoisted)
     kept = (True,) * len(ready.in_avals)
     if not keep_unused:
@@ -297,7 +297,7 @@ def lower_jaxpr(
     if has_unreduced(jaxpr):
         check_reductions(jaxpr, request.name)
         jaxpr = WholeValuesFirst().jaxpr(jaxpr)
-    if len(request.placement.devices) > 1 and any(map(trims_dilated, equations(jaxpr))):
+    if len(request.placement.devices) > 1 and has_trimmed_dilation(jaxpr):
         jaxpr = TrimmingBeforeDilation().jaxpr(jaxpr)
     ready, signature = _ready(jaxpr, keep_unused=request.keep_unused)
     _check_indices(ready, request.name)
@@ -311,7 +311,7 @@ def lower_jaxpr(
     all_ins = [*const_shardings, *placement.in_shardings]
     all_layouts = [*(None,) * len(signature.consts), *request.layouts[0]]
     donated = request.donated
-    if any(donated):
+    if any(donated) and has_tokens(jaxpr.in_avals):
         donated = [d and not is_token(a) for d, a in zip(donated, jaxpr.in_avals, strict=True)]
     all_donated = [*(False,) * len(signature.consts), *donated]
     for i in signature.written:
@@ -319,7 +319,8 @@ def lower_jaxpr(
         all_donated[i] = not multi or all_ins[i] is not None
     kept = signature.kept
     ins, in_layouts = list(compress(all_ins, kept)), list(compress(all_layouts, kept))
-    results = map(_open_typed_result, placement.out_shardings, signature.out_avals)
+    requested = zip(placement.out_shardings, signature.out_avals, strict=False)
+    results = [None if s is None else _open_typed_result(s, aval) for s, aval in requested]
     outs = [*results, *[all_ins[i] for i in signature.written]]
     out_layouts = [*request.layouts[1], *[all_layouts[i] for i in signature.written]]
     debug = ready.debug_info
@@ -408,15 +409,13 @@ def _unused_donations(
     ]
 
 
-def _open_typed_result(
-    sharding: XLACompatibleSharding | None, aval: Any
-) -> XLACompatibleSharding | None:
+def _open_typed_result(sharding: XLACompatibleSharding, aval: Any) -> XLACompatibleSharding:
     """Return the sharding of a result with all dimensions open, if its type prescribes it.
 
     Where it has open dimensions, automatic axes may also cut those of explicit axes, which the
     operations of the body pin.
     """
-    if sharding is None or not open_dims(sharding) or not isinstance(sharding, NamedSharding):
+    if not open_dims(sharding) or not isinstance(sharding, NamedSharding):
         return sharding
     typed, dims = typed_axes(aval), sharding.normal_spec.for_rank(aval.ndim)
     if not typed or any(
@@ -433,6 +432,12 @@ def _must_be_whole(aval: Any, sharding: Any) -> bool:
 
 
 def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name: str) -> ValuePlan:
+    return replace(_plan_unnamed(aval, sharding, layout), name=name or "")
+
+
+# Most values of a large program are alike in all but their names.
+@lru_cache(maxsize=4096)
+def _plan_unnamed(aval: Any, sharding: XLACompatibleSharding | None, layout: Any) -> ValuePlan:
     trailing, token = 0, is_token(aval)
     if token:
         sharding, aval = None, shaped(aval)
@@ -445,7 +450,6 @@ def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name:
         layout=layout_text(layout, aval.dtype),
         memory_kind=memory_kind_of(aval) if sharding is None else custom_memory_kind(sharding),
         trailing=trailing,
-        name=name or "",
         is_token=token,
         is_whole=sharding is not None and sharding.is_unreduced and _must_be_whole(aval, sharding),
     )

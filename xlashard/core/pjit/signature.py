@@ -291,7 +291,9 @@ class Parameters:
         return _flatten(donated)[0], _flatten(others)[0]
 
     def expand_in(self, tree: ResourceTree, in_tree: Any) -> list[Resource]:
-        """Return one resource for each argument's leaf, from a tuple with one entry per parameter.
+        """Return one resource for each argument's leaf, from one or from a tuple of them.
+
+        A tuple has one entry for each parameter.
 
         An argument passed by keyword takes the entry of the parameter of that name; keyword-only
         parameters have none and are unspecified. Parameters left to their defaults may have
@@ -300,6 +302,8 @@ class Parameters:
         Raises:
             ResourceError: If the tuple does not fit the arguments.
         """
+        if tree.is_leaf:
+            return [tree.leaves[0]] * in_tree.num_leaves
         args_tree, kwargs_tree = in_tree.children()
         positional, keywords = args_tree.children(), kwargs_tree.node_data()[1]
         if not keywords and args_tree == tree.treedef:

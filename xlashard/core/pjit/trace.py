@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from xlashard._jax.lowering import aval_text, has_memory_transfers
-from xlashard._jax.runtime import global_state
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import Device, layout_problem
 from xlashard._jax.runtime.tracebacks import attempt
@@ -17,9 +16,8 @@ from xlashard._jax.trace.jaxprs import used_parts
 from xlashard._jax.trace.primitives import is_call_primitive
 from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.core.array.array_class.handles import KindOf
-from xlashard.core.pjit.arguments import Argument, are_arrays, check_values
-from xlashard.core.pjit.cache_key import LoweringRequest
-from xlashard.core.pjit.cache_miss import CacheMiss, CallKey, StaticValue
+from xlashard.core.pjit.arguments import are_arrays, check_values
+from xlashard.core.pjit.cache_miss import CacheMiss
 from xlashard.core.pjit.constraint import boundary_p, constraint_p, constraints_in
 from xlashard.core.pjit.options import PjitOptions
 from xlashard.core.pjit.shardings.device_assignment import find_spec_mesh, names_devices
@@ -28,7 +26,6 @@ from xlashard.core.pjit.shardings.resources import (
     Auto,
     FromGda,
     Resource,
-    ResourceTree,
     expand,
     misfit,
 )
@@ -90,33 +87,6 @@ class Call:
         """Return the call with other arguments of the same types."""
         return replace(self, values=tuple(values), miss=CacheMiss())
 
-    def key(
-        self, request: LoweringRequest | None, options: tuple[tuple[str, Any], ...] = ()
-    ) -> CallKey:
-        """Return the key by which recompilations compare calls.
-
-        Args:
-            request: The request for its program; None for a call that is traced only.
-            options: Compiler options of a call without a request.
-        """
-        traced, arguments = self.traced, self.miss.arguments
-        if arguments is None:
-            types = zip(traced.arg_names, map(tracing.shaped, traced.in_avals), strict=True)
-            arguments = tuple([Argument(path, aval, None, False) for path, aval in types])
-        return CallKey(
-            source=tracing.source_of(traced.jaxpr),
-            in_tree=traced.in_tree,
-            arguments=arguments,
-            statics=tuple([StaticValue.of(*static) for static in self.statics]),
-            mesh=self.mesh,
-            in_shardings=self.in_shardings,
-            out_shardings=self.out_shardings,
-            donated=self.donated,
-            devices=None if request is None else request.placement.devices,
-            options=options if request is None else request.options,
-            context=global_state.trace_context() if request is None else request.context,
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class PjitProgram:
@@ -145,7 +115,7 @@ class PjitProgram:
         """Return the types of the arguments; those that are committed have shardings."""
         return tuple(
             tracing.struct_of(a.aval, to_jax(a.sharding, a.aval.shape) if a.committed else None)
-            for a in self.function.arguments(self.call)
+            for a in self.function.describe_arguments(self.call)
         )
 
     @property
@@ -195,19 +165,20 @@ def trace_call(
     if traced.is_new:
         miss.record_stage("trace")
     in_resources, out_resources = options.in_resources, options.out_resources
-    ins = expand_in(in_resources, parameters, traced.in_tree)
-    outs = expand_out(out_resources, traced.out_tree)
+    ins = parameters.expand_in(in_resources, traced.in_tree)
+    outs = expand(out_resources, traced.out_tree, "result")
     _check_from_gda(ins, values, traced.arg_names, in_resources.what)
+    arguments = ins, traced.in_avals, traced.arg_names, in_resources.what
+    results = outs, traced.jaxpr.out_avals, traced.result_paths, out_resources.what
+    in_shardings, in_layouts = _read_requests(spec_mesh, *arguments)
+    out_shardings, out_layouts = _read_requests(spec_mesh, *results)
     return Call(
         traced=traced,
         values=tuple(values),
         mesh=mesh,
-        in_shardings=_shardings(ins, spec_mesh, traced.arg_names, in_resources.what),
-        out_shardings=_shardings(outs, spec_mesh, traced.result_paths, out_resources.what),
-        layouts=(
-            _layouts(ins, traced.in_avals, traced.arg_names, in_resources.what),
-            _layouts(outs, traced.jaxpr.out_avals, traced.result_paths, out_resources.what),
-        ),
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        layouts=(in_layouts, out_layouts),
         donated=parameters.donated(args, kwargs, len(values)),
         statics=parameters.statics(args, kwargs),
         kind_of=options.kind_of,
@@ -259,25 +230,6 @@ def _check_from_gda(
             )
 
 
-def expand_in(tree: ResourceTree, parameters: Parameters, in_tree: Any) -> list[Resource]:
-    """Return the resource of each argument, for a tree of `(args, kwargs)` without static ones."""
-    if _is_one(tree):
-        return [tree.leaves[0]] * in_tree.num_leaves
-    return parameters.expand_in(tree, in_tree)
-
-
-def expand_out(tree: ResourceTree, out_tree: Any) -> list[Resource]:
-    """Return the resource of each result, for their tree."""
-    if _is_one(tree):
-        return [tree.leaves[0]] * out_tree.num_leaves
-    return expand(tree, out_tree, "result")
-
-
-def _is_one(tree: ResourceTree) -> bool:
-    """Return True for a single resource, which is for every value."""
-    return len(tree.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree.treedef)
-
-
 def _traced(
     tracer: tracing.FunctionTracer, name: str, call: Any, values: Sequence[Any]
 ) -> tracing.TracedFunction:
@@ -314,33 +266,27 @@ def with_explained_axes[R](trace: Callable[..., R], *args: Any) -> R:
         del error  # its traceback holds this frame
 
 
-def _shardings(
-    resources: Sequence[Resource],
+def _read_requests(
     mesh: Mesh | AbstractMesh | None,
+    resources: Sequence[Resource],
+    avals: Sequence[Any],
     paths: Sequence[str],
     what: str,
-) -> tuple[Sharding | None, ...]:
-    """Return the sharding that each resource stands for under a mesh."""
-    known: dict[int, Sharding | None] = {}
-    for resource, path in zip(resources, paths, strict=True):
-        if id(resource) not in known:
-            known[id(resource)] = to_sharding(resource, mesh, what, path)
-    return tuple([known[id(resource)] for resource in resources])
-
-
-def _layouts(
-    resources: Sequence[Resource], avals: Sequence[Any], paths: Sequence[str], what: str
-) -> tuple[Any, ...]:
-    """Return the requested layouts of values.
+) -> tuple[tuple[Sharding | None, ...], tuple[Any, ...]]:
+    """Return the sharding that each resource stands for under a mesh, and its layout.
 
     Raises:
-        ResourceError: With the path of a value that can't have its layout.
+        ResourceError: With the path of a value that can't have its sharding or layout.
     """
+    known: dict[int, Sharding | None] = {}
     for resource, aval, path in zip(resources, avals, paths, strict=True):
+        if id(resource) not in known:
+            known[id(resource)] = to_sharding(resource, mesh, what, path)
         problem = resource.layout and layout_problem(resource.layout, len(aval.shape))
         if problem:
             raise misfit(what, path, aval_text(aval), resource.value, problem)
-    return tuple([resource.layout for resource in resources])
+    shardings = tuple([known[id(resource)] for resource in resources])
+    return shardings, tuple([resource.layout for resource in resources])
 
 
 @cached_by_jaxpr
@@ -351,21 +297,18 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
         return known
     shardings: dict[Sharding, None] = {}
     others = []
-    for eqn in jaxpr.eqns:
-        params = eqn.params
-        if not params:
-            continue
-        primitive = eqn.primitive
+    for eqn in tracing.sharding_equations(jaxpr):
+        params, primitive = eqn.params, eqn.primitive
         if is_call_primitive(primitive):
             shardings |= dict.fromkeys(inner_shardings(params["jaxpr"]))
         elif primitive is constraint_p or primitive is boundary_p:
             if names_devices(params["sharding"]):
                 shardings[params["sharding"]] = None
-        elif tracing.may_name_shardings(params.values()):
+        else:
             others.append(eqn)
     if others:
         rest = tracing.replace_fields(jaxpr, eqns=others)
-        shardings |= dict.fromkeys(constraints_in(rest))
+        shardings |= constraints_in(rest)
         shardings |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
     return tuple(shardings)
 

@@ -22,6 +22,7 @@ from xlashard.geometry import MeshGrid, Spec
 type Attributes = dict[str, str | int | bool]
 
 
+@lru_cache(maxsize=4096)
 def sharding_text(
     sharding: XLACompatibleSharding, ndim: int, partitioner: Partitioner, trailing: int = 0
 ) -> str:
@@ -31,7 +32,8 @@ def sharding_text(
         GeometryError: The sharding has no tiles for this rank, or no mesh has these tiles.
     """
     if isinstance(sharding, NamedSharding) and partitioner is Partitioner.SHARDY:
-        return _spec_text(sharding, ndim + trailing)
+        # Dimensions past the spec are closed and replicated.
+        return _text(grid_of(sharding.mesh), sharding.normal_spec, ndim + trailing)
     tiling = sharding.rank_tiling(ndim)
     # Counts of a tiling include the trailing dimensions of a PRNG key's buffer.
     tiling = replace(tiling, counts=tiling.counts + (1,) * trailing)
@@ -145,17 +147,6 @@ def _checked_text(
         ) from None
 
 
-@lru_cache(maxsize=4096)
-def _spec_text(sharding: NamedSharding, ndim: int) -> str:
-    """Return the attribute of a sharding for a value of a rank, with its mesh inside.
-
-    Args:
-        sharding: The sharding; dimensions past its spec are closed and replicated.
-        ndim: The rank of the value's buffers.
-    """
-    return _text(grid_of(sharding.mesh), sharding.normal_spec, ndim)
-
-
 def _text(grid: MeshGrid, spec: Spec, ndim: int, device_ids: Sequence[int] = ()) -> str:
     dims = ", ".join(map(_dim, spec.for_rank(ndim)))
     mesh = _mesh(grid, device_ids)
@@ -192,10 +183,10 @@ def _quoted(name: str) -> str:
 
 
 def _mark_donated(args: list[Attributes], donation: Donation, tokens: int) -> None:
-    for i, (target, donor) in enumerate(zip(donation.alias, donation.donor, strict=True)):
-        if target is not None:
-            args[i + tokens]["tf.aliasing_output"] = target + tokens
-        elif donor:
+    for i, j in donation.pairs.items():
+        if i in donation.certain:
+            args[i + tokens]["tf.aliasing_output"] = j + tokens
+        else:
             args[i + tokens]["jax.buffer_donor"] = True
 
 
@@ -273,7 +264,7 @@ def _check_values(
                 f"{what} {i} of @main is a {kind}, and the plan has the shape {value.shape}"
             )
         ndim = len(value.shape)
-        if kind.shape[:ndim] != value.shape or len(kind.shape) != value.physical_ndim:
+        if kind.shape[:ndim] != value.shape or len(kind.shape) != ndim + value.trailing:
             raise PlanError(  # no-catalogue: pjit and compile_stablehlo never make such a plan
                 f"{what} {i} of @main has the shape {kind.shape}, and the plan has {value.shape}"
                 + (f" and {value.trailing} trailing" if value.trailing else "")

@@ -19,6 +19,7 @@ from xlashard.core.program.donation import (
     Donation,
     UnusedDonation,
     bytes_of,
+    local_bytes,
     refusal,
     report_text,
 )
@@ -92,7 +93,9 @@ class LoweredProgram:
         Raises:
             DonationError: Under `"strict"`, every time.
         """
-        refusals = self._refused() if program is None else self._left(program)
+        refusals = []
+        if any(self.plan.donated) or self.unused:
+            refusals = self._refused() if program is None else self._left(program)
         if not refusals:
             return
         text = report_text(refusals, function)
@@ -120,54 +123,51 @@ class LoweredProgram:
             parts: Its parts.
             aliases: The argument whose buffers each result takes over, with tokens counted.
         """
-        plan, tokens = parts.plan, len(self.body.ordered_effects)
-        layouts = ([v.layout for v in plan.args], [v.layout for v in plan.results])
-        refusals = [
-            *self._refused(),
-            *self._unused_donations(_with_chosen_shardings(parts, layouts), aliases, tokens),
-        ]
+        layouts = [v.layout for v in parts.plan.args], [v.layout for v in parts.plan.results]
+        refusals = [*self._refused(), *self._unused_donations(parts, layouts, aliases)]
         return {refused.value.name: refused.reason for refused in refusals}
 
     def _refused(self) -> list[UnusedDonation]:
         """Return the refusals that are known before compilation."""
-        takers = self.donation.takers(self.plan)
+        takers = dict.fromkeys(self.plan.aliased) | {j: i for i, j in self.donation.pairs.items()}
         refusals = [refusal(self.plan, i, takers) for i in self.donation.unusable]
         return refusals + [UnusedDonation(value, _NO_USE) for value in self.unused]
 
     def _left(self, program: Program) -> list[UnusedDonation]:
         """Return the refusals of donated arguments that the compiler left unused."""
-        if not any(self.donation.donor):
+        if len(self.donation.certain) == len(self.donation.pairs):
             return []
-        plan, tokens = _settled_plan(program), len(self.body.ordered_effects)
-        offered = _known_bytes([plan.args[i] for i in self.donation.pairs])
+        args, shardings = self.plan.args, program.parts.in_shardings
+        offered = _sum_known([local_bytes(args[i], shardings[i]) for i in self.donation.pairs])
         if compiler.alias_bytes(program.executable) in (None, offered):
             return []
-        return self._unused_donations(plan, executables.aliases(program.executable), tokens)
+        parts = program.parts
+        ins = map(layout_text, program.in_layouts, [aval.dtype for aval in parts.in_avals])
+        outs = map(layout_text, program.out_layouts, [aval.dtype for aval in parts.out_avals])
+        aliases = executables.aliases(program.executable)
+        return self._unused_donations(parts, (list(ins), list(outs)), aliases)
 
     def _unused_donations(
-        self, plan: ProgramPlan, aliases: Mapping[int, int], tokens: int
+        self, parts: ProgramParts, layouts: "_Layouts", aliases: Mapping[int, int]
     ) -> list[UnusedDonation]:
+        plan, tokens = _with_chosen_shardings(parts, layouts), len(self.body.ordered_effects)
         aliased = {result - tokens: argument - tokens for result, argument in aliases.items()}
         left = self.donation.pairs.keys() - aliased.values()
         return [refusal(plan, i, dict(aliased)) for i in sorted(left)]
 
 
-def _known_bytes(values: Sequence[ValuePlan]) -> int:
-    """Return the bytes of values per device, keys left out."""
-    return sum(size for size in map(bytes_of, values) if isinstance(size, int))
+def _sum_known(sizes: Sequence[object]) -> int:
+    """Return the sum of the bytes of values, keys left out."""
+    return sum([size for size in sizes if isinstance(size, int)])
 
 
-def _settled_plan(program: Program) -> ProgramPlan:
-    """Return the plan with the compiler's choices."""
-    parts = program.parts
-    ins = map(layout_text, program.in_layouts, [aval.dtype for aval in parts.in_avals])
-    outs = map(layout_text, program.out_layouts, [aval.dtype for aval in parts.out_avals])
-    return _with_chosen_shardings(parts, (list(ins), list(outs)))
+type _Layouts = tuple[Sequence[str | None], Sequence[str | None]]
+"""Layouts of arguments and of results."""
 
 
-def _with_chosen_shardings(
-    parts: ProgramParts, layouts: tuple[Sequence[str | None], Sequence[str | None]]
-) -> ProgramPlan:
+def _with_chosen_shardings(parts: ProgramParts, layouts: _Layouts) -> ProgramPlan:
+    """Return the plan of a program with the compiler's choices."""
+
     def with_choices(values: Any, shardings: Any, layouts: Any) -> tuple[ValuePlan, ...]:
         return tuple(
             replace(value, sharding=sharding, annotated=False, layout=layout)
@@ -380,7 +380,7 @@ def _oom_text(plan: ProgramPlan, message: str) -> str:
         line = re.sub(_STATUS, "", message).partition("\n")[0].rstrip(" .-")
         return f"{name} needs more memory than a {device.device_kind} has: {line}"
     # Without the padding of layouts.
-    known = _known_bytes(plan.args)
+    known = _sum_known(list(map(bytes_of, plan.args)))
     part = f", {in_bytes(known)} of it for arguments" if known else ""
     needed, available = _text(*figures.groups()[:2]), _text(*figures.groups()[2:])
     excess = re.search(_EXCESS, message)

@@ -3,6 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import log, prod
 
 import numpy as np
@@ -19,28 +20,18 @@ class Donation:
     """Plan for a program's donated arguments.
 
     Attributes:
-        alias: The result that certainly takes over the buffers of each argument, or None.
-        donor: Whether the compiler may reuse the buffers of each argument for any result.
+        pairs: The result of each paired argument, by position.
+        certain: The paired arguments whose buffers the result takes over in any case. Those of the
+            others the compiler may reuse for any result.
         unusable: Positions of donated arguments that no result can reuse.
-        partner: The result that each argument is paired with, or None.
     """
 
-    alias: tuple[int | None, ...]
-    donor: tuple[bool, ...]
+    pairs: Mapping[int, int]
+    certain: frozenset[int]
     unusable: tuple[int, ...]
-    partner: tuple[int | None, ...]
-
-    @property
-    def pairs(self) -> dict[int, int]:
-        """Return the result of each paired argument."""
-        return {i: j for i, j in enumerate(self.partner) if j is not None}
-
-    def takers(self, plan: ProgramPlan) -> dict[int, int | None]:
-        """Return the argument of each paired result; None for pairs of the module itself."""
-        return {**dict.fromkeys(plan.aliased), **{j: i for i, j in self.pairs.items()}}
 
 
-NO_DONATION = Donation((), (), (), ())
+NO_DONATION = Donation({}, frozenset(), ())
 """Plan for a program without donated arguments."""
 
 
@@ -51,27 +42,22 @@ def plan_donation(plan: ProgramPlan) -> Donation:
     an alias. Where the partitioner still has to choose a sharding or a layout, or only the number
     of bytes agrees, the compiler is offered the buffers and decides.
     """
-    partner: list[int | None] = [None] * len(plan.args)
+    pairs: dict[int, int] = {}
     certain = set()
     for key in (_same_place, _perhaps_same_place, _same_bytes, _perhaps_same_bytes):
-        used = {*plan.aliased, *partner}
+        used = {*plan.aliased, *pairs.values()}
         free: dict[object, deque[int]] = defaultdict(deque)
         for j, result in enumerate(plan.results):
             if j not in used:
                 free[key(plan, result, True)].append(j)
-        for i in _unpaired(plan, partner):
+        for i in _unpaired(plan, pairs):
             candidates = free.get(key(plan, plan.args[i], False))
             if candidates:
-                partner[i] = j = candidates.popleft()
+                pairs[i] = j = candidates.popleft()
                 if key is _same_place and _is_certain(plan, i, j):
                     certain.add(i)
-    pairs = list(enumerate(partner))
-    return Donation(
-        alias=tuple([j if i in certain else None for i, j in pairs]),
-        donor=tuple([j is not None and i not in certain for i, j in pairs]),
-        unusable=tuple(_unpaired(plan, partner)),
-        partner=tuple(partner),
-    )
+    ordered = dict(sorted(pairs.items()))
+    return Donation(ordered, frozenset(certain), tuple(_unpaired(plan, pairs)))
 
 
 def check_open_layouts(plan: ProgramPlan, donation: Donation, function: str) -> None:
@@ -82,10 +68,9 @@ def check_open_layouts(plan: ProgramPlan, donation: Donation, function: str) -> 
     """
     for i, j in donation.pairs.items():
         value, result = plan.args[i], plan.results[j]
-        if _local_type(value) != _local_type(result):
-            continue
-        if (value.layout == "auto") != (result.layout == "auto"):
-            first, other = (value, result) if value.layout == "auto" else (result, value)
+        is_open = value.layout == "auto"
+        if is_open != (result.layout == "auto") and _local_type(value) == _local_type(result):
+            first, other = (value, result) if is_open else (result, value)
             raise DonationError(
                 f"{function} leaves the layout of {_name(first)} to the compiler (Layout.AUTO), "
                 f"but not that of {_name(other)}, with which it shares the donated buffers: give "
@@ -94,13 +79,13 @@ def check_open_layouts(plan: ProgramPlan, donation: Donation, function: str) -> 
 
 
 def _local_type(value: ValuePlan) -> object:
-    local = value.sharding.shard_shape(value.shape) if value.sharding else value.shape
+    local = value.shape if value.sharding is None else value.sharding.shard_shape(value.shape)
     return local, value.dtype, value.memory_kind
 
 
-def _unpaired(plan: ProgramPlan, partner: Sequence[int | None]) -> list[int]:
+def _unpaired(plan: ProgramPlan, pairs: Mapping[int, int]) -> list[int]:
     """Return the donated arguments that have no result yet."""
-    return [i for i, donated in enumerate(plan.donated) if donated and partner[i] is None]
+    return [i for i, donated in enumerate(plan.donated) if donated and i not in pairs]
 
 
 def _same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
@@ -114,7 +99,7 @@ def _same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
 
 def _layout_key(plan: ProgramPlan, value: ValuePlan) -> str | None:
     """Return the layout of a value; None also where it spells out the default one."""
-    if plan.devices[0].platform == "tpu":
+    if value.layout is None or plan.devices[0].platform == "tpu":
         return value.layout  # its default layouts have tiles
     default = f"{{{','.join(map(str, reversed(range(value.physical_ndim))))}}}"
     return None if value.layout == default else value.layout
@@ -131,12 +116,12 @@ def _type(value: ValuePlan) -> object:
 
 def _same_bytes(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
     if not value.is_settled or value.sharding is None:
-        return "open", _bytes(value, value.shape), value.memory_kind
-    return _bytes(value, value.sharding.shard_shape(value.shape)), value.memory_kind
+        return "open", local_bytes(value, None), value.memory_kind
+    return bytes_of(value), value.memory_kind
 
 
 def _perhaps_same_bytes(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
-    return value.is_settled != result, _bytes(value, value.shape), value.memory_kind
+    return value.is_settled != result, local_bytes(value, None), value.memory_kind
 
 
 def has_room(result: ValuePlan, value: ValuePlan) -> bool:
@@ -145,22 +130,29 @@ def has_room(result: ValuePlan, value: ValuePlan) -> bool:
         return False
     if result.is_settled and value.is_settled:
         return bytes_of(result) == bytes_of(value)
-    return _bytes(result, result.shape) == _bytes(value, value.shape)
+    return local_bytes(result, None) == local_bytes(value, None)
 
 
 def bytes_of(value: ValuePlan) -> object:
     """Return the bytes of a value per device, or a comparable stand-in for keys."""
-    whole = value.sharding is None or value.is_free
-    sharding = None if whole else value.sharding
-    return _bytes(value, value.shape if sharding is None else sharding.shard_shape(value.shape))
+    return local_bytes(value, None if value.is_free else value.sharding)
 
 
-def _bytes(value: ValuePlan, shape: tuple[int, ...]) -> object:
+def local_bytes(value: ValuePlan, sharding: XLACompatibleSharding | None) -> object:
+    """Return the bytes per device of a value under a sharding; None for the whole value."""
+    return _shard_bytes(value.shape, value.dtype, sharding)
+
+
+@lru_cache(maxsize=4096)
+def _shard_bytes(
+    shape: tuple[int, ...], dtype: str, sharding: XLACompatibleSharding | None
+) -> object:
+    count = prod(shape if sharding is None else sharding.shard_shape(shape))
     try:
-        return prod(shape) * np.dtype(value.dtype).itemsize
+        return count * np.dtype(dtype).itemsize
     except TypeError:
         # PRNG keys compare with keys of their own kind only.
-        return prod(shape), value.dtype
+        return count, dtype
 
 
 def _is_certain(plan: ProgramPlan, i: int, j: int) -> bool:

@@ -220,12 +220,17 @@ def _chosen_shardings(
     texts: Sequence[str],
     kinds: Sequence[str | None],
 ) -> Shardings:
-    return tuple(
-        value.sharding
-        if value.is_settled and value.sharding is not None
-        else _parsed_sharding(text, plan, value, kind)
-        for value, text, kind in zip(values, texts, kinds, strict=True)
-    )
+    known: dict[Any, XLACompatibleSharding] = {}  # most values have one of few shardings
+    shardings = []
+    for value, text, kind in zip(values, texts, kinds, strict=True):
+        sharding = value.sharding if value.is_settled else None
+        if sharding is None:
+            key = text, kind, value.sharding, len(value.shape), value.trailing
+            sharding = known.get(key)
+            if sharding is None:
+                sharding = known[key] = _parsed_sharding(text, plan, value, kind)
+        shardings.append(sharding)
+    return tuple(shardings)
 
 
 def _parsed_sharding(

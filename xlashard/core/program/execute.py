@@ -1,7 +1,7 @@
 """Execution of compiled programs on buffer handles."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -121,6 +121,8 @@ class Program:
     @cached_property
     def physical_in_shardings(self) -> tuple[Any, ...]:
         """Return JAX's own sharding of each argument's buffers (for keys, of their integers)."""
+        if not execute.has_keys(self.parts.in_avals):
+            return self.in_jax_shardings
         return tuple(map(execute.physical_sharding, self.parts.in_avals, self.in_jax_shardings))
 
     @cached_property
@@ -164,10 +166,8 @@ class Program:
     @cached_property
     def handlers(self) -> list[Any]:
         """Return the function that makes a handle of each result's buffers."""
-        return [
-            execute.result_handler(aval, jax_sharding, self.parts.committed)
-            for aval, jax_sharding in zip(self.parts.out_avals, self.out_jax_shardings, strict=True)
-        ]
+        make_handler = cache(partial(execute.result_handler, committed=self.parts.committed))
+        return list(map(make_handler, self.parts.out_avals, self.out_jax_shardings))
 
     @cached_property
     def is_compile_only(self) -> bool:
@@ -188,21 +188,18 @@ class Program:
             for v, aval in zip(values, avals, strict=False)
         )
 
-    def place(self, values: Sequence[Any]) -> list[Handle]:
-        """Return handles of the leading arguments, as the program requires them.
+    def place(self, values: Sequence[Any], first: int = 0) -> list[Handle]:
+        """Return handles of arguments, as the program requires them.
 
         Values with the required placement are unchanged.
+
+        Args:
+            values: The values.
+            first: The position of the first one.
         """
-        return self._place_arguments(values, slice(len(values)))
-
-    def place_one(self, position: int, value: Any) -> Handle:
-        """Return the handle of a value, as the program requires its argument at a position."""
-        return self._place_arguments([value], slice(position, position + 1))[0]
-
-    def _place_arguments(self, values: Sequence[Any], at: slice) -> list[Handle]:
         if not values:
             return []
-        parts = self.parts
+        parts, at = self.parts, slice(first, first + len(values))
         self._check(values, parts.in_shardings[at], parts.plan.args[at])
         layouts = _required_layouts(values, self.in_layouts[at], self.full_layouts[0][at])
         return list(dispatch.place(values, self.in_jax_shardings[at], layouts))
@@ -336,8 +333,12 @@ def _stacks(module: modules.Module) -> "Iterator[list[hlo.Frame]]":
 def _jax_shardings(
     shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]
 ) -> tuple[Any, ...]:
-    pairs = zip(shardings, avals, strict=True)
-    return tuple([sharding.jax_sharding(getattr(aval, "shape", ())) for sharding, aval in pairs])
+    # Most values of a large program have few shardings and types.
+    known: dict[Any, Any] = {}
+    for sharding, aval in zip(shardings, avals, strict=True):
+        if (id(sharding), aval) not in known:
+            known[id(sharding), aval] = sharding.jax_sharding(getattr(aval, "shape", ()))
+    return tuple([known[id(s), aval] for s, aval in zip(shardings, avals, strict=True)])
 
 
 def _required_layouts(

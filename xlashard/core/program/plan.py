@@ -62,14 +62,12 @@ class ValuePlan:
     is_token: bool = False
     is_whole: bool = False
 
-    @property
+    @cached_property
     def is_free(self) -> bool:
         """Return True if the partitioner chooses any part of its sharding."""
-        if self.annotated:
-            return False
-        return self.sharding is None or bool(open_dims(self.sharding))
+        return not self.annotated and (self.sharding is None or bool(open_dims(self.sharding)))
 
-    @property
+    @cached_property
     def is_settled(self) -> bool:
         """Return True if its sharding is known before compilation."""
         return self.sharding is not None and not self.is_free
@@ -145,20 +143,15 @@ class ProgramPlan:
         if len(self.donated) != len(self.args):
             # no-catalogue: pjit and compile_stablehlo never make such a plan
             raise PlanError(f"{len(self.donated)} donation marks for {len(self.args)} arguments")
-        for value in (*self.args, *self.results):
-            _check_devices(value, self.devices)
-
-
-def _check_devices(value: ValuePlan, devices: tuple[Device, ...]) -> None:
-    if value.sharding is None:
-        return
-    own = value.sharding.devices
-    if own is devices or own == devices:
-        return
-    texts = format_two_device_lists(own, devices)
-    raise PlanError(  # no-catalogue: pjit and compile_stablehlo never make such a plan
-        f"{value.name or 'a value'} is sharded over {texts[0]}, and the program runs on {texts[1]}"
-    )
+        values = {id(value.sharding): value for value in (*self.args, *self.results)}
+        for value in values.values():
+            own = self.devices if value.sharding is None else value.sharding.devices
+            if own is not self.devices and own != self.devices:
+                texts = format_two_device_lists(own, self.devices)
+                raise PlanError(  # no-catalogue: pjit and compile_stablehlo never make such a plan
+                    f"{value.name or 'a value'} is sharded over {texts[0]}, and the program runs "
+                    f"on {texts[1]}"
+                )
 
 
 def open_dims(sharding: XLACompatibleSharding, ndim: int | None = None) -> tuple[int, ...]:

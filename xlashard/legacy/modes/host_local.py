@@ -21,10 +21,10 @@ from xlashard.core.array.device_buffers import make_array_from_single_device_arr
 from xlashard.core.array.placement.target import leaf_paths, resolve_sharding
 from xlashard.core.pjit.callables import dispatcher_of
 from xlashard.core.pjit.shardings.resolve import to_sharding
-from xlashard.core.pjit.shardings.resources import Auto, FromGda, Resource
+from xlashard.core.pjit.shardings.resources import Auto, FromGda, Resource, expand
 from xlashard.core.pjit.stages import compiled
 from xlashard.core.pjit.stages import traced as stages
-from xlashard.core.pjit.trace import Call, expand_in, expand_out
+from xlashard.core.pjit.trace import Call
 from xlashard.core.sharding import (
     GSPMDSharding,
     Mesh,
@@ -57,8 +57,8 @@ class HostLocal:
         self._mesh = mesh
         self.returns_host_local = function.mode.returns_host_local
         arguments, results = function.options.in_resources, function.options.out_resources
-        of_arguments = partial(expand_in, arguments, function.parameters)
-        of_results = partial(expand_out, results)
+        of_arguments = partial(function.parameters.expand_in, arguments)
+        of_results = partial(expand, results, name="result")
         self._in_specs = lru_cache(256)(partial(self._specs, of_arguments, arguments.what))
         self._out_specs = lru_cache(256)(partial(self._specs, of_results, results.what))
         self._run = dispatcher_of(function)

@@ -20,7 +20,7 @@ from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.options import PjitOptions, Selected
 from xlashard.core.pjit.shardings.resources import Auto, FromGda, described
-from xlashard.core.pjit.trace import Call, expand_in
+from xlashard.core.pjit.trace import Call
 from xlashard.core.sharding import Mesh, NamedSharding, XLACompatibleSharding
 from xlashard.errors import MeshError, ResourceError
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
@@ -122,18 +122,18 @@ class ModeFunction(Function):
         enters_python = self.call_flags.checks_meshes or self.call_flags.logs_runs
         return out, None if enters_python else path, again
 
-    def arguments(self, call: Call, *, runs: bool = False) -> tuple[Argument, ...]:
+    def describe_arguments(self, call: Call, *, runs: bool = False) -> tuple[Argument, ...]:
         """Return the arguments of a call with their current placements.
 
         With `jax_array` off, host-local arguments are resharded as their resource specifies, and
         global ones must already be placed so.
         """
-        arguments = super().arguments(call, runs=runs)
+        arguments = super().describe_arguments(call, runs=runs)
         if self.call_flags.checks_meshes and call.mesh is not None:
             check_gda_mesh(call.values, call.traced.arg_names, call.mesh)
         out = []
         tree, what = self.options.in_resources, self.options.in_resources.what
-        resources = expand_in(tree, self.parameters, call.traced.in_tree)
+        resources = self.parameters.expand_in(tree, call.traced.in_tree)
         every = zip(call.values, arguments, resources, call.in_shardings, strict=True)
         for value, argument, resource, request in every:
             if not is_global(value) and not self.mode.jax_array:
@@ -161,9 +161,9 @@ class ModeFunction(Function):
         if self.mode.jax_array:
             super().check_host_values(call)
 
-    def compile_call(self, call: Call) -> CompiledProgram:
+    def compile_to_run(self, call: Call) -> CompiledProgram:
         """Return the compiled program of a call that is about to run."""
-        compiled = super().compile_call(call)
+        compiled = super().compile_to_run(call)
         if self.call_flags.logs_runs:
             _log(call, compiled)
         return compiled

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.trace.tracing import Tracer
 from xlashard.core.sharding import Sharding
 from xlashard.legacy.arrays.device_arrays import DeviceArray
@@ -67,6 +68,6 @@ class Array(metaclass=_ArrayType):
             committed: Not used: an array over given devices is committed to them.
             _skip_checks: Not used.
         """
-        return jax.make_array_from_single_device_arrays(
+        return originals.make_array_from_single_device_arrays(
             tuple(getattr(aval, "shape", aval)), sharding, arrays
         )

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.transfer import HandleType, Tracer
 from xlashard.core.array import Array
@@ -370,7 +371,7 @@ def sync_global_devices(name: str, *, timeout: float = _TIMEOUT) -> None:
     """
     with short_tracebacks:
         _check_name("sync_global_devices", name)
-        for array in jax.live_arrays():
+        for array in originals.live_arrays():
             array.block_until_ready()
         jax.effects_barrier()
         all_processes = tuple(range(coordination.process_count()))

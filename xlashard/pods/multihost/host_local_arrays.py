@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from xlashard._jax import originals
 from xlashard._jax.runtime.transfer import Tracer
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.primitives import LinearRules, spmd_axis_names, transposed_pair
@@ -248,7 +249,7 @@ def _bind_traced(primitive: Any, x: Any, host: HostMesh, spec: PartitionSpec) ->
         whole = spec_of(spec)
         dims = (axes and tuple(a for a in axes if a in explicit) for axes in whole.dims)
         typed = partition_spec(replace(whole, dims=tuple(dims)))
-        out = jax.sharding.reshard(out, target.with_spec(typed).jax_sharding())
+        out = originals.reshard(out, target.with_spec(typed).jax_sharding())
     return out if explicit.issuperset(host.whole.axis_names) else constrain(out, target)
 
 

@@ -104,6 +104,17 @@ def test_strict_constraints_name_the_path(mesh):
 
 
 @pytest.mark.slow
+def test_constraints_in_tuples_of_jaxprs_are_found(mesh):
+    double = pinned(mesh, "x", by=jax.lax.with_sharding_constraint)
+
+    def solve(x):
+        return jax.lax.custom_linear_solve(double, x, lambda _, x: x / 2, symmetric=True)
+
+    (warning,) = issued(lambda: pjit(solve)(X))
+    assert warning.category is UnevenShardingWarning and warning.filename == __file__
+
+
+@pytest.mark.slow
 def test_divisible_shardings_do_not_warn(mesh):
     def run():
         pjit(pinned(mesh, "x", P.UNCONSTRAINED))(f32(8, 3))

@@ -432,9 +432,9 @@ def test_weak_types_are_those_of_jax_under_inline_too(transform):
 
 
 def test_each_level_of_nested_calls_is_visited_once(mesh, monkeypatch):
-    visited, ask = [], tracing.may_name_shardings
+    visited, find = [], tracing.sharding_equations
     monkeypatch.setattr(
-        tracing, "may_name_shardings", lambda values: visited.append(values) or ask(values)
+        tracing, "sharding_equations", lambda jaxpr: visited.append(jaxpr) or find(jaxpr)
     )
 
     def visits(depth):

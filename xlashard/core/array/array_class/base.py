@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from xlashard._jax import originals
 from xlashard._jax.runtime.global_state import BoundedCache
 from xlashard._jax.runtime.shardings import default_memory_kind
 from xlashard._jax.runtime.transfer import (
@@ -64,7 +65,8 @@ class DonationTracker:
             Name of the callable with the path of the argument.
         """
         kind = _kind(handle)
-        self.paths.get_or_make(kind, lambda: path)
+        if self.paths.get(kind) is None:
+            self.paths.add(kind, path)
         return self.takes(path)
 
     def takes(self, path: str) -> str:
@@ -373,6 +375,6 @@ def reshape_by_program(handle: Handle, shape: tuple[int, ...]) -> Handle:
         return copy_to(_in_shape(copy_to(handle, own), shape), handle.sharding)
 
 
-@partial(jax.jit, static_argnums=1)
+@partial(originals.jit, static_argnums=1)
 def _in_shape(x: Any, shape: tuple[int, ...]) -> Any:
     return jax.lax.reshape(x, shape)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, aval_of, split
 from xlashard.core.array.array_class.array import Array, wrap
 from xlashard.core.array.array_class.base import check_alive_as, handle_of
@@ -85,7 +86,7 @@ def live_arrays(platform: str | None = None) -> list[Array]:
         >>> x.nbytes <= sum(array.nbytes for array in live_arrays())
         True
     """
-    handles = [h for h in jax.live_arrays(platform) if type(h) is HandleType]
+    handles = [h for h in originals.live_arrays(platform) if type(h) is HandleType]
     widest_first = sorted(handles, key=lambda h: -h.sharding.num_devices)
     seen: set[tuple[int, int]] = set()
     kept: set[int] = set()

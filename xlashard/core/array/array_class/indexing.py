@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
+from xlashard._jax import originals
 from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, copy_to, make_aval, split
 from xlashard.core.array.array_class.base import ArrayBase, check_alive, reshape_buffer, type_text
@@ -189,7 +190,7 @@ def _joined_slices(handle: Handle, index: Any) -> Handle | None:
         number = int(np.ravel_multi_index(tile, tiling.counts))
         sizes = tuple(b - a for a, b in zip(starts, stops, strict=True))
         cut = _cut(shards[tiling.replicas(number)[0]], tuple(map(np.int64, starts)), sizes)
-        return jax.device_put(cut, first)
+        return originals.device_put(cut, first)
 
     with allow_transfers(), wide_integers(handle):
         first = shards[0].sharding
@@ -198,7 +199,7 @@ def _joined_slices(handle: Handle, index: Any) -> Handle | None:
         return assemble(aval, first, [whole], committed=False)
 
 
-@partial(jax.jit, static_argnums=2)
+@partial(originals.jit, static_argnums=2)
 def _cut(x: Any, starts: Any, sizes: tuple[int, ...]) -> Any:
     return jax.lax.dynamic_slice(x, starts, sizes)
 
@@ -208,7 +209,7 @@ def _cut(x: Any, starts: Any, sizes: tuple[int, ...]) -> Any:
 _ROWS_AT_ONCE = 64
 
 
-@partial(jax.jit, static_argnums=2)
+@partial(originals.jit, static_argnums=2)
 def _rows(x: Any, start: Any, count: int) -> list[Any]:
     chunk = jax.lax.dynamic_slice_in_dim(x, start, count, axis=0)
     return [jax.lax.index_in_dim(chunk, i, axis=0, keepdims=False) for i in range(count)]
@@ -222,7 +223,7 @@ def _rows_uncut(handle: Any) -> Any:
         return handle
     whole_rows = sharding.update(spec=sharding.spec.update(partitions=(None, *entries[1:])))
     with allow_transfers():
-        return jax.device_put(handle, whole_rows)
+        return originals.device_put(handle, whole_rows)
 
 
 _get_item = wrap_jax_function(HandleType.__getitem__, "indexing", None)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout
 
+from xlashard._jax import originals
 from xlashard._jax.lowering import LoweringTarget, lower_body, uses_shardy
 from xlashard._jax.runtime import compiler, execute
 from xlashard._jax.runtime.global_state import cleared_with_jax
@@ -89,7 +90,7 @@ def reshard_chunk(
     """Return a function `(x, out, number)` that writes one chunk of `x` into `out`."""
     before, after = (_in_halves(tiling, devices) for tiling in (source, target))
     last = chunks.shape[chunks.dim] - chunks.extent
-    constrain = jax.lax.with_sharding_constraint
+    constrain = originals.with_sharding_constraint
 
     def move(x: Any, out: Any, number: Any) -> list[Any]:
         start = jnp.minimum(number * chunks.extent, last)

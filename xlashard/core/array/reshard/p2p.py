@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xlashard._jax import originals
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import (
     Handle,
@@ -207,18 +208,18 @@ def pasted(shard: Handle | None, block: Handle, piece: Piece, shape: _Shape) -> 
 # The position is an argument, so that a device has one program for all pieces of a shape.
 
 
-@partial(jax.jit, static_argnums=2)
+@partial(originals.jit, static_argnums=2)
 def _cut(x: Any, starts: Any, sizes: _Shape) -> Any:
     return jax.lax.dynamic_slice(x, list(starts), sizes)
 
 
-@partial(jax.jit, static_argnums=2)
+@partial(originals.jit, static_argnums=2)
 def enlarge(block: Any, starts: Any, shape: _Shape) -> Any:
     """Return a block with zeros around it, on its device."""
     return jax.lax.dynamic_update_slice(jnp.zeros(shape, block.dtype), block, list(starts))
 
 
-@partial(jax.jit, donate_argnums=0)
+@partial(originals.jit, donate_argnums=0)
 def _updated_shard(shard: Any, block: Any, starts: Any) -> Any:
     return jax.lax.dynamic_update_slice(shard, block, list(starts))
 

@@ -4,7 +4,7 @@ The planner of `AUTO` stands on the compilers, above this room: `xlashard.suppor
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any, Protocol
@@ -85,7 +85,7 @@ def planned_call(function: Any, call: Call) -> Call:
     """
     if call.auto is None:
         return call
-    arguments = function.arguments(call)
+    arguments = function.describe_arguments(call)
     ins = tuple(map(_own_sharding, call.in_shardings, arguments, call.auto))
     outs, traced = call.out_shardings, call.traced
     if None not in (*ins, *outs):
@@ -203,10 +203,6 @@ def _layout(function: Any, request: Call, mesh: Mesh) -> ChosenLayout:
     return PROGRAMS.cached(jaxpr, key, chosen)
 
 
-type _Value = tuple[str, Any, XLACompatibleSharding]
-"""Path, abstract value and final sharding."""
-
-
 def report_replicated(call: Call, compiled: CompiledProgram, options: PjitOptions) -> None:
     """Report large values of a call that have no sharding and are replicated.
 
@@ -222,9 +218,16 @@ def report_replicated(call: Call, compiled: CompiledProgram, options: PjitOption
         ReplicationError: If any, under `strict`.
     """
     least, plan = settings.FLAGS.warn_replicated * 2**20, compiled.program.parts.plan
-    if len(plan.devices) == 1 or not least:
+    if len(plan.devices) == 1 or not least or all([s is not None for s in call.in_shardings]):
         return
-    for path, aval, sharding in _arguments(call, compiled):
+    kept = compiled.kept
+    arguments = compress(call.miss.arguments or (), kept)
+    shardings = compiled.program.parts.in_shardings[len(compiled.consts) :]
+    every = zip(arguments, compress(call.in_shardings, kept), shardings, strict=True)
+    for argument, requested, sharding in every:
+        if requested is not None or argument.committed:
+            continue
+        path, aval = argument.path, argument.aval
         nbytes = tile_bytes(aval, (1,) * aval.ndim)
         if nbytes < least or not sharding.rank_tiling(aval.ndim).is_replicated:
             continue
@@ -237,18 +240,6 @@ def report_replicated(call: Call, compiled: CompiledProgram, options: PjitOption
         if is_strict(options.strict):
             raise ReplicationError(text, path=path, device_bytes=nbytes)
         warn(text, ReplicationWarning)
-
-
-def _arguments(call: Call, compiled: CompiledProgram) -> Iterator[_Value]:
-    """Yield the arguments that have no placement."""
-    kept = compiled.kept
-    arguments = compress(call.miss.arguments or (), kept)
-    shardings = compiled.program.parts.in_shardings[len(compiled.consts) :]
-    for argument, requested, sharding in zip(
-        arguments, compress(call.in_shardings, kept), shardings, strict=True
-    ):
-        if requested is None and not argument.committed:
-            yield argument.path, argument.aval, sharding
 
 
 def _advice(mesh: Mesh | None, shape: Sequence[int]) -> str:

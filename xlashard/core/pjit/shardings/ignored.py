@@ -94,7 +94,7 @@ def find_ignored(jaxpr: Any, devices: Sequence[Device]) -> Iterator[IgnoredShard
 def _candidates(jaxpr: Any) -> tuple[IgnoredSharding, ...]:
     """Return the shardings in a jaxpr and its inner jaxprs that a program may ignore."""
     candidates: list[IgnoredSharding] = []
-    for eqn in jaxpr.eqns:
+    for eqn in tracing.inner_sharding_equations(jaxpr):
         match eqn.primitive.name:
             case "device_put":
                 for variable, target in zip(eqn.outvars, eqn.params["devices"], strict=True):
@@ -107,9 +107,6 @@ def _candidates(jaxpr: Any) -> tuple[IgnoredSharding, ...]:
                 sharding = _tiles(eqn.params["sharding"], aval)
                 if sharding is not None and not names_devices(sharding):
                     candidates.append(IgnoredSharding("constraint", sharding, aval, eqn=eqn))
-            case _:
-                for body in tracing.bodies(eqn):
-                    candidates += _candidates(body)
     return tuple(candidates)
 
 
@@ -175,7 +172,7 @@ def report_ignored(
     Raises:
         IgnoredShardingError: If strict.
     """
-    ignored = list(find_ignored(jaxpr, devices)) if tracing.may_constrain(jaxpr) else []
+    ignored = list(find_ignored(jaxpr, devices))
     if len(devices) == 1 and request.used and not all(request.used):
         pairs = zip(request.arguments, request.used, strict=True)
         outs = zip(request.result_paths, request.result_avals, request.out_shardings, strict=True)

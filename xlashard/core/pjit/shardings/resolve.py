@@ -1,6 +1,6 @@
 """Resolve the sharding of each argument and result of a call on its device assignment."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
 from typing import Any
@@ -150,7 +150,7 @@ def resolve_layouts(
     arguments: Sequence[Argument],
     values: Sequence[Any],
     requested: Sequence[Any],
-    keywords: Iterable[str],
+    keyword: str,
 ) -> tuple[Any, ...]:
     """Return the layout of each argument: the requested one, or that of a committed array.
 
@@ -158,15 +158,13 @@ def resolve_layouts(
         arguments: The arguments.
         values: Their values.
         requested: The layout that was requested for each, or None.
-        keywords: The keyword by which.
+        keyword: The keyword by which.
 
     Raises:
         ResourceError: If a committed argument has another layout than the requested one.
     """
     layouts = []
-    for argument, value, layout, keyword in zip(
-        arguments, values, requested, keywords, strict=False
-    ):
+    for argument, value, layout in zip(arguments, values, requested, strict=True):
         if layout is None:
             layout = argument.layout if argument.committed else None
         else:
@@ -303,7 +301,8 @@ def _argument_shardings(
         sharding, aval = None, argument.aval
         if requested is not None:
             sharding = _fitting(requested, (keyword, argument.path, aval), devices, mesh)
-            _check_unreduced(sharding, (keyword, argument.path, aval), is_result=False)
+            if sharding.is_unreduced:
+                _check_unreduced(sharding, (keyword, argument.path, aval), is_result=False)
             if argument.committed and argument.sharding is not sharding:
                 _check_agrees(argument, sharding, keyword)
         elif argument.committed:
@@ -327,7 +326,8 @@ def _result_shardings(
             shardings.append(typed_sharding(aval, devices))
             continue
         sharding = _fitting(requested, (request.names[1], path, aval), devices, mesh)
-        _check_unreduced(sharding, (request.names[1], path, aval), is_result=True)
+        if sharding.is_unreduced:
+            _check_unreduced(sharding, (request.names[1], path, aval), is_result=True)
         shardings.append(sharding)
     return tuple(shardings)
 
@@ -423,7 +423,7 @@ def _check_unreduced(sharding: XLACompatibleSharding, value: _Value, *, is_resul
             as if it got the reduced value; or if a result would need a change of its partial
             results that XLA can't make.
     """
-    if not sharding.is_unreduced or not isinstance(sharding, NamedSharding):
+    if not isinstance(sharding, NamedSharding):
         return
     _, path, aval = value
     typed = getattr(aval, "sharding", None)

@@ -118,6 +118,11 @@ class ResourceTree:
         return repr(outline(self.treedef, [leaf.value for leaf in self.leaves]))
 
     @property
+    def is_leaf(self) -> bool:
+        """Return True for a single resource, which is for every value."""
+        return self.treedef == _LEAF
+
+    @property
     def children(self) -> "list[ResourceTree]":
         """Return the trees one level below the root; none for a leaf."""
         parts = split_leaves(self.treedef, self.leaves)
@@ -318,6 +323,8 @@ def expand(resources: ResourceTree, treedef: Any, name: str) -> list[Resource]:
     Raises:
         ResourceError: With the first place where the prefix does not fit, and why.
     """
+    if resources.is_leaf:
+        return list(resources.leaves) * treedef.num_leaves
     if treedef == resources.treedef:
         return list(resources.leaves)
     full = TreeNode(treedef, range(treedef.num_leaves))

@@ -203,10 +203,8 @@ def uneven_dimensions(
 def uneven_constraints(jaxpr: Any) -> tuple[UnevenConstraint, ...]:
     """Find the uneven constraints in a jaxpr and its inner jaxprs, of ours and of JAX."""
     constraints: list[UnevenConstraint] = []
-    for eqn in jaxpr.eqns:
+    for eqn in tracing.inner_sharding_equations(jaxpr):
         if eqn.primitive.name != CONSTRAINT:
-            for body in tracing.bodies(eqn):
-                constraints += uneven_constraints(body)
             continue
         try:
             sharding = from_jax(eqn.params["sharding"])

@@ -252,7 +252,7 @@ class BoundStep:
             check_whole([value], [path], [expected.split])
         position, handle = expected.position or 0, bare(value)
         with arguments_may_move([value], [path], [expected.jax_sharding]):
-            return self._program.place_one(position, handle)
+            return self._program.place([handle], position)[0]
 
     def _check_unshared(self, handles: Sequence[Any], rest: tuple[Any, ...]) -> None:
         """Refuse a call in which a donated array is given twice, or the state lacks a shard.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.experimental.layout import Format
 
+from xlashard._jax import originals
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.shardings import AbstractMesh, Device, is_auto_layout
 from xlashard._jax.runtime.topologies import UnassignedDevice, unassigned_devices
@@ -51,7 +52,7 @@ class Traced(Stage, jax.stages.Traced):
     def __init__(self, function: Function, call: Call) -> None:
         self._function = function
         self._call = call
-        function.record(call)
+        function.report_stages(call)
         options = function.options
         moves = options.device is not None or options.backend is not None or any(call.moves)
         self._info = StageInfo.of(call, moves_arguments=moves)
@@ -107,7 +108,7 @@ class Traced(Stage, jax.stages.Traced):
             lowering_platforms = tracing.platforms_in_force()
         assign = None if lowering_platforms is None else unassigned_devices
         call = replace(self._call, assign=assign)
-        request = self._function.lowering_request(call, self._function.arguments(call))
+        request = self._function.request_program(call)
         if _private_parameters is not None:
             options = (self._info, request, lowering_platforms, _private_parameters)
             by_jax: Any = lower_by_jax(self._function, call, *options)
@@ -227,22 +228,16 @@ class Lowered(Stage, jax.stages.Lowered):
             DeviceMismatchError: If its shardings name other devices than `device_assignment`.
             DonationError: If a donated argument can't be reused, under `donation="strict"`.
         """
-        function, call = self._traced._function, self._traced._call
-        request, module = self._request, (self._signature, self._program)
+        call, request = self._traced._call, self._request
         if device_assignment is not None or request.placement.is_unassigned:
             devices = None if device_assignment is None else tuple(device_assignment)
             request = self._assigned(devices)
-            module = function.lower(call, request)
         self._check_platform(request)
-        function.report_donation(self._program)
         if share_binary is not None:
             request = replace(request, share_binary=share_binary)
         options = compiler_option_items(compiler_options)
-        if options:
-            compiled = function.compile_uncached(call, request, module, options)
-        else:
-            compiled = function.compile(call, request)
-        function.report_donation(self._program, compiled)
+        function = self._traced._function
+        compiled = function.compile(call, request, options, reports_donation=True)
         return Compiled(self._info, compiled, call.traced.jaxpr)
 
     def _compiler_input(
@@ -250,7 +245,8 @@ class Lowered(Stage, jax.stages.Lowered):
     ) -> "AbstractContextManager[PhaseInput | CompileInput]":
         """Return the input of a compilation for a topology; see `compiler_input`."""
         self._check_platform(self._request)
-        self._traced._function.report_donation(self._program)
+        function = self._traced._function
+        self._program.report_donation(function.options.donation, function.name)
         program = self._program
         return compiler_input(program.plan, program.body, compiler_option_items(compiler_options))
 
@@ -282,7 +278,7 @@ class Lowered(Stage, jax.stages.Lowered):
             )
         function = self._traced._function
         call = replace(self._traced._call, assign=lambda _: devices)
-        return function.lowering_request(call, function.arguments(call))
+        return function.request_program(call)
 
 
 def lower_by_jax(
@@ -332,7 +328,7 @@ def lower_by_jax(
         name: flags for name, (_, flags) in zip(kwargs, split_leaves(*donated_kwargs), strict=True)
     }
     places = [UNSPECIFIED if place is None else place for place in outs]
-    outer = jax.jit(
+    outer = originals.jit(
         call,
         out_shardings=shortest_prefix(info.out_tree, places),
         donate_argnums=[i for i, donated in enumerate(map(any, positional)) if donated],
