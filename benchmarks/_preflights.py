@@ -139,7 +139,7 @@ def compile_facts(name: str, settings: Settings) -> Facts:
 def _facts(name: str, report: PreflightReport) -> Facts:
     memory, spent, throughput = report.memory, report.time, report.throughput
     assert throughput is not None
-    state = [x.device_bytes for x in memory.arguments if x.path.startswith("state")]
+    state = [x.device_bytes for x in report.inputs if x.path.startswith("state")]
     return Facts(
         settings=digest(name),
         outcome=report.outcome,
@@ -207,7 +207,7 @@ def _waits(facts: Facts) -> str:
     names = {"compute": "arithmetic", "hbm": "HBM", "ici": "ICI", "dcn": "DCN"}
     if facts.generation in BY_NAME:
         names |= {"ici": "NVLink", "dcn": "network"}
-    return names[facts.bound]
+    return names.get(facts.bound, facts.bound)
 
 
 def main(arguments: list[str]) -> int:

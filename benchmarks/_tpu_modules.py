@@ -132,7 +132,7 @@ def compare(name: str, where: str, found: Topology | GpuTopology, axes: dict[str
         # Across slices, libtpu uses collectives that its modules do not show.
         return outcome
     listed = explain(ours).collectives
-    sent = [each.collective for each in preflight(ours, topology=found, mesh=mesh).traffic]
+    sent = preflight(ours, topology=found, mesh=mesh).traffic
     both = [tuple(sorted(f"{c.kind} {c.along}" for c in these)) for these in (listed, sent)]
     return replace(outcome, collectives=both[0], traffic=both[1])
 

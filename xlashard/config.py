@@ -6,7 +6,7 @@
 | `XLASHARD_EXPLAIN_RECOMPILES` | `1`, `0` | log why a function is compiled again, as it happens |
 | `XLASHARD_CHECK_PROGRAMS` | `1`, `0` | compare programs between processes; unset: of pjit only |
 | `XLASHARD_PROGRAMS_TIMEOUT` | seconds | how long to wait for others to run it; 3600 if unset |
-| `XLASHARD_STRICT` | `1`, `0` | raise where a sharding is not met, instead of a warning |
+| `XLASHARD_STRICT` | `1`, `0` | raise where a request is not met, instead of a warning |
 | `XLASHARD_WARN_REPLICATED` | MiB | size of unplaced values that are replicated; 64 if unset |
 | `XLASHARD_CHECK_DEVICE_PUT` | `always`, `once`, `never` | when `device_put` compares values |
 | `XLASHARD_DOCS_URL` | address | site that errors link to; empty: errors without links |

@@ -270,7 +270,11 @@ class ResourceTypeError(ResourceError, TypeError):
     """An `in_shardings` or `out_shardings` leaf of a type that is not a sharding."""
 
 
-class UnevenShardingError(ResourceError):
+class UnmetRequestError(XlashardError, ValueError):
+    """A request that the program does not follow: the base of what `strict=True` raises."""
+
+
+class UnevenShardingError(UnmetRequestError, ResourceError):
     """A constraint by which a dimension does not divide, under `strict=True`.
 
     Attributes:
@@ -286,7 +290,7 @@ class UnevenShardingError(ResourceError):
     axes: tuple[tuple[str, int], ...] = ()
 
 
-class ReplicationError(ResourceError):
+class ReplicationError(UnmetRequestError, ResourceError):
     """A large value without a sharding that is replicated, under `strict=True`.
 
     Attributes:
@@ -296,7 +300,7 @@ class ReplicationError(ResourceError):
     device_bytes: int
 
 
-class IgnoredShardingError(ResourceError):
+class IgnoredShardingError(UnmetRequestError, ResourceError):
     """A sharding that a program names and does not follow, under `strict=True`."""
 
 
@@ -384,7 +388,7 @@ class NonFiniteError(XlashardError, FloatingPointError):
     kind: str
 
 
-class DonationError(XlashardError, ValueError):
+class DonationError(UnmetRequestError):
     """A donated argument whose buffers no result can reuse, where this is an error."""
 
 

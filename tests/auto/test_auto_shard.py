@@ -199,7 +199,7 @@ def test_auto_shard_keeps_fixed_specs_and_measures_programs():
     fixed = {"^x": P(None, "data")}
     plan = auto_shard(double, DOUBLED, DOUBLED, mesh={"data": 8}, fixed=fixed, measure=2)
     x = plan.inputs[1]
-    assert (x.path, x.spec, x.is_fixed) == ("x", "P(None, 'data')", True)
+    assert (x.path, x.spec, x.decided_by) == ("x", "P(None, 'data')", "caller")
     assert plan.chosen.measured_seconds is not None
     assert plan.chosen.measured_seconds > 0
     assert "measured" in str(plan)

@@ -10,13 +10,14 @@ import pytest
 
 from xlashard import P
 from xlashard.auto.corrections import corrected, corrections, lightened
-from xlashard.auto.foreseen import UnforeseenCollective
 from xlashard.auto.problem import ConstraintSite, ProgramLayout
 from xlashard.auto.proof import ProvenLayout
+from xlashard.geometry import MeshGrid
 from xlashard.geometry.groups import ReplicaGroups
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Frame
 from xlashard.hlo.shapes import Shape
+from xlashard.predict.costs.network_model import NetworkCost
 
 
 def two_products(a, b):
@@ -44,7 +45,7 @@ def moved(seconds, line=FIRST, resource="ici"):
     exchange = Collective(
         "all-to-all", "c", "main", shape, shape, ReplicaGroups.everyone(8), frames=frames
     )
-    return UnforeseenCollective(exchange, shape, seconds, resource, ("x",))
+    return exchange, NetworkCost(expected_seconds=seconds, dcn_bytes=float(resource == "dcn"))
 
 
 def proven(name, seconds, *unforeseen, waits=1.0, layout=LAYOUT, network="ici"):
@@ -72,7 +73,7 @@ class Compiler:
 
 
 def test_constraints_are_added_at_lines_of_unforeseen_collectives():
-    found = {c.name: c.constraints for c in corrections(LAYOUT, [moved(1.0)], JAXPR)}
+    found = {c.name: c.constraints for c in corrections(LAYOUT, [moved(1.0)[0]], JAXPR)}
     parameter, operand, result, *other = INSIDE
     assert found == {
         "auto; corrected: results": (parameter, result, *other),
@@ -81,16 +82,17 @@ def test_constraints_are_added_at_lines_of_unforeseen_collectives():
     }
     # Equal corrections count once; a line without constraints has no correction.
     without = replace(LAYOUT, constraints=(parameter, operand, *other))
-    names = [c.name for c in corrections(without, [moved(1.0)], JAXPR)]
+    names = [c.name for c in corrections(without, [moved(1.0)[0]], JAXPR)]
     assert names == ["auto; corrected: results"]
-    assert corrections(LAYOUT, [moved(1.0, line=1)], JAXPR) == []
+    assert corrections(LAYOUT, [moved(1.0, line=1)[0]], JAXPR) == []
 
 
 class Nearby:
     """Replacement of the search that records the arguments of its calls by layout."""
 
     def __init__(self):
-        self.problem = SimpleNamespace(jaxpr=JAXPR)
+        machine = SimpleNamespace(grid=MeshGrid(("x",), (8,)))
+        self.problem = SimpleNamespace(jaxpr=JAXPR, machine=machine)
         paths = [(), *((n,) for n in PRODUCTS)]
         operations = [SimpleNamespace(path=path, results=(0,)) for path in paths]
         self.graph = SimpleNamespace(operations=operations)

@@ -10,9 +10,9 @@ import pytest
 from tests.predict.preflight.scheduled import scheduled
 from xlashard import Mesh
 from xlashard._jax.lowering import uses_shardy
+from xlashard.analysis.programs.program import Compilation
 from xlashard.predict.costs.cost_analysis import analyze_cost
 from xlashard.predict.preflight.attribution.attribution import describe_traffic
-from xlashard.predict.preflight.compilation import Compilation
 from xlashard.predict.preflight.target_loading import TargetProgram
 from xlashard.tpu import topology
 from xlashard.train import formulas
@@ -106,7 +106,7 @@ def test_sent_bytes_match_the_formulas(compiled: Compiled) -> None:
     expected = formulas.sent_bytes(compiled.settings)
     sent: Counter[tuple[str, ...]] = Counter()
     for report in describe_traffic(compiled.compilation, PLACE, compiled.mesh):
-        sent[report.collective.axes] += report.collective.sent_bytes
+        sent[report.axes] += report.sent_bytes
     if not uses_shardy() and compiled.pair in GSPMD_SENDS_MORE:
         assert 1 < sent.pop(("tensor",)) / expected.pop(("tensor",)) < 1.2
     total = sum(expected.values())

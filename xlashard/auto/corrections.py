@@ -8,16 +8,17 @@ A program may need more memory than predicted: near its layout, one with less me
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from xlashard._jax.trace.origins import source_line
-from xlashard.auto.foreseen import UnforeseenCollective
+from xlashard.auto.foreseen import axes_along, link_seconds
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, site_value
 from xlashard.auto.proof import ProvenLayout, Prover
 from xlashard.auto.search import Search
+from xlashard.hlo.collectives import Collective
 
 _ROUNDS = 2
 """Rounds of corrections, each of those before."""
@@ -58,7 +59,7 @@ def corrected(
         for each in [p for p in promising if p.layout.name not in done][:_MOST]:
             done.add(each.layout.name)
             layouts = [
-                *corrections(each.layout, each.unforeseen, search.problem.jaxpr),
+                *corrections(each.layout, (c for c, _ in each.unforeseen), search.problem.jaxpr),
                 *search.dearer(each.layout, _unforeseen_seconds(each, search)),
             ]
             compiled += prover.prove(layouts, len(layouts))
@@ -116,15 +117,15 @@ def _saved(proven: ProvenLayout) -> Iterator[float]:
     """Yield the seconds that a step may save on each network without unforeseen collectives."""
     shares = dict(proven.shares)
     seconds: dict[str, float] = defaultdict(float)
-    for each in proven.unforeseen:
-        seconds[each.resource] += each.seconds
+    for collective, cost in proven.unforeseen:
+        seconds[cost.resource] += link_seconds(collective, cost)
     for resource, spent in seconds.items():
         # The cores wait for no more than for all links of a network together.
         yield min(spent, shares.get(resource, 0.0))
 
 
 def corrections(
-    layout: ProgramLayout, unforeseen: Sequence[UnforeseenCollective], jaxpr: Any
+    layout: ProgramLayout, unforeseen: Iterable[Collective], jaxpr: Any
 ) -> list[ProgramLayout]:
     """Return a layout with fewer constraints on the lines of its unforeseen collectives.
 
@@ -162,15 +163,15 @@ def _unforeseen_seconds(proven: ProvenLayout, search: Search) -> dict[tuple[str,
             eqn, _ = site_value(search.problem.jaxpr, ConstraintSite(op.path, "result", 0))
             operations_by_line[source_line(eqn)].append(number)
     seconds: dict[tuple[str, int], float] = defaultdict(float)
-    for each in proven.unforeseen:
-        numbers = [number for line in _lines(each) for number in operations_by_line.get(line, ())]
-        for axis, number in product(each.axes, numbers):
-            seconds[axis, number] += each.seconds / len(numbers)
+    for collective, cost in proven.unforeseen:
+        lines = _lines(collective)
+        numbers = [number for line in lines for number in operations_by_line.get(line, ())]
+        for axis, number in product(axes_along(collective, search.problem.machine.grid), numbers):
+            seconds[axis, number] += link_seconds(collective, cost) / len(numbers)
     return seconds
 
 
-def _lines(unforeseen: UnforeseenCollective) -> set[tuple[str, int]]:
+def _lines(collective: Collective) -> set[tuple[str, int]]:
     """Return the lines of a collective, and of what needs its result."""
-    collective = unforeseen.collective
     every = (collective.frames, collective.needed_by_frames)
     return {(frame.file, frame.line) for frames in every for frame in frames[:1]}

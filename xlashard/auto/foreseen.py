@@ -9,12 +9,13 @@ a cheaper one.
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import ForeseenTransfer
 from xlashard.core.sharding import Mesh
+from xlashard.geometry import MeshGrid
 from xlashard.hlo.collective_kinds import CollectiveKind
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.shapes import Shape
@@ -31,25 +32,6 @@ _KINDS: dict[CollectiveKind, tuple[CollectiveKind, ...]] = {
     "all-to-all": ("all-to-all", "ragged-all-to-all", "collective-permute"),
 }
 """Kinds of collectives that a transfer of a kind may become."""
-
-
-@dataclass(frozen=True)
-class UnforeseenCollective:
-    """A collective of a compiled program, or a part of one, that its layout did not foresee.
-
-    Attributes:
-        collective: The collective.
-        shapes: Types of the values that were not foreseen, on a device.
-        seconds: Time on the links in a step, which other work may hide.
-        resource: Name of the network, as of `NetworkCost`.
-        axes: Mesh axes that it goes along; all, if its groups follow none.
-    """
-
-    collective: Collective
-    shapes: tuple[Shape, ...]
-    seconds: float
-    resource: str = "ici"
-    axes: tuple[str, ...] = ()
 
 
 type StateChange = tuple[str, int, int, int, int, int]
@@ -128,8 +110,10 @@ def unforeseen_collectives(
     transfers: Iterable[ForeseenTransfer],
     mesh: Mesh,
     step_seconds: float,
-) -> list[UnforeseenCollective]:
+) -> list[tuple[Collective, NetworkCost]]:
     """Return the collectives that aren't foreseen and aren't negligible, most expensive first.
+
+    A combined collective has the unforeseen part of its values and of its time.
 
     Args:
         costs: Collectives of a compiled program, with the network cost of one run.
@@ -141,23 +125,32 @@ def unforeseen_collectives(
     pieces = {math.prod(c) for n in range(len(sizes) + 1) for c in itertools.combinations(sizes, n)}
     left = [_Remaining(transfer, transfer.times) for transfer in transfers]
     unforeseen = []
-    totals = [(c.times * cost.expected_seconds, c, cost.resource) for c, cost in costs]
-    for total, collective, resource in sorted(totals, key=lambda each: -each[0]):
+    for collective, cost in sorted(costs, key=lambda each: -link_seconds(*each)):
+        total = link_seconds(collective, cost)
         if total < _NEGLIGIBLE_SHARE * step_seconds:
             continue
-        parts = collective.axes(mesh)
-        names = set(mesh.axis_names) if parts is None else {part.name for part in parts}
+        names = set(axes_along(collective, mesh))
         shapes = max(collective.operands, collective.results, key=_nbytes)
         unknown = tuple(
             shape for shape in shapes if not _take_transfer(collective, shape, names, left, pieces)
         )
         share = _nbytes(unknown) / max(_nbytes(shapes), 1)
         if total * share >= _NEGLIGIBLE_SHARE * step_seconds:
-            axes = tuple(name for name in mesh.axis_names if name in names)
-            unforeseen.append(
-                UnforeseenCollective(collective, unknown, total * share, resource, axes)
-            )
+            part = replace(collective, operands=unknown, results=unknown)
+            seconds = cost.expected_seconds * share
+            unforeseen.append((part, replace(cost, expected_seconds=seconds)))
     return unforeseen
+
+
+def link_seconds(collective: Collective, cost: NetworkCost) -> float:
+    """Return the time of a collective on the links in a step, which other work may hide."""
+    return collective.times * cost.expected_seconds
+
+
+def axes_along(collective: Collective, mesh: MeshGrid | Mesh) -> tuple[str, ...]:
+    """Return the mesh axes that a collective goes along; all, if its groups follow none."""
+    names = collective.axis_names(mesh)
+    return tuple(mesh.axis_names) if names is None else names
 
 
 @dataclass

@@ -14,6 +14,7 @@ from xlashard._jax.trace.rewriting import InsertionSite, insert_equations
 from xlashard._jax.trace.tracing import bodies
 from xlashard.core.pjit.constraint import constraint_p, constraint_params
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.geometry import MeshGrid
 from xlashard.hlo.collective_kinds import CollectiveKind
 from xlashard.predict.costs.models_by_target import network_for, rates_for
 from xlashard.predict.costs.rates import Rates
@@ -168,7 +169,12 @@ class Machine:
     @cached_property
     def size(self) -> int:
         """Number of devices."""
-        return math.prod(axis.size for axis in self.axes)
+        return self.grid.size
+
+    @cached_property
+    def grid(self) -> MeshGrid:
+        """Axes over device positions."""
+        return MeshGrid(tuple(a.name for a in self.axes), tuple(a.size for a in self.axes))
 
 
 def chip_of(topology: BaseTopology | None) -> Chip:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from xlashard._jax import originals
 from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
 from xlashard.auto.auto_program import AutoProgram
-from xlashard.auto.foreseen import UnforeseenCollective, unforeseen_collectives
+from xlashard.auto.foreseen import unforeseen_collectives
 from xlashard.auto.problem import Machine, ProgramLayout, machine_of
 from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.errors import JaxVersionError
@@ -54,7 +54,8 @@ class ProvenLayout:
         fits: Whether the memory suffices.
         shares: Seconds of the step by the resource that the cores use or wait for.
         collectives: Collectives by kind and mesh axes, those that send most bytes first.
-        unforeseen: Collectives that the layout did not foresee, most expensive first.
+        unforeseen: Collectives that the layout did not foresee, with their costs, most expensive
+            first.
         reason: The compiler's error; empty if it accepted the program.
         compilation: The compiled program; None if the compiler refused it.
         measured_seconds: Median time of a step on the devices; None if not measured.
@@ -67,7 +68,7 @@ class ProvenLayout:
     fits: bool = False
     shares: tuple[tuple[str, float], ...] = ()
     collectives: tuple[CollectiveTotal, ...] = ()
-    unforeseen: tuple[UnforeseenCollective, ...] = ()
+    unforeseen: tuple[tuple[Collective, NetworkCost], ...] = ()
     reason: str = ""
     compilation: Compilation | None = None
     measured_seconds: float | None = None
@@ -283,18 +284,17 @@ def nominal_cost(collective: Collective, machine: Machine, mesh: Mesh) -> Networ
         machine: Machine of the mesh.
         mesh: The mesh.
     """
-    parts = collective.axes(mesh)
-    named = {part.name for part in parts or ()}
-    axes = [a for a in machine.axes if a.size > 1 and (a.name in named or parts is None)]
+    names = collective.axis_names(mesh)
+    axes = [a for a in machine.axes if a.size > 1 and (names is None or a.name in names)]
     if not axes or not collective.sent_bytes:
         return NetworkCost()
     # Groups that follow no axes, and permutations, wait for the slowest of the links.
-    together = parts is not None and "permute" not in collective.kind
+    together = names is not None and "permute" not in collective.kind
     speeds = [axis.bytes_per_second for axis in axes]
     latency = sum(axis.latency for axis in axes)
     seconds = collective.sent_bytes / (sum(speeds) if together else min(speeds))
-    names = tuple(axis.name for axis in axes)
-    return NetworkCost(collective.sent_bytes, seconds, names, expected_seconds=seconds + latency)
+    busy = tuple(axis.name for axis in axes)
+    return NetworkCost(collective.sent_bytes, seconds, busy, expected_seconds=seconds + latency)
 
 
 def measure(program: AutoProgram, layouts: Sequence[ProgramLayout], mesh: Mesh) -> list[float]:

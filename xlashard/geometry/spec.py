@@ -171,6 +171,54 @@ def checked_rank(ndim: object) -> int:
     return rank
 
 
+type _Dims = tuple[tuple[str, ...], ...]
+
+
+def resharding_steps(dims: _Dims, target: _Dims) -> list[_Dims]:
+    """Return shardings between two, so that no step between them needs the whole value.
+
+    A step adds an axis that the target has beside others (a slice), moves the minor axis of a
+    dimension to its place in another one (an all-to-all), or drops one (a partial all-gather).
+
+    Args:
+        dims: The axes of each dimension, the major one first.
+        target: Those of the target.
+
+    Example:
+        >>> resharding_steps(((), ("x", "y")), (("y",), ()))
+        [(('y',), ('x',))]
+    """
+    steps: list[_Dims] = []
+    while dims != target:
+        dims = _next_step(dims, target)
+        steps.append(dims)
+    return steps[:-1]
+
+
+def _next_step(dims: _Dims, target: _Dims) -> _Dims:
+    used, kept = ({axis for axes in side for axis in axes} for side in (dims, target))
+    # The axis that each dimension lacks next.
+    lacking = [
+        axes[len(own)] if own == axes[: len(own)] and own != axes else None
+        for own, axes in zip(dims, target, strict=True)
+    ]
+    for dim, axis in enumerate(lacking):
+        if axis is not None and axis not in used:
+            return _with_axes(dims, dim, (*dims[dim], axis))
+    wrong = [d for d, axes in enumerate(dims) if axes != target[d][: len(axes)]]
+    for dim in wrong:
+        axis = dims[dim][-1]
+        if axis in lacking:
+            to = lacking.index(axis)
+            return _with_axes(_with_axes(dims, dim, dims[dim][:-1]), to, (*dims[to], axis))
+    dim = min(wrong, key=lambda d: dims[d][-1] in kept)
+    return _with_axes(dims, dim, dims[dim][:-1])
+
+
+def _with_axes(dims: _Dims, dim: int, axes: tuple[str, ...]) -> _Dims:
+    return (*dims[:dim], axes, *dims[dim + 1 :])
+
+
 def _entry_text(axes: DimAxes) -> str:
     if axes is None:
         return "P.UNCONSTRAINED"

@@ -61,6 +61,20 @@ class Collective:
         return TRAITS[self.kind]
 
     @property
+    def cause(self) -> tuple[str, tuple[Frame, ...]]:
+        """Return the name and lines of the operation that requires it: of a gather, its user."""
+        if self.needed_by and (self.kind == "all-gather" or not self.frames):
+            return self.needed_by, self.needed_by_frames
+        return self.op_name, self.frames
+
+    @property
+    def is_rematerialized(self) -> bool:
+        """Return whether it moves a value of the forward pass again, by `jax.checkpoint` or XLA."""
+        # One of an argument has the argument's path as name.
+        named = is_rematerialized(self.op_name) or is_rematerialized(self.needed_by)
+        return named or ".remat" in self.name
+
+    @property
     def operand_bytes(self) -> int:
         """Return the operand bytes of a device."""
         return sum(t.nbytes for t in self.operands)
@@ -108,6 +122,26 @@ class Collective:
             ['model']
         """
         return self.groups.axes(_grid(mesh), order)
+
+    def axis_names(self, mesh: "MeshGrid | Mesh") -> tuple[str, ...] | None:
+        """Return the names of the axes along which it runs; None where no axes match."""
+        parts = self.axes(mesh)
+        return None if parts is None else tuple(dict.fromkeys(part.name for part in parts))
+
+
+def is_rematerialized(op_name: str) -> bool:
+    """Return whether an operation computes a value of the forward pass again.
+
+    `jax.checkpoint` names the operations that it repeats, and the barrier before them.
+
+    Example:
+        >>> is_rematerialized("f/transpose(jvp())/checkpoint/rematted_computation/dot_general")
+        True
+        >>> is_rematerialized("f/transpose(jvp())/checkpoint/dot_general")
+        False
+    """
+    is_barrier = op_name.endswith(("/remat", "/remat2", "/checkpoint"))
+    return "rematted_computation" in op_name or is_barrier
 
 
 def _grid(mesh: "MeshGrid | Mesh") -> MeshGrid:

@@ -104,8 +104,9 @@ def run_jobs(
 ) -> Generator[tuple[WorkerJob, dict[str, Any]]]:
     """Run jobs and yield each result as soon as it is available.
 
-    A failed job yields `{"outcome": "failed", "reason": ..., "seconds": ...}`. Closing the iterator
-    ends the processes.
+    A failed job yields `{"outcome": "failed", "reason": ..., "seconds": ...}`, another one its
+    result with `log`, what its process wrote to standard error. Closing the iterator ends the
+    processes.
     """
     with JobPool(limits) as pool:
         yield from pool.run(jobs)
@@ -285,7 +286,7 @@ class _Worker:
             if not end:
                 return None
             self._unread = rest
-            return json.loads(line)
+            return {**json.loads(line), "log": self._log()}
         if part is None:
             return None
         code = self._process.wait()
@@ -327,9 +328,12 @@ class _Worker:
         except (OSError, IndexError):
             return 0
 
-    def _last_words(self) -> str:
+    def _log(self) -> str:
         self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").split("\n")
+        return self._errors.read().decode(errors="replace")
+
+    def _last_words(self) -> str:
+        lines = self._log().split("\n")
         last = [line.strip() for line in lines if line.strip()][-_SHOWN_LINES:]
         # XLA's reason to abort, among its stack.
         checks = [line[line.index(_CHECK) :].strip() for line in lines if _CHECK in line]
@@ -352,7 +356,9 @@ def _pass_text(lines: Sequence[str]) -> str:
 
 def _environment() -> dict[str, str]:
     """Return the environment of worker processes, which compile for TPUs without using one."""
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": python_path()}
+    # libtpu's warnings are in the log of a job.
+    log = {"TPU_STDERR_LOG_LEVEL": "1", "TPU_MIN_LOG_LEVEL": "1"}
+    return {**os.environ, **log, "JAX_PLATFORMS": "cpu", "PYTHONPATH": python_path()}
 
 
 def _failure(reason: str) -> dict[str, Any]:

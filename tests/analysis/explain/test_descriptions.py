@@ -385,8 +385,9 @@ def test_donated_buffer_is_reused_only_if_the_compiler_aliases_it(mesh):
         ("b", True, "", 8),
     ]
     assert [d.is_reused for d in report.donations] == [True, False]
-    assert "no result has its shape [8]" in report.donations[1].reason
-    assert report.donations[0].reason == ""
+    (unmet,) = report.unmet
+    assert (unmet.kind, unmet.path) == ("donation", report.donations[1].path)
+    assert "no result has its shape [8]" in unmet.reason
 
 
 def test_explaining_an_unusable_donation_neither_warns_nor_raises(mesh, recwarn):

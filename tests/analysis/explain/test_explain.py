@@ -159,7 +159,7 @@ def test_explain_raises_the_errors_of_a_call(step):
 
 def test_single_device_report_has_no_collectives():
     report = explain(pjit(lambda x: x @ x), f32(4, 4))
-    assert (report.collectives, report.replications, report.place.mesh) == ((), (), ())
+    assert (report.collectives, report.unmet, report.place.mesh) == ((), (), ())
     assert [v.spec for v in report.inputs] == [f"device {jax.devices()[0].id}"]
 
 
@@ -196,13 +196,13 @@ def test_report_round_trips_through_json(step, mesh):
         jsonschema.validate(data, xlashard.ProgramReport.json_schema())
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**data, "format": 0}, xlashard.ProgramReport.json_schema())
-        assert data["format"] == 1
+        assert data["format"] == 2
         assert data["inputs"][0]["shape"] == list(args[0].shape)
 
 
 @pytest.mark.parametrize(
     ("text", "facts"),
-    [('{"format": 99}', ("99", "format 1")), ("{}", ("format",)), ("[]", ("format",))],
+    [('{"format": 99}', ("99", "format 2")), ("{}", ("format",)), ("[]", ("format",))],
 )
 def test_json_of_an_unsupported_format_is_refused(text, facts):
     with pytest.raises(ArgumentError, match=naming(*facts, "xlashard.explain(")):
@@ -348,7 +348,8 @@ def test_gather_that_xla_adds_for_a_result_names_its_source_file(mesh):
     rows, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
     with pytest.warns(UnevenShardingWarning, match="size 6"):
         report = explain(pjit(f, in_shardings=rows, out_shardings=whole), f32(8, 8))
-    assert [(u.size, u.padded_size, u.empty_shards) for u in report.uneven] == [(6, 8, 1)]
+    (padded,) = report.unmet
+    assert "padded to 8, 4 tiles of 2 along x, 1 of padding alone" in padded.actual
     text = str(report)
     assert "all-gather" in text and "unknown to XLA" not in text
     assert "test_explain.py" in text

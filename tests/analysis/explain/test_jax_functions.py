@@ -237,7 +237,8 @@ def test_report_of_a_jax_stage_has_inputs_outputs_and_collectives(kind):
     }
     donations = [(d.path, d.donated, d.result) for d in report.donations]
     assert donations == [("x", True, ""), ("y", True, "")]
-    assert all("result" in d.reason for d in report.donations)
+    unused = [u for u in report.unmet if u.kind == "donation"]
+    assert len(unused) == 2 and all("result" in u.reason for u in unused)
     assert report.memory.argument_bytes == 16 * 8 * 4 // 4 + 8 * 4 * 4 // 2
     assert kind in report.forgotten and "moves" in report.forgotten
     assert report.moves == ()
@@ -270,11 +271,9 @@ def test_constraint_by_spec_uses_the_mesh_in_force():
         by_spec = explain(run(P("data", "model"), P("data")), *args)
     by_sharding = explain(run(named("data", "model"), named("data")), *args)
     for report in (by_spec, by_sharding):
-        (constraint,) = [r for r in report.replications if r.kind == "constraint"]
-        assert (constraint.spec, constraint.axes) == ("P('data')", ("model",))
-    assert [r.wasted_bytes for r in by_spec.replications] == [
-        r.wasted_bytes for r in by_sharding.replications
-    ]
+        (constraint,) = [u for u in report.unmet if u.kind == "constraint that gathers"]
+        assert (constraint.requested, constraint.actual) == ("P('data')", "gathered along model")
+    assert [u.nbytes for u in by_spec.unmet] == [u.nbytes for u in by_sharding.unmet]
 
 
 @pytest.mark.slow

@@ -14,14 +14,12 @@ from xlashard.analysis.explain.model import (
     CollectiveReport,
     CostReport,
     DonationReport,
-    IgnoredReport,
     MemoryReport,
     MoveReport,
     PlaceReport,
     RepeatedReport,
-    ReplicationReport,
     SourceLine,
-    UnevenReport,
+    UnmetRequest,
     ValueReport,
 )
 from xlashard.analysis.explain.tables import line_text, operation_text, short_path
@@ -75,7 +73,7 @@ def report(**changes):
         "collectives": (collective(),),
         "moves": (MoveReport("batch", "host", "P('data')", 0, 7 * MIB),),
         "donations": (DonationReport("state['w']", True, "result[0]['w']", MIB),),
-        "replications": (),
+        "unmet": (),
     }
     return ProgramReport(**facts | changes)
 
@@ -93,14 +91,14 @@ def words(text):
 def test_printed_reports(update_goldens):
     donations = (
         DonationReport("a", True, "result[0]", MIB),
-        DonationReport("b", True, "", 2 * MIB, "REASON"),
+        DonationReport("b", True, "", 2 * MIB),
         DonationReport("c", False, "result[1]", 3 * MIB),
     )
-    replications = (
+    unmet = (
         WASTE,
-        ReplicationReport("open dimension", "x", "P()", (0, 1), ("y",), 1),
-        ReplicationReport("result", "result", "P()", (0,), ("x",), 1),
-        ReplicationReport("argument", "w", "P()", (1,), ("x", "y"), 1),
+        UnmetRequest("result", "result", "unspecified", "P()", 1, "REASON"),
+        UnmetRequest("donation", "w[0]", "donated", "not reused", MIB, "REASON", "ADVICE"),
+        UnmetRequest("donation", "w[1]", "donated", "not reused", MIB, "REASON", "ADVICE"),
     )
     reduce = collective(
         "all-reduce", op_name="step/transpose(jvp())/mul", source=HERE, operands=("f32[2]",) * 3
@@ -116,7 +114,7 @@ def test_printed_reports(update_goldens):
     )
     reports = {
         "plain": report(),
-        "replications": report(replications=replications),
+        "unmet": report(unmet=unmet),
         "collectives": report(collectives=collectives),
         "in a branch": report(collectives=(collective(conditional=True),)),
         "donations": report(donations=donations),
@@ -131,10 +129,10 @@ def test_printed_reports(update_goldens):
 
 
 def test_the_largest_costs_come_first():
-    text = printed(report(replications=(WASTE,)))
+    text = printed(report(unmet=(WASTE,)))
     facts = [
         "along fsdp",
-        "float32[8,8] as",
+        "float32[8,8]:",
         "all-gather",
         "host →",
         "state['w']",
@@ -144,7 +142,16 @@ def test_the_largest_costs_come_first():
     assert places == sorted(places)
 
 
-WASTE = ReplicationReport("constraint", "float32[8,8]", "P('x')", (1,), ("y",), 5 * MIB, HERE)
+WASTE = UnmetRequest(
+    "constraint that gathers",
+    "float32[8,8]",
+    "P('x')",
+    "gathered along y",
+    5 * MIB,
+    "it unshards dimension 1",
+    "ADVICE",
+    HERE,
+)
 
 
 def test_many_rows_are_summed_up_and_all_can_be_shown():
@@ -189,7 +196,7 @@ def test_rows_that_differ_only_in_an_index_are_merged():
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 def test_no_line_is_wider_than_the_terminal(width):
     deep = value("state['optimizer'][1][0].mu['layers']['attention']['query']")
-    text = printed(report(inputs=(deep,), replications=(WASTE,)), width)
+    text = printed(report(inputs=(deep,), unmet=(WASTE,)), width)
     assert max(map(len, text.splitlines())) <= width
 
 
@@ -249,14 +256,10 @@ def test_lines_are_not_broken_in_a_narrow_terminal(width):
     callers = (Frame("/home/me/project/attention.py", 40), Frame("/home/me/project/train.py", 123))
     place = SourceLine("/home/me/project/layers/linears_of_all.py", 110, "f", True, callers, (0, 1))
     findings = {
-        "replications": (replace(WASTE, source=place),),
-        "uneven": (
-            UnevenReport(
-                *("float32[10,6]", "P('x')", 0, 10, ("x",), 4, 3, 12, 0, 72, 48, 240, "result[0]"),
-                *("P()", place),
-            ),
+        "unmet": (
+            replace(WASTE, source=place),
+            UnmetRequest("device_put", "float32[8,8]", "P('x')", "ignored", 256, "", "", place),
         ),
-        "ignored": (IgnoredReport("device_put", "float32[8,8]", "P('x')", 256, (), place),),
         "repeated": (
             RepeatedReport(
                 *("dot_general", ("f32[256,256]",) * 2, "f32[256,256]", 8, 1, 1, 2**20, 0.5),

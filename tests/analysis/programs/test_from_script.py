@@ -187,7 +187,7 @@ def test_a_recorded_program_is_compiled_for_a_topology(kind):
     assert report.outcome == "fits"
     # The table is a constant of the program.
     assert [(v.type, v.spec) for v in report.inputs] == [("float32[8,16]", "P('data', 'model')")]
-    assert "all-reduce" in {t.collective.kind for t in report.traffic}
+    assert "all-reduce" in {t.kind for t in report.traffic}
 
 
 def test_a_recorded_program_needs_a_mesh_and_no_arguments(mesh):

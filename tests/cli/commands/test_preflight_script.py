@@ -101,7 +101,7 @@ def test_programs_are_compiled_for_the_topology_and_not_run(folder: Path, capsys
         ("x", "float32[64,32768]", "P('data')"),
         ("rate", "float32[]", "P()"),
     ]
-    assert ("all-reduce", "data") in {(t.collective.kind, t.collective.along) for t in step.traffic}
+    assert ("all-reduce", "data") in {(t.kind, t.along) for t in step.traffic}
     # Values of one device are real, results on several devices are zeros.
     assert "step 0 0.0 1.0\nstep 1 0.0 0.5" in printed.out
     assert "xlashard.core.array" in printed.out
@@ -127,9 +127,7 @@ def test_script_for_gpus_sees_gpu_devices(folder: Path, capsys) -> None:
     assert report.topology.generation == "h100" and not report.is_estimate
     assert [(axis.name, axis.size) for axis in report.mesh] == [("data", 4), ("model", 2)]
     assert [v.spec for v in report.inputs] == ["P(None, 'model')", "P('data')", "P()"]
-    assert ("all-reduce", "data") in {
-        (t.collective.kind, t.collective.along) for t in report.traffic
-    }
+    assert ("all-reduce", "data") in {(t.kind, t.along) for t in report.traffic}
 
 
 KERNEL = """\
@@ -301,9 +299,9 @@ def test_closed_over_results_are_no_constants_that_the_compiler_folds(
     monkeypatch.setattr(from_script, "_CONSTANTS_UP_TO", 2047)
     assert preflight(*words) == 0
     report = PreflightReport.from_json(capsys.readouterr().out)
-    assert {(value.spec, value.device_bytes) for value in report.inputs} == {
-        ("P('d')", 256),
-        ("P()", 2048),
+    assert {(value.type, value.spec) for value in report.inputs} == {
+        ("float32[8,64]", "P('d')"),
+        ("float32[64,8]", "P()"),
     }
     assert "jax.jit puts 2.0 KiB into each device's program" in report.forgotten
     assert report.time.flops == embedded.time.flops

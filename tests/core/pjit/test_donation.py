@@ -20,12 +20,21 @@ from xlashard import (
     device_put,
     make_array_from_single_device_arrays,
     pjit,
+    with_sharding_constraint,
 )
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.transfer import aligned_empty
 from xlashard.core.array.array_class import base
 from xlashard.core.pjit import arguments
-from xlashard.errors import DeletedError, DonationError, DonationWarning
+from xlashard.errors import (
+    DeletedError,
+    DonationError,
+    DonationWarning,
+    IgnoredShardingError,
+    ReplicationError,
+    UnevenShardingError,
+    UnmetRequestError,
+)
 
 
 def update(state, x):
@@ -789,3 +798,17 @@ class TestClosedOver:
         monkeypatch.setattr(dispatch, "lacks_buffer", None)
         monkeypatch.setattr(dispatch._Checked, "__call__", None)
         np.testing.assert_array_equal(f(x), f32(8) + 1)
+
+
+def test_strict_mode_raises_one_kind_of_error_for_unmet_requests(mesh):
+    rows = NamedSharding(mesh, P("x"))
+    unmet = {
+        DonationError: pjit(lambda x: x[:2].astype(int), donate_argnums=0, strict=True),
+        UnevenShardingError: pjit(lambda x: with_sharding_constraint(x[:6], rows), strict=True),
+        IgnoredShardingError: pjit(lambda x: device_put(x * 2, rows), strict=True),
+    }
+    for kind, f in unmet.items():
+        with pytest.raises(UnmetRequestError) as caught:
+            f(f32(8, 4))
+        assert type(caught.value) is kind
+    assert issubclass(ReplicationError, UnmetRequestError)

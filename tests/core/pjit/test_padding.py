@@ -97,7 +97,7 @@ def test_pad_to_mesh_works_inside_programs(mesh):
         np.testing.assert_allclose(average, f32(10, 6).mean(), rtol=1e-6)
     grads = jax.jit(jax.grad(lambda x: (pad_to_mesh(x, rows) ** 2).sum()))(f32(10, 6))
     np.testing.assert_allclose(grads, 2 * f32(10, 6))
-    assert explain(pjit(mean), f32(10, 6)).uneven == ()
+    assert explain(pjit(mean), f32(10, 6)).unmet == ()
 
 
 @pytest.mark.slow

@@ -313,7 +313,7 @@ def test_an_unusable_donation_is_reported_once(partitioner):
 def test_layout_mismatch_makes_a_donation_unusable(partitioner):
     columns = value((8, 4), named("x"), name="x", layout="{0,1}")
     wanted = plan([columns], [value((8, 4), named("x"), name="result")], partitioner)
-    reason = refusal(wanted, 0, {}).reason
+    reason = str(refusal(wanted, 0, {}))
     assert re.search(naming("result ", "{0,1}", "Format"), reason)
 
 

@@ -52,6 +52,17 @@ def test_ring_sends_in_both_directions_and_line_in_one():
     assert seconds(line, mesh, "all-gather", ["model"]) == pytest.approx(8 * MB * 3 / 4 / link)
 
 
+def test_slowest_group_determines_the_time():
+    pod = topology("v5p:4x4x4")
+    mesh = pod.mesh({"data": 16, "model": 4})
+    devices = mesh.devices.copy()
+    devices[-2:, 0] = devices[-2:, 0][::-1]
+    torn = Mesh(devices, mesh.axis_names)
+    link = pod.generation.ici_bandwidth
+    whole, slow = (seconds(pod, each, "all-gather", ["model"]) for each in (mesh, torn))
+    assert (whole, slow) == pytest.approx((8 * MB * 3 / 4 / (2 * link), 8 * MB * 3 / 4 / link))
+
+
 def test_all_reduce_time_is_scatter_plus_gather():
     pod = topology("v5p:4x4x4")
     mesh = pod.mesh({"data": 16, "model": 4})

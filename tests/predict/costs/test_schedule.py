@@ -11,7 +11,7 @@ from xlashard.predict.costs.network_model import NetworkCost, NetworkModel
 from xlashard.predict.costs.operation import OperationModel, padding
 from xlashard.predict.costs.rates import Rates, rates_of
 from xlashard.predict.costs.schedule import StepSchedule, walk_schedule
-from xlashard.predict.preflight.time_estimate import KernelSpread, error_bar, schedule_step
+from xlashard.predict.preflight.time_estimate import error_bar, schedule_step
 from xlashard.predict.targets.gpu.gpu_models import BY_NAME
 from xlashard.tpu import topology
 
@@ -280,7 +280,7 @@ def test_transfers_wait_only_for_links_of_equal_direction(second: str, *, togeth
 
 
 def test_error_bar_widens_with_uncertain_shares() -> None:
-    """Waiting for links and hosts, transfers between slices, and kernels of unknown cost."""
+    """Waiting for links and hosts, and transfers between slices."""
     assert error_bar({"matrix": 6.0, "hbm": 2.0}) == pytest.approx((-0.2, 0.2))
     waiting = {"matrix": 6.0, "ici": 1.5, "host": 0.5}
     assert error_bar(waiting) == pytest.approx((-0.2 - 0.3 / 4, 0.2 + 0.2 / 4))
@@ -294,8 +294,6 @@ def test_error_bar_widens_with_uncertain_shares() -> None:
     # On GPUs, values in HBM may be fused.
     bar = error_bar({"matrix": 6.0, "hbm": 2.0}, chip=BY_NAME["h100"])
     assert bar == pytest.approx((-0.2 - 0.15 / 4, 0.3))
-    lower_bound = error_bar({"matrix": 8.0}, kernels=KernelSpread(unknown=True))
-    assert lower_bound == (pytest.approx(-0.2), None)
 
 
 @pytest.mark.slow

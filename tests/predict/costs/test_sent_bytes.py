@@ -44,7 +44,7 @@ def test_sent_bytes_equal_the_closed_formulas(data, fsdp, tensor, width, hidden,
     reports = describe_traffic(scheduled(step, params, x, out_shardings=layout), PLACE, mesh)
     sent = Counter()
     for report in reports:
-        sent[report.origin] += report.collective.sent_bytes
+        sent[report.origin] += report.sent_bytes
     whole = 2 * width * hidden * 2 / tensor
     gathered = (fsdp - 1) / fsdp * whole
     summed = gathered + 2 * (data - 1) / data * whole / fsdp

@@ -12,10 +12,8 @@ from xlashard.analysis.explain.model import (
 )
 from xlashard.predict.preflight.report.preflight_model import (
     AxisTraffic,
-    BufferReport,
     MemoryBreakdown,
     TemporaryReport,
-    TrafficReport,
 )
 
 GIB = 2**30
@@ -65,30 +63,14 @@ STATE = tuple(
 COUNT = value("state['optimizer'][0].count", "int32", (), "P()", 1)
 TOKENS = value("tokens", "int32", (64, 8193), "P(('data', 'fsdp'))", 8)
 LOSS = value("result[1]", "float32", (), "P()", 1, decided_by="partitioner")
-INPUTS = (*STATE, COUNT, TOKENS)
-OUTPUTS = (*(replace(v, path=v.path.replace("state", "result[0]")) for v in (*STATE, COUNT)), LOSS)
-
-
-def held(v: ValueReport, **fields: Any) -> BufferReport:
-    return BufferReport(v.path, v.type, v.spec, v.device_bytes, v.copies, **fields)
-
-
-def largest(found: list[BufferReport]) -> tuple[BufferReport, ...]:
-    return tuple(sorted(found, key=lambda h: -h.device_bytes))
-
-
-ARGUMENTS = largest(
-    [
-        *(
-            held(v, aliased=v.path.replace("state", "result[0]"), donated=True)
-            for v in (*STATE, COUNT)
-        ),
-        held(TOKENS),
-    ]
+INPUTS = (
+    *(
+        replace(v, aliased=v.path.replace("state", "result[0]"), donated=True)
+        for v in (*STATE, COUNT)
+    ),
+    TOKENS,
 )
-RESULTS = largest(
-    [*(held(v, aliased=v.path.replace("result[0]", "state")) for v in OUTPUTS[:-1]), held(LOSS)]
-)
+OUTPUTS = (*(replace(v, path=v.aliased, aliased=v.path, donated=False) for v in INPUTS[:-1]), LOSS)
 TEMPORARIES = (
     TemporaryReport(
         "fusion.1742",
@@ -117,7 +99,7 @@ TEMPORARIES = (
     ),
     TemporaryReport("copy.7", "f32[2,4096]", 2 * 8 * 128 * 4 * 8, "", None),
 )
-ARGUMENT_BYTES = sum(h.device_bytes for h in ARGUMENTS)
+ARGUMENT_BYTES = sum(v.device_bytes for v in INPUTS)
 ALIAS_BYTES = ARGUMENT_BYTES - TOKENS.device_bytes
 TEMPORARY_BYTES = sum(t.device_bytes for t in TEMPORARIES) + 512 * 2**20
 MEMORY = MemoryBreakdown(
@@ -129,8 +111,6 @@ MEMORY = MemoryBreakdown(
     temporary_bytes=TEMPORARY_BYTES,
     constant_bytes=24_576,
     code_bytes=38 * 2**20,
-    arguments=ARGUMENTS,
-    results=RESULTS,
     temporaries=TEMPORARIES,
 )
 
@@ -166,116 +146,98 @@ def collective(kind: Any, along: str, times: int, sent: int, **fields: Any) -> C
 
 
 TRAFFIC = (
-    TrafficReport(
-        collective(
-            "all-reduce",
-            "tensor",
-            128,
-            128 * 96 * 2**20,
-            operands=("bf16[8,8192,4096]",),
-            results=("bf16[8,8192,4096]",),
-            op_name="jit(train_step)/jvp(model)/while/body/blf,fd->bld/dot_general",
-            source=line(134, "mlp"),
-        ),
+    collective(
+        "all-reduce",
+        "tensor",
+        128,
+        128 * 96 * 2**20,
+        operands=("bf16[8,8192,4096]",),
+        results=("bf16[8,8192,4096]",),
+        op_name="jit(train_step)/jvp(model)/while/body/blf,fd->bld/dot_general",
+        source=line(134, "mlp"),
         network="ici",
         seconds=0.0716,
         origin="reduction",
-        requested=True,
     ),
-    TrafficReport(
-        collective(
-            "all-gather",
-            "fsdp",
-            448,
-            448 * 21 * 2**20,
-            argument="state['params']['layers']['mlp']['up']",
-            needed_by="jit(train_step)/jvp(model)/while/body/bld,df->blf/dot_general",
-            needed_by_source=line(131, "mlp"),
-        ),
+    collective(
+        "all-gather",
+        "fsdp",
+        448,
+        448 * 21 * 2**20,
+        argument="state['params']['layers']['mlp']['up']",
+        needed_by="jit(train_step)/jvp(model)/while/body/bld,df->blf/dot_general",
+        needed_by_source=line(131, "mlp"),
         network="ici",
         seconds=0.0548,
         origin="argument",
-        requested=True,
     ),
-    TrafficReport(
-        collective(
-            "reduce-scatter",
-            "fsdp",
-            224,
-            224 * 42 * 2**20,
-            operands=("f32[4096,3584]",),
-            results=("f32[1024,3584]",),
-            op_name="jit(train_step)/transpose(jvp(model))/while/body/bld,df->blf/dot_general",
-        ),
+    collective(
+        "reduce-scatter",
+        "fsdp",
+        224,
+        224 * 42 * 2**20,
+        operands=("f32[4096,3584]",),
+        results=("f32[1024,3584]",),
+        op_name="jit(train_step)/transpose(jvp(model))/while/body/bld,df->blf/dot_general",
         network="ici",
         seconds=0.0548,
         origin="gradient",
-        requested=True,
     ),
-    TrafficReport(
-        collective(
-            "all-reduce",
-            "data",
-            9,
-            2 * 2**30,
-            count=9,
-            operands=("f32[32,1024,3584]",),
-            results=("f32[32,1024,3584]",),
-            op_name="jit(train_step)/transpose(jvp(model))/psum",
-        ),
+    collective(
+        "all-reduce",
+        "data",
+        9,
+        2 * 2**30,
+        count=9,
+        operands=("f32[32,1024,3584]",),
+        results=("f32[32,1024,3584]",),
+        op_name="jit(train_step)/transpose(jvp(model))/psum",
         network="ici",
         seconds=0.0119,
         origin="gradient",
-        requested=True,
     ),
-    TrafficReport(
-        collective(
-            "all-to-all",
-            "tensor",
-            64,
-            64 * 24 * 2**20,
-            operands=("bf16[8,8192,8,128]",),
-            results=("bf16[8,2048,32,128]",),
-            op_name="jit(train_step)/jvp(model)/while/body/transpose",
-            source=line(97, "attention"),
-        ),
+    collective(
+        "all-to-all",
+        "tensor",
+        64,
+        64 * 24 * 2**20,
+        operands=("bf16[8,8192,8,128]",),
+        results=("bf16[8,2048,32,128]",),
+        op_name="jit(train_step)/jvp(model)/while/body/transpose",
+        source=line(97, "attention"),
         network="ici",
         seconds=0.0089,
         origin="resharding",
-        requested=False,
         suggestion="with_sharding_constraint(x, P(('data', 'fsdp'), None, 'tensor', None)) at "
         "model.py:97 keeps the operand cut as the next operation reads it",
     ),
-    TrafficReport(
-        collective(
-            "all-gather",
-            "tensor",
-            1,
-            3 * 8 * 2**20,
-            operands=("f32[8,8192]",),
-            results=("f32[8,8192]",),
-            op_name="jit(train_step)/jvp(loss)/reduce_max",
-            source=line(212, "loss"),
-        ),
+    collective(
+        "all-gather",
+        "tensor",
+        1,
+        3 * 8 * 2**20,
+        operands=("f32[8,8192]",),
+        results=("f32[8,8192]",),
+        op_name="jit(train_step)/jvp(loss)/reduce_max",
+        source=line(212, "loss"),
         network="ici",
         seconds=0.00014,
         origin="resharding",
-        requested=False,
         suggestion="reduce over the vocabulary before the logits are gathered",
     ),
 )
 
 
-def along_axes(traffic: tuple[TrafficReport, ...]) -> tuple[AxisTraffic, ...]:
+def along_axes(traffic: tuple[CollectiveReport, ...]) -> tuple[AxisTraffic, ...]:
     """Return the traffic of collectives, by mesh axes."""
-    sums: dict[tuple[str, Any], list[TrafficReport]] = {}
+    sums: dict[tuple[str, Any], list[CollectiveReport]] = {}
     for t in traffic:
-        sums.setdefault((t.collective.along, t.network), []).append(t)
+        sums.setdefault((t.along, t.network), []).append(t)
     made = [
         AxisTraffic(
             along,
             network,
-            sum(t.collective.sent_bytes for t in found),
+            sum(t.sent_bytes for t in found),
             sum(t.seconds for t in found),
         )
         for (along, network), found in sums.items()

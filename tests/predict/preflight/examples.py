@@ -19,16 +19,13 @@ from tests.predict.preflight.example_parts import (
     TEMPORARY_BYTES,
     TRAFFIC,
     along_axes,
-    held,
     line,
     value,
 )
 from xlashard.analysis.explain.model import (
     DonationReport,
-    IgnoredReport,
     RepeatedReport,
-    ReplicationReport,
-    UnevenReport,
+    UnmetRequest,
 )
 from xlashard.predict.preflight.report.preflight_model import (
     AxisReport,
@@ -143,7 +140,8 @@ WORKLOAD = Workload(
 def throughput(seconds: float, chips: int, tokens: int = WORKLOAD.tokens) -> ThroughputReport:
     flops = WORKLOAD.model_flops / WORKLOAD.tokens * tokens
     workload = replace(WORKLOAD, tokens=tokens, model_flops=flops)
-    return ThroughputReport(workload, tokens / seconds, flops / (seconds * chips * 459e12))
+    rate, utilisation = tokens / seconds, flops / (seconds * chips * 459e12)
+    return ThroughputReport(workload, rate, utilisation, rate / chips, 459e12)
 
 
 def price(seconds: float, chips: int, tokens: int = WORKLOAD.tokens) -> PriceReport:
@@ -157,9 +155,9 @@ FITTING = PreflightReport(
     outcome="fits",
     topology=V5P,
     mesh=(
-        AxisReport("data", 2, (("z", 2),), ring=False),
-        AxisReport("fsdp", 4, (("x", 4),), ring=True),
-        AxisReport("tensor", 4, (("y", 4),), ring=True),
+        AxisReport("data", 2, (("z", 2),), ring=False, strides=(1,)),
+        AxisReport("fsdp", 4, (("x", 4),), ring=True, strides=(1,)),
+        AxisReport("tensor", 4, (("y", 4),), ring=True, strides=(1,)),
     ),
     partitioner="shardy",
     memory=MEMORY,
@@ -173,15 +171,36 @@ FITTING = PreflightReport(
             for v in (*STATE, COUNT)
         ),
     ),
-    replications=(
-        ReplicationReport(
-            "constraint",
-            "f32[64,8192,4096]",
-            "P(('data', 'fsdp'))",
-            (2,),
-            ("tensor",),
-            64 * 2**20,
-            line(97, "attention"),
+    unmet=(
+        UnmetRequest(
+            kind="constraint that gathers",
+            path="f32[64,8192,4096]",
+            requested="P(('data', 'fsdp'))",
+            actual="gathered along tensor",
+            nbytes=64 * 2**20,
+            reason="the constraint unshards dimension 2",
+            advice="keep tensor in its spec",
+            source=line(97, "attention"),
+        ),
+        UnmetRequest(
+            kind="uneven constraint",
+            path="bfloat16[64,8192,50257]",
+            requested="P(None, None, 'tensor')",
+            actual="padded to 50260, 4 tiles of 12565 along tensor",
+            nbytes=64 * 8192 * 3 * 2,
+            reason="dimension 2 of 50257 does not divide by 4",
+            advice="pad it with pad_to_mesh",
+            source=line(131, "logits"),
+        ),
+        UnmetRequest(
+            kind="device_put",
+            path="bfloat16[64,8192]",
+            requested="P('data', None)",
+            actual="nothing changes",
+            nbytes=2**20,
+            reason="device_put inside of a program shards nothing over automatic axes",
+            advice="write with_sharding_constraint(x, NamedSharding(mesh, P('data', None)))",
+            source=line(140, "batch"),
         ),
     ),
     replicated=tuple(v for v in (*INPUTS, *OUTPUTS) if v.copies == 32 and v.nbytes >= 2**20),
@@ -206,35 +225,6 @@ FITTING = PreflightReport(
             block=256,
             op_name=OP.format("bqhd,bkhd->bhqk"),
             source=line(96, "attention"),
-        ),
-    ),
-    uneven=(
-        UnevenReport(
-            type="bfloat16[64,8192,50257]",
-            spec="P(None, None, 'tensor')",
-            dim=2,
-            size=50257,
-            axes=("tensor",),
-            shards=4,
-            shard_size=12565,
-            padded_size=50260,
-            empty_shards=0,
-            device_bytes=64 * 8192 * 12565 * 2,
-            padding_bytes=64 * 8192 * 3 * 2,
-            whole_bytes=64 * 8192 * 50257 * 2,
-            result="",
-            result_spec="",
-            source=line(131, "logits"),
-        ),
-    ),
-    ignored=(
-        IgnoredReport(
-            kind="device_put",
-            path="bfloat16[64,8192]",
-            spec="P('data', None)",
-            nbytes=2**20,
-            results=(),
-            source=line(140, "batch"),
         ),
     ),
     repeated=(
@@ -274,10 +264,20 @@ OUT_OF_MEMORY = replace(
         temporaries=(_LOGITS, *TEMPORARIES[1:]),
         host_bytes=2**30,
     ),
-    time=replace(_SLOW, roofline_seconds=_SLOW.hbm_seconds, unknown_loops=1),
+    time=replace(_SLOW, roofline_seconds=_SLOW.hbm_seconds, unknown_loops=1, above=None),
     donations=(
         *FITTING.donations[1:],
-        DonationReport(STATE[0].path, True, "", STATE[0].device_bytes, "no result has its type"),
+        DonationReport(STATE[0].path, True, "", STATE[0].device_bytes),
+    ),
+    unmet=(
+        UnmetRequest(
+            kind="donation",
+            path=STATE[0].path,
+            requested="donated",
+            actual="not reused",
+            nbytes=STATE[0].device_bytes,
+            reason="no result has its type",
+        ),
     ),
     throughput=throughput(_SLOW.hbm_seconds, 32),
     price=price(_SLOW.hbm_seconds, 32),
@@ -286,7 +286,8 @@ OUT_OF_MEMORY = replace(
 
 _ACROSS = replace(
     TRAFFIC[3],
-    collective=replace(TRAFFIC[3].collective, along="slice", axes=("slice",)),
+    along="slice",
+    axes=("slice",),
     network="dcn",
     seconds=2 * 2**30 / 6.25e9,
 )
@@ -307,9 +308,9 @@ TWO_SLICES = replace(
     title="configs/8b_2x_v5p.toml",
     topology=replace(V5P, slices=2, chips=64, devices=64, hosts=16),
     mesh=(
-        AxisReport("slice", 2, (("slice", 2),), ring=False),
-        AxisReport("fsdp", 8, (("x", 4), ("z", 2)), ring=False),
-        AxisReport("tensor", 4, (("y", 4),), ring=True),
+        AxisReport("slice", 2, (("slice", 2),), ring=False, strides=(1,)),
+        AxisReport("fsdp", 8, (("x", 4), ("z", 2)), ring=False, strides=(1, 1)),
+        AxisReport("tensor", 4, (("y", 4),), ring=True, strides=(1,)),
     ),
     time=_TWO_TIME,
     traffic=_TWO_TRAFFIC,
@@ -331,9 +332,9 @@ HUGE = replace(
         hosts=2240,
     ),
     mesh=(
-        AxisReport("data", 28, (("z", 28),), ring=True),
-        AxisReport("fsdp", 20, (("y", 20),), ring=True),
-        AxisReport("tensor", 16, (("x", 16),), ring=True),
+        AxisReport("data", 28, (("z", 28),), ring=True, strides=(1,)),
+        AxisReport("fsdp", 20, (("y", 20),), ring=True, strides=(1,)),
+        AxisReport("tensor", 16, (("x", 16),), ring=True, strides=(1,)),
     ),
     time=replace(TIME, ici_seconds=TIME.compute_seconds * 1.1, bound="ici"),
     price=price(TIME.seconds, 6144),
@@ -376,8 +377,6 @@ SMALL = PreflightReport(
         temporary_bytes=0,
         constant_bytes=0,
         code_bytes=90_112,
-        arguments=(held(_W), held(_X)),
-        results=(held(_Y),),
         temporaries=(),
     ),
     time=TimeEstimate(
@@ -397,7 +396,7 @@ SMALL = PreflightReport(
     inputs=(_X, _W),
     outputs=(_Y,),
     donations=(),
-    replications=(),
+    unmet=(),
     replicated=(),
     replicated_above=2**20,
     throughput=None,

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+from jax.experimental.topologies import get_topology_desc
 from jax.sharding import AxisType
 
 import xlashard
@@ -67,9 +68,9 @@ def test_report_has_name_outcome_topology_and_mesh(report: PreflightReport) -> N
 
 def test_report_has_memory_and_donations(report: PreflightReport) -> None:
     memory = report.memory
-    assert [(h.path, h.device_bytes) for h in memory.arguments] == [
-        ("weights['w']", 1024 * 512 * 2),
-        ("x", 256 * 1024 * 2),
+    assert [(v.path, v.device_bytes, v.aliased) for v in report.inputs] == [
+        ("x", 256 * 1024 * 2, "result"),
+        ("weights['w']", 1024 * 512 * 2, ""),
     ]
     assert memory.alias_bytes == 256 * 1024 * 2
     assert 0 < memory.total_bytes < memory.available_bytes < report.topology.hbm_bytes
@@ -90,16 +91,34 @@ def test_replicated_arguments_warn_and_unused_donations_are_only_reported(
     assert re.match(naming("x of", "4.0 MiB on each of 16"), str(warning.message))
     (donation,) = report.donations
     assert donation.donated and not donation.is_reused
+    assert {(u.kind, u.path) for u in report.unmet} == {
+        ("argument without sharding", "x"),
+        ("donation", "x"),
+    }
+
+
+@pytest.mark.parametrize("estimate", [False, True])
+def test_rematerialization_is_read_from_the_log_of_the_worker(estimate: bool) -> None:
+    def f(x: Any) -> Any:
+        x = xlashard.with_sharding_constraint(jnp.sin(x), P(None, ("data", "model")))
+        return jnp.cos(xlashard.with_sharding_constraint(x, P("model", None)))
+
+    run = xlashard.pjit(f, in_shardings=P(None, ("data", "model")))
+    report = preflight(run, X, topology=POD, mesh=AXES, estimate=estimate)
+    (row,) = [u for u in report.unmet if u.kind == "rematerialization"]
+    assert (row.path, row.requested) == ("bfloat16[2048,1024]", "P('model')")
+    assert row.advice == "constrain it to P('model', 'data') in between"
+    assert row.source is not None and row.source.file == __file__
 
 
 def test_report_has_flops_collectives_and_time(report: PreflightReport) -> None:
     # Three products of [256, 1024] by the gathered weights, [1024, 1024], on each device.
     assert report.time.flops == pytest.approx(3 * 2 * 256 * 1024 * 1024, rel=0.01)
-    gathers = [t for t in report.traffic if t.collective.kind == "all-gather"]
-    assert [t.collective.along for t in gathers] == ["model"]
+    gathers = [t for t in report.traffic if t.kind == "all-gather"]
+    assert [t.along for t in gathers] == ["model"]
     assert gathers[0].requested and gathers[0].origin == "constraint"
-    assert gathers[0].collective.times == 3
-    line = gathers[0].collective.needed_by_source
+    assert gathers[0].times == 3
+    line = gathers[0].needed_by_source
     assert line is not None and line.file == __file__ and line.in_user_file
     assert report.time.seconds >= report.time.roofline_seconds > 0
 
@@ -133,13 +152,31 @@ def test_local_arrays_map_to_topology_axes_of_equal_names(
     w = xlashard.device_put(jnp.ones((1024, 1024), X.dtype), NamedSharding(here, P(None, "model")))
     by_follow = xlashard.pjit(layers, out_shardings=P("data"), donate_argnums=0)
     same = preflight(by_follow, x, weights={"w": w}, topology=POD, mesh=AXES)
-    assert same.memory.arguments == report.memory.arguments
-    assert [t.collective.sent_bytes for t in same.traffic] == [
-        t.collective.sent_bytes for t in report.traffic
-    ]
+    assert held_values(same) == held_values(report)
+    assert [t.sent_bytes for t in same.traffic] == [t.sent_bytes for t in report.traffic]
     # Their own mesh fits another topology, and is the default.
     fewer = preflight(by_follow, x, {"w": w}, topology="v5e-8")
     assert [(axis.name, axis.size) for axis in fewer.mesh] == [("data", 4), ("model", 2)]
+
+
+def test_mesh_of_another_client_keeps_its_order() -> None:
+    pod = tpu.topology("v5e-4")
+    theirs = get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+    order = [theirs[i] for i in (3, 0, 2, 1)]
+    mesh = Mesh(np.array(order).reshape(2, 2), ("x", "y"))
+    rows = NamedSharding(mesh, P("x", "y"))
+    gram = jax.jit(lambda x: x @ x.T, in_shardings=rows, out_shardings=NamedSharding(mesh, P()))
+    x = jax.ShapeDtypeStruct((64, 256), jnp.float32)
+    report = preflight(gram, x, topology=pod, estimate=True)
+    assert not report.is_laid_out and "laid out" not in str(report)
+    assert [axis.along for axis in report.mesh] == [(("x", 2),), ()]
+    ours = pod.match_devices(order)
+    assert ours is not None
+    again = Mesh(np.array(ours).reshape(2, 2), ("x", "y"))
+    assert preflight(gram, x, topology=pod, mesh=again, estimate=True).time == report.time
+    sizes = preflight(gram, x, topology=pod, mesh={"x": 2, "y": 2}, estimate=True)
+    assert sizes.is_laid_out and "x=2 × y=2 · mesh laid out by xlashard · " in str(sizes)
+    assert [axis.along for axis in sizes.mesh] == [(("x", 2),), (("y", 2),)]
 
 
 @pytest.mark.slow
@@ -233,11 +270,30 @@ def test_estimate_of_a_too_large_program_equals_its_preflight() -> None:
     assert estimate.is_estimate and without_code(estimate) == without_code(found)
     assert found.outcome == "out of memory"
     assert not found.fits and not found.memory.fits
-    assert found.memory.arguments[0].device_bytes == 2**35
+    assert found.inputs[0].device_bytes == 2**35
     assert found.memory.total_bytes > found.memory.available_bytes
     assert found.time.seconds > 0
     assert [v.path for v in found.replicated] == ["result"]
     assert "too large" in str(found)
+
+
+@pytest.mark.slow
+def test_head_names_launches_and_lower_bounds() -> None:
+    def tiny(x: jax.Array) -> jax.Array:
+        return jnp.sort(jnp.cumsum(jnp.sort(x)) * 2)
+
+    def until_large(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda x: x.sum() < 1e9, lambda x: x * 2, x)
+
+    x = jax.ShapeDtypeStruct((2048,), jnp.float32)
+    how = {"topology": "v5e-1", "mesh": {"one": 1}, "estimate": True}
+    small = preflight(tiny, x, **how)
+    assert small.time.bound == max(small.time.shares, key=lambda share: share[1])[0] == "launch"
+    assert small.time.above is not None
+    loop = preflight(until_large, x, **how)
+    assert (loop.time.unknown_loops, loop.time.above, loop.time.is_lower_bound) == (1, None, True)
+    assert "takes     at least" in str(loop)
+    assert PreflightReport.from_json(loop.to_json()) == loop
 
 
 def test_compiler_options_are_used_and_reported() -> None:
@@ -310,16 +366,19 @@ def gather_rows_of_local_mesh(x: Any, w: Any) -> Any:
     return jax.lax.with_sharding_constraint(jnp.tanh(y), local("data"))
 
 
+def held_values(report: PreflightReport) -> list[tuple[Any, ...]]:
+    return [(v.path, v.type, v.spec, v.device_bytes, v.aliased, v.donated) for v in report.inputs]
+
+
 def figures(report: PreflightReport) -> dict[str, Any]:
     """Return the figures that two preflights of one program share."""
     return {
         "mesh": [(axis.name, axis.size) for axis in report.mesh],
-        "inputs": [(v.path, v.type, v.spec, v.device_bytes) for v in report.inputs],
+        "inputs": held_values(report),
         "outputs": [(v.path, v.type, v.spec) for v in report.outputs],
         "donations": report.donations,
-        "arguments": report.memory.arguments,
         "total": (report.memory.total_bytes, report.memory.argument_bytes),
-        "sent": [(t.collective.kind, t.collective.along, t.origin) for t in report.traffic],
+        "sent": [(t.kind, t.along, t.origin) for t in report.traffic],
         "requested": [t.requested for t in report.traffic],
     }
 
@@ -373,7 +432,7 @@ def test_meshes_inside_a_jitted_function_map_to_the_topology() -> None:
         return jax.shard_map(lambda x: jax.lax.psum(x, "ring"), mesh=ring, **specs)(x * 2)
 
     report = preflight(jax.jit(total, in_shardings=local("data")), SQUARE, topology="v5e-8")
-    assert [t.collective.kind for t in report.traffic if t.origin == "explicit"] == ["all-reduce"]
+    assert [t.kind for t in report.traffic if t.origin == "explicit"] == ["all-reduce"]
     table = jax.device_put(jnp.ones((512, 64)), local("data"))
     indices = jax.ShapeDtypeStruct((64,), jnp.int32, sharding=local("data"))
     report = preflight(jax.jit(lambda i: table[i]), indices, topology="v5e-8")
@@ -434,7 +493,7 @@ def test_constraints_on_abstract_meshes_in_a_scan() -> None:
         for wrap in (jax.jit, xlashard.pjit):
             with context():
                 step = wrap(training_step(constrain))
-                mesh, lowered = read_on_topology(step, (params, x), {}, topology, None)
+                mesh, lowered, _ = read_on_topology(step, (params, x), {}, topology, None)
             assert dict(mesh.shape) == {"data": 4, "model": 2}
             texts[form, name, wrap] = lowered.as_text()
     assert len(texts) == 20
@@ -462,8 +521,8 @@ def test_explicit_axes_stay_explicit() -> None:
     )
     report = preflight(jax.jit(apply), x, w, topology="v5e-8", replicated_above=0)
     assert [(v.spec, v.decided_by) for v in report.outputs] == [("P()", "caller")]
-    assert report.replications == report.replicated == ()
-    gathers = [t for t in report.traffic if t.collective.kind == "all-gather"]
+    assert report.unmet == report.replicated == ()
+    gathers = [t for t in report.traffic if t.kind == "all-gather"]
     assert gathers and all(t.requested for t in gathers)
 
 

@@ -7,20 +7,32 @@ import pytest
 from tests.predict.preflight.programs import MIB, compile_stage, first_of, on, training_step
 from xlashard import NamedSharding, P, pjit
 from xlashard._jax.runtime.executables import compiled_memory
+from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.programs.program import Compilation
 from xlashard.errors import ProgramTooLargeError
-from xlashard.predict.preflight.memory_breakdown import describe_memory
+from xlashard.predict.preflight.memory_breakdown import describe_memory, describe_values
 from xlashard.predict.preflight.report.preflight_model import MemoryBreakdown
-from xlashard.tpu import topology
+from xlashard.tpu import Topology, topology
 
 GIB = 1024 * MIB
 LARGE = 32768, 12, 65536
 
 
 @pytest.fixture(scope="module")
-def large() -> MemoryBreakdown:
+def large_step() -> tuple[Compilation, Topology]:
     """Return a training step that takes 158 GiB of chips with 16 GiB."""
-    return describe_memory(*training_step(*LARGE))
+    return training_step(*LARGE)
+
+
+@pytest.fixture(scope="module")
+def large(large_step: tuple[Compilation, Topology]) -> MemoryBreakdown:
+    return describe_memory(*large_step)
+
+
+def values(compilation: Compilation) -> dict[str, ValueReport]:
+    """Return arguments and results by path."""
+    inputs, outputs = describe_values(compilation.program, compilation.module)
+    return {v.path: v for v in (*inputs, *outputs)}
 
 
 def matmul(name: str) -> tuple[Compilation, MemoryBreakdown]:
@@ -63,8 +75,8 @@ def test_memory_sums_equal_the_compiler_statistics(name: str) -> None:
 
 @pytest.mark.slow
 def test_leaf_sizes_include_tile_padding() -> None:
-    _, memory = matmul("v5e:2x2")
-    held = {h.path: h for h in (*memory.arguments, *memory.results)}
+    compilation, memory = matmul("v5e:2x2")
+    held = values(compilation)
     # 256 rows of 100 numbers lie in tiles of 8 by 128, whichever dimension comes first.
     padded = held["w"].device_bytes
     assert padded in (256 * 128 * 4, 104 * 256 * 4)
@@ -75,21 +87,21 @@ def test_leaf_sizes_include_tile_padding() -> None:
     assert (held["w"].donated, held["w"].aliased) == (True, "result[0]")
     assert (held["result[0]"].aliased, held["result[0]"].device_bytes) == ("w", padded)
     assert (held["x"].donated, held["x"].aliased, held["x"].spec) == (False, "", "P('data')")
-    assert sum(h.device_bytes for h in memory.arguments) == memory.argument_bytes
-    own = sum(h.device_bytes for h in memory.results if not h.aliased)
+    assert held["w"].device_bytes + held["x"].device_bytes == memory.argument_bytes
+    own = held["result[1]"].device_bytes + held["result[2]"].device_bytes
     assert 0 <= memory.result_bytes - own <= 1024  # The table of the results.
-    sizes = [h.device_bytes for h in memory.arguments]
-    assert sizes == sorted(sizes, reverse=True)
 
 
-def test_program_too_large_for_hbm_has_a_full_breakdown(large: MemoryBreakdown) -> None:
+def test_program_too_large_for_hbm_has_a_full_breakdown(
+    large: MemoryBreakdown, large_step: tuple[Compilation, Topology]
+) -> None:
     assert not large.fits
     assert large.total_bytes > 150 * GIB
     assert large.spare_bytes == large.available_bytes - large.total_bytes < -130 * GIB
     assert large.code_bytes == 0
     width, depth, rows = LARGE
     leaf = depth * width * 2 * width * 4 // 4
-    held = {h.path: h for h in (*large.arguments, *large.results)}
+    held = values(large_step[0])
     assert held["params['up']"].device_bytes == held["params['down']"].device_bytes == leaf
     assert held["x"].device_bytes == rows * width * 2 // 2
     assert large.alias_bytes == 2 * leaf
@@ -170,9 +182,10 @@ def test_host_memory_takes_no_hbm() -> None:
         jax.ShapeDtypeStruct(shape, jnp.float32, sharding=rows),
         jax.ShapeDtypeStruct(shape, jnp.float32, sharding=in_host),
     )
-    memory = describe_memory(compile_stage(lowered), place)
-    held = {h.path: (h.device_bytes, h.spec) for h in memory.arguments}
-    assert held == {"x": (16 * GIB, "P('data')"), "kept": (0, "P('data') in pinned_host")}
+    compilation = compile_stage(lowered)
+    memory, held = describe_memory(compilation, place), values(compilation)
+    assert (held["x"].device_bytes, held["x"].spec) == (16 * GIB, "P('data')")
+    assert (held["kept"].device_bytes, held["kept"].spec) == (0, "P('data') in pinned_host")
     assert memory.argument_bytes == memory.host_bytes == 16 * GIB
 
 
@@ -191,11 +204,12 @@ def test_arguments_passed_as_one_tuple_keep_sizes_and_aliases() -> None:
     memory = describe_memory(compilation, place)
     assert (2001,) in {a.index for a in compilation.module.allocations}
     assert not memory.fits
-    held = {h.path: h for h in (*memory.arguments, *memory.results)}
+    held = values(compilation)
     assert held["state"].aliased == "result[0]" and held["state"].donated
     assert held["result[0]"].aliased == "state"
     assert held["many[4]"].device_bytes == held["result[1]"].device_bytes == 2048 * 1152 * 4
     assert held["many[2000]"].device_bytes == 2048 * 1280 * 4
-    assert len(memory.arguments) == 2002
-    table = memory.argument_bytes - sum(h.device_bytes for h in memory.arguments)
+    arguments = [v.device_bytes for path, v in held.items() if not path.startswith("result")]
+    assert len(arguments) == 2002
+    table = memory.argument_bytes - sum(arguments)
     assert 0 < table < MIB

@@ -210,6 +210,7 @@ class OfflineExecutable:
         memory_kinds: The memory kind of each result.
         shardings: Serialized shardings of parameters and of results; empty if not stored.
         buffers: The serialized BufferAssignmentProto; empty if unknown.
+        log: What the compiler wrote to its log; empty if unknown.
     """
 
     modules: tuple[StoredModule, ...]
@@ -219,6 +220,7 @@ class OfflineExecutable:
     memory_kinds: tuple[str, ...]
     shardings: tuple[tuple[bytes, ...], tuple[bytes, ...]] = ((), ())
     buffers: bytes = b""
+    log: str = ""
 
     @classmethod
     def of(cls, executable: Executable) -> Self:

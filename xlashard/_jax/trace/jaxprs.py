@@ -7,7 +7,7 @@ its new value as an additional result, which takes over the argument's buffers.
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import chain, compress
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from xlashard._jax.private import core, discharge, literals, pe, read_lazily, state_types
 from xlashard._jax.trace.primitive_names import INDEXING, PRODUCTS, SCATTERS
-from xlashard._jax.trace.tracing import equations, replace_fields, with_inner_jaxprs
+from xlashard._jax.trace.tracing import bodies, equations, replace_fields, with_inner_jaxprs
 
 type Jaxpr = Any
 type Handle = Any
@@ -236,6 +236,19 @@ def callback_names(jaxpr: Jaxpr) -> tuple[str, ...]:
         elif eqn.primitive.name == "debug_print":
             names.append(f"jax.debug.print({eqn.params['fmt']!r})")
     return tuple(dict.fromkeys(names))
+
+
+def callback_results(jaxpr: Jaxpr) -> frozenset[int]:
+    """Return the positions of the results of a jaxpr that a Python function returns."""
+    called = set()
+    for eqn in jaxpr.eqns:
+        inside = [callback_results(body) for body in bodies(eqn)] if "jaxpr" in eqn.params else []
+        for i, variable in enumerate(eqn.outvars):
+            if "callback" in eqn.params or any(i in positions for positions in inside):
+                called.add(variable)
+    return frozenset(
+        i for i, v in enumerate(jaxpr.outvars) if isinstance(v, Hashable) and v in called
+    )
 
 
 def _callback_name(callback: Any) -> str | None:

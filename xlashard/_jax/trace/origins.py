@@ -48,6 +48,22 @@ class Scope:
             for scope in scopes:
                 yield from scope.all()
 
+    def sites(
+        self, caller: Any = None, *, on_shards: bool = False
+    ) -> "Iterator[tuple[Scope, Any, Any, bool]]":
+        """Yield all equations, the inner ones of calls after them.
+
+        Yields:
+            The scope; the equation; the equation that has its line, itself or a call of one of
+            JAX's functions; True inside of `shard_map`.
+        """
+        for position, eqn in enumerate(self.jaxpr.eqns):
+            site = caller if source_line(eqn) is None and caller is not None else eqn
+            yield self, eqn, site, on_shards
+            inside = on_shards or eqn.primitive.name == "shard_map"
+            for inner in self.inner.get(position, ()):
+                yield from inner.sites(site, on_shards=inside)
+
 
 def _body_origins(scope: Scope, eqn: Any, body: Any) -> dict[Any, tuple[Scope, Any, int]]:
     """Return the origins of the arguments of an equation's body."""

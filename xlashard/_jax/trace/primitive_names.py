@@ -77,6 +77,15 @@ REDUCTIONS = frozenset(
 )
 """Reductions over the dimensions `axes`, whose partial results XLA combines."""
 
+CUMULATIVE = frozenset(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"))
+"""Scans along the dimension `axis`."""
+
+SORTS = frozenset(("approx_top_k", "sort", "top_k"))
+"""Orders along one dimension."""
+
+RANDOM = frozenset(("random_bits", "random_gamma", "rng_bit_generator", "rng_uniform"))
+"""Generators of random values, whose compiled operations have other names."""
+
 PRODUCTS = frozenset(("conv_general_dilated", "dot_general"))
 """Primitives that contract dimensions of two values of fixed shapes."""
 

@@ -96,7 +96,7 @@ class Comparison(SerializableReport):
         traffic: Collectives with changed bytes, largest change first.
         shardings: Arguments and results with a changed type or sharding.
         donations: Arguments with changed donation.
-        replications: Values that only one of the programs replicates silently.
+        unmet: Requests that only one of the programs does not follow.
     """
 
     _format = ReportFormat("comparison of reports", 1, "compare(...).to_json()")
@@ -110,7 +110,7 @@ class Comparison(SerializableReport):
     traffic: tuple[UsageChange, ...]
     shardings: tuple[FactChange, ...]
     donations: tuple[FactChange, ...]
-    replications: tuple[FactChange, ...] = ()
+    unmet: tuple[FactChange, ...] = ()
 
     @property
     def is_same(self) -> bool:
@@ -125,7 +125,7 @@ class Comparison(SerializableReport):
         return {
             "Shardings": self.shardings,
             "Donations": self.donations,
-            "Replicated silently": self.replications,
+            "Asked for and not done": self.unmet,
         }
 
     @property
@@ -133,7 +133,7 @@ class Comparison(SerializableReport):
         """Return what became worse, one line each.
 
         These are more bytes sent in all, by the collectives that send more; more memory in all;
-        donations that are no longer reused; and values that are newly replicated silently.
+        donations that are no longer reused; and requests that are newly not followed.
         """
         sent = sum(u.new_bytes - u.old_bytes for u in self.traffic)
         grown = [u for u in self.traffic if u.new_bytes > u.old_bytes]
@@ -148,7 +148,7 @@ class Comparison(SerializableReport):
             for d in self.donations
             if d.old.startswith(REUSED) and d.new and not d.new.startswith(REUSED)
         ]
-        lines += [f"{r.name} is replicated silently: {r.new}" for r in self.replications if r.new]
+        lines += [f"{u.name} is not as requested: {u.new}" for u in self.unmet if u.new]
         return tuple(lines)
 
     def _sections(self, page: Page) -> Iterator[RenderableType]:

@@ -17,6 +17,7 @@ from xlashard.analysis.explain.model import (
 from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.analysis.programs.program import Compilation, ProgramValue
 from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
+from xlashard.core.program.donation import common_steps
 from xlashard.core.sharding import (
     GSPMDSharding,
     NamedSharding,
@@ -133,20 +134,23 @@ def _move(value: ProgramValue) -> MoveReport | None:
     return MoveReport(value.path, spec_text(source), spec_text(target), moved, 0)
 
 
+def find_aliases(program: Compilation) -> tuple[str | None, ...]:
+    """Return, for each argument, the path of the result that takes over its buffers, or None."""
+    tokens = program.tokens
+    results = {argument: result - tokens for result, argument in program.aliases.items()}
+    taken = [None if i is None else results.get(tokens + i) for i in program.parameters]
+    return tuple(None if i is None else program.results[i].path for i in taken)
+
+
 def describe_donations(program: Compilation) -> tuple[DonationReport, ...]:
     """Describe the arguments that were donated, and those that a result could reuse."""
-    tokens = program.tokens
-    takers = {argument: result - tokens for result, argument in program.aliases.items()}
-    aliased = set(takers.values())
+    aliases = find_aliases(program)
     own = program.results[: len(program.results) - len(program.written)]
-    free = [r for i, r in enumerate(own) if i not in aliased]
+    free = [r for r in own if r.path not in aliases]
     reports = []
-    for value, position in zip(program.arguments, program.parameters, strict=True):
-        result = None if position is None else takers.get(tokens + position)
+    for value, path in zip(program.arguments, aliases, strict=True):
         if value.donated:
-            path = "" if result is None else program.results[result].path
-            reason = "" if path else program.refusals.get(value.path, "")
-            reports.append(DonationReport(value.path, True, path, value.device_bytes, reason))
+            reports.append(DonationReport(value.path, True, path or "", value.device_bytes))
         elif not is_reference(value.aval) and (match := _reusing_result(value, free)) is not None:
             free.remove(match)
             reports.append(DonationReport(value.path, False, match.path, value.device_bytes))
@@ -154,12 +158,11 @@ def describe_donations(program: Compilation) -> tuple[DonationReport, ...]:
 
 
 def _reusing_result(value: ProgramValue, results: Sequence[ProgramValue]) -> ProgramValue | None:
-    """Return the first result that could reuse an argument's buffers."""
-    for result in results:
-        same = (result.aval.shape, result.aval.dtype) == (value.aval.shape, value.aval.dtype)
-        if same and result.aval.ndim and _same_place(value, result):
-            return result
-    return None
+    """Return the result that could reuse an argument's buffers, of several that by path."""
+    type_ = value.aval.shape, value.aval.dtype
+    able = [r for r in results if (r.aval.shape, r.aval.dtype) == type_ and r.aval.ndim]
+    able = [r for r in able if _same_place(value, r)]
+    return max(able, key=lambda r: common_steps(value.path, r.path), default=None)
 
 
 def _same_place(value: ProgramValue, result: ProgramValue) -> bool:
@@ -202,31 +205,25 @@ def describe_collective(
         arguments: The path of each argument, by its path in the module.
         sources: Picks the lines to show.
     """
-    parts = None if grid is None else c.axes(grid)
+    axes = None if grid is None else c.axis_names(grid)
     # The cause of a gather is the consumer of the whole value; of others it is their own operation.
     has_consumer = c.kind == "all-gather" or not c.frames
     return CollectiveReport(
         kind=c.kind,
         along=along_text(c, grid),
-        axes=None if parts is None else tuple(dict.fromkeys(part.name for part in parts)),
-        count=0,
-        times=0,
+        axes=axes,
         times_known=c.times_known,
         conditional=c.conditional,
         asynchronous=c.asynchronous,
         operands=tuple(map(str, c.operands)),
         results=tuple(map(str, c.results)),
-        operand_bytes=0,
-        result_bytes=0,
-        payload_bytes=0,
-        sent_bytes=0,
         op_name=arguments.get(c.op_name, c.op_name),
         # XLA names an argument by its path, and a gather of it likewise.
         argument=arguments.get(c.op_name, ""),
         source=sources.line(c.frames),
         needed_by=c.needed_by if has_consumer else "",
         needed_by_source=sources.line(c.needed_by_frames) if has_consumer else None,
-        groups=None if parts is not None else _positions(c.groups),
+        groups=_positions(c.groups) if axes is None else None,
     )
 
 

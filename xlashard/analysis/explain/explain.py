@@ -17,13 +17,11 @@ from xlashard.analysis.explain.descriptions import (
     describe_moves,
     describe_outputs,
 )
-from xlashard.analysis.explain.ignored_shardings import describe_ignored
 from xlashard.analysis.explain.model import CostReport, MemoryReport, PlaceReport
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.repeated import describe_repeated
-from xlashard.analysis.explain.replication import describe_replications
 from xlashard.analysis.explain.source_lines import distinguish_lines
-from xlashard.analysis.explain.uneven_constraints import describe_uneven
+from xlashard.analysis.explain.unmet_requests import describe_unmet
 from xlashard.analysis.programs.program import Compilation
 from xlashard.analysis.programs.read import compile_program, read
 from xlashard.core.sharding.named import grid_of
@@ -96,9 +94,7 @@ def _report(program: Compilation) -> ProgramReport:
 
 
 FINDERS: Mapping[str, Callable[[Compilation], Sequence[Any]]] = {
-    "replications": describe_replications,
-    "uneven": describe_uneven,
-    "ignored": describe_ignored,
+    "unmet": describe_unmet,
     "repeated": describe_repeated,
     "moves": describe_moves,
 }

@@ -45,7 +45,9 @@ class Column[T]:
             return page.path(value)
         if self.style == "line":
             return "" if value is None else f"{line_text(value)}: "
-        return value if self.style in ("code", "words") else FORMATTERS[self.style](value)
+        if value is None or self.style in ("code", "words"):
+            return value or ""
+        return FORMATTERS[self.style](value)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Findings[T]:
     def _amount(self) -> tuple[Callable[[T], Any], Callable[[float], str]]:
         """Return the value and the formatter of the column that is summed up."""
         return next(
-            (column.value, FORMATTERS[column.style])
+            (lambda finding, value=column.value: value(finding) or 0, FORMATTERS[column.style])
             for column in self.columns
             if column.style not in ("path", "code", "words", "line")
         )

@@ -27,12 +27,17 @@ class ValueReport:
         spec: Its sharding: `P('data')`, or XLA's text if it has no mesh.
         decided_by: Origin of its sharding.
         nbytes: Bytes of the whole value.
-        device_bytes: Bytes of the shard on one device.
+        device_bytes: Bytes of the shard on one device; in a preflight, of its buffer in HBM with
+            padding.
         copies: Number of devices that hold each shard.
         memory_kind: Its memory kind, unless that is the default.
         used: False for an argument that the program drops because no result depends on it; it has
             no `spec`, and takes no bytes on the devices.
         weak_type: True for the type of a Python number, which arithmetic with another type takes.
+        aliased: In a preflight, the argument whose buffer a result reuses, or the result that
+            reuses the buffer of an argument; else empty.
+        donated: In a preflight, whether the argument was donated.
+        runner_up: In a plan, the spec of the layout that came second, where it is another one.
     """
 
     path: str
@@ -46,6 +51,9 @@ class ValueReport:
     memory_kind: str | None = None
     used: bool = True
     weak_type: bool = False
+    aliased: str = ""
+    donated: bool = False
+    runner_up: str = ""
 
     @property
     def type(self) -> str:
@@ -76,9 +84,28 @@ class SourceLine:
     distinct: tuple[int, ...] = field(default=(), compare=False)
 
 
+type Origin = Literal[
+    "",
+    "constraint",
+    "explicit",
+    "gradient",
+    "argument",
+    "rematerialization",
+    "result",
+    "reduction",
+    "resharding",
+]
+"""Cause of a collective; empty if unknown. Required by the program: a `constraint`; an `explicit`
+collective in a shard_map; the reduction of a `gradient` over data-parallel devices; a `reduction`
+over a sharded dimension; an `argument` or `result` gathered because of its sharding; the
+`rematerialization` of a value, by `jax.checkpoint` or XLA, that repeats a collective of the forward
+pass. Not required: a `resharding` that the partitioner inserts between two operations.
+"""
+
+
 @dataclass(frozen=True)
 class CollectiveReport:
-    """Equal collectives with the same cause.
+    """Equal collectives with the same cause; in a preflight with their price.
 
     All bytes are those of one device in one execution of the program: a collective in a loop counts
     once per iteration.
@@ -88,48 +115,61 @@ class CollectiveReport:
         along: The mesh axes as text, `data, model`; `model:(2)2` for groups of 2 in each of 2
             blocks of an axis; a description of the groups if they follow no axes.
         axes: The names of those axes; None if the groups follow no axes.
-        count: Number of instructions in the program.
-        times: Number of executions, all instructions together.
         times_known: False if an enclosing loop has no known trip count, and counts as one
             iteration.
         conditional: True if one is in a branch that may not be taken; it counts as taken.
         asynchronous: True if other work overlaps with it.
         operands: Types of the operands on one device, of one instruction.
         results: Types of the results on one device, of one instruction.
-        operand_bytes: Bytes of the operands.
-        result_bytes: Bytes of the results.
-        payload_bytes: The larger of the two.
-        sent_bytes: Bytes that a device sends with a bandwidth-optimal algorithm.
         op_name: JAX's name of the operation whose value it transfers; empty if unknown to XLA.
         argument: The path of the argument that it gathers or exchanges unchanged, or empty.
         source: The line of that operation: the innermost of the user's files, else the innermost.
         needed_by: Of a gather, or if XLA has no line of the operation: JAX's name of the nearest
             consumer of the result; else empty.
         needed_by_source: The line of the consumer.
+        count: Number of instructions in the program.
+        times: Number of executions, all instructions together.
+        operand_bytes: Bytes of the operands.
+        result_bytes: Bytes of the results.
+        payload_bytes: The larger of the two.
+        sent_bytes: Bytes that a device sends with a bandwidth-optimal algorithm.
         groups: If they follow no axes: the device positions of each group, or source and target
             of each pair of a permutation.
+        network: Network that carries most of the bytes; empty if unknown.
+        seconds: Time of all runs at link bandwidth.
+        origin: Cause of the collectives; empty if unknown.
+        suggestion: Code change that removes them, if they are not required; else empty.
     """
 
     kind: CollectiveKind
     along: str
     axes: tuple[str, ...] | None
-    count: int
-    times: int
     times_known: bool
     conditional: bool
     asynchronous: bool
     operands: tuple[str, ...]
     results: tuple[str, ...]
-    operand_bytes: int
-    result_bytes: int
-    payload_bytes: int
-    sent_bytes: int
     op_name: str
     argument: str
     source: SourceLine | None
     needed_by: str
     needed_by_source: SourceLine | None
+    count: int = 0
+    times: int = 0
+    operand_bytes: int = 0
+    result_bytes: int = 0
+    payload_bytes: int = 0
+    sent_bytes: int = 0
     groups: tuple[tuple[int, ...], ...] | None = None
+    network: Literal["", "ici", "dcn"] = ""
+    seconds: float = 0.0
+    origin: Origin = ""
+    suggestion: str = ""
+
+    @property
+    def requested(self) -> bool:
+        """Return False for collectives that neither the program nor a sharding requires."""
+        return self.origin != "resharding"
 
 
 @dataclass(frozen=True)
@@ -166,14 +206,12 @@ class DonationReport:
         result: The result that reuses its buffers in the compiled program, or could reuse them if
             it were donated; empty without one.
         device_bytes: Bytes of the argument on one device.
-        reason: For an unused donation, the reason, if known.
     """
 
     path: str
     donated: bool
     result: str
     device_bytes: int
-    reason: str = ""
 
     @property
     def is_reused(self) -> bool:
@@ -252,119 +290,92 @@ class PlaceReport:
     runtime: str
 
 
-type ReplicationKind = Literal["argument", "result", "open dimension", "constraint"]
+type UnmetKind = Literal[
+    "argument",
+    "argument without sharding",
+    "compiler warning",
+    "constraint",
+    "constraint that gathers",
+    "device_put",
+    "donation",
+    "rematerialization",
+    "result",
+    "result of a callback",
+    "unconstrained dimension",
+    "uneven constraint",
+]
+"""Kind of an `UnmetRequest`."""
+
+WHOLE: frozenset[UnmetKind] = frozenset(
+    (
+        *("argument without sharding", "constraint that gathers", "result"),
+        *("result of a callback", "unconstrained dimension"),
+    )
+)
+"""Kinds of values that each device holds or gathers whole without a request."""
 
 
 @dataclass(frozen=True)
-class ReplicationReport:
-    """Value with more copies than requested.
+class UnmetRequest:
+    """Request that the program does not follow, or a value that it leaves whole without one.
 
     Attributes:
-        kind: `argument`: it has no sharding, the partitioner left it whole, and it has the bytes of
-            a `ReplicationWarning`; `result`: its sharding is unspecified, and it is replicated
-            along `axes`, which an argument is sharded over; `open dimension`: its spec leaves
-            `dims` UNCONSTRAINED, and the partitioner left them unsharded; `constraint`: a
-            with_sharding_constraint unshards `dims`, for which the program gathers the value along
-            `axes` at that line.
-        path: The argument or result; for a constraint the type of the value.
-        spec: Its sharding.
-        dims: The dimensions.
-        axes: The mesh axes that could shard them, or along which they are gathered.
-        wasted_bytes: Bytes on one device in excess of a value sharded over those axes; for a
-            constraint the bytes that the gathers add on one device, all executions together.
-        source: For a constraint, its line.
+        kind: `argument`: the sharding of an argument of which the program takes the shape only;
+            `argument without sharding`: large, and left whole; `compiler warning`: of XLA, about
+            one operation; `constraint`: on an abstract mesh, where nothing else places the program;
+            `constraint that gathers`: it unshards dimensions, for which the program gathers the
+            value at its line; `device_put`: inside of the program, on automatic axes; `donation`:
+            no result takes over the buffers; `rematerialization`: XLA replicates a value on its way
+            from one sharding to another; `result` and `result of a callback`: whole, without a
+            requested sharding; `unconstrained dimension`: left whole; `uneven constraint`: it
+            shards a dimension that it does not divide.
+        path: The argument or result; for others the type of the value.
+        requested: The requested sharding, `donated`, or `unspecified`.
+        actual: What the program does instead.
+        nbytes: For a value that is left whole, bytes on one device in excess of a sharded one; for
+            a constraint that gathers, the bytes that the gathers add on one device, all executions
+            together; for an uneven constraint, those of padding in one copy of the value; for a
+            donation, those of the argument on one device; else those of the whole value.
+        reason: Why; empty if unknown.
+        advice: What to write instead; empty without advice.
+        source: Line of a constraint, `device_put` or operation.
     """
 
-    kind: ReplicationKind
+    kind: UnmetKind
     path: str
-    spec: str
-    dims: tuple[int, ...]
-    axes: tuple[str, ...]
-    wasted_bytes: int
+    requested: str
+    actual: str
+    nbytes: int
+    reason: str
+    advice: str = ""
     source: SourceLine | None = None
 
-
-@dataclass(frozen=True)
-class UnevenReport:
-    """Dimension that a constraint shards, and that does not divide evenly.
-
-    Inside of the program the partitioner pads it. A result is not sharded so.
-
-    Attributes:
-        type: Type of the constrained value: `float32[10,6]`.
-        spec: Sharding of the constraint.
-        dim: The dimension.
-        size: Its size.
-        axes: Names of the mesh axes that shard it; empty if unknown.
-        shards: Number of tiles along it.
-        shard_size: Size of a padded tile.
-        padded_size: Size of the padded dimension.
-        empty_shards: Number of tiles that hold padding alone.
-        device_bytes: Bytes of the padded tile on one device.
-        padding_bytes: Bytes of padding in one copy of the value, all uneven dimensions together.
-        whole_bytes: Bytes on one device if the uneven dimensions stay whole.
-        result: Path of the result of the program that the constraint makes, or empty.
-        result_spec: Sharding of that result in the compiled program, or empty.
-        source: Line of the constraint.
-    """
-
-    type: str
-    spec: str
-    dim: int
-    size: int
-    axes: tuple[str, ...]
-    shards: int
-    shard_size: int
-    padded_size: int
-    empty_shards: int
-    device_bytes: int
-    padding_bytes: int
-    whole_bytes: int
-    result: str
-    result_spec: str
-    source: SourceLine | None
-
-
-@dataclass(frozen=True)
-class IgnoredReport:
-    """Sharding that the program names, and that nothing in it follows.
-
-    Attributes:
-        kind: `constraint`: a with_sharding_constraint on an abstract mesh, where nothing else
-            places the program; `device_put`: one inside of the program, on automatic axes;
-            `argument`: the sharding of an argument of which the program takes the shape only.
-        path: The argument; for the others the type of the value.
-        spec: The sharding.
-        nbytes: Bytes of the whole value.
-        results: For an argument, the results of its shape, which are on one device.
-        source: Line of a constraint or `device_put`.
-    """
-
-    kind: Literal["constraint", "device_put", "argument"]
-    path: str
-    spec: str
-    nbytes: int
-    results: tuple[str, ...]
-    source: SourceLine | None
+    @property
+    def is_whole(self) -> bool:
+        """Return True for a value that each device holds or gathers whole without a request."""
+        return self.kind in WHOLE
 
 
 @dataclass(frozen=True)
 class RepeatedReport:
-    """Product or convolution that every device computes whole, with equal operands.
+    """Work that every device repeats on whole values.
 
     Attributes:
-        operation: JAX's name of it: `dot_general` or `conv_general_dilated`.
-        operands: Types of its operands.
+        operation: JAX's name of it: `dot_general`, `sort`; of a chain of elementwise operations
+            that of the first.
+        operands: Types of its operands, without scalars.
         result: Type of its result.
         devices: Number of devices that repeat it.
         count: Number of instructions in the program.
         times: Number of executions, all instructions together.
-        flops: FLOP on each device, all executions together.
-        share: Part of the FLOP of all products on a device, from 0 to 1.
+        flops: FLOP of a product or FFT on each device, all executions together; 0 for others.
+        share: Part of the FLOP of all products and FFTs on a device; for other operations, of the
+            bytes that all operations read and write; from 0 to 1.
         argument: Path of a replicated argument whose dimension a mesh axis could shard; or empty.
         spec: Sharding of that argument to try: `P('data')`; or empty.
         constraint: Line of a constraint that leaves an operand whole, if no argument does.
         source: Line of the operation.
+        nbytes: Bytes that other operations than products and FFTs read and write on each device.
     """
 
     operation: str
@@ -379,3 +390,4 @@ class RepeatedReport:
     spec: str
     constraint: SourceLine | None
     source: SourceLine | None
+    nbytes: int = 0

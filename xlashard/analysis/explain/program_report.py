@@ -11,13 +11,11 @@ from xlashard.analysis.explain.model import (
     CollectiveReport,
     CostReport,
     DonationReport,
-    IgnoredReport,
     MemoryReport,
     MoveReport,
     PlaceReport,
     RepeatedReport,
-    ReplicationReport,
-    UnevenReport,
+    UnmetRequest,
     ValueReport,
 )
 from xlashard.analysis.explain.sections import (
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
 else:
     html = deferred("xlashard.analysis.explain.html")
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON format. It grows when a field changes its meaning or is removed."""
 
 
@@ -70,13 +68,12 @@ class ProgramReport(SerializableReport):
         collectives: Communication between devices, most sent bytes first.
         moves: Arguments that are resharded before the program can run, the largest first.
         donations: Arguments that were donated, and arguments that could be.
-        replications: Values with more copies than requested.
+        unmet: Requests that the program does not follow, and values that each device holds whole
+            without a request, most bytes first.
         not_understood: What the analysis of the compiled program could not take into account, with
             its number: loops of unknown trip count, which count as one run, unknown operations.
         forgotten: The facts that an explained stage does not keep, and that the report therefore
             lacks, as one clause; empty for a function.
-        uneven: Dimensions that constraints shard and that do not divide, most padding first.
-        ignored: Shardings that the program names and does not follow, the largest first.
         repeated: Products that every device computes whole, most FLOP first.
 
     Example:
@@ -98,10 +95,8 @@ class ProgramReport(SerializableReport):
     collectives: tuple[CollectiveReport, ...]
     moves: tuple[MoveReport, ...]
     donations: tuple[DonationReport, ...]
-    replications: tuple[ReplicationReport, ...]
+    unmet: tuple[UnmetRequest, ...]
     forgotten: str = ""
-    uneven: tuple[UnevenReport, ...] = ()
-    ignored: tuple[IgnoredReport, ...] = ()
     repeated: tuple[RepeatedReport, ...] = ()
     not_understood: tuple[tuple[str, int], ...] = ()
 

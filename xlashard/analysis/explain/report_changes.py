@@ -60,7 +60,7 @@ def held_uses(values: Iterable[Any]) -> list[BytesUse]:
     return [BytesUse(("value", v.path), v.path, "", v.device_bytes) for v in values]
 
 
-def traffic_use(c: CollectiveReport, network: str = "", seconds: float = 0.0) -> BytesUse:
+def traffic_use(c: CollectiveReport) -> BytesUse:
     """Return the bytes of a collective, keyed by kind, axes, network and operation or argument.
 
     The key excludes the line number, which changes with every edit above it.
@@ -69,11 +69,11 @@ def traffic_use(c: CollectiveReport, network: str = "", seconds: float = 0.0) ->
     operation = c.argument or operation_text(c.op_name or c.needed_by)
     function = source.function if source is not None else ""
     return BytesUse(
-        key=(c.kind, c.along, network, operation, function),
+        key=(c.kind, c.along, c.network, operation, function),
         what=f"{c.kind} along {c.along}" + (f" for {operation}" if operation else ""),
         where=line_text(source) if source is not None else "",
         nbytes=c.sent_bytes,
-        seconds=seconds,
+        seconds=c.seconds,
     )
 
 
@@ -132,8 +132,8 @@ def value_changes(old: Any, new: Any) -> dict[str, tuple[FactChange, ...]]:
         {
             "shardings": {v.path: _value(v) for v in (*r.inputs, *r.outputs)},
             "donations": {d.path: _fate(d) for d in r.donations},
-            "replications": {
-                v.path: f"{v.spec}, along {', '.join(v.axes)}" for v in r.replications
+            "unmet": {
+                u.path: f"{u.requested}: {u.actual}" for u in r.unmet if u.kind != "donation"
             },
         }
         for r in (old, new)
@@ -371,8 +371,8 @@ PROGRAM_KEYS: dict[str, BudgetKey[ProgramReport]] = {
     "silently_replicated_bytes": BudgetKey(
         "bytes",
         "the bytes of a device replicated silently",
-        lambda r: sum(v.wasted_bytes for v in r.replications),
-        lambda r: [f"{in_bytes(v.wasted_bytes)} {v.path} {v.spec}" for v in r.replications],
+        lambda r: sum(u.nbytes for u in r.unmet if u.is_whole),
+        lambda r: [f"{in_bytes(u.nbytes)} {u.path} {u.actual}" for u in r.unmet if u.is_whole],
     ),
 }
 """Figures of `explain` that a budget can limit; bytes and FLOP are per device and execution."""

@@ -12,11 +12,9 @@ from xlashard.analysis.explain.findings import Column, Findings
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     DonationReport,
-    IgnoredReport,
     MoveReport,
     RepeatedReport,
-    ReplicationReport,
-    UnevenReport,
+    UnmetRequest,
     ValueReport,
 )
 from xlashard.analysis.explain.tables import (
@@ -77,18 +75,14 @@ def merged_moves(moves: Sequence[MoveReport]) -> list[MoveReport]:
 
 
 def merged_donations(donations: Sequence[DonationReport]) -> list[DonationReport]:
-    """Merge donations with similar arguments and results."""
+    """Merge arguments with similar paths and results that could be donated."""
     return [
         replace(
             _merged(group, "path", ("device_bytes",)),
             result=_path([d.result for d in group], count=False),
         )
-        for group in _groups(donations, _outcome)
+        for group in _groups(donations, lambda d: (_pattern(d.path), _pattern(d.result)))
     ]
-
-
-def _outcome(d: DonationReport) -> Hashable:
-    return d.donated, _pattern(d.path), _pattern(d.result), _pattern(d.reason)
 
 
 def _groups[T](values: Sequence[T], key: Callable[[T], Hashable]) -> list[list[T]]:
@@ -165,130 +159,69 @@ def _value_table(paths: Sequence[str], columns: dict[str, list[str]], page: Page
 
 
 def donations_section(donations: Sequence[DonationReport], page: Page) -> RenderableType | None:
-    """Return the table of unused donations and of arguments that could be donated."""
+    """Return the table of arguments that could be donated, below what was donated."""
     if not donations:
         return None
     reused = [d for d in donations if d.is_reused]
-    lost = [d for d in donations if d.donated and not d.is_reused]
+    lost = sum(d.donated and not d.is_reused for d in donations)
     could = sorted((d for d in donations if not d.donated), key=lambda d: -d.device_bytes)
     held = sum(d.device_bytes for d in reused)
     note = f"{len(reused)} reused for results, {in_bytes(held)} on each device"
-    others = [*lost, *could]
+    note += f"; {lost} in vain" if lost else ""
     if not page.is_full:
-        others = merged_donations(others)
+        could = merged_donations(could)
     shown = listing(
         page,
         ("Donated", note if reused or lost else "nothing"),
         (">each device", "argument", ""),
-        others,
-        lambda d: (in_bytes(d.device_bytes), page.path(d.path), _donation_text(d, page)),
+        could,
+        lambda d: (
+            in_bytes(d.device_bytes),
+            page.path(d.path),
+            Text.assemble("could be donated to ", page.path(d.result)),
+        ),
         lambda d: d.device_bytes,
     )
     return shown or section("Donated", note, None)
 
 
-def _donation_text(d: DonationReport, page: Page) -> Text:
-    if d.donated:
-        lost = Text("donated, but not reused", style="yellow")
-        return Text.assemble(lost, f": {d.reason}" if d.reason else "")
-    return Text.assemble("could be donated to ", page.path(d.result))
+def merged_unmet(rows: Sequence[UnmetRequest]) -> list[UnmetRequest]:
+    """Merge requests with similar paths and reasons, most bytes first."""
+    groups = _groups(
+        rows,
+        lambda u: (u.kind, u.requested, u.source, *map(_pattern, (u.path, u.actual, u.reason))),
+    )
+    merged = [_merged(group, "path", ("nbytes",)) for group in groups]
+    return sorted(merged, key=lambda u: -u.nbytes)
 
 
-def _replication_reason(r: ReplicationReport) -> str:
-    axes, dims = ", ".join(r.axes), ", ".join(map(str, r.dims))
-    what = f"dimension{'s' if len(r.dims) != 1 else ''} {dims}"
-    match r.kind:
-        case "constraint":
-            line = "" if r.source is None else f" at {line_text(r.source)}"
-            return f"the constraint{line} unshards {what}: gathered along {axes}"
-        case "open dimension":
-            return f"{what} left UNCONSTRAINED and not sharded by XLA; {axes} could shard it"
-        case "argument":
-            return f"no sharding, and not sharded by XLA; {axes} could shard {what}"
-        case _:
-            return f"unspecified; {axes}, which shards an argument, could shard {what}"
+def _outcome_text(u: UnmetRequest) -> str:
+    """Format what the program does, why, and what to write."""
+    why = ": ".join(filter(None, (u.actual, u.reason)))
+    return "; ".join(filter(None, (why, u.advice)))
 
 
-REPLICATIONS = Findings[ReplicationReport](
-    field="replications",
-    title="Replicated silently",
-    note="bytes that each device holds or gathers without a request",
-    summary="{count}, {total} on each device beyond the specification",
+UNMET = Findings[UnmetRequest](
+    field="unmet",
+    title="Asked for and not done",
+    note="or held whole by each device without a request",
+    summary="{count}, for {total}",
     columns=(
-        Column("value", lambda r: r.path, "path"),
-        Column("sharding", lambda r: r.spec, "code"),
+        Column("value", lambda u: u.path, "path"),
+        Column("asked", lambda u: u.requested, "code"),
         Column(
-            ">wasted",
-            lambda r: r.wasted_bytes,
+            ">bytes",
+            lambda u: u.nbytes,
             "bytes",
-            "Extra bytes on a device, compared with sharding over its axes",
+            "Of the value, or in excess of a sharded value on one device",
         ),
-        Column("why", _replication_reason),
-        Column("line", lambda r: r.source, "line"),
-    ),
-    printed={">wastes": "{wasted}", "value": "{value} as {sharding}", "why": "{why}"},
-)
-"""Section of the values with more copies than requested."""
-
-
-def _uneven_reason(u: UnevenReport) -> str:
-    """Format the dimension, its tiles, and what became of a result."""
-    along = f" along {', '.join(u.axes)}" if u.axes else ""
-    empty = f", {u.empty_shards} of padding alone" if u.empty_shards else ""
-    result = f"; {u.result} is {u.result_spec} instead" if u.result else ""
-    tiles = f"{u.shards} tiles of {u.shard_size}{along}{empty}"
-    return f"dimension {u.dim} of {u.size} padded to {u.padded_size}, {tiles}{result}"
-
-
-UNEVEN = Findings[UnevenReport](
-    field="uneven",
-    title="Constraints that do not divide",
-    note="XLA pads them; pad_to_mesh pads first",
-    summary="{count}, padded by XLA inside of the program",
-    columns=(
-        Column("value", lambda u: u.type, "code"),
-        Column("sharding", lambda u: u.spec, "code"),
-        Column(
-            ">padding",
-            lambda u: u.padding_bytes,
-            "bytes",
-            "Bytes of padding in one copy of the value",
-        ),
-        Column("why", _uneven_reason),
+        Column("what happens", _outcome_text),
         Column("line", lambda u: u.source, "line"),
     ),
-    printed={">padding": "{padding}", "value": "{value} as {sharding}", "why": "{line}{why}"},
+    printed={">bytes": "{bytes}", "asked": "{value}: {asked}", "done": "{line}{what happens}"},
+    merged=merged_unmet,
 )
-"""Section of the constraints that do not divide a dimension."""
-
-
-def _ignored_reason(i: IgnoredReport) -> str:
-    """Format why nothing follows the sharding, and what to write."""
-    match i.kind:
-        case "constraint":
-            return "its mesh is abstract and nothing places the program: give devices"
-        case "device_put":
-            return "device_put inside of a program: write with_sharding_constraint"
-    first, more = i.results[0], len(i.results) - 1
-    others = f" and {more} more" if more else ""
-    return f"its shape alone is taken, {first}{others} on one device: give out_shardings"
-
-
-IGNORED = Findings[IgnoredReport](
-    field="ignored",
-    title="Shardings without effect",
-    note="the program names them and does not follow them",
-    summary="{count}, for values of {total}",
-    columns=(
-        Column("value", lambda i: i.path, "code"),
-        Column("sharding", lambda i: i.spec, "code"),
-        Column(">size", lambda i: i.nbytes, "bytes", "Of the whole value"),
-        Column("why", _ignored_reason),
-        Column("line", lambda i: i.source, "line"),
-    ),
-    printed={">size": "{size}", "value": "{value} as {sharding}", "why": "{line}{why}"},
-)
-"""Section of the shardings that a program does not follow."""
+"""Section of the requests that a program does not follow."""
 
 
 def _operation(r: RepeatedReport) -> str:
@@ -307,28 +240,34 @@ def _remedy(r: RepeatedReport) -> str:
 REPEATED = Findings[RepeatedReport](
     field="repeated",
     title="Repeated by every device",
-    note="products of whole operands, and the argument to shard",
-    summary="{count}, {total} on each device",
+    note="work on whole values, and the argument to shard",
+    summary="{count}",
     columns=(
         Column("operation", _operation, "code"),
         Column("operands", lambda r: " · ".join(r.operands), "code"),
-        Column(">FLOP", lambda r: r.flops, "flop", "On each device, all executions"),
-        Column(">share", lambda r: r.share, "part", "Of the products on a device"),
+        Column(">FLOP", lambda r: r.flops or None, "flop", "Of a product or FFT on each device"),
+        Column(">bytes", lambda r: r.nbytes or None, "bytes", "That other work reads and writes"),
+        Column(
+            ">share",
+            lambda r: r.share,
+            "part",
+            "Of the FLOP of products and FFTs on a device, or of all bytes read and written",
+        ),
         Column("remedy", _remedy),
         Column("line", lambda r: r.source, "line"),
     ),
     printed={
-        ">each device": "{FLOP}",
+        ">each device": "{FLOP}{bytes}",
         ">share": "{share}",
         "what": "{operation}",
         "of": "{operands}",
         "remedy": "{line}{remedy}",
     },
 )
-"""Section of the products that every device computes whole."""
+"""Section of the work that every device repeats."""
 
 
-FINDINGS: tuple[Findings[Any], ...] = (REPLICATIONS, UNEVEN, IGNORED, REPEATED)
+FINDINGS: tuple[Findings[Any], ...] = (UNMET, REPEATED)
 """Sections of what a program does without a request, of `explain` and of a preflight."""
 
 MOVES = Findings[MoveReport](

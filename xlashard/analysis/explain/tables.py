@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xlashard.analysis.explain.model import CollectiveReport, SourceLine, ValueReport
+from xlashard.hlo.collectives import is_rematerialized
 from xlashard.support.documents import ReportFormat, Schema, report_schema
 from xlashard.support.formatting import Escaped, in_bytes, plain_text, typed
 from xlashard.support.tracebacks import short_tracebacks
@@ -47,8 +48,11 @@ def operation_text(op_name: str) -> str:
         'bd,df->bf, backward'
         >>> operation_text("step/jvp()/(reduce_sum:dot_general:dot_general)")
         'reduce_sum and 2 more'
+        >>> operation_text("step/transpose(jvp())/checkpoint/rematted_computation/sin")
+        'sin, rematerialized'
     """
     backward = ", backward" if "transpose(jvp" in op_name else ""
+    backward = ", rematerialized" if is_rematerialized(op_name) else backward
     start = _group(op_name)
     if start is None:
         return _last(op_name) + backward

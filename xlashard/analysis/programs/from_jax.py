@@ -48,7 +48,7 @@ from xlashard.core.pjit.stages.wrapper_paths import (
     is_equinox,
 )
 from xlashard.core.program.compile import compile_request, compiler_errors, compiler_input
-from xlashard.core.program.donation import refusal
+from xlashard.core.program.donation import UnusedDonation, refusal
 from xlashard.core.program.executables import (
     HloShardings,
     LoadedExecutable,
@@ -324,6 +324,7 @@ class JitModule(LoweredModule):
             executables.aliases(executable),
             read_modules=lambda _: read_modules(executable),
             executable=executable,
+            log=getattr(executable, "log", ""),
         )
 
     def compiler_input(
@@ -449,7 +450,7 @@ def _plan_values(
 
 def explain_unused_donations(
     plan: ProgramPlan, aliases: Mapping[int, int], tokens: int
-) -> dict[str, str]:
+) -> dict[str, UnusedDonation]:
     """Return the reasons why donated arguments keep their buffers, by path.
 
     Args:
@@ -459,7 +460,7 @@ def explain_unused_donations(
     """
     aliased = {result - tokens: argument - tokens for result, argument in aliases.items()}
     return {
-        value.name: refusal(plan, i, dict(aliased)).reason
+        value.name: refusal(plan, i, dict(aliased))
         for i, (value, donated) in enumerate(zip(plan.args, plan.donated, strict=True))
         if donated and i not in aliased.values()
     }

@@ -315,6 +315,7 @@ def read_compiled(compiled: CompiledProgram, program: Program) -> Compilation:
         read_modules=lambda place: read_modules(own.executable_with_lines(place)),
         has_requests=lowered is not None,
         executable=own.executable,
+        log=getattr(own.executable, "log", ""),
     )
 
 

@@ -13,9 +13,11 @@ import jax
 
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.trace.jaxprs import callback_results
 from xlashard._jax.trace.lower_for import DevicesByPosition
 from xlashard._jax.trace.tracing import is_extended, physical_aval
 from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.core.program.donation import UnusedDonation
 from xlashard.core.program.plan import ProgramPlan
 from xlashard.core.sharding import Mesh, NamedSharding, Sharding, XLACompatibleSharding
 from xlashard.errors import ArgumentError
@@ -286,6 +288,7 @@ class Compilation:
         options: Compiler options of the caller.
         too_large: Whether the compiler rejected the program for its memory.
         is_estimate: Whether the compiler was stopped before code generation.
+        log: What the compiler wrote to its log; empty if unknown, as for a cached program.
     """
 
     program: Program
@@ -296,7 +299,7 @@ class Compilation:
     written: tuple[str, ...]
     tokens: int
     aliases: Mapping[int, int]
-    refusals: Mapping[str, str]
+    refusals: Mapping[str, UnusedDonation]
     read_modules: Callable[[LinePicker], tuple[HloProgram, ...]] = field(repr=False)
     has_requests: bool = True
     executable: Any = None
@@ -304,6 +307,7 @@ class Compilation:
     options: tuple[tuple[str, Any], ...] = ()
     too_large: bool = False
     is_estimate: bool = False
+    log: str = ""
 
     @property
     def name(self) -> str:
@@ -392,16 +396,24 @@ class Compilation:
         """Return the results, in order, then the new values of references."""
         own, avals = self.program.results, self.avals[1]
         first = len(avals) - len(self.written)
-        paths = [*(value.path for value in own[:first]), *self.written]
-        chosen = [*(value.is_chosen for value in own[:first]), *(False for _ in self.written)]
-        return tuple(
-            ProgramValue(
-                path or f"result {i}",
-                aval,
-                requested=self.plan.results[i].sharding,
-                is_chosen=is_chosen,
-                sharding=self.shardings[1][i],
-                lowered_sharding=self.plan.results[i].sharding,
+        # The module pins the results of callbacks.
+        pinned = frozenset() if self.jaxpr is None else callback_results(self.jaxpr)
+        values = []
+        for i, (aval, plan) in enumerate(zip(avals, self.plan.results, strict=True)):
+            path, asked, is_chosen = f"result {i}", None, False
+            if i < first:
+                path, asked, is_chosen = own[i].path or path, own[i].requested, own[i].is_chosen
+            else:
+                path = self.written[i - first]
+            lowered = None if i in pinned and asked is None else plan.sharding
+            values.append(
+                ProgramValue(
+                    path,
+                    aval,
+                    requested=lowered,
+                    is_chosen=is_chosen,
+                    sharding=self.shardings[1][i],
+                    lowered_sharding=lowered,
+                )
             )
-            for i, (path, aval, is_chosen) in enumerate(zip(paths, avals, chosen, strict=True))
-        )
+        return tuple(values)

@@ -1,5 +1,6 @@
 """Read the program of whatever a user passes to a report."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,6 +12,7 @@ from xlashard.analysis.programs import from_jax
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
 from xlashard.errors import ArgumentError
+from xlashard.hlo.compiler_log import captured_log
 from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
@@ -112,7 +114,11 @@ def compile_program(program: Program | LoweredModule | Compilation) -> Compilati
     """Return the compiled form of a program, as a call of it would compile it."""
     if isinstance(program, Program):
         program = program.lower()
-    return program.compile() if isinstance(program, LoweredModule) else program
+    if isinstance(program, Compilation):
+        return program
+    with captured_log() as log:
+        compiled = program.compile()
+    return replace(compiled, log="".join([compiled.log, *log]))
 
 
 def _check_tracers(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ from xlashard.support.documents import ReportFormat
 from xlashard.support.formatting import in_bytes, in_seconds
 from xlashard.support.tracebacks import short_tracebacks
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,7 +153,9 @@ class AutoPlan(SerializableReport, PlanFields):
         Raises:
             ArgumentError: If the plan was read from JSON.
         """
-        marks = [[not value.is_fixed for value in side] for side in (self.inputs, self.outputs)]
+        marks = [
+            [value.decided_by != "caller" for value in side] for side in (self.inputs, self.outputs)
+        ]
         return self._bound("lower").lower(self.layout, marks=marks)
 
     def _bound(self, name: str) -> AutoProgram:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,9 +11,12 @@ import jax
 from xlashard._jax.trace.origins import source_frames
 from xlashard._jax.trace.tracing import bodies, shaped, source_of
 from xlashard._jax.tree_definitions import outline
+from xlashard.analysis.explain.descriptions import describe_collective
+from xlashard.analysis.explain.model import CollectiveReport, ValueReport
 from xlashard.analysis.explain.source_lines import SourceLocator, distinguish_lines
 from xlashard.analysis.programs.program import ProgramValue
 from xlashard.auto.auto_program import AutoProgram
+from xlashard.auto.foreseen import link_seconds
 from xlashard.auto.plan.auto_plan import AutoPlan, fingerprint_of
 from xlashard.auto.plan.plan_model import (
     HeldMemory,
@@ -21,16 +25,15 @@ from xlashard.auto.plan.plan_model import (
     PlannedArgument,
     PlannedConstraint,
     PlannedLayout,
-    PlannedValue,
-    UnforeseenTransfer,
     text_of_spec,
 )
 from xlashard.auto.problem import AutoProblem, ProgramLayout, site_value
 from xlashard.auto.proof import ProvenLayout, ProvenLayouts
 from xlashard.auto.rules.op_rules import op_rule
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.core.sharding.named import grid_of
 from xlashard.errors import counted
-from xlashard.hlo.collectives import along_text
+from xlashard.hlo.collectives import add_up
 from xlashard.hlo.module import Frame
 from xlashard.predict.preflight.memory_breakdown import describe_temporaries
 from xlashard.support.formatting import typed
@@ -122,7 +125,7 @@ def _values(
     specs: Sequence[PartitionSpec],
     second: Sequence[PartitionSpec],
     fixed: Sequence[PartitionSpec | None],
-) -> tuple[PlannedValue, ...]:
+) -> tuple[ValueReport, ...]:
     """Describe arguments or results.
 
     Args:
@@ -135,14 +138,17 @@ def _values(
     values = []
     for own, spec, other, kept in zip(shown, specs, second, fixed, strict=True):
         aval, text, other_text = shaped(own.aval), text_of_spec(spec), text_of_spec(other)
-        shard = NamedSharding(mesh, spec).shard_shape(aval.shape)
-        value = PlannedValue(
+        sharding = NamedSharding(mesh, spec)
+        shard = sharding.shard_shape(aval.shape)
+        value = ValueReport(
             path=own.path,
             shape=tuple(aval.shape),
             dtype=str(aval.dtype),
             spec=text,
+            decided_by="auto" if kept is None else "caller",
+            nbytes=math.prod(aval.shape) * aval.dtype.itemsize,
             device_bytes=math.prod(shard) * aval.dtype.itemsize,
-            is_fixed=kept is not None,
+            copies=sharding.rank_tiling(aval.ndim).num_replicas,
             runner_up="" if other_text == text else other_text,
         )
         values.append(value)
@@ -169,18 +175,14 @@ def _constraints(program: AutoProgram, layout: ProgramLayout) -> Iterator[Planne
         )
 
 
-def _unforeseen(program: AutoProgram, best: ProvenLayout) -> Iterator[UnforeseenTransfer]:
-    sources = SourceLocator.of(source_of(program.jaxpr))
-    for each in best.unforeseen:
-        collective = each.collective
-        yield UnforeseenTransfer(
-            kind=collective.kind,
-            along=along_text(collective, program.mesh),
-            type=", ".join(map(str, each.shapes)),
-            times=collective.times,
-            seconds=each.seconds,
-            operation=collective.op_name,
-            source=sources.line(collective.frames),
+def _unforeseen(program: AutoProgram, best: ProvenLayout) -> Iterator[CollectiveReport]:
+    sources, grid = SourceLocator.of(source_of(program.jaxpr)), grid_of(program.mesh)
+    for collective, cost in best.unforeseen:
+        yield replace(
+            describe_collective(collective, grid, {}, sources),
+            **add_up([collective]),
+            network=cost.resource,
+            seconds=link_seconds(collective, cost),
         )
 
 
@@ -210,7 +212,7 @@ def _devices_text(program: AutoProgram) -> str:
 
 
 def _axis_rules(
-    inputs: Sequence[PlannedValue], specs: Sequence[PartitionSpec], arguments: Any
+    inputs: Sequence[ValueReport], specs: Sequence[PartitionSpec], arguments: Any
 ) -> tuple[LogicalAxisRule, ...]:
     """Return the mesh axes of the logical axes that arguments name."""
     named = logical_axes(arguments)
@@ -271,7 +273,7 @@ def axis_rules(
 
 
 def _held(
-    best: ProvenLayout, inputs: Sequence[PlannedValue], described: str
+    best: ProvenLayout, inputs: Sequence[ValueReport], described: str
 ) -> tuple[HeldMemory, ...]:
     """Return what holds the memory, largest first."""
     arguments = [HeldMemory(v.path, v.type, v.device_bytes) for v in inputs]

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from xlashard.analysis.explain.model import SourceLine
+from xlashard.analysis.explain.model import CollectiveReport, SourceLine, ValueReport
 from xlashard.hlo.collectives import CollectiveTotal
 from xlashard.predict.targets.chip import Links
-from xlashard.support.formatting import typed
 from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
@@ -21,34 +20,6 @@ else:
 
 type Outcome = Literal["fits", "out of memory", "refused", "not compiled"]
 """Verdict on a layout by its compiled program; `not compiled` if others were more promising."""
-
-
-@dataclass(frozen=True)
-class PlannedValue:
-    """An argument or a result with its spec.
-
-    Attributes:
-        path: Path in Python: `state['params']['w']`, `result[0]`.
-        shape: Shape.
-        dtype: Name of the dtype.
-        spec: Spec, as text: `P('data', None)`.
-        device_bytes: Bytes of the shard on one device.
-        is_fixed: Whether the caller or the function prescribed the spec.
-        runner_up: Spec in the layout that came second, where it is another one.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    spec: str
-    device_bytes: int
-    is_fixed: bool = False
-    runner_up: str = ""
-
-    @property
-    def type(self) -> str:
-        """Dtype and shape: `float32[8,16]`."""
-        return typed(self.dtype, self.shape)
 
 
 @dataclass(frozen=True)
@@ -121,29 +92,6 @@ class PlannedLayout:
         return self.predicted_seconds if known is None else known
 
 
-@dataclass(frozen=True)
-class UnforeseenTransfer:
-    """Collective of the compiled program that the search did not foresee.
-
-    Attributes:
-        kind: Kind of collective.
-        along: Mesh axes, as text.
-        type: Types on one device: `bf16[8,128]`.
-        times: Number of runs in a step.
-        seconds: Time on the links in a step, which other work may hide.
-        operation: JAX's name of the operation whose value it moves; empty if unknown.
-        source: Line of the operation; None if unknown.
-    """
-
-    kind: str
-    along: str
-    type: str
-    times: int
-    seconds: float
-    operation: str = ""
-    source: SourceLine | None = None
-
-
 class PathRule(NamedTuple):
     """Spec of all values whose path a regular expression matches.
 
@@ -195,8 +143,8 @@ class PlanFields:
     mesh: tuple[tuple[str, int], ...]
     outcome: Outcome
     memory_bytes: int
-    inputs: tuple[PlannedValue, ...]
-    outputs: tuple[PlannedValue, ...]
+    inputs: tuple[ValueReport, ...]
+    outputs: tuple[ValueReport, ...]
     constraints: tuple[PlannedConstraint, ...]
     layouts: tuple[PlannedLayout, ...]
     collectives: tuple[CollectiveTotal, ...]
@@ -204,7 +152,7 @@ class PlanFields:
     fingerprint: str
     arguments: tuple[PlannedArgument, ...] = ()
     axis_rules: tuple[LogicalAxisRule, ...] = ()
-    unforeseen: tuple[UnforeseenTransfer, ...] = ()
+    unforeseen: tuple[CollectiveReport, ...] = ()
     gap: float | None = None
     least_seconds: float | None = None
     unknown_primitives: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from jinja2 import Template
 from rich.console import RenderableType
 from rich.text import Text
 
+from xlashard.analysis.explain.model import CollectiveReport, ValueReport
 from xlashard.analysis.explain.tables import WIDE, Page, head, line_text, listing, section, table
 from xlashard.analysis.pictures.svg_html import make_environment
 from xlashard.auto.plan.plan_model import (
@@ -18,8 +19,6 @@ from xlashard.auto.plan.plan_model import (
     PlanFields,
     PlannedConstraint,
     PlannedLayout,
-    PlannedValue,
-    UnforeseenTransfer,
     path_rules,
 )
 from xlashard.predict.preflight.render.report_text import WORDS
@@ -153,10 +152,10 @@ def _rules(plan: PlanFields) -> RenderableType:
 
 
 def _values(
-    page: Page, title: str, values: Sequence[PlannedValue], second: PlannedLayout | None
+    page: Page, title: str, values: Sequence[ValueReport], second: PlannedLayout | None
 ) -> RenderableType | None:
-    def row(value: PlannedValue) -> Sequence[RenderableType]:
-        spec = Text(f"{value.spec} fixed" if value.is_fixed else value.spec)
+    def row(value: ValueReport) -> Sequence[RenderableType]:
+        spec = Text(f"{value.spec} fixed" if value.decided_by == "caller" else value.spec)
         cells = (page.path(value.path), value.type, spec, in_bytes(value.device_bytes))
         return (*cells, Text(value.runner_up, "dim"))[: len(columns)]
 
@@ -184,7 +183,7 @@ def _shown(constraint: PlannedConstraint) -> tuple[str, ...]:
     return where, constraint.operation, kind, constraint.type, constraint.spec
 
 
-def _where(value: PlannedConstraint | UnforeseenTransfer) -> str:
+def _where(value: PlannedConstraint | CollectiveReport) -> str:
     return "" if value.source is None else line_text(value.source)
 
 
@@ -203,7 +202,14 @@ def _unforeseen(plan: PlanFields, page: Page) -> RenderableType | None:
         ("Unforeseen collectives", "of the compiler's own choice"),
         ("what", "along", "type", ">runs", ">on links", "line"),
         plan.unforeseen,
-        lambda c: (c.kind, c.along, c.type, f"{c.times:,}", in_seconds(c.seconds), _where(c)),
+        lambda c: (
+            c.kind,
+            c.along,
+            ", ".join(c.operands),
+            f"{c.times:,}",
+            in_seconds(c.seconds),
+            _where(c),
+        ),
     )
 
 

@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with status_line(f"compiling {target} for {place}"):
         program = find_program(target, place, axes, arguments.set)
         with user_code_errors(f"{target} can't be traced"):
-            mesh, lowered = read_on_topology(
+            mesh, lowered, _ = read_on_topology(
                 program.function, program.args, dict(program.kwargs), place, program.mesh
             )
             if isinstance(lowered, Compilation):

@@ -160,9 +160,10 @@ def pjit(
         donation: `"warn"` or, to raise where a donated argument can't be reused, `"strict"`.
         share_binary: In a program over several processes, let one compile, and the others load its
             machine code; all must compile their programs in the same order.
-        strict: Raise for a constraint by which a dimension does not divide, for a sharding that
-            the program does not follow, and for a large argument without a sharding that is
-            replicated, instead of a warning; None for `XLASHARD_STRICT`.
+        strict: Raise an `UnmetRequestError` instead of a warning: for a constraint by which a
+            dimension does not divide, a sharding that the program does not follow, a donated
+            argument that no result can reuse, and a large argument without a sharding that is
+            replicated; None for `XLASHARD_STRICT`.
         in_axis_resources: An older name of `in_shardings`.
         out_axis_resources: An older name of `out_shardings`.
 

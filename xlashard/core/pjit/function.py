@@ -106,6 +106,10 @@ class Function:
         return DonationTracker(self.name)
 
     @property
+    def _donation_mode(self) -> str:
+        return "strict" if is_strict(self.options.strict) else self.options.donation
+
+    @property
     def requested_shardings(self) -> list[Any]:
         """Return the leaves of `in_shardings` and `out_shardings`."""
         leaves = (*self.options.in_resources.leaves, *self.options.out_resources.leaves)
@@ -273,12 +277,12 @@ class Function:
             call = replace(call, miss=CacheMiss(arguments=call.miss.arguments))
         _, lowered = entry.lower(jaxpr, call.miss)
         if reports_donation:
-            lowered.report_donation(self.options.donation, self.name)
+            lowered.report_donation(self._donation_mode, self.name)
         compiled = entry.compile(jaxpr, request, call.miss, options)
         request = replace(request, options=(*request.options, *options)) if options else request
         self.report_stages(call, request, is_last=True)
         if reports_donation:
-            lowered.report_donation(self.options.donation, self.name, compiled.program)
+            lowered.report_donation(self._donation_mode, self.name, compiled.program)
         report_replicated(call, compiled, self.options)
         return compiled
 

@@ -107,16 +107,18 @@ class LoweredProgram:
             self._reported.add(text)
         warnings.warn(text, DonationWarning, skip_file_prefixes=(_OWN_FILES,))
 
-    def refusals(self, program: Program) -> dict[str, str]:
+    def refusals(self, program: Program) -> dict[str, UnusedDonation]:
         """Return the reasons why donated arguments keep their buffers, by path.
 
         Args:
             program: The compiled program.
         """
         refusals = [*self._refused(), *self._left(program)]
-        return {refused.value.name: refused.reason for refused in refusals}
+        return {refused.value.name: refused for refused in refusals}
 
-    def refusals_by(self, parts: ProgramParts, aliases: Mapping[int, int]) -> dict[str, str]:
+    def refusals_by(
+        self, parts: ProgramParts, aliases: Mapping[int, int]
+    ) -> dict[str, UnusedDonation]:
         """Return the reasons why donated arguments keep their buffers, from the program's parts.
 
         Args:
@@ -125,7 +127,7 @@ class LoweredProgram:
         """
         layouts = [v.layout for v in parts.plan.args], [v.layout for v in parts.plan.results]
         refusals = [*self._refused(), *self._unused_donations(parts, layouts, aliases)]
-        return {refused.value.name: refused.reason for refused in refusals}
+        return {refused.value.name: refused for refused in refusals}
 
     def _refused(self) -> list[UnusedDonation]:
         """Return the refusals that are known before compilation."""

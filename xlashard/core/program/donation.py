@@ -1,9 +1,11 @@
 """Pair donated arguments with results, and report the arguments that no result can take over."""
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import takewhile
 from math import log, prod
 
 import numpy as np
@@ -168,18 +170,23 @@ class UnusedDonation:
 
     Attributes:
         value: The argument.
-        reason: The reason, and advice.
+        reason: The reason.
+        advice: What to write instead; empty without advice.
     """
 
     value: ValuePlan
     reason: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.reason, self.advice)))
 
 
 def report_text(refusals: Sequence[UnusedDonation], function: str) -> str:
     """Return the message about donated arguments that can't be reused, each by its path."""
     one = len(refusals) == 1
     what = "a donated argument" if one else f"{len(refusals)} donated arguments"
-    lines = [f"{_described(refused.value)}: {refused.reason}" for refused in refusals]
+    lines = [f"{_described(refused.value)}: {refused}" for refused in refusals]
     return (
         f"{function} got {what} whose buffers no result can take over: leave "
         f"{'it' if one else 'them'} out of donate_argnums, or follow the advice:\n  "
@@ -190,6 +197,9 @@ def report_text(refusals: Sequence[UnusedDonation], function: str) -> str:
 def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) -> UnusedDonation:
     """Return the reason why no result takes over the buffers of an argument.
 
+    The reason is that of the result whose path ends like the argument's, as those of a state that a
+    step updates do; of equal results, that of the one before it in order.
+
     Args:
         plan: The program's plan, with the compiler's choices if known.
         position: The argument.
@@ -197,19 +207,31 @@ def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) 
             itself.
     """
     value = plan.args[position]
-    alike = [
-        j for j, r in enumerate(plan.results) if (r.shape, r.dtype) == (value.shape, value.dtype)
-    ]
-    for candidates in (alike, range(len(plan.results))):
-        for j in candidates:
-            result = plan.results[j]
-            if j in takers and has_room(result, value):
-                return UnusedDonation(value, _conflict(plan, result, takers[j]))
-        for j in candidates:
-            reason = _difference(value, plan.results[j])
-            if reason is not None:
-                return UnusedDonation(value, reason)
+    by_path = sorted(
+        range(len(plan.results)), key=lambda j: -common_steps(value.name, plan.results[j].name)
+    )
+    alike = [j for j in by_path if plan.results[j].shape == value.shape]
+    alike.sort(key=lambda j: plan.results[j].dtype != value.dtype)
+    for j in (*alike, *by_path):
+        result = plan.results[j]
+        if j in takers and has_room(result, value):
+            return UnusedDonation(value, _conflict(plan, result, takers[j]))
+        if (difference := _difference(value, result)) is not None:
+            return UnusedDonation(value, *difference)
     return UnusedDonation(value, _nothing_near(plan, value))
+
+
+def common_steps(path: str, other: str) -> int:
+    """Return the number of equal steps at the end of two paths.
+
+    Example:
+        >>> common_steps("state['w'].mu", "result[0]['w'].mu")
+        2
+    """
+    steps, others = (re.findall(r"\[[^]]*\]|\.?[^.[]+", each)[::-1] for each in (path, other))
+    return sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(steps, others, strict=False))
+    )
 
 
 def _conflict(plan: ProgramPlan, result: ValuePlan, consumer: int | None) -> str:
@@ -217,29 +239,41 @@ def _conflict(plan: ProgramPlan, result: ValuePlan, consumer: int | None) -> str
     return f"{_described(result)} has room for it, but takes over the buffers of {name} already"
 
 
-def _difference(value: ValuePlan, result: ValuePlan) -> str | None:
-    """Return the difference that keeps a result of the same shape from taking over the buffers."""
+def _difference(value: ValuePlan, result: ValuePlan) -> tuple[str, str] | None:
+    """Return the difference that keeps a result of the same shape from taking over the buffers.
+
+    Returns:
+        The difference, and what to write instead; None without a difference.
+    """
     if value.shape != result.shape:
         return None
     name = _name(result)
     if value.dtype != result.dtype:
-        return f"{name} has its shape, but is {result.dtype}: return it as .astype({value.dtype!r})"
+        different = f"{name} has its shape, but is {result.dtype}"
+        return different, f"return it as .astype({value.dtype!r})"
     if value.memory_kind != result.memory_kind:
         memory, result_memory = (_memory(v) for v in (value, result))
         return (
             f"{name} has its type, but is in the memory {result_memory}, and the argument in "
-            f"{memory}: give out_shardings with memory_kind={memory!r}"
+            f"{memory}",
+            f"give out_shardings with memory_kind={memory!r}",
         )
     if bytes_of(result) != bytes_of(value):
-        return (
+        difference = (
             f"{name} has its type, but is sharded as {_place(result.sharding)}, "
             f"{_size_text(result)}, and the argument as {_place(value.sharding)}, "
-            f"{_size_text(value)}: give out_shardings={_place(value.sharding)} for {name}"
+            f"{_size_text(value)}"
         )
+        # Advice never takes more memory than the program does.
+        size, other = bytes_of(value), bytes_of(result)
+        if isinstance(size, int) and isinstance(other, int) and other < size:
+            return difference, f"pass {_name(value)} as {_place(result.sharding)}"
+        return difference, f"give out_shardings={_place(value.sharding)} for {name}"
     if value.layout != result.layout:
         return (
             f"{name} has its type, but the layout {_layout(result)}, and the argument as "
-            f"{_layout(value)}: give both the same Format"
+            f"{_layout(value)}",
+            "give both the same Format",
         )
     return None
 

@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,7 +95,8 @@ def _result(answer: Mapping[str, Any], folder: Path) -> tuple[executables.Offlin
         raise offline.RefusalError(crash_text(answer["reason"]), "")
     if answer["error"]:
         raise offline.RefusalError(answer["error"], answer["code"])
-    return offline.read_result(folder)
+    executable, code = offline.read_result(folder)
+    return replace(executable, log=answer.get("log", "")), code
 
 
 _UNREGISTERED = r"No (?:FFI handler registered|registered implementation)"

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class NetworkCost:
     expected_seconds: float = 0.0
 
     @property
-    def resource(self) -> str:
+    def resource(self) -> Literal["ici", "dcn"]:
         """Name of the slowest network in use: `dcn` between slices or nodes, or `ici`."""
         return "dcn" if self.dcn_bytes else "ici"
 
@@ -145,10 +145,10 @@ class BaseNetworkModel[T: BaseTopology, G](ABC):
         if isinstance(groups, SourceTargetPairs):
             return self._permutation(groups, payload)
         if groups not in self._groups:
-            # The first group stands for all groups.
-            members = np.array(groups.devices()[0]) if groups.count else np.zeros(1, np.int64)
-            inside = members[members < len(self._coordinates)]
-            self._groups[groups] = self._find_group(groups.size, self._coordinates[inside])
+            inside = [g for g in groups.devices() if max(g) < len(self._coordinates)]
+            whole = [group for group in inside if len(group) == groups.size]
+            coordinates = self._coordinates[np.array(whole or [[0]])]
+            self._groups[groups] = self._find_group(groups.size, coordinates)
         return self._in_group(self._groups[groups], payload, collective.traits)
 
     @abstractmethod
@@ -169,7 +169,7 @@ class BaseNetworkModel[T: BaseTopology, G](ABC):
 
     @abstractmethod
     def _find_group(self, size: int, coordinates: np.ndarray) -> G:
-        """Return the extent of a group of devices."""
+        """Return the widest extent of groups at coordinates `[groups, size, dimensions]`."""
 
     @abstractmethod
     def _in_group(self, group: G, payload: float, traits: CollectiveTraits) -> NetworkCost:

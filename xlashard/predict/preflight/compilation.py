@@ -167,12 +167,14 @@ class Estimate:
                     raise RefusalError(answer["error"], answer["code"])
             except ProgramTooLargeError as raised:
                 error = raised
-        return self._compilation(answer["seconds"], error)
+        return self._compilation(answer["seconds"], error, answer.get("log", ""))
 
     def _passes(self) -> AbstractContextManager[PhaseInput | CompileInput]:
         return self._lowered.compiler_input(self._options | _dumps_to(self._folder))
 
-    def _compilation(self, seconds: float, error: ProgramTooLargeError | None) -> Compilation:
+    def _compilation(
+        self, seconds: float, error: ProgramTooLargeError | None, log: str = ""
+    ) -> Compilation:
         lowered = self._lowered
         module = _read(self._folder, None, lowered.program.name, error)
         return replace(
@@ -181,6 +183,7 @@ class Estimate:
             options=tuple(self._options.items()),
             too_large=error is not None,
             is_estimate=lowered.plan.devices[0].platform != "gpu",
+            log=log,
         )
 
 

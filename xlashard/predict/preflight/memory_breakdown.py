@@ -24,7 +24,6 @@ from xlashard.hlo.module import Computation, HloModule
 from xlashard.hlo.shapes import HBM, HOST
 from xlashard.predict.preflight.attribution.hlo_dataflow import ValueOwners
 from xlashard.predict.preflight.report.preflight_model import (
-    BufferReport,
     MemoryBreakdown,
     RuntimeMemory,
     TemporaryReport,
@@ -93,10 +92,10 @@ def _name_preference(value: BufferValue, operations: ValueOwners) -> tuple[bool,
     return operations.is_phi(value), instruction is None or not instruction.op_name
 
 
-def io_buffers(
+def describe_values(
     program: Compilation, module: HloModule
-) -> tuple[tuple[BufferReport, ...], tuple[BufferReport, ...]]:
-    """Return the buffers of the arguments, and those of the results, largest first.
+) -> tuple[tuple[ValueReport, ...], tuple[ValueReport, ...]]:
+    """Return the arguments, then the closed-over arrays, and the results, with their buffers.
 
     Args:
         program: The program.
@@ -109,27 +108,26 @@ def io_buffers(
     inputs, outputs = _parameter_numbers(program), describe_outputs(program)
     takers = {argument: outputs[result].path for result, argument in aliases.items()}
     by_parameter = _by_parameter(module.allocations)
-    arguments = [
-        _held(
-            report,
-            by_parameter.get(position),
+    arguments = tuple(
+        replace(
+            _with_buffer(report, by_parameter.get(position)),
             aliased=takers.get(position, ""),
             donated=place < len(donated) and donated[place],
         )
-        for place, (report, position) in enumerate(inputs)
         if position is not None
-    ]
+        else report
+        for place, (report, position) in enumerate(inputs)
+    )
     paths = {position: report.path for report, position in inputs}
     places = _result_allocations(module)
-    results = [
-        _held(
-            report,
-            places[tokens + i] if tokens + i < len(places) else None,
+    results = tuple(
+        replace(
+            _with_buffer(report, places[tokens + i] if tokens + i < len(places) else None),
             aliased=paths.get(aliases.get(i), ""),
         )
         for i, report in enumerate(outputs)
-    ]
-    return _largest_first(arguments), _largest_first(results)
+    )
+    return arguments, results
 
 
 def _parameter_numbers(program: Compilation) -> list[tuple[ValueReport, int | None]]:
@@ -189,24 +187,10 @@ def _find(
     return None
 
 
-def _held(
-    report: ValueReport, allocation: Allocation | None, *, aliased: str, donated: bool = False
-) -> BufferReport:
-    in_hbm = allocation is None or allocation.memory == HBM
-    padded = report.device_bytes if allocation is None else allocation.size
-    return BufferReport(
-        path=report.path,
-        type=report.type,
-        spec=report.spec,
-        device_bytes=padded if in_hbm else 0,
-        copies=report.copies,
-        aliased=aliased,
-        donated=donated,
-    )
-
-
-def _largest_first(held: Sequence[BufferReport]) -> tuple[BufferReport, ...]:
-    return tuple(sorted(held, key=lambda h: -h.device_bytes))
+def _with_buffer(report: ValueReport, allocation: Allocation | None) -> ValueReport:
+    if allocation is None:
+        return report
+    return replace(report, device_bytes=allocation.size if allocation.memory == HBM else 0)
 
 
 def device_allocations(module: HloModule, topology: BaseTopology | None) -> list[Allocation]:
@@ -230,8 +214,7 @@ def describe_memory(compilation: Compilation, topology: BaseTopology) -> MemoryB
         compilation: The program, compiled or rejected for its memory.
         topology: Topology of the program.
     """
-    program, module = compilation, compilation.module
-    arguments, results = io_buffers(program, module)
+    module = compilation.module
     is_gpu = isinstance(topology, GpuTopology)
     in_hbm = device_allocations(module, topology)
     parameters = [a for a in in_hbm if a.parameter is not None]
@@ -262,9 +245,7 @@ def describe_memory(compilation: Compilation, topology: BaseTopology) -> MemoryB
         temporary_bytes=temporary_bytes,
         constant_bytes=constant_bytes,
         code_bytes=code,
-        arguments=arguments,
-        results=results,
-        temporaries=describe_temporaries(module, program.sources),
+        temporaries=describe_temporaries(module, compilation.sources),
         host_bytes=_bytes(a for a in module.allocations if a.memory == HOST),
         runtime=runtime,
     )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding as JaxNamedSharding
 
@@ -44,7 +45,8 @@ def resolve_mesh(
 
     Args:
         topology: Topology of the mesh devices.
-        mesh: Mesh of the caller. A mesh of other devices contributes axis names, sizes and types.
+        mesh: Mesh of the caller. One of the topology's chips keeps its order, whatever client has
+            made its devices; others contribute axis names, sizes and types.
         meshes: Meshes that the program names, by the path of an argument or another part of it.
 
     Raises:
@@ -53,14 +55,16 @@ def resolve_mesh(
     """
     if mesh is None:
         mesh = _only_mesh(topology, meshes)
-    if isinstance(mesh, Mesh) and set(mesh.devices.flat) <= set(topology.devices):
-        return mesh
+    devices = topology.match_devices(mesh.devices.flat) if isinstance(mesh, Mesh) else None
+    if devices is not None and isinstance(mesh, Mesh):
+        grid = np.array(devices, dtype=object).reshape(mesh.devices.shape)
+    else:
+        grid = topology.mesh({str(name): int(n) for name, n in _sizes(mesh).items()}).devices
     if isinstance(mesh, Mapping):
-        return topology.mesh({str(name): int(size) for name, size in mesh.items()})
-    on = topology.mesh({str(name): int(size) for name, size in mesh.shape.items()})
+        return Mesh(grid, tuple(map(str, mesh)))
     # Inside shard_map a mesh has manual axes.
     types = [AxisType.Auto if kind == AxisType.Manual else kind for kind in mesh.axis_types]
-    return Mesh(on.devices, on.axis_names, axis_types=tuple(types))
+    return Mesh(grid, mesh.axis_names, axis_types=tuple(types))
 
 
 def _only_mesh(topology: BaseTopology, meshes: Mapping[str, MeshLike]) -> MeshLike:

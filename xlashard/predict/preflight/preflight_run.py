@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -110,7 +110,7 @@ def preflight(
         >>> report = preflight(gram, x, topology="v5e-16", mesh={"data": 16})
         >>> report.outcome, report.memory.argument_bytes
         ('fits', 65536)
-        >>> [(t.collective.kind, t.collective.along) for t in report.traffic]
+        >>> [(c.kind, c.along) for c in report.traffic]
         [('all-gather', 'data')]
     """
     chip_hour = None if price is None else parse_price(price)
@@ -120,7 +120,7 @@ def preflight(
         warnings.simplefilter("ignore", DonationWarning)
         place = find_topology(topology, slices)
         calibrations = read_calibrations(rates, [place.chip])
-        on, program = read_on_topology(fun, args, kwargs, place, mesh)
+        on, program, is_laid_out = read_on_topology(fun, args, kwargs, place, mesh)
         if isinstance(program, Compilation):
             if compiler_options or estimate:
                 raise ArgumentError(
@@ -140,13 +140,28 @@ def preflight(
             replicated_above=replicated_above,
             kernel_costs=costs,
             calibration=calibrations.get(place.chip.name),
+            is_laid_out=is_laid_out,
         )
+
+
+class PlacedProgram(NamedTuple):
+    """A program for the devices of a topology.
+
+    Attributes:
+        mesh: Its mesh there.
+        program: The program.
+        is_laid_out: Whether xlashard laid out the mesh.
+    """
+
+    mesh: Mesh
+    program: LoweredModule | Compilation
+    is_laid_out: bool
 
 
 def read_on_topology(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], topology: BaseTopology, mesh: Any
-) -> tuple[Mesh, LoweredModule | Compilation]:
-    """Return the mesh on the topology's devices, and the program for them.
+) -> PlacedProgram:
+    """Return a program for the devices of a topology, with its mesh there.
 
     Args:
         fun: Function or stage, as in `preflight`.
@@ -172,7 +187,7 @@ def read_on_topology(
 
 def _place_call(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], topology: BaseTopology, mesh: Any
-) -> tuple[Mesh, LoweredModule | Compilation]:
+) -> PlacedProgram:
     """Trace a call and lower it for a topology.
 
     With the mesh of the call, the trace is the one of the user's program. Under another mesh, or
@@ -193,8 +208,15 @@ def _place_call(
     traces = [partial(read, fun, args, kwargs, "preflight", device), placed]
     if not _is_alike(own, on):
         traces.reverse()
-    program = _first(traces)
-    return _place(program, topology, on)
+    placed_program = _place(_first(traces), topology, on)
+    given = [*own.values()] if mesh is None else [mesh]
+    return placed_program._replace(is_laid_out=not _are_on(topology, given))
+
+
+def _are_on(topology: BaseTopology, meshes: Sequence[MeshLike | None]) -> bool:
+    """Return True if a mesh has the devices of a topology, whose order it keeps."""
+    own = [mesh.devices.flat for mesh in meshes if isinstance(mesh, Mesh)]
+    return any(topology.match_devices(devices) is not None for devices in own)
 
 
 def _is_alike(meshes: Mapping[str, MeshLike], on: Mesh) -> bool:
@@ -247,8 +269,8 @@ def _place(
     program: Program | LoweredModule | Compilation,
     topology: BaseTopology,
     mesh: Any,
-) -> tuple[Mesh, LoweredModule | Compilation]:
-    """Return a mesh on a topology, and a program lowered for its devices.
+) -> PlacedProgram:
+    """Return a program lowered for the devices of a topology, with its mesh there.
 
     Args:
         program: The program, as far as it has come.
@@ -257,14 +279,16 @@ def _place(
     """
     if isinstance(program, Compilation):
         _check_compiled(program, topology)
-        return program.mesh or resolve_mesh(topology, mesh, {}), program
+        on = program.mesh or resolve_mesh(topology, mesh, {})
+        return PlacedProgram(on, program, not _are_on(topology, [program.mesh, mesh]))
     own = program.program.mesh if isinstance(program, LoweredModule) else program.mesh
     if isinstance(program, LoweredModule):
         own = own or program.plan.mesh
+    given = mesh
     if mesh is None:
         named = {"the program": own} if own is not None else meshes_of_program(program)
         mesh = resolve_mesh(topology, None, named)
-    on = resolve_mesh(topology, mesh, {})
+    on, is_laid_out = resolve_mesh(topology, mesh, {}), not _are_on(topology, [own, given])
     if isinstance(program, LoweredModule):
         lowered = program
         if not set(program.plan.devices) <= set(topology.devices):
@@ -272,7 +296,7 @@ def _place(
     else:
         lowered = program.lower(_map_devices(program.name, own, on))
     check_devices(lowered, topology)
-    return on, lowered
+    return PlacedProgram(on, lowered, is_laid_out)
 
 
 def _map_devices(name: str, own: Mesh | None, on: Mesh) -> dict[Any, Any]:
@@ -302,7 +326,7 @@ def _move(module: LoweredModule, own: Mesh | None, on: Mesh) -> LoweredModule:
 def _check_compiled(compilation: Compilation, topology: BaseTopology) -> None:
     """Raise if a program was compiled for other devices than those of a topology."""
     name, devices = compilation.name, compilation.devices
-    if not set(devices) <= set(topology.devices):
+    if topology.match_devices(devices) is None:
         raise ArgumentError(
             f"{name} is a Compiled, machine code for {_devices_text(devices)}, not for those of "
             f"{topology.name}: pass its Lowered, or the function and its arguments"

@@ -105,7 +105,7 @@ class ScriptDevices:
             return x
 
         with unobserved():
-            _, lowered = read_on_topology(small, (x,), {}, self.topology, None)
+            lowered = read_on_topology(small, (x,), {}, self.topology, None).program
             assert isinstance(lowered, LoweredModule)
             lowered.compile(self.options)
 
@@ -228,4 +228,5 @@ class ScriptDevices:
             price=price,
             kernel_costs=kernel_costs,
             calibration=calibration,
+            is_laid_out=False,
         )

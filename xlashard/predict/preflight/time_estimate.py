@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 from xlashard.hlo.collectives import Collective, along_text
 from xlashard.hlo.module import HloModule
@@ -70,7 +70,7 @@ def estimate_time(
     shares = schedule.by_resource()
     kernels = kernel_spread(module, schedule, chip, kernel_costs, rates)
     below, above = error_bar(shares, dcn=resources["dcn"], kernels=kernels, chip=chip)
-    return TimeEstimate(
+    estimate = TimeEstimate(
         flops=work.flops,
         flops_by_dtype=tuple(sorted(work.matmul_flops.items(), key=lambda item: -item[1])),
         hbm_bytes=work.hbm_bytes,
@@ -80,7 +80,7 @@ def estimate_time(
         ici_seconds=resources["ici"],
         dcn_seconds=resources["dcn"],
         roofline_seconds=roofline,
-        bound=_bound(shares, resources),
+        bound=_bound(resources if roofline > schedule.seconds else shares),
         seconds=max(schedule.seconds, roofline),
         below=below,
         above=above,
@@ -94,6 +94,7 @@ def estimate_time(
         unknown_calls=tuple(sorted(work.unknown_calls.items())),
         not_understood=tuple(sorted(module.not_understood.items())),
     )
+    return replace(estimate, above=None) if estimate.is_lower_bound else estimate
 
 
 def schedule_step(
@@ -146,13 +147,11 @@ class KernelSpread:
         faster: Seconds that they take less at the best rates of other chips.
         slower: Seconds that they take more at the worst rates of other chips.
         ragged: Seconds of ragged products.
-        unknown: Whether there are kernels of unknown cost.
     """
 
     faster: float = 0.0
     slower: float = 0.0
     ragged: float = 0.0
-    unknown: bool = False
 
 
 def error_bar(
@@ -161,7 +160,7 @@ def error_bar(
     dcn: float = 0.0,
     kernels: KernelSpread | None = None,
     chip: Chip | None = None,
-) -> tuple[float, float | None]:
+) -> tuple[float, float]:
     """Return the error of a predicted time below and above it, as shares of the time.
 
     Its widths hold nine in ten of the published training runs (`benchmarks/truth.py`); waiting for
@@ -174,8 +173,7 @@ def error_bar(
         chip: Figures of the chip; a TPU's bar if None.
 
     Returns:
-        A negative share, and a positive one; None instead of it with kernels of unknown cost,
-        without which the time is a lower bound.
+        A negative share, and a positive one.
     """
     whole, kernels = sum(shares.values()) or 1.0, kernels or KernelSpread()
     waiting = (shares.get("ici", 0.0) + shares.get("host", 0.0)) / whole
@@ -184,8 +182,6 @@ def error_bar(
     below = bar.below - 0.3 * waiting + bar.hbm * shares.get("hbm", 0.0) / whole
     below += shares.get("dcn", 0.0) / whole * (1 / bar.network - 1)
     below += (kernels.ragged * ragged_below - kernels.faster) / whole
-    if kernels.unknown:
-        return max(below, -1.0), None
     above = bar.above + 0.2 * waiting + dcn / whole * (bar.network - 1)
     above += (kernels.ragged * ragged_above + kernels.slower) / whole
     return max(below, -1.0), above
@@ -239,30 +235,28 @@ def kernel_spread(
     """
     others = [operations_for(module, r, kernel_costs) for r in borrowed_rates(chip, rates)]
     faster = slower = ragged = 0.0
-    unknown = False
     for operation, runs in schedule:
         call = operation.instruction
         if not is_kernel(call):
             continue
-        unknown |= not operation.known
         ragged += runs * operation.seconds * is_ragged(call)
         computation = module.computations[operation.computation]
         times = [other.of(computation, call).seconds for other in others]
         faster += runs * max(operation.seconds - min(times, default=math.inf), 0.0)
         slower += runs * max(max(times, default=0.0) - operation.seconds, 0.0)
-    return KernelSpread(faster, slower, ragged, unknown)
+    return KernelSpread(faster, slower, ragged)
 
 
-_ARITHMETIC = ("matrix", "vector", "kernel", "launch")
+_ARITHMETIC = ("matrix", "vector", "kernel")
 """Units whose time is bound by `compute`."""
 
 
-def _bound(shares: Mapping[str, float], resources: Mapping[Bound, float]) -> Bound:
-    """Return the resource that the cores work with or wait for most of the time."""
-    sums: dict[Bound, float] = defaultdict(float)
-    for resource, seconds in shares.items():
-        sums["compute" if resource in _ARITHMETIC else cast(Bound, resource)] += seconds
-    return max(sums or resources, key=lambda name: (sums or resources)[name])
+def _bound(seconds: Mapping[Any, float]) -> Bound:
+    """Return the resource that takes most of the time."""
+    sums: dict[Any, float] = defaultdict(float)
+    for resource, part in seconds.items():
+        sums["compute" if resource in _ARITHMETIC else resource] += part
+    return max(sums, key=lambda name: sums[name], default="compute")
 
 
 def _runs_of_kernels(schedule: StepSchedule, *, known: bool) -> dict[str, int]:

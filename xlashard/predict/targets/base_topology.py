@@ -2,10 +2,10 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from jax import sharding as jax_sharding
     from jax.sharding import Mesh
 
+    from xlashard._jax.runtime import shardings
     from xlashard._jax.runtime.shardings import Device
 else:
     # For meshes on devices of JAX; figures of a topology are computed without it.
     jax_sharding = deferred("jax.sharding")
+    shardings = deferred("xlashard._jax.runtime.shardings")
 
 
 def counted_in_thousands(number: int, noun: str) -> str:
@@ -45,7 +47,7 @@ class AxisLinks:
         axes: Names of the mesh axes.
         size: Group size: devices that differ in these axes alone.
         parts: Extent of the axes along each topology dimension, including `slice` and `core`, or
-            `node` and `gpu`; empty if the devices follow no dimensions.
+            `node` and `gpu`; empty unless all groups fill boxes of one extent.
         links: Links per chip, weighted by the share of this group where groups share a link.
         ring: Whether the devices form a ring of neighbours in each dimension.
         network: `dcn` if the group spans slices of TPUs, `network` if it spans nodes of GPUs.
@@ -113,7 +115,7 @@ class BaseTopology(ABC):
         Args:
             axes: Names of the mesh axes that the group spans.
             size: Number of devices.
-            parts: Extent along each dimension; None if the devices follow no dimensions.
+            parts: Extent along each dimension; None unless all groups fill boxes of one extent.
             domains: Number of positions along the first dimension that the group spans.
         """
 
@@ -137,9 +139,9 @@ class BaseTopology(ABC):
         return len({device.process_index for device in self.devices})
 
     @cached_property
-    def positions(self) -> Mapping[int, int]:
-        """Position in `devices` by device id."""
-        return {device.id: position for position, device in enumerate(self.devices)}
+    def _positions(self) -> Mapping[Hashable, int]:
+        """Position in `devices` by the place of a device."""
+        return {_place(device): position for position, device in enumerate(self.devices)}
 
     @cached_property
     def _grid(self) -> npt.NDArray[np.object_]:
@@ -147,6 +149,29 @@ class BaseTopology(ABC):
         grid = np.empty(tuple(d.size for d in self.dimensions), dtype=object)
         grid[tuple(self.coordinates.T)] = self.devices
         return grid
+
+    def match_devices(self, devices: "Iterable[Device]") -> "tuple[Device, ...] | None":
+        """Return the devices of this topology at the places of some devices, in their order.
+
+        The client of the devices has the same chips at the same coordinates: it is that of this
+        topology, of `jax.experimental.topologies.get_topology_desc`, or of a real slice. Ids may
+        differ.
+
+        Args:
+            devices: Devices of one client.
+
+        Returns:
+            The devices; None for those of another topology.
+        """
+        devices = tuple(devices)
+        positions = [self._positions.get(_place(device)) for device in devices]
+        is_own = set(devices) <= set(self.devices)
+        if None in positions or not (is_own or self._has_client(devices[0].client)):
+            return None
+        return tuple(self.devices[position] for position in positions if position is not None)
+
+    def _has_client(self, client: Any) -> bool:
+        return set(map(_place, client.devices())) == self._positions.keys()
 
     def mesh(self, axes: Mapping[str, int], order: Sequence[str] | None = None) -> "Mesh":
         """Return a mesh over all devices, laid out for the highest bandwidth per axis.
@@ -206,42 +231,14 @@ def axis_links(topology: BaseTopology, mesh: "Mesh", axes: Sequence[str]) -> Axi
 
 @lru_cache(maxsize=256)
 def _links(topology: BaseTopology, mesh: "Mesh", axes: tuple[str, ...]) -> AxisLinks:
-    steps = _steps(topology, mesh)
+    coordinates = mesh_coordinates(topology, mesh)
     size = math.prod(mesh.shape[name] for name in axes)
-    parts = None if steps is None else _merged(topology.dimensions, steps, mesh, axes)
-    return topology.links_of(axes, size, parts, _domains_spanned(topology, mesh, axes))
-
-
-def _merged(
-    dimensions: Sequence[Dimension],
-    steps: dict[str, npt.NDArray[np.int64]],
-    mesh: "Mesh",
-    axes: Sequence[str],
-) -> tuple[AxisSegment, ...] | None:
-    """Return the combined extent of some axes, or None if they don't fill a box of positions."""
-    where = np.zeros((1, len(dimensions)), np.int64)
-    for name in axes:
-        where = (where[:, None, :] + steps[name][None, :, :]).reshape(-1, len(dimensions))
-    parts = extents(dimensions, where)
-    return parts if math.prod(p.size for p in parts) == len(where) else None
-
-
-@lru_cache(maxsize=64)
-def _steps(topology: BaseTopology, mesh: "Mesh") -> dict[str, npt.NDArray[np.int64]] | None:
-    """Return device offsets from the first device of each axis: `[size, dimensions]`.
-
-    None if the offsets depend on the position along other axes.
-    """
-    places = mesh_coordinates(topology, mesh)
-    first = places[(0,) * mesh.devices.ndim]
-    steps, total = {}, first
-    for axis, name in enumerate(mesh.axis_names):
-        line = places[tuple(slice(None) if i == axis else 0 for i in range(mesh.devices.ndim))]
-        steps[name] = line - first
-        shape = [1] * mesh.devices.ndim + [len(first)]
-        shape[axis] = mesh.devices.shape[axis]
-        total = total + steps[name].reshape(shape)
-    return steps if np.array_equal(np.broadcast_to(total, places.shape), places) else None
+    along = [mesh.axis_names.index(name) for name in axes]
+    groups = np.moveaxis(coordinates, along, range(-1 - len(axes), -1))
+    parts = extents(topology.dimensions, groups.reshape(-1, size, coordinates.shape[-1]))
+    domains = next((p.size for p in parts if p.dimension == topology.dimensions[0].name), 1)
+    is_box = math.prod(p.size for p in parts) == size
+    return topology.links_of(axes, size, parts if is_box else None, domains)
 
 
 @lru_cache(maxsize=64)
@@ -255,19 +252,20 @@ def mesh_coordinates(topology: BaseTopology, mesh: "Mesh") -> npt.NDArray[np.int
     Raises:
         TopologyError: If the mesh has devices of another topology.
     """
-    positions = topology.positions
-    try:
-        device_positions = [positions[device.id] for device in mesh.devices.flat]
-    except KeyError as error:
+    devices = topology.match_devices(mesh.devices.flat)
+    if devices is None:
+        platform = mesh.devices.flat[0].platform
         raise TopologyError(
-            f"the mesh has device {error} of platform {mesh.devices.flat[0].platform}, which is "
-            f"not in {topology}: make it by topology({topology.name!r}).mesh(axes)"
-        ) from None
-    return topology.coordinates[np.array(device_positions)].reshape(*mesh.devices.shape, -1)
+            f"the mesh has {counted(mesh.size, 'device')} of platform {platform}, which are not "
+            f"those of {topology}: make it by topology({topology.name!r}).mesh(axes)"
+        )
+    where = topology.coordinates[[topology._positions[_place(device)] for device in devices]]
+    return where.reshape(*mesh.devices.shape, -1)
 
 
-def _domains_spanned(topology: BaseTopology, mesh: "Mesh", axes: Sequence[str]) -> int:
-    """Return the number of slices or nodes that the devices along some axes span."""
-    numbers = mesh_coordinates(topology, mesh)[..., 0]
-    line = tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)
-    return len(np.unique(numbers[line]))
+def _place(device: "Device") -> Hashable:
+    """Return the chip of a device and its place among the devices of a client."""
+    coords = getattr(device, "coords", None)
+    if device.platform != "tpu" or coords is None:
+        return device.device_kind, device.id
+    return device.device_kind, shardings.slice_of(device), *coords, device.core_on_chip

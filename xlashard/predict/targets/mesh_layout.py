@@ -73,22 +73,34 @@ def part(dimension: Dimension, size: int, stride: int) -> AxisSegment:
 def extents(
     dimensions: Sequence[Dimension], coordinates: npt.NDArray[np.int64]
 ) -> tuple[AxisSegment, ...]:
-    """Return the extent of some positions along each dimension in which they differ.
+    """Return the extent of a group of positions along each dimension in which they differ.
+
+    Of several groups, the widest extent and the largest stride. Groups that each fill a box of one
+    extent have as many members as the product of its sizes.
 
     Args:
         dimensions: The dimensions.
-        coordinates: Coordinates of the positions: `[positions, dimensions]`.
+        coordinates: Coordinates of the positions: `[positions, dimensions]`, or of the positions of
+            each group: `[groups, positions, dimensions]`.
 
     Example:
         >>> plane = Dimension("x", 4, wraps=True), Dimension("y", 2)
         >>> extents(plane, np.array([[0, 1], [2, 1]]))
         (AxisSegment(dimension='x', size=2, stride=2, ring=True),)
     """
+    groups = np.sort(coordinates.reshape(-1, *coordinates.shape[-2:]), axis=1)
     segments = []
     for index, dimension in enumerate(dimensions):
-        places = np.unique(coordinates[:, index])
-        if len(places) > 1:
-            segments.append(part(dimension, len(places), int(np.diff(places).min())))
+        places = groups[..., index]
+        gaps = np.diff(places, axis=1)
+        size = int((gaps > 0).sum(axis=1).max()) + 1
+        if size == 1:
+            continue
+        strides = np.where(gaps > 0, gaps, dimension.size).min(axis=1)
+        if dimension.wraps:
+            # The first and the last position can be neighbours.
+            strides = np.minimum(strides, places[:, 0] + dimension.size - places[:, -1])
+        segments.append(part(dimension, size, int(strides.max())))
     return tuple(segments)
 
 

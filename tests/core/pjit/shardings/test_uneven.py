@@ -1,7 +1,6 @@
 """Shardings that a program does not satisfy are reported once, and are errors under strict=True."""
 
 import dataclasses
-import json
 import re
 import warnings
 
@@ -22,7 +21,7 @@ from xlashard import (
     record_programs,
     with_sharding_constraint,
 )
-from xlashard.analysis.explain.model import ReplicationReport
+from xlashard.analysis.explain.model import UnmetRequest
 from xlashard.core.pjit import function
 from xlashard.core.pjit.shardings import uneven
 from xlashard.errors import (
@@ -146,30 +145,24 @@ def test_explain_lists_uneven_dimensions(mesh):
 
     with pytest.warns(UnevenShardingWarning):
         report = explain(pjit(jax.value_and_grad(loss)), X, f32(4))
-    (row,) = report.uneven
-    assert (row.type, row.spec, row.dim, row.size) == (
-        "float32[10,10]",
-        "P(None, ('x', 'y'))",
-        1,
-        10,
-    )
-    assert (row.axes, row.shards, row.shard_size, row.padded_size) == (("x", "y"), 8, 2, 16)
-    assert (row.empty_shards, row.device_bytes, row.padding_bytes) == (3, 80, 240)
-    assert (row.whole_bytes, row.result, row.source.file) == (400, "", __file__)
+    (row,) = report.unmet
+    assert (row.kind, row.path) == ("uneven constraint", "float32[10,10]")
+    assert (row.requested, row.nbytes) == ("P(None, ('x', 'y'))", 240)
+    assert row.actual == "padded to 16, 8 tiles of 2 along x, y, 3 of padding alone"
+    assert row.reason == "dimension 1 of 10 does not divide by 8"
+    assert row.source.file == __file__
     assert ProgramReport.from_json(report.to_json()) == report
     text = plain_text(report.renderable(), 200)
     assert "240 B" in text and "test_uneven.py" in text and "3 of padding alone" in text
-    old = json.loads(report.to_json())
-    del old["uneven"]
-    assert ProgramReport.from_json(json.dumps(old)).uneven == ()
 
 
 @pytest.mark.usefixtures("partitioner")
 def test_report_shows_requested_and_actual_spec_of_a_result(mesh):
     with pytest.warns(UnevenShardingWarning):
         report = explain(pjit(pinned(mesh, "x")), X)
-    (row,) = report.uneven
-    assert row.result == "result" and row.result_spec == report.outputs[0].spec != row.spec
+    (row,) = [u for u in report.unmet if u.kind == "uneven constraint"]
+    assert row.actual.endswith(f"; result is {report.outputs[0].spec}")
+    assert report.outputs[0].spec != row.requested
 
 
 @pytest.fixture
@@ -223,9 +216,38 @@ def test_programs_compiled_without_a_call_warn(mesh, little):
             explain(pjit(total, strict=True), LARGE, f32(8))
         with pytest.warns(ReplicationWarning):
             report = explain(jitted, LARGE, f32(8))
-        row = ReplicationReport("argument", "w", "P()", (0, 1), ("x", "y"), 7 * LARGE.nbytes // 8)
-        assert report.replications == (row,)
+        row = UnmetRequest(
+            "argument without sharding",
+            "w",
+            "unspecified",
+            "P()",
+            7 * LARGE.nbytes // 8,
+            "XLA leaves it whole",
+            "shard dimension 0 over x, y by in_shardings or device_put",
+        )
+        assert report.unmet == (row,)
         assert issued(lambda: explain(jitted, LARGE[1:], f32(8))) == []
+
+
+@pytest.mark.slow
+def test_large_results_without_a_sharding_warn_or_raise(mesh, little):
+    rows, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+    x = jax.device_put(LARGE[:8], rows)
+
+    def outer(x):
+        return x.T @ x
+
+    for run in (lambda: pjit(outer)(x), lambda: explain(jax.jit(outer), x)):
+        (warning,) = issued(run)
+        assert warning.category is ReplicationWarning
+        assert re.match(naming("result of outer", "1.0 MiB", "out_shardings"), str(warning.message))
+    with pytest.raises(ReplicationError, match="out_shardings"):
+        pjit(outer, strict=True)(x)
+    pinned = lambda x: jax.lax.with_sharding_constraint(outer(x), whole)  # noqa: E731
+    for f in (pjit(outer, out_shardings=whole), pjit(outer, out_shardings=rows), pjit(pinned)):
+        assert issued(lambda: f(x)) == []  # noqa: B023
+    # A replicated state stays so.
+    assert issued(lambda: pjit(lambda w, x: w + outer(x))(jax.device_put(LARGE, whole), x)) == []
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def traffic(function, *arguments, **how):
 
 
 def causes(reports):
-    return sorted((r.collective.kind, r.collective.along, r.origin) for r in reports)
+    return sorted((r.kind, r.along, r.origin) for r in reports)
 
 
 def loss(params, x):
@@ -73,7 +73,35 @@ def test_fsdp_gathers_parameters_and_scatters_gradients():
         ("all-reduce", "model", "reduction"),
         ("reduce-scatter", "data", "gradient"),
     }
-    assert {r.collective.argument for r in found} == {"", "params['up']", "params['down']"}
+    assert {r.argument for r in found} == {"", "params['up']", "params['down']"}
+
+
+@since_jaxlib("0.11.1", "XLA keeps no source of its own gathers")
+@pytest.mark.parametrize("by_scan", [False, True])
+def test_gathers_that_remat_repeats_are_named_so(by_scan):
+    def layer(x, w):
+        x = constrained(jnp.tanh(x @ w["up"]), "data", None)
+        return x @ w["down"], None
+
+    def run(params, x):
+        if by_scan:
+            x = jax.lax.scan(jax.checkpoint(layer), x, params)[0]
+        else:
+            for i in range(2):
+                x = jax.checkpoint(layer)(x, jax.tree.map(lambda w, i=i: w[i], params))[0]
+        return jnp.mean(x**2)
+
+    params = {
+        "up": struct((2, 1024, 2048), None, "data", None),
+        "down": struct((2, 2048, 1024), None, "data", None),
+    }
+    x = struct((4096, 1024), "data", None)
+    found = traffic(jax.grad(run), params, x, out_shardings=layout_of(params))
+    gathers = [r for r in found if r.collective.kind == "all-gather"]
+    repeated = [r for r in gathers if r.origin == "rematerialization"]
+    assert 0 < len(repeated) < len(gathers)
+    assert {r.origin for r in gathers} == {"argument", "rematerialization"}
+    assert all(r.requested and not r.suggestion for r in gathers)
 
 
 def test_windowed_matmuls_keep_their_collectives():
@@ -87,8 +115,8 @@ def test_windowed_matmuls_keep_their_collectives():
 
     compilation = scheduled(tail, params, x, out_shardings=layout_of(params))
     found = describe_traffic(compilation, PLACE, mesh)
-    rings = [r for r in found if r.collective.kind == "collective-permute"]
-    assert {(r.origin, r.collective.along) for r in rings} == {
+    rings = [r for r in found if r.kind == "collective-permute"]
+    assert {(r.origin, r.along) for r in rings} == {
         ("argument", "data"),
         ("gradient", "data"),
     }
@@ -221,12 +249,12 @@ def test_collectives_are_split_into_traffic_within_and_between_slices():
     compilation = scheduled(step, params, x, out_shardings=layout_of(params))
     reports = describe_traffic(compilation, place, mesh)
     between = [r for r in reports if r.network == "dcn"]
-    assert {(r.collective.kind, r.collective.along, r.origin) for r in between} == {
+    assert {(r.kind, r.along, r.origin) for r in between} == {
         ("all-gather", "data:(1)2", "argument"),
         ("all-reduce", "data:(1)2", "gradient"),
     }
-    inside = {(r.collective.kind, r.collective.along, r.origin) for r in reports} - {
-        (r.collective.kind, r.collective.along, r.origin) for r in between
+    inside = {(r.kind, r.along, r.origin) for r in reports} - {
+        (r.kind, r.along, r.origin) for r in between
     }
     assert inside == {
         ("all-gather", "data:(2)2", "argument"),
@@ -261,9 +289,7 @@ def test_time_estimate_sums_the_traffic():
     assert sum(t.seconds for t in estimate.traffic) == pytest.approx(
         sum(r.seconds for r in reports)
     )
-    assert sum(t.sent_bytes for t in estimate.traffic) == sum(
-        r.collective.sent_bytes for r in reports
-    )
+    assert sum(t.sent_bytes for t in estimate.traffic) == sum(r.sent_bytes for r in reports)
     products = 4096 // 2 * 1024 * 2048 // 4 * 2
     assert dict(estimate.flops_by_dtype) == {"bfloat16": 5 * products}
     assert estimate.compute_seconds == pytest.approx(5 * products / 197e12)

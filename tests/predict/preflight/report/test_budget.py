@@ -103,7 +103,7 @@ def test_every_key_measures_a_full_report() -> None:
         assert all(key.contributors(TWO_SLICES)), name
     assert KEYS["dcn_bytes"].measure(TWO_SLICES) == 2 * 2**30
     assert KEYS["ici_bytes"].measure(TWO_SLICES) == sum(
-        t.collective.sent_bytes for t in TWO_SLICES.traffic[1:]
+        t.sent_bytes for t in TWO_SLICES.traffic[1:]
     )
 
 

@@ -64,14 +64,7 @@ def test_added_and_removed_traffic_is_listed() -> None:
 
 def test_moved_source_lines_are_not_a_change() -> None:
     moved = [
-        replace(
-            t,
-            collective=replace(
-                t.collective,
-                source=t.collective.source
-                and replace(t.collective.source, line=t.collective.source.line + 7),
-            ),
-        )
+        replace(t, source=t.source and replace(t.source, line=t.source.line + 7))
         for t in FITTING.traffic
     ]
     assert compare(FITTING, replace(FITTING, traffic=tuple(moved))).is_same

@@ -193,7 +193,7 @@ def test_compiler_crash_raises_an_error() -> None:
     with pytest.raises(CompileError, match=naming("SIGABRT: Check failed: ", remedy)):
         report()
     found = report(xla_disable_hlo_passes="windowed-einsum-handler")
-    assert found.fits and "collective-permute" in {t.collective.kind for t in found.traffic}
+    assert found.fits and "collective-permute" in {t.kind for t in found.traffic}
 
 
 def test_compiler_crash_rejects_only_the_crashing_layout() -> None:

@@ -14,6 +14,7 @@ from xlashard._jax.runtime import topologies
 from xlashard.errors import CompileOnlyError, TopologyError
 from xlashard.gpu import GPU_MODELS, axis_links, topology
 from xlashard.hardware import AxisLinks
+from xlashard.predict.targets.gpu.topologies import target_config
 
 pytestmark = needs_plugin
 
@@ -44,6 +45,9 @@ def test_topologies_with_equivalent_names_are_equal() -> None:
     assert one != topology("2xp5.48xlarge")
     assert pickle.loads(pickle.dumps(one)) == one
     assert str(one) == "h100:2x8"
+    theirs = topologies.gpu_devices("other", target_config(one.chip), "2x1x8")
+    assert one.match_devices(theirs[::-1]) == one.devices[::-1]
+    assert topology("h100-8").match_devices(theirs[:8]) is None
 
 
 @pytest.mark.slow

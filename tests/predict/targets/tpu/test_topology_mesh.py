@@ -1,5 +1,6 @@
 """Meshes on a torus: positions of their axes, and errors."""
 
+import itertools
 import math
 
 import jax
@@ -8,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental import mesh_utils
+from jax.experimental.topologies import get_topology_desc
 
 from tests.message_patterns import naming
 from xlashard import Mesh
 from xlashard.errors import TopologyError
+from xlashard.predict.preflight.mesh_mapping import resolve_mesh
+from xlashard.predict.preflight.render.report_text import mesh_text
 from xlashard.predict.preflight.report.build import describe_mesh
-from xlashard.tpu import axis_links, topology
+from xlashard.tpu import Topology, axis_links, topology
 
 
 def along(name: str, axes: dict[str, int], slices: int = 1) -> dict[str, tuple[str, ...]]:
@@ -148,6 +152,67 @@ def test_error_of_a_wrong_mesh_counts_all_slices() -> None:
         topology("v5e-16", 2).mesh({"data": 16})
 
 
+def place(device) -> tuple[int, ...]:
+    return (getattr(device, "slice_index", 0), *device.coords, device.core_on_chip)
+
+
+def dimensions_along(mesh: Mesh, number: int) -> tuple[tuple[str, int], ...]:
+    """Return the box that each line of devices along an axis fills, device by device."""
+    boxes = set()
+    rows = [range(size) for size in mesh.devices.shape]
+    for index in itertools.product(*(r if i != number else [0] for i, r in enumerate(rows))):
+        line = [
+            place(mesh.devices[(*index[:number], at, *index[number + 1 :])]) for at in rows[number]
+        ]
+        values = [sorted({coordinates[d] for coordinates in line}) for d in range(5)]
+        is_box = set(itertools.product(*values)) == set(line)
+        boxes.add(tuple(map(len, values)) if is_box else None)
+    (box,) = boxes if len(boxes) == 1 else (None,)
+    names = ("slice", "x", "y", "z", "core")
+    sizes = zip(names, box or (), strict=False)
+    return tuple((name, size) for name, size in sizes if size > 1)
+
+
+def shuffled(found: Topology, sizes: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+    """Return the devices in one of the orders that programs give them."""
+    devices = np.array(found.devices, dtype=object)
+    match random.integers(5):
+        case 0:
+            return random.permutation(devices).reshape(sizes)
+        case 1 if found.slices == 1 and found.chip.devices_per_chip == 1:
+            return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+        case 2:
+            return devices.reshape(sizes)
+    grid = found.mesh({f"a{i}": size for i, size in enumerate(sizes)}).devices.copy()
+    axis = random.integers(len(sizes))
+    if random.integers(2):
+        # Every other row the other way around, as a snake.
+        rows = np.moveaxis(grid, axis, -1).reshape(-1, sizes[axis])
+        rows[1::2] = rows[1::2, ::-1]
+        return np.moveaxis(rows.reshape(np.moveaxis(grid, axis, -1).shape), -1, axis)
+    return np.take(grid, random.permutation(sizes[axis]), axis=axis)
+
+
+@pytest.mark.parametrize("name", ["v5e:2x4", "v6e:4x4", "v5p:2x2x4", "tpu7x:2x2x2", "v5e:2x2*2"])
+def test_axis_in_any_order_lies_along_the_box_of_its_lines(name: str) -> None:
+    name, _, slices = name.partition("*")
+    found = topology(name, int(slices or 1))
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        left, sizes = found.num_devices, []
+        while left > 1:
+            sizes.append(int(random.choice([n for n in range(2, left + 1) if left % n == 0])))
+            left //= sizes[-1]
+        grid = shuffled(found, tuple(sizes), random)
+        mesh = Mesh(grid, tuple(f"a{i}" for i in range(len(sizes))))
+        axes = describe_mesh(found, mesh)
+        assert [axis.along for axis in axes] == [
+            dimensions_along(mesh, number) for number in range(len(sizes))
+        ]
+        for axis in axes:
+            assert (f"{axis.name} across several" in mesh_text(axes)) == (not axis.along)
+
+
 class TestMeshesOfOthers:
     def test_mesh_of_hosts_by_chips_has_a_ring_within_hosts(self) -> None:
         found = topology("v5e:4x4")
@@ -176,6 +241,36 @@ class TestMeshesOfOthers:
         found = topology("v5e:4x4")
         (one, _) = describe_mesh(found, found.mesh({"a": 1, "b": 16}))
         assert (one.size, one.along) == (1, ())
+
+    def test_neighbours_around_the_end_of_a_ring_are_neighbours(self) -> None:
+        found = topology("v5p:4x4x4")
+        ends = [d for d in found.devices if d.coords[1:] == [0, 0] and d.coords[0] in (0, 3)]
+        (axis,) = describe_mesh(found, Mesh(np.array(ends), ("x",)))
+        assert (axis.along, axis.ring) == ((("x", 2),), True)
+
+    @pytest.mark.parametrize("slices", [1, 2])
+    def test_devices_of_another_client_are_those_at_their_coordinates(self, slices: int) -> None:
+        found = topology("v5e:4x4", slices)
+        theirs = get_topology_desc(
+            platform="tpu", topology_name="v5e:4x4", num_slices=slices
+        ).devices
+        order = np.random.default_rng(1).permutation(len(theirs))
+        chosen = [theirs[i] for i in order]
+        ours = found.match_devices(chosen)
+        assert ours is not None
+        assert set(ours) == set(found.devices)
+        assert list(map(place, ours)) == list(map(place, chosen))
+        mesh = Mesh(np.array(chosen).reshape(-1, 4), ("a", "b"))
+        resolved = resolve_mesh(found, mesh, {})
+        assert resolved.devices.flat[:].tolist() == list(ours)
+        assert describe_mesh(found, mesh) == describe_mesh(found, resolved)
+
+    def test_devices_of_other_chips_are_not_matched(self) -> None:
+        found = topology("v5e:4x4")
+        assert found.match_devices(found.devices[:4]) == found.devices[:4]
+        assert found.match_devices(jax.devices()) is None
+        for other in ("v5e:2x4", "v6e:4x4"):
+            assert found.match_devices(topology(other).devices) is None
 
     def test_mesh_of_a_different_topology_is_refused(self) -> None:
         found = topology("v5e:2x2")

@@ -4,7 +4,7 @@ The planner of `AUTO` stands on the compilers, above this room: `xlashard.suppor
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any, Protocol
@@ -15,7 +15,8 @@ from jax.sharding import AxisType
 from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.global_state import trace_context
 from xlashard._jax.trace.jaxprs import is_reference
-from xlashard._jax.trace.tracing import is_token
+from xlashard._jax.trace.primitive_names import CONSTRAINTS
+from xlashard._jax.trace.tracing import explicit_sharding, is_token
 from xlashard.core.pjit.arguments import Argument
 from xlashard.core.pjit.compile import PROGRAMS, CompiledProgram
 from xlashard.core.pjit.options import PjitOptions
@@ -203,11 +204,15 @@ def _layout(function: Any, request: Call, mesh: Mesh) -> ChosenLayout:
     return PROGRAMS.cached(jaxpr, key, chosen)
 
 
+type _Value = tuple[str, Any, XLACompatibleSharding]
+"""Path, abstract value and final sharding."""
+
+
 def report_replicated(call: Call, compiled: CompiledProgram, options: PjitOptions) -> None:
     """Report large values of a call that have no sharding and are replicated.
 
-    These are arguments without a requested sharding that are not committed. A layout chosen under
-    `AUTO` replicates on purpose.
+    These are arguments without a requested sharding that are not committed, and results without one
+    of a type that no argument has. A layout chosen under `AUTO` replicates on purpose.
 
     Args:
         call: The call, which has missed the caches.
@@ -218,28 +223,57 @@ def report_replicated(call: Call, compiled: CompiledProgram, options: PjitOption
         ReplicationError: If any, under `strict`.
     """
     least, plan = settings.FLAGS.warn_replicated * 2**20, compiled.program.parts.plan
-    if len(plan.devices) == 1 or not least or all([s is not None for s in call.in_shardings]):
+    if len(plan.devices) == 1 or not least:
         return
-    kept = compiled.kept
-    arguments = compress(call.miss.arguments or (), kept)
-    shardings = compiled.program.parts.in_shardings[len(compiled.consts) :]
-    every = zip(arguments, compress(call.in_shardings, kept), shardings, strict=True)
-    for argument, requested, sharding in every:
-        if requested is not None or argument.committed:
-            continue
-        path, aval = argument.path, argument.aval
+    values = [(each, "by device_put or in_shardings") for each in _arguments(call, compiled)]
+    values += [(each, "by out_shardings") for each in _results(call, compiled)]
+    for (path, aval, sharding), where in values:
         nbytes = tile_bytes(aval, (1,) * aval.ndim)
         if nbytes < least or not sharding.rank_tiling(aval.ndim).is_replicated:
             continue
         text = (
             f"{path} of {call.traced.name} ({aval_text(aval)}) has no sharding, and the "
             f"partitioner leaves it whole: {in_bytes(nbytes)} on each of {len(plan.devices)} "
-            f"devices. Give it {_advice(plan.mesh, aval.shape)}, by device_put or "
-            "in_shardings; P() keeps it whole, and AUTO chooses"
+            f"devices. Give it {_advice(plan.mesh, aval.shape)}, {where}; P() keeps it whole, and "
+            "AUTO chooses"
         )
         if is_strict(options.strict):
             raise ReplicationError(text, path=path, device_bytes=nbytes)
         warn(text, ReplicationWarning)
+
+
+def _arguments(call: Call, compiled: CompiledProgram) -> Iterator[_Value]:
+    """Yield the arguments that have no placement."""
+    kept = compiled.kept
+    arguments = compress(call.miss.arguments or (), kept)
+    shardings = compiled.program.parts.in_shardings[len(compiled.consts) :]
+    for argument, requested, sharding in zip(
+        arguments, compress(call.in_shardings, kept), shardings, strict=True
+    ):
+        if requested is None and not argument.committed:
+            yield argument.path, argument.aval, sharding
+
+
+def _results(call: Call, compiled: CompiledProgram) -> Iterator[_Value]:
+    """Yield the results without a requested sharding, of types that no argument has."""
+    jaxpr, parts = call.traced.jaxpr, compiled.program.parts
+    types = {(aval.shape, aval.dtype) for aval in parts.in_avals}
+    constrained = {eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name in CONSTRAINTS}
+    for variable, path, requested, sharding in zip(
+        jaxpr.outvars,
+        call.traced.result_paths,
+        call.out_shardings,
+        parts.out_shardings,
+        strict=False,
+    ):
+        aval = variable.aval
+        is_free = requested is None and _is_array(aval) and explicit_sharding(aval) is None
+        if (
+            is_free
+            and (aval.shape, aval.dtype) not in types
+            and not (isinstance(variable, Hashable) and variable in constrained)
+        ):
+            yield path or "the result", aval, sharding
 
 
 def _advice(mesh: Mesh | None, shape: Sequence[int]) -> str:

@@ -62,6 +62,27 @@ class IgnoredSharding:
                 return "device_put inside of a program shards nothing over automatic axes"
         return f"the program takes the shape of {self.path} only, so that nothing places it"
 
+    @property
+    def advice(self) -> str:
+        """Return what to write instead."""
+        match self.kind:
+            case "constraint":
+                return "give NamedSharding(mesh, ...) on devices"
+            case "device_put":
+                return f"write with_sharding_constraint(x, {as_code(self.sharding)})"
+        return f"give out_shardings, such as {as_code(self.sharding)}"
+
+    def instead(self, device: Device) -> str:
+        """Return what happens in place of the sharding, on the first device of the program."""
+        match self.kind:
+            case "constraint":
+                return f"the value is on {device}"
+            case "device_put":
+                return "nothing changes"
+        first, more = self.results[0], len(self.results) - 1
+        results = f"{first} and {counted(more, 'more result')} are" if more else f"{first} is"
+        return f"{results} on {device}"
+
     def describe(self, function: str, device: Device) -> str:
         """Describe the sharding, what happens in its place, and what to write.
 
@@ -71,16 +92,8 @@ class IgnoredSharding:
         """
         name = f"{self.path or f'a {self.kind}'} of {function} ({aval_text(self.aval)})"
         text = f"{name} is {described(self.sharding)}, but {self.reason}"
-        match self.kind:
-            case "constraint":
-                return f"{text}: the value is on {device}; give NamedSharding(mesh, ...) on devices"
-            case "device_put":
-                return f"{text}: write with_sharding_constraint(x, {as_code(self.sharding)})"
-        first, more = self.results[0], len(self.results) - 1
-        results = f"{first} and {counted(more, 'more result')} are" if more else f"{first} is"
-        return (
-            f"{text}: {results} on {device}; give out_shardings, such as {as_code(self.sharding)}"
-        )
+        effect = "" if self.kind == "device_put" else f"{self.instead(device)}; "
+        return f"{text}: {effect}{self.advice}"
 
 
 def find_ignored(jaxpr: Any, devices: Sequence[Device]) -> Iterator[IgnoredSharding]:

@@ -31,6 +31,7 @@ from xlashard.predict.costs.network_model import AxisRates, BaseNetworkModel, Ne
 from xlashard.predict.costs.rates import Rates
 from xlashard.predict.targets.base_topology import AxisLinks
 from xlashard.predict.targets.gpu.topologies import GpuTopology
+from xlashard.predict.targets.mesh_layout import extents
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,9 @@ class NcclModel(BaseNetworkModel[GpuTopology, _GroupShape]):
         return gpu_rates(self._topology.chip)
 
     def _find_group(self, size: int, coordinates: np.ndarray) -> _GroupShape:
-        return _GroupShape(max(size, 1), max(len(np.unique(coordinates[:, 0])), 1))
+        parts = extents(self._topology.dimensions, coordinates)
+        nodes = next((part.size for part in parts if part.dimension == "node"), 1)
+        return _GroupShape(max(size, 1), nodes)
 
     def _in_group(
         self, group: _GroupShape, payload: float, traits: CollectiveTraits

@@ -11,7 +11,7 @@ from xlashard._jax.trace.jaxprs import without_equations
 from xlashard._jax.trace.origins import is_variable, source_line
 from xlashard._jax.trace.primitive_names import COLLECTIVES, PRODUCTS
 from xlashard.analysis.explain.descriptions import describe_collective
-from xlashard.analysis.explain.model import CollectiveReport
+from xlashard.analysis.explain.model import CollectiveReport, Origin
 from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.analysis.programs.program import Compilation
 from xlashard.core.sharding import Mesh, NamedSharding
@@ -19,10 +19,8 @@ from xlashard.core.sharding.named import grid_of
 from xlashard.geometry import MeshGrid
 from xlashard.hlo.collectives import Collective, add_up
 from xlashard.predict.costs.network_model import NetworkCost
-from xlashard.predict.preflight.attribution.collective_context import (
-    CollectiveContext,
-    SuggestionFinder,
-    collective_context,
+from xlashard.predict.preflight.attribution.cause_finder import (
+    CauseFinder,
     lines_of,
     operation_of,
 )
@@ -33,7 +31,6 @@ from xlashard.predict.preflight.attribution.value_shardings import (
     axes_of,
     local_shape,
 )
-from xlashard.predict.preflight.report.preflight_model import Origin, TrafficReport
 from xlashard.predict.preflight.time_estimate import network_costs
 from xlashard.predict.targets.base_topology import BaseTopology
 
@@ -73,21 +70,6 @@ def _merges(shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class Attribution:
-    """Cause of a collective.
-
-    Attributes:
-        origin: The kind of cause.
-        requested: Whether the program or the caller's shardings require the collective.
-        suggestion: Code change that removes the collective, if it is not required.
-    """
-
-    origin: Origin
-    requested: bool = True
-    suggestion: str = ""
-
-
 @dataclass(frozen=True, eq=False)
 class Attributor:
     """Causes of the collectives of a program.
@@ -108,55 +90,68 @@ class Attributor:
     results: tuple[bool, ...]
     collectives: tuple[Collective, ...]
 
-    def attribute(self, collective: Collective) -> Attribution:
-        """Return the cause of a collective."""
+    def attribute(self, collective: Collective) -> tuple[Origin, str]:
+        """Return the cause of a collective, and a code change that removes it if not required."""
         if operation_of(collective.op_name) in COLLECTIVES:
-            return Attribution("explicit")
-        context = collective_context(collective, self.dataflow, self.shardings, self.grid)
-        before = self._reduction_before(context)
+            return "explicit", ""
+        finder = CauseFinder(collective, self.dataflow, self.shardings, self.grid, self.sources)
+        before = self._reduction_before(finder)
         if before is not None:
             return self.attribute(before)
-        if context.reduces:
-            return Attribution("gradient" if self._is_gradient(context) else "reduction")
-        if self._is_constrained(context):
-            return Attribution("constraint")
-        if context.argument and context.gathers:
-            return Attribution("argument")
+        if self._is_repeated(collective):
+            return "rematerialization", ""
+        if finder.reduces:
+            return "gradient" if self._is_gradient(finder) else "reduction", ""
+        if self._is_constrained(finder):
+            return "constraint", ""
+        if finder.argument and finder.gathers:
+            return "argument", ""
         result = self.dataflow.results.get(collective.name)
         if result is not None and self.results[result : result + 1] == (True,):
-            return Attribution("result")
-        return Attribution(
-            "resharding", False, SuggestionFinder(context, self.grid, self.sources).text()
-        )
+            return "result", ""
+        return "resharding", finder.suggestion()
 
-    def _reduction_before(self, context: CollectiveContext) -> Collective | None:
+    def _reduction_before(self, finder: CauseFinder) -> Collective | None:
         """Return the reduce-scatter that feeds a collective, if any.
 
         A reduction over several slices is a reduce-scatter within each slice, an all-reduce between
         slices, and an all-gather.
         """
-        if context.collective.kind == "reduce-scatter" or not context.instruction.operands:
+        if finder.collective.kind == "reduce-scatter" or not finder.instruction.operands:
             return None
-        name = self.dataflow.producing_collective(context.home, context.instruction.operands[0])
+        name = self.dataflow.producing_collective(finder.home, finder.instruction.operands[0])
         before = self._by_name.get(name)
         is_scatter = before is not None and before.kind == "reduce-scatter"
         return before if is_scatter else None
+
+    def _is_repeated(self, collective: Collective) -> bool:
+        """Return whether rematerialization repeats a collective of the forward pass.
+
+        The compiler may have merged it with others there.
+        """
+        return collective.is_rematerialized and _moved(collective) <= self._moved_once
+
+    @cached_property
+    def _moved_once(self) -> frozenset[tuple[str, str, tuple[int, ...]]]:
+        """Values that collectives move which rematerialization doesn't repeat."""
+        others = (each for each in self.collectives if not each.is_rematerialized)
+        return frozenset().union(*map(_moved, others))
 
     @cached_property
     def _by_name(self) -> dict[str, Collective]:
         return {collective.name: collective for collective in self.collectives}
 
-    def _is_gradient(self, context: CollectiveContext) -> bool:
+    def _is_gradient(self, finder: CauseFinder) -> bool:
         """Return whether a collective sums an argument's gradient over data-parallel devices."""
-        collective = context.collective
+        collective = finder.collective
         op_name = collective.op_name
-        if not op_name and context.producer is not None:
-            op_name = context.producer.op_name
+        if not op_name and finder.producer is not None:
+            op_name = finder.producer.op_name
         if "transpose(" not in op_name:
             return False
         # A ring permutes parts of the result.
         is_ring = collective.traits.traffic == "pairs"
-        without: frozenset[str] = frozenset() if is_ring else context.axes
+        without: frozenset[str] = frozenset() if is_ring else finder.axes
         shapes = {array.dims for array in collective.operands}
         return any(fits(dims, local) for local in self._argument_shapes(without) for dims in shapes)
 
@@ -180,38 +175,38 @@ class Attributor:
             and getattr(aval.dtype, "kind", "u") not in "biu"
         )
 
-    def _is_constrained(self, context: CollectiveContext) -> bool:
+    def _is_constrained(self, finder: CauseFinder) -> bool:
         """Return whether a sharding constraint requires the collective."""
-        collective = context.collective
+        collective = finder.collective
         lines = {*lines_of(collective.frames), *lines_of(collective.needed_by_frames)}
         own = set(lines_of(collective.frames))
         for change in self.shardings.changes:
-            reach = change.closed if context.gathers else change.moved | change.used
-            if not context.axes <= reach or not context.axes & change.moved:
+            reach = change.closed if finder.gathers else change.moved | change.used
+            if not finder.axes <= reach or not finder.axes & change.moved:
                 continue
             if own & change.lines or (not own and lines & change.lines):
                 return True
-            if context.argument in change.arguments and context.argument:
+            if finder.argument in change.arguments and finder.argument:
                 return True
         # A product needs a constrained value whole: the constraint shards it on purpose.
         return (
-            context.gathers
-            and not context.argument
+            finder.gathers
+            and not finder.argument
             and operation_of(collective.needed_by or collective.op_name) in PRODUCTS
-            and not self._could_add_up(context)
+            and not self._could_add_up(finder)
             and any(
-                context.axes
+                finder.axes
                 <= {a for dim in axes_of(sharding, eqn.invars[0].aval.ndim) for a in dim}
-                for eqn, sharding in self._constraints_of(context)
+                for eqn, sharding in self._constraints_of(finder)
             )
         )
 
-    def _could_add_up(self, context: CollectiveContext) -> bool:
+    def _could_add_up(self, finder: CauseFinder) -> bool:
         """Return whether a product contracts a dimension that both operands shard alike.
 
         Only partial sums need to be sent then, and no constraint requires more.
         """
-        for scope, eqn in context.equations:
+        for scope, eqn in finder.equations:
             if eqn.primitive.name != "dot_general":
                 continue
             contracted = eqn.params["dimension_numbers"][0]
@@ -219,29 +214,37 @@ class Attributor:
                 {a for dim in dims for s in self.shardings.sources(scope, v)[dim] for a in s.axes}
                 for v, dims in zip(eqn.invars, contracted, strict=True)
             ]
-            if all(context.axes <= axes for axes in cut):
+            if all(finder.axes <= axes for axes in cut):
                 return True
         return False
 
-    def _constraints_of(self, context: CollectiveContext) -> Iterator[tuple[Any, NamedSharding]]:
+    def _constraints_of(self, finder: CauseFinder) -> Iterator[tuple[Any, NamedSharding]]:
         """Yield the constraints on the value of a collective."""
-        lines = {s.line for each in self._values(context) for dim in each for s in dim if s.line}
+        lines = {s.line for each in self._values(finder) for dim in each for s in dim if s.line}
         for _, eqn, sharding in self.shardings.constraints:
             if source_line(eqn) in lines:
                 yield eqn, sharding
 
-    def _values(self, context: CollectiveContext) -> Iterator[list[list[DimensionSource]]]:
+    def _values(self, finder: CauseFinder) -> Iterator[list[list[DimensionSource]]]:
         """Yield the sharding sources of the values that a collective may move."""
-        for scope, eqn in context.equations:
+        for scope, eqn in finder.equations:
             for value in (*eqn.invars, *eqn.outvars):
                 if is_variable(value):
                     yield self.shardings.sources(scope, value)
 
 
+def _moved(collective: Collective) -> frozenset[tuple[str, str, tuple[int, ...]]]:
+    """Return the kind of a collective with the types of its results, without dimensions of 1."""
+    return frozenset(
+        (collective.kind, each.dtype, tuple(size for size in each.dims if size > 1))
+        for each in collective.results
+    )
+
+
 def describe_traffic(
     compilation: Compilation, topology: BaseTopology, mesh: Mesh
-) -> tuple[TrafficReport, ...]:
-    """Return the collectives of a program, longest time first.
+) -> tuple[CollectiveReport, ...]:
+    """Return the collectives of a program with cause and price, longest time first.
 
     Args:
         compilation: The program, compiled or rejected for its memory.
@@ -258,25 +261,24 @@ def describe_traffic(
     costs = network_costs(compilation, topology, mesh)
     collectives = tuple(collective for collective, _ in costs)
     attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, collectives)
-    alike: dict[tuple[CollectiveReport, Attribution], list[tuple[Collective, NetworkCost]]] = {}
+    alike: dict[CollectiveReport, list[tuple[Collective, NetworkCost]]] = {}
     for collective, cost in costs:
-        why = attributor.attribute(collective)
-        described = describe_collective(collective, grid, compilation.argument_names, sources)
-        alike.setdefault((described, why), []).append((collective, cost))
-    reports = [_report(described, why, costs) for (described, why), costs in alike.items()]
-    return tuple(sorted(reports, key=lambda r: (-r.seconds, -r.collective.sent_bytes)))
+        origin, suggestion = attributor.attribute(collective)
+        row = describe_collective(collective, grid, compilation.argument_names, sources)
+        row = replace(row, origin=origin, suggestion=suggestion)
+        alike.setdefault(row, []).append((collective, cost))
+    rows = [_price(row, costs) for row, costs in alike.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.seconds, -row.sent_bytes)))
 
 
-def _report(
-    described: CollectiveReport, why: Attribution, costs: Sequence[tuple[Collective, NetworkCost]]
-) -> TrafficReport:
+def _price(
+    row: CollectiveReport, costs: Sequence[tuple[Collective, NetworkCost]]
+) -> CollectiveReport:
     dcn_bytes = sum(c.times * cost.dcn_bytes for c, cost in costs)
     ici_bytes = sum(c.times * cost.sent_bytes for c, cost in costs)
-    return TrafficReport(
-        collective=replace(described, **add_up([collective for collective, _ in costs])),
+    return replace(
+        row,
+        **add_up([collective for collective, _ in costs]),
         network="dcn" if dcn_bytes > ici_bytes else "ici",
         seconds=sum(c.times * (cost.seconds + cost.dcn_seconds) for c, cost in costs),
-        origin=why.origin,
-        requested=why.requested,
-        suggestion=why.suggestion,
     )

@@ -150,10 +150,7 @@ class StepLines:
         instruction = operation.instruction
         collective = self._collective(operation)
         if collective is not None:
-            c = collective
-            if c.needed_by and (c.kind == "all-gather" or not c.frames):
-                return c.needed_by, c.needed_by_frames, c.kind
-            return c.op_name, c.frames, c.kind
+            return *collective.cause, collective.kind
         product = self._product(operation)
         # A fusion takes the time of its product, whatever it is named after.
         named = product if product is not None and product.op_name else None

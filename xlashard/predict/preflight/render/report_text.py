@@ -52,40 +52,46 @@ class Words:
     @property
     def short(self) -> Mapping[str, str]:
         """Short names of the resources."""
-        return {"compute": "compute", "hbm": "HBM", "vmem": "VMEM", "host": "host", **self.networks}
+        short = {"compute": "compute", "launch": "launches", "hbm": "HBM", "vmem": "VMEM"}
+        return {**short, "host": "host", **self.networks}
 
 
-_EVERYWHERE = {"compute": "arithmetic", "hbm": "HBM"}
-_HOST = "transfers to and from the host"
+_BOUNDS = {
+    "compute": "arithmetic",
+    "launch": "launches of operations",
+    "hbm": "HBM",
+    "host": "transfers to and from the host",
+}
+_DETAILS = {
+    "compute": "arithmetic",
+    "launch": "the launches of its operations",
+    "host": "the host's memory",
+}
+_SHARES = {"hbm": "HBM", "kernel": "kernels", "launch": "launches", "host": "waiting for the host"}
 _TPU = Words(
     chip="chip",
     group="slice",
     layout="torus",
     bounds={
-        **_EVERYWHERE,
+        **_BOUNDS,
         "vmem": "VMEM",
         "ici": "links within a slice",
         "dcn": "network between slices",
-        "host": _HOST,
     },
     details={
-        "compute": "arithmetic",
+        **_DETAILS,
         "hbm": "the chip's memory (HBM)",
         "vmem": "the memory of its cores (VMEM)",
         "ici": "the links between chips (ICI)",
         "dcn": "the network between slices (DCN)",
-        "host": "the host's memory",
     },
     shares={
+        **_SHARES,
         "matrix": "matrix units",
         "vector": "vector unit",
-        "hbm": "HBM",
         "vmem": "VMEM",
-        "kernel": "kernels",
-        "launch": "launches",
         "ici": "waiting for ICI",
         "dcn": "waiting for DCN",
-        "host": "waiting for the host",
     },
     networks={"ici": "ICI", "dcn": "DCN"},
     available="what the compiler lets a program use",
@@ -98,23 +104,19 @@ def _gpu_words(links: str) -> Words:
         chip="GPU",
         group="node",
         layout="nodes",
-        bounds={**_EVERYWHERE, "ici": links, "dcn": "network between nodes", "host": _HOST},
+        bounds={**_BOUNDS, "ici": links, "dcn": "network between nodes"},
         details={
-            "compute": "arithmetic",
+            **_DETAILS,
             "hbm": "the GPU's memory (HBM)",
             "ici": f"the links within a node ({links})",
             "dcn": "the network between nodes",
-            "host": "the host's memory",
         },
         shares={
+            **_SHARES,
             "matrix": "tensor cores",
             "vector": "CUDA cores",
-            "hbm": "HBM",
-            "kernel": "kernels",
-            "launch": "launches",
             "ici": f"waiting for {links}",
             "dcn": "waiting for the network",
-            "host": "waiting for the host",
         },
         networks={"ici": links, "dcn": "network"},
         available="the share of the memory that JAX's allocator takes",
@@ -144,6 +146,7 @@ ORIGINS: Mapping[str, str] = {
     "gradient": "the sum of a gradient",
     "reduction": "a sum over a cut dimension",
     "argument": "an argument's sharding",
+    "rematerialization": "repeated by rematerialization",
     "result": "a result's sharding",
     "resharding": "a resharding",
 }
@@ -173,6 +176,10 @@ def axes_text(mesh: Sequence[AxisReport]) -> str:
     return sizes_text((axis.name, axis.size) for axis in mesh)
 
 
+LAID_OUT = "mesh laid out by xlashard"
+"""Note on a mesh without a device order of the caller."""
+
+
 def memory_summary(report: PreflightFields) -> str:
     """Return the memory use and the bytes to spare or missing."""
     m = report.memory
@@ -187,34 +194,62 @@ def memory_summary(report: PreflightFields) -> str:
 
 
 def time_summary(report: PreflightFields) -> str:
-    """Return the time with its error, the resource that bounds it, and the roofline."""
+    """Return the time with its error, what bounds it, the roofline, and what the time lacks."""
     time = report.time
-    least = f"at least {in_seconds(time.roofline_seconds)} by the roofline"
-    if time.is_lower_bound:
-        names, first = numbered(time.unknown_kernels), time.unknown_kernels[0][0]
-        text = f"at least {in_seconds(time.seconds)} without the kernels of unknown cost: {names}"
-        return f"{text}; give it: kernel_costs={{{first!r}: seconds}}, or --kernel-cost NAME=TIME"
-    return (
-        f"{in_seconds(time.seconds)} ({error_text(time)}), bound by "
-        f"{words_of(report.topology).bounds[time.bound]}; {least}"
+    text = (
+        f"{step_time_text(time)} ({error_text(time)}), bound by "
+        f"{words_of(report.topology).bounds[time.bound]}; "
+        f"at least {in_seconds(time.roofline_seconds)} by the roofline"
     )
+    if time.is_lower_bound:
+        text += f"; without {unknown_work(time)}"
+    if time.unknown_kernels:
+        first = time.unknown_kernels[0][0]
+        text += f"; give a cost: kernel_costs={{{first!r}: seconds}}, or --kernel-cost NAME=TIME"
+    return text
+
+
+def step_time_text(time: TimeEstimate) -> str:
+    """Return the time: `3.1 ms`, `at least 3.1 ms`."""
+    return f"{'at least ' * time.is_lower_bound}{in_seconds(time.seconds)}"
+
+
+def unknown_work(time: TimeEstimate) -> str:
+    """Return what the time of a lower bound lacks."""
+    kernels = dict(time.unknown_kernels)
+    calls = [call for call in time.unknown_calls if call[0] not in kernels]
+    parts = (
+        f"the kernels of unknown cost: {numbered(time.unknown_kernels)}" * bool(kernels),
+        f"the calls of unknown cost: {numbered(calls)}" * bool(calls),
+        f"more than one iteration of {counted(time.unknown_loops, 'loop')} of unknown trip count"
+        * bool(time.unknown_loops),
+    )
+    return ", and ".join(filter(None, parts))
 
 
 def error_text(time: TimeEstimate) -> str:
-    """Return the error of the time: `-8 % to +10 %`."""
-    above = "more" if time.above is None else f"{time.above * 100:+.0f} %"
-    return f"{time.below * 100:+.0f} % to {above}"
+    """Return the error of the time: `-8 % to +10 %`, `-8 % or more`."""
+    above = "or more" if time.above is None else f"to {time.above * 100:+.0f} %"
+    return f"{time.below * 100:+.0f} % {above}"
+
+
+def peak_text(throughput: ThroughputReport) -> str:
+    """Return the peak of a device that MFU is a share of: `459 TFLOP/s bf16`."""
+    dtype = throughput.peak_dtype.replace("bfloat", "bf")
+    return f"{in_thousands(throughput.peak_flops)}FLOP/s {dtype}"
 
 
 def throughput_text(throughput: ThroughputReport) -> str:
-    """Return tokens per second, MFU and parameters."""
+    """Return tokens per second in all and on each device, MFU and parameters."""
     workload = throughput.workload
     parameters = f"{in_amount(workload.parameters)} parameters"
     if workload.active_parameters != workload.parameters:
         parameters += f", {in_amount(workload.active_parameters)} of them active"
-    speed, use = in_amount(throughput.tokens_per_second), f"{throughput.utilisation:.1%}"
+    speed = f"{in_amount(throughput.tokens_per_second)} tokens/s"
+    speed += f", {in_amount(throughput.device_tokens_per_second)} on each device"
+    use = f"{throughput.utilisation:.1%} of {peak_text(throughput)}"
     details = f"{parameters}, {in_amount(workload.tokens)} tokens a step"
-    return f"{speed} tokens/s at {use} model FLOP utilisation ({details})"
+    return f"{speed}, at an MFU of {use} ({details})"
 
 
 def price_summary(price: PriceReport, chip: str = "chip") -> str:
@@ -263,7 +298,7 @@ _GROUPS: Mapping[str, str] = {
 
 def _axis(axis: AxisReport) -> str:
     if not axis.along:
-        return f"{axis.name} along no dimension"
+        return f"{axis.name} across several dimensions"
     along = " and ".join(_GROUPS.get(d, d) for d, _ in axis.along)
     if is_visible_ring(axis):
         return f"{axis.name} around {along}"
@@ -305,12 +340,8 @@ def spill_remedy(spill: SpillReport) -> str:
 
 def uncounted_work(time: TimeEstimate) -> Iterator[str]:
     """Yield notes on work that the times leave out."""
-    if time.unknown_loops:
-        loops = counted(time.unknown_loops, "loop")
-        verb = "counts" if time.unknown_loops == 1 else "count"
-        yield f"{loops} of unknown trip count {verb} as one iteration: the true times are longer."
-    if time.unknown_calls:
-        yield f"Calls and operations of unknown cost count as zero: {numbered(time.unknown_calls)}."
+    if time.is_lower_bound:
+        yield f"The times are without {unknown_work(time)}."
     if time.unmatched_kernel_costs:
         names = ", ".join(map(repr, time.unmatched_kernel_costs))
         kernels = numbered((*time.kernels, *time.unknown_kernels)) or "none"

@@ -1,12 +1,11 @@
 """Terminal output of a preflight report."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from xlashard.analysis.explain.model import SourceLine, ValueReport
+from xlashard.analysis.explain.model import CollectiveReport, SourceLine
 from xlashard.analysis.explain.sections import (
     donations_section,
     findings_of,
@@ -32,6 +31,7 @@ from xlashard.analysis.explain.tables import (
 )
 from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
+    LAID_OUT,
     ORIGINS,
     axes_text,
     memory_summary,
@@ -45,10 +45,8 @@ from xlashard.predict.preflight.render.report_text import (
     words_of,
 )
 from xlashard.predict.preflight.report.preflight_model import (
-    BufferReport,
     PreflightFields,
     TemporaryReport,
-    TrafficReport,
 )
 from xlashard.predict.preflight.report.step_model import SpillReport
 from xlashard.support.formatting import in_bytes, in_flop, in_seconds
@@ -70,7 +68,7 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
     for findings, rows in findings_of(report):
         yield findings.section(rows, page)
     yield _replicated(report, page)
-    yield values_section("Arguments", _as_held(report.inputs, report.memory.arguments), page)
+    yield values_section("Arguments", report.inputs, page)
     yield _results(report, page)
     yield donations_section(report.donations, page)
     yield _versions(report)
@@ -79,7 +77,7 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
 def _head(report: PreflightFields) -> RenderableType:
     where = [report.title] if report.title else []
     where += [topology_text(report.topology)]
-    where += [axes_text(report.mesh), report.partitioner]
+    where += [axes_text(report.mesh), *[LAID_OUT] * report.is_laid_out, report.partitioner]
     return head(report.name, where, _facts(report))
 
 
@@ -90,12 +88,13 @@ def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
     verdict = Text(memory_summary(report), "green" if fits else "red")
     yield "fits" if fits else "too large", verdict
     yield "takes", time_summary(report)
+    most, least = ("at most ", "at least ") if report.time.is_lower_bound else ("", "")
     if report.throughput is not None:
-        yield "trains", throughput_text(report.throughput)
+        yield "trains", most + throughput_text(report.throughput)
     if report.price is not None:
-        yield "costs", price_summary(report.price, words_of(report.topology).chip)
-    if report.mesh:
-        yield "mesh", mesh_text(report.mesh)
+        yield "costs", least + price_summary(report.price, words_of(report.topology).chip)
+    if places := mesh_text(report.mesh):
+        yield "mesh", places
     if report.forgotten:
         yield "unknown", report.forgotten
 
@@ -172,12 +171,14 @@ def _time(report: PreflightFields, page: Page) -> RenderableType:
         sent = sum(t.sent_bytes for t in time.traffic if t.network == network)
         if sent:
             waits.append((network, seconds, in_bytes(sent), in_bytes(rates[network])))
+    if time.bound not in {bound for bound, *_ in waits}:
+        waits.append((time.bound, dict(time.shares).get(time.bound, 0.0), "", ""))
     longest = max((time.seconds, *(seconds for _, seconds, _, _ in waits))) or 1.0
     rows: list[Sequence[RenderableType]] = []
     for bound, seconds, amount, rate in waits:
         holds = bound == time.bound
         share, style = _bar(seconds / longest, page, "yellow" if holds else "cyan"), "bold" * holds
-        at = f"at {rate}/s" + (" a link" if bound == topology.links else "")
+        at = f"at {rate}/s" * bool(rate) + (" a link" if bound == topology.links else "")
         rows.append((in_seconds(seconds), share, Text(words.bounds[bound], style), amount, at))
         rows += [
             (
@@ -251,15 +252,15 @@ def _collectives(report: PreflightFields, page: Page) -> RenderableType | None:
     if not traffic:
         return None
     narrow = page if page.is_full else Page(page.width * 2 // 3, full=False)
-    shown = [(t, t.collective) for t in page.rows(traffic)]
+    shown = page.rows(traffic)
     columns = {
-        ">takes": [in_seconds(t.seconds) for t, _ in shown],
-        ">sends": [in_bytes(c.sent_bytes) for _, c in shown],
-        "what": [Text.assemble((c.kind, "cyan"), runs_text(c)) for _, c in shown],
-        "along": [_along(t, networks) for t, _ in shown],
-        "of": [types_text(c) for _, c in shown],
-        "for": [cause_text(c, narrow) for _, c in shown],
-        "cause": [_origin(t, page) for t, _ in shown],
+        ">takes": [in_seconds(c.seconds) for c in shown],
+        ">sends": [in_bytes(c.sent_bytes) for c in shown],
+        "what": [Text.assemble((c.kind, "cyan"), runs_text(c)) for c in shown],
+        "along": [_along(c, networks) for c in shown],
+        "of": [types_text(c) for c in shown],
+        "for": [cause_text(c, narrow) for c in shown],
+        "cause": [_origin(c, page) for c in shown],
     }
     if page.width < _VERY_WIDE and not page.is_full:
         del columns["of"]
@@ -269,24 +270,24 @@ def _collectives(report: PreflightFields, page: Page) -> RenderableType | None:
         "Collectives",
         "of each device in one execution",
         columns_table(columns),
-        page.rest(traffic, lambda t: t.collective.sent_bytes),
+        page.rest(traffic, lambda c: c.sent_bytes),
     )
 
 
-def _along(t: TrafficReport, networks: Mapping[str, str]) -> str:
-    return groups_text(t.collective) + ("" if t.network == "ici" else f" ({networks[t.network]})")
+def _along(c: CollectiveReport, networks: Mapping[str, str]) -> str:
+    return groups_text(c) + ("" if c.network == "ici" else f" ({networks[c.network]})")
 
 
-def _origin(t: TrafficReport, page: Page) -> Text:
-    text = ORIGINS[t.origin] if page.width >= WIDE else t.origin
-    return Text(text, "" if t.requested else "yellow")
+def _origin(c: CollectiveReport, page: Page) -> Text:
+    text = ORIGINS[c.origin] if page.width >= WIDE else c.origin
+    return Text(text, "" if c.requested else "yellow")
 
 
-def _not_required(traffic: Sequence[TrafficReport], page: Page) -> RenderableType | None:
+def _not_required(traffic: Sequence[CollectiveReport], page: Page) -> RenderableType | None:
     alike: dict[tuple[str, str, str], float] = {}
     for t in traffic:
         if not t.requested and t.suggestion:
-            key = (t.collective.kind, t.collective.along, t.suggestion)
+            key = (t.kind, t.along, t.suggestion)
             alike[key] = alike.get(key, 0.0) + t.seconds
 
     def row(item: tuple[tuple[str, str, str], float]) -> Sequence[RenderableType]:
@@ -303,7 +304,7 @@ def _not_required(traffic: Sequence[TrafficReport], page: Page) -> RenderableTyp
 
 
 def _replicated(report: PreflightFields, page: Page) -> RenderableType | None:
-    reused = set() if page.is_full else {h.path for h in report.memory.results if h.aliased}
+    reused = set() if page.is_full else {v.path for v in report.outputs if v.aliased}
     values = [v for v in report.replicated if v.path not in reused]
     return listing(
         page,
@@ -318,21 +319,10 @@ def _replicated(report: PreflightFields, page: Page) -> RenderableType | None:
     )
 
 
-def _as_held(
-    values: Sequence[ValueReport], held: Sequence[BufferReport]
-) -> tuple[ValueReport, ...]:
-    """Return values with their bytes in HBM, including padding."""
-    by_path = {h.path: h.device_bytes for h in held}
-    return tuple(replace(v, device_bytes=by_path.get(v.path, v.device_bytes)) for v in values)
-
-
 def _results(report: PreflightFields, page: Page) -> RenderableType | None:
     """Return the results that don't reuse an argument's buffer."""
-    held = report.memory.results
-    values = _as_held(report.outputs, held)
-    reused = {h.path for h in held if h.aliased}
-    fresh = values if page.is_full else [v for v in values if v.path not in reused]
-    if fresh or not reused:
+    fresh = [v for v in report.outputs if page.is_full or not v.aliased]
+    if fresh or not report.outputs:
         return values_section("Results", fresh, page)
     return section("Results", "all of them reuse the memory of arguments", None)
 

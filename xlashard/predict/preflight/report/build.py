@@ -4,26 +4,24 @@ import os
 from collections.abc import Mapping, Sequence
 
 import jax
+import numpy as np
 
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.topologies import cuda_plugin_version, libtpu_version
+from xlashard._jax.trace.tracing import explicit_sharding
 from xlashard._version import __version__
-from xlashard.analysis.explain.descriptions import (
-    describe_donations,
-    describe_inputs,
-    describe_outputs,
-)
+from xlashard.analysis.explain.descriptions import describe_donations
 from xlashard.analysis.explain.explain import find_all
 from xlashard.analysis.explain.model import ValueReport
-from xlashard.analysis.explain.replication import is_needlessly_replicated
 from xlashard.analysis.explain.source_lines import distinguish_lines
-from xlashard.analysis.programs.program import Compilation
+from xlashard.analysis.explain.unmet_requests import fitting_axes
+from xlashard.analysis.programs.program import Compilation, ProgramValue
 from xlashard.core.sharding import Mesh
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.preflight.attribution.attribution import describe_traffic
 from xlashard.predict.preflight.attribution.step_lines import add_lines
 from xlashard.predict.preflight.attribution.vmem_spill import SpillFinder
-from xlashard.predict.preflight.memory_breakdown import describe_memory
+from xlashard.predict.preflight.memory_breakdown import describe_memory, describe_values
 from xlashard.predict.preflight.report.measured import Calibration
 from xlashard.predict.preflight.report.preflight_model import (
     AxisReport,
@@ -40,7 +38,7 @@ from xlashard.predict.preflight.report.pricing import (
 )
 from xlashard.predict.preflight.report.step_model import SpillReport
 from xlashard.predict.preflight.time_estimate import estimate_time, schedule_step
-from xlashard.predict.targets.base_topology import BaseTopology, axis_links
+from xlashard.predict.targets.base_topology import BaseTopology, axis_links, mesh_coordinates
 from xlashard.predict.targets.chip import Chip
 from xlashard.predict.targets.gpu.topologies import GpuTopology
 from xlashard.predict.targets.tpu.generations import Generation
@@ -90,16 +88,24 @@ def describe_mesh(topology: BaseTopology, mesh: Mesh) -> tuple[AxisReport, ...]:
     Raises:
         TopologyError: If the mesh has devices of another topology.
     """
-    links = [axis_links(topology, mesh, (name,)) for name in mesh.axis_names]
-    return tuple(
-        AxisReport(
-            name=name,
-            size=axis.size,
-            along=tuple((part.dimension, part.size) for part in axis.parts),
-            ring=axis.ring,
-            strides=tuple(part.stride for part in axis.parts),
-        )
-        for name, axis in zip(mesh.axis_names, links, strict=True)
+    return tuple(_describe_axis(topology, mesh, number) for number in range(mesh.devices.ndim))
+
+
+def _describe_axis(topology: BaseTopology, mesh: Mesh, number: int) -> AxisReport:
+    axis = axis_links(topology, mesh, (mesh.axis_names[number],))
+    coordinates = np.moveaxis(mesh_coordinates(topology, mesh), number, -2)
+    names = [dimension.name for dimension in topology.dimensions]
+    position = np.zeros(coordinates.shape[:-1], np.int64)
+    for part in axis.parts:
+        at = coordinates[..., names.index(part.dimension)]
+        position = position * part.size + at // part.stride % part.size
+    is_ascending = np.array_equal(position, np.broadcast_to(np.arange(axis.size), position.shape))
+    return AxisReport(
+        name=mesh.axis_names[number],
+        size=axis.size,
+        along=tuple((part.dimension, part.size) for part in axis.parts),
+        ring=axis.ring,
+        strides=tuple(part.stride for part in axis.parts) if is_ascending else (),
     )
 
 
@@ -121,9 +127,26 @@ def _fully_replicated(
     whole = [
         report
         for value, report in zip(values, reports, strict=True)
-        if report.used and report.device_bytes >= least and is_needlessly_replicated(program, value)
+        if report.used
+        and report.device_bytes >= least
+        and _is_needlessly_replicated(program, value)
     ]
     return tuple(sorted(whole, key=lambda r: -r.device_bytes))
+
+
+def _is_needlessly_replicated(program: Compilation, value: ProgramValue) -> bool:
+    """Return True if a value is replicated although a mesh axis divides one of its dimensions.
+
+    The type of a value prescribes its sharding on Explicit axes: the user chose it.
+    """
+    mesh, sharding = program.mesh, value.sharding
+    if explicit_sharding(value.aval) is not None:
+        return False
+    if mesh is None or sharding is None or sharding.num_devices == 1:
+        return False
+    if not sharding.rank_tiling(value.aval.ndim).is_replicated:
+        return False
+    return any(fitting_axes(size, mesh.shape) for size in value.aval.shape)
 
 
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -140,6 +163,7 @@ def build_report(
     replicated_above: int = REPLICATED_ABOVE,
     kernel_costs: Mapping[str, KernelCost] | None = None,
     calibration: Calibration | None = None,
+    is_laid_out: bool | None = None,
 ) -> PreflightReport:
     """Return the report of a compiled program.
 
@@ -153,8 +177,12 @@ def build_report(
         replicated_above: Minimum bytes of the fully replicated values to list.
         kernel_costs: Costs of kernels by name.
         calibration: Measured slowdowns of the chip; None for the published rates.
+        is_laid_out: Whether xlashard laid out the mesh; None for a mesh of unknown origin, which
+            is taken to be if its devices have that order.
     """
     program = compilation
+    if is_laid_out is None:
+        is_laid_out = np.array_equal(topology.mesh(mesh.shape).devices, mesh.devices)
     chips = describe_topology(topology)
     memory = describe_memory(compilation, topology)
     rates = None if calibration is None else calibration.rates(topology.chip)
@@ -162,7 +190,7 @@ def build_report(
     time = estimate_time(compilation, topology, mesh, kernel_costs, schedule, rates)
     other_bytes = memory.argument_bytes + memory.result_bytes + memory.constant_bytes
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
-    inputs, outputs = describe_inputs(program), describe_outputs(program)
+    inputs, outputs = describe_values(program, compilation.module)
     tokens = None if workload is None else workload.tokens
     report = PreflightReport(
         name=program.name,
@@ -186,6 +214,7 @@ def build_report(
         is_estimate=compilation.is_estimate,
         spills=_find_spills(compilation, topology.chip),
         forgotten=program.program.unknown,
+        is_laid_out=is_laid_out,
         **find_all(program, PreflightReport),
     )
     return distinguish_lines(report)
@@ -204,11 +233,13 @@ def _throughput(
     """Return tokens per second and MFU, or None without a workload."""
     if workload is None or not time.seconds:
         return None
-    peak = dict(topology.peak_flops)["bfloat16"] * topology.devices
+    peak, devices = dict(topology.peak_flops)["bfloat16"], topology.devices
     return ThroughputReport(
         workload=workload,
         tokens_per_second=workload.tokens / time.seconds,
-        utilisation=workload.model_flops / (time.seconds * peak),
+        utilisation=workload.model_flops / (time.seconds * peak * devices),
+        device_tokens_per_second=workload.tokens / time.seconds / devices,
+        peak_flops=peak,
     )
 
 

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.analysis.explain.comparison import Comparison
+from xlashard.analysis.explain.model import CollectiveReport
 from xlashard.analysis.explain.report_changes import (
     Amounts,
     Breach,
@@ -42,14 +43,11 @@ from xlashard.predict.preflight.render.report_text import (
     axes_text,
     mesh_text,
     price_with_currency,
+    step_time_text,
     topology_text,
     words_of,
 )
-from xlashard.predict.preflight.report.preflight_model import (
-    FORMAT,
-    PreflightFields,
-    TrafficReport,
-)
+from xlashard.predict.preflight.report.preflight_model import FORMAT, PreflightFields
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.support.documents import ReportFormat
 from xlashard.support.formatting import Limit, in_amount, in_bytes, in_seconds, parse_limits
@@ -150,10 +148,9 @@ def _amounts(old: PreflightReport, new: PreflightReport) -> Amounts[PreflightRep
 
 
 def _held(report: PreflightReport) -> list[BytesUse]:
-    memory = report.memory
-    fresh = [h for h in memory.results if not h.aliased]
-    uses = held_uses([*memory.arguments, *fresh])
-    for t in memory.temporaries:
+    fresh = [v for v in report.outputs if not v.aliased]
+    uses = held_uses([*report.inputs, *fresh])
+    for t in report.memory.temporaries:
         operation = operation_text(t.op_name) if t.op_name else t.type
         function = t.source.function if t.source is not None else ""
         where = line_text(t.source) if t.source is not None else ""
@@ -163,7 +160,7 @@ def _held(report: PreflightReport) -> list[BytesUse]:
 
 
 def _sent(report: PreflightReport) -> list[BytesUse]:
-    return [traffic_use(t.collective, t.network, t.seconds) for t in report.traffic]
+    return [traffic_use(c) for c in report.traffic]
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,7 @@ class PreflightReports(SerializableReport):
             "topology": [topology_text(r.topology) for r in reports],
             "mesh": [axes_text(r.mesh).replace(" ", "") for r in reports],
             "fits": [_fits(r) for r in reports],
-            ">takes": [in_seconds(r.time.seconds) for r in reports],
+            ">takes": [step_time_text(r.time) for r in reports],
             "bound by": [words_of(r.topology).bounds[r.time.bound] for r in reports],
             ">tokens/s": [_shown(r.tokens_per_second, in_amount) for r in reports],
             ">MFU": [_shown(r.utilisation, "{:.1%}".format) for r in reports],
@@ -244,36 +241,37 @@ def _step(report: PreflightFields) -> str:
     return price_with_currency(report.price.step, report.price.currency)
 
 
-def _sent_bytes(report: PreflightReport, keep: Callable[[TrafficReport], bool]) -> float:
-    return sum(t.collective.sent_bytes for t in report.traffic if keep(t))
+def _sent_bytes(report: PreflightReport, keep: Callable[[CollectiveReport], bool]) -> float:
+    return sum(c.sent_bytes for c in report.traffic if keep(c))
 
 
 def _step_price(report: PreflightFields) -> float | None:
     return None if report.price is None else report.price.step
 
 
-def _traffic(description: str, keep: Callable[[TrafficReport], bool]) -> BudgetKey[PreflightReport]:
+def _traffic(
+    description: str, keep: Callable[[CollectiveReport], bool]
+) -> BudgetKey[PreflightReport]:
     return BudgetKey(
         "bytes",
         description,
         lambda r: _sent_bytes(r, keep),
-        lambda r: collective_lines(t.collective for t in r.traffic if keep(t)),
+        lambda r: collective_lines(filter(keep, r.traffic)),
     )
 
 
-def _kind(kind: str) -> Callable[[TrafficReport], bool]:
-    return lambda t: t.collective.kind == kind
+def _kind(kind: str) -> Callable[[CollectiveReport], bool]:
+    return lambda c: c.kind == kind
 
 
-def _network(network: str) -> Callable[[TrafficReport], bool]:
-    return lambda t: t.network == network
+def _network(network: str) -> Callable[[CollectiveReport], bool]:
+    return lambda c: c.network == network
 
 
 def _largest(report: PreflightReport) -> list[str]:
     """Return the largest buffers in HBM."""
-    m = report.memory
-    fresh = [h for h in m.results if not h.aliased]
-    sizes = [(h.device_bytes, f"{h.path} {h.type}") for h in (*m.arguments, *fresh)]
+    fresh = [v for v in report.outputs if not v.aliased]
+    sizes = [(v.device_bytes, f"{v.path} {v.type}") for v in (*report.inputs, *fresh)]
     sizes += _temporaries(report)
     return [f"{in_bytes(size)} {what}" for size, what in sorted(sizes, reverse=True) if size]
 

@@ -10,11 +10,9 @@ from typing import Literal
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     DonationReport,
-    IgnoredReport,
     RepeatedReport,
-    ReplicationReport,
     SourceLine,
-    UnevenReport,
+    UnmetRequest,
     ValueReport,
 )
 from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
@@ -22,19 +20,9 @@ from xlashard.predict.preflight.report.step_model import LineTime, SpillReport, 
 from xlashard.predict.targets.chip import Links
 from xlashard.support.documents import ReportFormat
 
-type Bound = Literal["compute", "hbm", "vmem", "ici", "dcn", "host"]
-"""Resource that bounds the time: arithmetic, HBM, VMEM of TPUs, links within a slice or node, the
-network between them, transfers to and from the host."""
-
-
-type Origin = Literal[
-    "constraint", "explicit", "gradient", "argument", "result", "reduction", "resharding"
-]
-"""Cause of a collective. Required by the program: a `constraint`; an `explicit` collective in a
-shard_map; the reduction of a `gradient` over data-parallel devices; a `reduction` over a sharded
-dimension; an `argument` or `result` gathered because of its sharding. Not required: a `resharding`
-that the partitioner inserts between two operations.
-"""
+type Bound = Literal["compute", "launch", "hbm", "vmem", "ici", "dcn", "host"]
+"""Resource that bounds the time: arithmetic, the launches of operations, HBM, VMEM of TPUs, links
+within a slice or node, the network between them, transfers to and from the host."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +76,10 @@ class AxisReport:
         size: Size of the axis.
         along: Torus dimensions that the axis follows, with the number of chips: `x`, `y`, `z`,
             `core` (devices of a chip), `slice`; of GPUs `gpu` (within a node) and `node`; empty if
-            it follows none.
-        ring: Whether neighbours on the axis are neighbours on the torus, including last to first.
+            its groups of devices are no boxes of one shape.
+        ring: Whether the devices of the axis form a ring of neighbours in each dimension.
         strides: Distance of neighbours along each of these dimensions; more than 1 if another axis
-            lies between. Empty if unknown.
+            lies between. Empty if the devices are in another order than their coordinates.
     """
 
     name: str
@@ -99,30 +87,6 @@ class AxisReport:
     along: tuple[tuple[str, int], ...]
     ring: bool
     strides: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class BufferReport:
-    """Buffer of an argument or result in device memory.
-
-    Attributes:
-        path: Path: `state['params']['w']`, `result[0]`.
-        type: Type: `float32[8,16]`.
-        spec: Sharding: `P('data')`.
-        device_bytes: Bytes on one device, including padding.
-        copies: Number of devices that hold each shard.
-        aliased: Argument whose buffer a result reuses, or result that reuses the buffer of an
-            argument; else empty.
-        donated: Whether the argument was donated.
-    """
-
-    path: str
-    type: str
-    spec: str
-    device_bytes: int
-    copies: int
-    aliased: str = ""
-    donated: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,8 +141,6 @@ class MemoryBreakdown:
         constant_bytes: Constants.
         code_bytes: Generated code; 0 if compilation ended before code generation, and the least
             possible size if the code did not fit.
-        arguments: Buffers of the arguments, largest first.
-        results: Buffers of the results, largest first.
         temporaries: Temporaries live at the peak of the heap, largest first; empty if the compiler
             does not report them.
         host_bytes: Host memory.
@@ -193,8 +155,6 @@ class MemoryBreakdown:
     temporary_bytes: int
     constant_bytes: int
     code_bytes: int
-    arguments: tuple[BufferReport, ...]
-    results: tuple[BufferReport, ...]
     temporaries: tuple[TemporaryReport, ...]
     host_bytes: int = 0
     runtime: tuple[RuntimeMemory, ...] = ()
@@ -244,12 +204,12 @@ class TimeEstimate:
         bound: Resource that the cores use or wait for most of the time.
         seconds: Time of the compiler's schedule at the rates that measurements show.
         below: Error below `seconds`, as a negative share of it.
-        above: Error above `seconds`, as a share of it; None for a lower bound.
+        above: Error above `seconds`, as a share of it; None for a lower bound, which lacks loops,
+            kernels or calls of unknown length or cost.
         shares: Parts of `seconds` by what the cores use or wait for: `matrix`, `vector`, `hbm`,
             `vmem`, `kernel`, `launch`, `ici`, `dcn`, `host`; the longest first.
         kernels: Kernels of known cost, by name, with their number of runs.
-        unknown_kernels: Kernels of unknown cost, by name, with their number of runs. With any of
-            them `seconds` is a lower bound.
+        unknown_kernels: Kernels of unknown cost, by name, with their number of runs.
         unmatched_kernel_costs: Names in `kernel_costs` that no kernel of the program has.
         unknown_loops: Number of loops with an unknown trip count, counted as one iteration.
         elementwise_flops: Part of `flops` outside matrix products.
@@ -293,29 +253,8 @@ class TimeEstimate:
 
     @property
     def is_lower_bound(self) -> bool:
-        """True if the time lacks that of kernels of unknown cost."""
-        return bool(self.unknown_kernels)
-
-
-@dataclass(frozen=True)
-class TrafficReport:
-    """Equal collectives with the same cause.
-
-    Attributes:
-        collective: Kind, count, bytes, axes and source line.
-        network: Network that carries most of the bytes.
-        seconds: Time of all runs at link bandwidth.
-        origin: Cause of the collectives.
-        requested: Whether the program or the caller's shardings require them.
-        suggestion: Code change that removes them, if they are not required; else empty.
-    """
-
-    collective: CollectiveReport
-    network: Literal["ici", "dcn"]
-    seconds: float
-    origin: Origin
-    requested: bool
-    suggestion: str = ""
+        """True if the time lacks that of loops, kernels or calls of unknown length or cost."""
+        return bool(self.unknown_kernels or self.unknown_loops or self.unknown_calls)
 
 
 @dataclass(frozen=True)
@@ -342,7 +281,7 @@ class VersionsReport:
     cuda_plugin: str = ""
 
 
-FORMAT = 3
+FORMAT = 4
 """Version of the JSON format, increased when a field changes its meaning or is removed."""
 
 REPORT_FORMAT = ReportFormat("preflight report", FORMAT, "xlashard.preflight(f, ...).to_json()")
@@ -361,23 +300,22 @@ class PreflightFields:
     partitioner: str
     memory: MemoryBreakdown
     time: TimeEstimate
-    traffic: tuple[TrafficReport, ...]
+    traffic: tuple[CollectiveReport, ...]
     inputs: tuple[ValueReport, ...]
     outputs: tuple[ValueReport, ...]
     donations: tuple[DonationReport, ...]
-    replications: tuple[ReplicationReport, ...]
+    unmet: tuple[UnmetRequest, ...]
     replicated: tuple[ValueReport, ...]
     replicated_above: int
     throughput: ThroughputReport | None
     price: PriceReport | None
     compile_seconds: float
     versions: VersionsReport
-    uneven: tuple[UnevenReport, ...] = ()
-    ignored: tuple[IgnoredReport, ...] = ()
     repeated: tuple[RepeatedReport, ...] = ()
     is_estimate: bool = False
     spills: tuple[SpillReport, ...] = ()
     forgotten: str = ""
+    is_laid_out: bool = False
 
     @property
     def heading(self) -> str:

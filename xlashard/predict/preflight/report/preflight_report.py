@@ -8,12 +8,12 @@ from rich.console import RenderableType
 
 from xlashard.analysis.explain.tables import Page, SerializableReport
 from xlashard.predict.preflight.render.html import fragment, page
-from xlashard.predict.preflight.render.report_text import topology_text
+from xlashard.predict.preflight.render.report_text import step_time_text, topology_text
 from xlashard.predict.preflight.render.step_timeline import trace_of
 from xlashard.predict.preflight.render.terminal_report import preflight_sections
 from xlashard.predict.preflight.report.preflight_model import REPORT_FORMAT, PreflightFields
 from xlashard.support.documents import Schema
-from xlashard.support.formatting import in_bytes, in_seconds
+from xlashard.support.formatting import in_bytes
 from xlashard.support.tracebacks import short_tracebacks
 
 
@@ -35,10 +35,11 @@ class PreflightReport(SerializableReport, PreflightFields):
         memory: Memory of one device.
         time: Time of one execution.
         traffic: Collectives, longest time first.
-        inputs: Shardings of the arguments.
-        outputs: Shardings of the results.
+        inputs: Arguments, then closed-over arrays, with their buffers in HBM.
+        outputs: Results with their buffers in HBM.
         donations: Donated arguments, and arguments that could be donated.
-        replications: Values with more copies than specified.
+        unmet: Requests that the program does not follow, and values that each device holds whole
+            without a request, most bytes first.
         replicated: Fully replicated arguments and results that mesh axes could shard, largest
             first.
         replicated_above: Minimum bytes of the listed values.
@@ -46,14 +47,14 @@ class PreflightReport(SerializableReport, PreflightFields):
         price: Cost at the caller's price.
         compile_seconds: Compile time on this machine.
         versions: Versions and flags that the report depends on.
-        uneven: Dimensions that constraints shard and that do not divide, most padding first.
-        ignored: Shardings that the program names and does not follow, the largest first.
         repeated: Products that every device computes whole, most FLOP first.
         is_estimate: Whether the compiler was stopped before code generation. Memory then lacks the
             code; all else is that of a whole compilation.
         spills: Attention scores that are too large for VMEM, with the block that avoids it.
         forgotten: The facts that a stage does not keep, and that the report therefore lacks, as one
             clause; empty for a function.
+        is_laid_out: Whether xlashard laid out the mesh, from its axis sizes; else the devices have
+            the order of the mesh that was given.
 
     Example:
         >>> import jax
@@ -78,7 +79,7 @@ class PreflightReport(SerializableReport, PreflightFields):
     def __repr__(self) -> str:
         used = f"{in_bytes(self.memory.total_bytes)} of {in_bytes(self.memory.available_bytes)}"
         kind = "estimate, " if self.is_estimate else ""
-        facts = f"{kind}{self.outcome}, {used}, {in_seconds(self.time.seconds)}"
+        facts = f"{kind}{self.outcome}, {used}, {step_time_text(self.time)}"
         chips = topology_text(self.topology)
         return f"<PreflightReport of {self.name} on {chips}: {facts}; print it>"
 

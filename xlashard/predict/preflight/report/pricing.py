@@ -50,12 +50,18 @@ class ThroughputReport:
     Attributes:
         workload: Workload of a step.
         tokens_per_second: Tokens per second over all devices.
-        utilisation: Model FLOP utilisation (MFU), from 0 to 1.
+        utilisation: Model FLOP utilisation (MFU), from 0 to 1: the share of `peak_flops`.
+        device_tokens_per_second: Tokens per second on each device.
+        peak_flops: Peak FLOP per second of a device, by `peak_dtype`.
+        peak_dtype: Dtype of the peak.
     """
 
     workload: Workload
     tokens_per_second: float
     utilisation: float
+    device_tokens_per_second: float
+    peak_flops: float
+    peak_dtype: str = "bfloat16"
 
 
 @dataclass(frozen=True)

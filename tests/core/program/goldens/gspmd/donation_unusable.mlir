@@ -7,6 +7,6 @@ module @f attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 : i32
 }
 
 // f got 3 donated arguments whose buffers no result can take over: leave them out of donate_argnums, or follow the advice:
-//   halved: float32[8,8] as P('x'): a value has its type, but is sharded as P('y'), 64 bytes on each device, and the argument as P('x'), 128 bytes on each device: give out_shardings=P('x') for a value
+//   halved: float32[8,8] as P('x'): a value has its type, but is sharded as P('y'), 64 bytes on each device, and the argument as P('x'), 128 bytes on each device: pass halved as P('y')
 //   moved: float32[16] as P('x'): a value has its type, but is in the memory pinned_host, and the argument in device: give out_shardings with memory_kind='device'
 //   second: float32[4,8] as P(): a value: float32[4,8] as P() has room for it, but takes over the buffers of first already

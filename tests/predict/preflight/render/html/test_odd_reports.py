@@ -32,16 +32,13 @@ ONE_CHIP = replace(
 )
 NOWHERE = replace(
     FITTING.traffic[0],
-    collective=replace(
-        FITTING.traffic[0].collective,
-        axes=None,
-        along="2 groups of 2 devices",
-        groups=((0, 3), (1, 2)),
-        source=None,
-        op_name="",
-        conditional=True,
-        times_known=False,
-    ),
+    axes=None,
+    along="2 groups of 2 devices",
+    groups=((0, 3), (1, 2)),
+    source=None,
+    op_name="",
+    conditional=True,
+    times_known=False,
 )
 ODD = {
     "no mesh": replace(SMALL, mesh=()),
@@ -52,7 +49,7 @@ ODD = {
         SMALL,
         inputs=(),
         outputs=(),
-        memory=replace(SMALL.memory, arguments=(), results=(), argument_bytes=0, total_bytes=0),
+        memory=replace(SMALL.memory, argument_bytes=0, total_bytes=0),
     ),
     "groups of no axes": replace(FITTING, traffic=(NOWHERE,)),
     "unknown calls": replace(
@@ -69,7 +66,7 @@ SHOWN = {
     "no matrix products": "2.1 GFLOP besides, which count as free",
     "no values": "0 B on each device",
     "groups of no axes": "2 groups of 2 devices: 0,3 …",
-    "unknown calls": "count as zero: my_kernel ×32.",
+    "unknown calls": "the calls of unknown cost: my_kernel ×32",
     "not understood": "Not understood in the compiled program: line ×3.",
 }
 

@@ -50,7 +50,7 @@ def assert_numbers_are_those_of(report: PreflightReport, tab: Tab) -> None:
     if report.price is not None:
         assert tiles["price of a step"] == report.price.step
         assert tiles["10⁹ tokens"] == report.price.billion_tokens
-    sent = [t.collective.sent_bytes for t in report.traffic]
+    sent = [t.sent_bytes for t in report.traffic]
     assert [int(n) for n in column(tab, ".traffic", 4)] == sent
     assert [float(n) for n in column(tab, ".traffic", 5)] == [t.seconds for t in report.traffic]
     spills = tab.run("[...document.querySelectorAll('[data-spill]')].map(e => +e.dataset.spill)")
@@ -92,7 +92,7 @@ def test_memory_bar_is_drawn_to_scale(browser: Browser) -> None:
             "l.parentNode.clientWidth)(document.querySelector('.card .limit'))"
         )
         assert "41.0 GiB more than the 95.7 GiB" in tab.text(".verdict h2")
-        assert "1 loop of unknown trip count counts as one iteration" in tab.text(".time .warns")
+        assert "more than one iteration of 1 loop of unknown trip count" in tab.text(".time .warns")
     memory = OUT_OF_MEMORY.memory
     assert "free" not in drawn
     assert line == pytest.approx(memory.available_bytes / memory.total_bytes, abs=0.003)
@@ -263,7 +263,7 @@ HOSTILE = '</script><script>document.title="owned"</script><img src=x onerror=al
 
 
 def test_markup_in_names_of_the_program_is_escaped(browser: Browser) -> None:
-    collective = FITTING.traffic[-1].collective
+    collective = FITTING.traffic[-1]
     assert collective.source is not None
     source = replace(collective.source, file=f"/srv/{HOSTILE}/שלום.py", function=HOSTILE)
     hostile = replace(
@@ -274,16 +274,17 @@ def test_markup_in_names_of_the_program_is_escaped(browser: Browser) -> None:
         inputs=(replace(FITTING.inputs[0], path=HOSTILE, spec=HOSTILE),),
         traffic=(
             replace(
-                FITTING.traffic[-1],
+                collective,
                 suggestion=HOSTILE,
-                collective=replace(
-                    collective, op_name=HOSTILE, argument=HOSTILE, along=HOSTILE, source=source
-                ),
+                op_name=HOSTILE,
+                argument=HOSTILE,
+                along=HOSTILE,
+                source=source,
             ),
         ),
         versions=replace(FITTING.versions, flags=(("XLA_FLAGS", HOSTILE),)),
         repeated=(replace(FITTING.repeated[0], argument=HOSTILE, spec=HOSTILE, source=source),),
-        uneven=(replace(FITTING.uneven[0], spec=HOSTILE, axes=(HOSTILE,), source=source),),
+        unmet=(replace(FITTING.unmet[0], requested=HOSTILE, actual=HOSTILE, source=source),),
         forgotten=HOSTILE,
     )
     with browser.page(hostile.to_html()) as tab:

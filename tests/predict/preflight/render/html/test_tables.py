@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).parent
 
 
 def test_collectives_are_sortable_by_mouse_and_keyboard(browser: Browser) -> None:
-    sent = [t.collective.sent_bytes for t in FITTING.traffic]
+    sent = [t.sent_bytes for t in FITTING.traffic]
     with browser.page(FITTING.to_html()) as tab:
         head = ".traffic th:nth-child(5)"
         tab.click(f"{head} button")
@@ -30,7 +30,7 @@ def test_collectives_are_sortable_by_mouse_and_keyboard(browser: Browser) -> Non
         tab.focus(".traffic th:first-child button")
         tab.press("Enter")
         kinds = column(tab, ".traffic", 0)
-        assert kinds == sorted(t.collective.kind for t in FITTING.traffic)
+        assert kinds == sorted(t.kind for t in FITTING.traffic)
         tab.press(" ")
         assert column(tab, ".traffic", 0) == kinds[::-1]
         assert tab.run("document.querySelectorAll('.traffic th:not([aria-sort=none])').length") == 1
@@ -56,7 +56,7 @@ def choose(tab: Tab, key: str, value: str) -> None:
 
 def test_collectives_can_be_filtered_by_text_kind_axis_and_reason(browser: Browser) -> None:
     def shown(keep: Callable[[Any], bool]) -> list[tuple[str, str]]:
-        return [(t.collective.kind, t.collective.along) for t in FITTING.traffic if keep(t)]
+        return [(t.kind, t.along) for t in FITTING.traffic if keep(t)]
 
     with browser.page(FITTING.to_html()) as tab:
 
@@ -70,22 +70,22 @@ def test_collectives_can_be_filtered_by_text_kind_axis_and_reason(browser: Brows
         assert tab.text(".traffic .count") == "1 of 6 · sent 1.5 GiB · takes 8.9 ms"
         tab.run("document.querySelector('.traffic input').select()")
         tab.type("gather")
-        assert seen() == shown(lambda t: "gather" in t.collective.kind or "gather" in t.suggestion)
+        assert seen() == shown(lambda t: "gather" in t.kind or "gather" in t.suggestion)
         choose(tab, "axis", "fsdp")
         assert seen() == [("all-gather", "fsdp")]
         tab.run("document.querySelector('.traffic input').select()")
         tab.press("Delete")
-        assert seen() == shown(lambda t: t.collective.along == "fsdp")
+        assert seen() == shown(lambda t: t.along == "fsdp")
         choose(tab, "axis", "")
         choose(tab, "kind", "all-reduce")
-        assert seen() == shown(lambda t: t.collective.kind == "all-reduce")
+        assert seen() == shown(lambda t: t.kind == "all-reduce")
         choose(tab, "kind", "")
         tab.click(".traffic button.shows")
         unasked = [t for t in FITTING.traffic if not t.requested]
-        assert seen() == [(t.collective.kind, t.collective.along) for t in unasked]
+        assert seen() == [(t.kind, t.along) for t in unasked]
         for suggestion, traffic in zip(tab.texts(".traffic .suggestion"), unasked, strict=True):
             assert suggestion == f"Instead: {traffic.suggestion}"
-        total = in_bytes(sum(t.collective.sent_bytes for t in unasked))
+        total = in_bytes(sum(t.sent_bytes for t in unasked))
         seconds = in_seconds(sum(t.seconds for t in unasked))
         assert tab.text(".traffic .count") == f"2 of 6 · sent {total} · takes {seconds}"
         choose(tab, "kind", "reduce-scatter")
@@ -100,7 +100,7 @@ def test_numbers_are_formatted_as_in_python(browser: Browser) -> None:
     sizes = [0, 1, 1023, 1024, 2304, 1152, 10 * 2**20 + 1, 3 * 2**30 + 2**28, 2**43]
     times = [0, 3e-9, 1.25e-6, 9.995e-4, 0.00225, 0.0625, 1.005, 9.996, 10, 12.25]
     rows = [
-        replace(t, seconds=s, collective=replace(t.collective, sent_bytes=n, op_name=f"row{i}."))
+        replace(t, seconds=s, sent_bytes=n, op_name=f"row{i}.")
         for i, (t, n, s) in enumerate(zip(FITTING.traffic[:1] * 9, sizes, times, strict=False))
     ]
     with browser.page(replace(FITTING, traffic=tuple(rows)).to_html()) as tab:
@@ -108,5 +108,5 @@ def test_numbers_are_formatted_as_in_python(browser: Browser) -> None:
             tab.run("document.querySelector('.traffic input').select()")
             tab.focus(".traffic input")
             tab.type(f"row{number}.")
-            words = f"sent {in_bytes(row.collective.sent_bytes)} · takes {in_seconds(row.seconds)}"
+            words = f"sent {in_bytes(row.sent_bytes)} · takes {in_seconds(row.seconds)}"
             assert tab.text(".traffic .count") == f"1 of 9 · {words}"

@@ -27,18 +27,22 @@ from xlashard.predict.preflight.render.html.torus_drawing import (
 )
 from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
+    LAID_OUT,
     ORIGINS,
     axes_text,
     error_text,
     in_thousands,
     is_visible_ring,
     many,
+    peak_text,
     price_with_currency,
     spill_remedy,
+    step_time_text,
     three_digits,
     topology_name,
     topology_text,
     uncounted_work,
+    unknown_work,
     words_of,
 )
 from xlashard.predict.preflight.render.step_timeline import (
@@ -123,6 +127,7 @@ def environment(*packages: str) -> Environment:
     templates = report_environment(*packages, __package__ or "")
     templates.globals.update(
         ESTIMATE=ESTIMATE,
+        LAID_OUT=LAID_OUT,
         ORIGINS=ORIGINS,
         memory_curve=memory_curve,
         read_roofline=read_roofline,
@@ -145,16 +150,19 @@ def environment(*packages: str) -> Environment:
         line_choices=_line_choices,
         many=many,
         mesh=axes_text,
+        peak=peak_text,
         pixels=lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
         price=price_with_currency,
         printable=printable,
         rings=torus_rings,
         spill_remedy=spill_remedy,
+        step_time=step_time_text,
         thousands=in_thousands,
         three_digits=three_digits,
         topology=topology_text,
         topology_name=topology_name,
         traffic_along=_traffic_along,
+        unknown_work=unknown_work,
         words=words_of,
     )
     return templates
@@ -162,7 +170,7 @@ def environment(*packages: str) -> Environment:
 
 def _filter_choices(report: PreflightFields) -> dict[str, list[str]]:
     """Return the values to filter collectives by."""
-    choices = filter_choices([t.collective for t in report.traffic])
+    choices = filter_choices(report.traffic)
     choices["reason"] = ["required", "not required"]
     if len({t.network for t in report.traffic}) > 1:
         choices["network"] = list(words_of(report.topology).networks.values())

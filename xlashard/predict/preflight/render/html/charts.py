@@ -283,12 +283,20 @@ def time_bars(time: TimeEstimate, names: Mapping[str, str]) -> list[TimeBar]:
             )
             for part in parts
         ]
-    if waiting := dict(time.shares).get("host"):
-        words = "waiting for copies to and from the host's memory"
-        bars.append(TimeBar("host", "host", waiting, words, "host"))
+    for name, words in _WAITS.items():
+        if (seconds := dict(time.shares).get(name)) and name in ("host", time.bound):
+            bars.append(TimeBar(name, names[name], seconds, words, name))
     words = "the compiler's schedule, at the rates that measurements show"
     bars.append(TimeBar("schedule", "schedule", time.seconds, words, "schedule"))
     return bars
+
+
+_WAITS = {
+    "launch": "starting operations, one after another",
+    "vmem": "reading and writing the memory of the cores",
+    "host": "waiting for copies to and from the host's memory",
+}
+"""Work of the resources that only the schedule uses."""
 
 
 def _work(time: TimeEstimate) -> str:

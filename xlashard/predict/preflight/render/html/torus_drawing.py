@@ -4,8 +4,8 @@ Nodes of GPUs are drawn as rows, without links: a switch joins the GPUs of a nod
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -230,26 +230,12 @@ class DevicePositions:
 
 def device_positions(topology: TopologyReport, mesh: tuple[AxisReport, ...]) -> DevicePositions:
     """Return the positions of mesh devices on a torus."""
-    names = DIMENSIONS if topology.links == "ici" else ("node", "gpu")
-    sizes = {
-        **dict(zip(names, topology.shape, strict=False)),
-        "core": topology.devices // max(1, topology.chips),
-        "slice": topology.slices,
-    }
-    axes = (replace(axis, strides=_strides(axis, sizes)) for axis in mesh if axis.size > 1)
-    return DevicePositions(topology, tuple(axis for axis in axes if axis.strides))
+    return DevicePositions(topology, tuple(filter(_is_drawn, mesh)))
 
 
-def _strides(axis: AxisReport, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the distance of neighbours along each dimension; empty if unknown."""
-    if math.prod(count for _, count in axis.along) != axis.size:
-        return ()
-    if any(name not in sizes for name, _ in axis.along):
-        return ()
-    if len(axis.strides) == len(axis.along):
-        return axis.strides
-    is_whole = all(sizes[name] == count for name, count in axis.along)
-    return (1,) * len(axis.along) if is_whole else ()
+def _is_drawn(axis: AxisReport) -> bool:
+    counts = [count for _, count in axis.along]
+    return axis.size > 1 and len(axis.strides) == len(counts) and math.prod(counts) == axis.size
 
 
 def _ends(count: int, most: int) -> tuple[int | None, ...]:
@@ -295,7 +281,7 @@ def lies_along(axis: AxisReport) -> str:
         f"{name} ({count}{f', each {stride} apart' if stride > 1 else ''})"
         for (name, count), stride in zip(axis.along, strides, strict=True)
     )
-    return " × ".join(places) or ("" if axis.size == 1 else "no dimension")
+    return " × ".join(places) or ("" if axis.size == 1 else "several dimensions")
 
 
 def torus_rings(topology: TopologyReport) -> list[str]:

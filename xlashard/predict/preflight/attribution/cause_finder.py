@@ -1,4 +1,4 @@
-"""Context of a collective, and a suggestion that removes it."""
+"""Search for the cause of a collective, and for a code change that removes it."""
 
 import math
 from collections.abc import Sequence
@@ -27,30 +27,71 @@ from xlashard.predict.preflight.attribution.value_shardings import (
 
 
 @dataclass(frozen=True, eq=False)
-class CollectiveContext:
-    """A collective with its surroundings in the HLO module and in the jaxpr.
+class CauseFinder:
+    """Search for the cause of a collective in the HLO module and in the jaxpr.
 
     Attributes:
+        collective: The collective.
         dataflow: Dataflow of the compiled module.
         shardings: Shardings of the values of the jaxpr.
-        collective: The collective.
-        home: Computation that contains it.
-        instruction: Its HLO instruction.
-        axes: Mesh axes of its replica groups.
-        argument: Path of the argument that it moves, whole or sliced.
-        reduces: Whether it reduces values over devices.
-        gathers: Whether it gathers values from all devices.
+        grid: The mesh.
+        sources: Filter for lines of user code.
     """
 
+    collective: Collective
     dataflow: HloDataflow
     shardings: ValueShardings
-    collective: Collective
-    home: Computation
-    instruction: Instruction
-    axes: frozenset[str]
-    argument: str
-    reduces: bool
-    gathers: bool
+    grid: MeshGrid
+    sources: SourceLocator
+
+    @cached_property
+    def home(self) -> Computation:
+        """Computation that contains it."""
+        return self.dataflow.module.computations[self.collective.computation]
+
+    @cached_property
+    def instruction(self) -> Instruction:
+        """Its HLO instruction."""
+        return self.home.instructions[self.collective.name]
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """Mesh axes of its replica groups."""
+        return frozenset(self.collective.axis_names(self.grid) or ())
+
+    @cached_property
+    def argument(self) -> str:
+        """Path of the argument that it moves, whole or sliced; empty for another value."""
+        named = {path for path, _ in self.shardings.arguments}
+        if self.collective.op_name in named:
+            return self.collective.op_name
+        names = self.instruction.operands
+        # The second operand of a send is a token.
+        names = names[:1] if self.instruction.opcode == "send" else names
+        arguments = {self.dataflow.argument(self.home, name) for name in names}
+        argument = arguments.pop() if len(arguments) == 1 else ""
+        return argument if argument in named else ""
+
+    @property
+    def reduces(self) -> bool:
+        """Return whether it reduces values over devices."""
+        return self.collective.traits.reduces or self._windowed == "scatter"
+
+    @property
+    def gathers(self) -> bool:
+        """Return whether it gathers values from all devices."""
+        return self.collective.traits.gathers or self._windowed == "gather"
+
+    @cached_property
+    def _windowed(self) -> str:
+        """Kind of the ring of permutes that it is a step of, or empty."""
+        if self.collective.traits.traffic != "pairs":
+            return ""
+        kinds = map(self.dataflow.windowed, self.dataflow.sites(self.home))
+        windowed = next(filter(None, kinds), "")
+        if not windowed and _is_of_ring(self.collective, self.grid):
+            return self.dataflow.unrolled(self.home, self.instruction)
+        return windowed
 
     @cached_property
     def equations(self) -> list[tuple[Scope, Any]]:
@@ -85,103 +126,23 @@ class CollectiveContext:
         """Stack frames of the producer, innermost first."""
         return () if self.producer is None else self.producer.frames
 
-    @cached_property
-    def argument_paths(self) -> frozenset[str]:
-        """Paths of all arguments that its operand depends on."""
-        return self.dataflow.arguments(self.home, self.instruction)
-
-
-def collective_context(
-    collective: Collective, dataflow: HloDataflow, shardings: ValueShardings, grid: MeshGrid
-) -> CollectiveContext:
-    """Return the context of a collective.
-
-    Args:
-        collective: A collective of the module.
-        dataflow: Dataflow of the compiled module.
-        shardings: Shardings of the values of the jaxpr.
-        grid: The mesh.
-    """
-    home = dataflow.module.computations[collective.computation]
-    instruction = home.instructions[collective.name]
-    axes = frozenset(part.name for part in collective.axes(grid) or ())
-    named = {path for path, _ in shardings.arguments}
-    argument = collective.op_name if collective.op_name in named else ""
-    if not argument:
-        names = instruction.operands
-        # The second operand of a send is a token.
-        names = names[:1] if instruction.opcode == "send" else names
-        arguments = {dataflow.argument(home, name) for name in names}
-        argument = arguments.pop() if len(arguments) == 1 else ""
-    windowed = next(filter(None, map(dataflow.windowed, dataflow.sites(home))), "")
-    moves = collective.traits.traffic == "pairs"
-    if moves and not windowed and _is_of_ring(collective, grid):
-        windowed = dataflow.unrolled(home, instruction)
-    return CollectiveContext(
-        dataflow,
-        shardings,
-        collective,
-        home,
-        instruction,
-        axes,
-        argument if argument in named else "",
-        reduces=collective.traits.reduces or (moves and windowed == "scatter"),
-        gathers=collective.traits.gathers or (moves and windowed == "gather"),
-    )
-
-
-def _is_of_ring(collective: Collective, grid: MeshGrid) -> bool:
-    """Return whether a permute passes operands of a product around a ring."""
-    if not isinstance(collective.groups, SourceTargetPairs):
-        return False
-    size = math.prod(part.size for part in collective.axes(grid) or ())
-    return (
-        collective.groups.ring_size == size > 1
-        and operation_of(collective.op_name) == "dot_general"
-    )
-
-
-def operation_of(op_name: str) -> str:
-    """Return the primitive of an op name: `f/jvp()/while/body/dot_general`."""
-    return op_name.rpartition("/")[2]
-
-
-def lines_of(frames: Sequence[Frame]) -> list[Line]:
-    """Return the lines of a stack, in order."""
-    return [(frame.file, frame.line) for frame in frames]
-
-
-@dataclass(frozen=True, eq=False)
-class SuggestionFinder:
-    """Search for a code change that removes a collective.
-
-    Attributes:
-        context: The collective in its context.
-        grid: The mesh.
-        sources: Filter for lines of user code.
-    """
-
-    context: CollectiveContext
-    grid: MeshGrid
-    sources: SourceLocator
-
-    def text(self) -> str:
-        """Return the suggestion, or at least the lines to look at."""
-        suggestion = self._by_equations() or self._by_argument(self.context.argument)
-        if not suggestion and not self.context.collective.frames:
-            argument_paths = self.context.argument_paths
-            suggestion = self._by_argument(min(argument_paths)) if len(argument_paths) == 1 else ""
+    def suggestion(self) -> str:
+        """Return a code change that removes the collective, or at least the lines to look at."""
+        suggestion = self._by_equations() or self._by_argument(self.argument)
+        if not suggestion and not self.collective.frames:
+            paths = self.dataflow.arguments(self.home, self.instruction)
+            suggestion = self._by_argument(min(paths)) if len(paths) == 1 else ""
         return suggestion or self._where()
 
     def _by_equations(self) -> str:
         """Suggest sharding the source of the value as the operation requires."""
-        for scope, eqn in self.context.equations:
+        for scope, eqn in self.equations:
             values = [v for v in eqn.invars if is_variable(v) and v.aval.shape]
             values.sort(key=lambda v: not self._is_made_there(scope, v))
-            sources = [self.context.shardings.sources(scope, v) for v in values]
+            sources = [self.shardings.sources(scope, v) for v in values]
             for index, own_sources in enumerate(sources):
                 others = [s for i, s in enumerate(sources) if i != index]
-                moved = [s for dim in own_sources for s in dim if self.context.axes & set(s.axes)]
+                moved = [s for dim in own_sources for s in dim if self.axes & set(s.axes)]
                 if not moved or not self._is_meant(moved):
                     continue
                 required = self._required_axes(eqn, values[index], own_sources, others)
@@ -190,13 +151,13 @@ class SuggestionFinder:
 
     def _is_meant(self, moved: Sequence[DimensionSource]) -> bool:
         """Return whether the sources belong to the moved argument, if there is one."""
-        return not self.context.argument or any(s.path == self.context.argument for s in moved)
+        return not self.argument or any(s.path == self.argument for s in moved)
 
     def _is_made_there(self, scope: Scope, value: Any) -> bool:
         """Return whether a value is produced at the line of the collective's operand."""
         maker = scope.makers.get(value) if is_variable(value) else None
         line = None if maker is None else source_line(maker[1])
-        return line is not None and line in lines_of(self.context.producer_frames)
+        return line is not None and line in lines_of(self.producer_frames)
 
     def _required_axes(
         self,
@@ -209,7 +170,7 @@ class SuggestionFinder:
         now = [_cut(dim) for dim in own_sources]
         shape = value.aval.shape
         name = eqn.primitive.name
-        free = [tuple(a for a in axes if a not in self.context.axes) for axes in now]
+        free = [tuple(a for a in axes if a not in self.axes) for axes in now]
         if name == "dot_general":
             return self._for_product(eqn, value, now, free, others)
         if shape == getattr(eqn.outvars[0].aval, "shape", None):
@@ -243,7 +204,7 @@ class SuggestionFinder:
     def _elsewhere(self, shape: Sequence[int], now: list[Axes], free: list[Axes]) -> list[Axes]:
         """Return the axes with the moved ones on another dimension, or dropped if none fits."""
         sizes = self.grid.shape
-        moved = tuple(a for axes in now for a in axes if a in self.context.axes)
+        moved = tuple(a for axes in now for a in axes if a in self.axes)
         count = math.prod(sizes[a] for a in moved)
         for dim, size in enumerate(shape):
             if not now[dim] and size % count == 0:
@@ -274,13 +235,13 @@ class SuggestionFinder:
 
     def _by_argument(self, path: str) -> str:
         """Suggest another sharding for an argument."""
-        shardings = self.context.shardings
+        shardings = self.shardings
         for (name, sharding), aval in zip(
             shardings.arguments, shardings.jaxpr.in_avals, strict=False
         ):
             if name == path and isinstance(sharding, NamedSharding):
                 now = axes_of(sharding, len(aval.shape))
-                free = [tuple(a for a in axes if a not in self.context.axes) for axes in now]
+                free = [tuple(a for a in axes if a not in self.axes) for axes in now]
                 spec = self._elsewhere(aval.shape, now, free)
                 if spec != now:
                     return f"pass in_shardings {spec_of(spec)} for {path}"
@@ -288,8 +249,8 @@ class SuggestionFinder:
 
     def _where(self) -> str:
         """Suggest the lines to constrain."""
-        collective, along = self.context.collective, " and ".join(sorted(self.context.axes))
-        maker = self._place(collective.frames) or self._place(self.context.producer_frames)
+        collective, along = self.collective, " and ".join(sorted(self.axes))
+        maker = self._place(collective.frames) or self._place(self.producer_frames)
         user = self._place(collective.needed_by_frames)
         if maker and user and maker != user:
             return (
@@ -307,6 +268,27 @@ class SuggestionFinder:
         """Return the user's line of a stack: `model.py:57`."""
         line = self.sources.line(frames)
         return "" if line is None else f"{Path(line.file).name}:{line.line}"
+
+
+def _is_of_ring(collective: Collective, grid: MeshGrid) -> bool:
+    """Return whether a permute passes operands of a product around a ring."""
+    if not isinstance(collective.groups, SourceTargetPairs):
+        return False
+    size = math.prod(part.size for part in collective.axes(grid) or ())
+    return (
+        collective.groups.ring_size == size > 1
+        and operation_of(collective.op_name) == "dot_general"
+    )
+
+
+def operation_of(op_name: str) -> str:
+    """Return the primitive of an op name: `f/jvp()/while/body/dot_general`."""
+    return op_name.rpartition("/")[2]
+
+
+def lines_of(frames: Sequence[Frame]) -> list[Line]:
+    """Return the lines of a stack, in order."""
+    return [(frame.file, frame.line) for frame in frames]
 
 
 def _cut(sources: Sequence[DimensionSource]) -> Axes:
