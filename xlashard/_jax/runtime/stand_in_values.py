@@ -80,6 +80,9 @@ class _ReportingThread(threading.local):
 
 _THREAD = _ReportingThread()
 
+_ALIGNMENT = 64
+"""Bytes at whose multiples a CPU device takes the memory of an array without a copy."""
+
 _CALL = "_xlashard_deferred"
 """Attribute of an array: the call that it is a result of, until that has run."""
 
@@ -267,26 +270,30 @@ class StandInValues:
             data = self.zeros(physical, sharding, is_shared=is_shared)
             return jax.random.wrap_key_data(data, impl=aval.dtype._impl.name)
         shape = tuple(sharding.shard_shape(tuple(aval.shape)))
-        dtype = np.dtype(aval.dtype)
-        shards = [
-            originals.device_put(self._shard(shape, dtype, is_shared), device)
-            for device in sharding._addressable_device_assignment
-        ]
+        devices = sharding._addressable_device_assignment
+        blocks = self._blocks(shape, np.dtype(aval.dtype), len(devices), is_shared=is_shared)
+        shards = list(map(originals.device_put, blocks, devices))
         return originals.make_array_from_single_device_arrays(tuple(aval.shape), sharding, shards)
 
-    def _shard(self, shape: tuple[int, ...], dtype: np.dtype[Any], is_shared: bool) -> Any:
-        count = int(np.prod(shape, dtype=np.int64))
-        nbytes = count * dtype.itemsize
+    def _blocks(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], count: int, *, is_shared: bool
+    ) -> list[np.ndarray[Any, Any]]:
+        """Return zeros for the shards of an array, which a CPU device takes without a copy."""
+        size = int(np.prod(shape, dtype=np.int64))
+        nbytes = size * dtype.itemsize
         if nbytes < mmap.PAGESIZE:
-            return np.zeros(shape, dtype)
+            return [np.zeros(shape, dtype) for _ in range(count)]
+        # One mapping for all shards: the kernel allows a process 65,530.
+        step = 0 if is_shared else -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         memory = self._shared if is_shared else None
         if memory is None or len(memory) < nbytes:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
             access = mmap.PROT_READ if is_shared else mmap.PROT_READ | mmap.PROT_WRITE
-            memory = mmap.mmap(-1, nbytes, flags=flags, prot=access)
+            memory = mmap.mmap(-1, step * (count - 1) + nbytes, flags=flags, prot=access)
             if is_shared:
                 self._shared = memory
-        return np.frombuffer(memory, dtype, count).reshape(shape)
+        offsets = [step * number for number in range(count)]
+        return [np.frombuffer(memory, dtype, size, offset).reshape(shape) for offset in offsets]
 
 
 def _base(value: Any) -> Any:
