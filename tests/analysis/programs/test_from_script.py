@@ -49,12 +49,12 @@ def test_calls_of_jax_jit_are_counted_and_located():
     assert (first.argument_bytes, other.result_bytes) == (16, 32)
     lines = Path(__file__).read_text().splitlines()
     start = double.__code__.co_firstlineno
-    assert first.source == f"tests/core/pjit/stages/test_recorded.py:{start}"
+    assert first.source == f"tests/analysis/programs/test_from_script.py:{start}"
     file, _, line = first.caller.rpartition(":")
-    assert file == "tests/core/pjit/stages/test_recorded.py"
+    assert file == "tests/analysis/programs/test_from_script.py"
     assert lines[int(line) - 1].endswith("# the recorded line")
     assert {p.name for p in programs if p.is_operation} == {"add"}
-    assert "double at tests/core/pjit" in repr(first)
+    assert "double at tests/analysis/programs" in repr(first)
     assert "3 calls" in repr(first)
 
 
@@ -107,7 +107,7 @@ def test_errors_about_explicit_axes_have_a_note():
                 call()
             (note,) = [n for n in caught.value.__notes__ if n.startswith("xlashard")]
             facts = (
-                "test_recorded.py",
+                "test_from_script.py",
                 "state['w'] (",
                 "batch (",
                 "reshard(batch, P('data', None))",

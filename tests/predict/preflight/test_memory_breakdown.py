@@ -31,7 +31,7 @@ def large(large_step: tuple[Compilation, Topology]) -> MemoryBreakdown:
 
 def values(compilation: Compilation) -> dict[str, ValueReport]:
     """Return arguments and results by path."""
-    inputs, outputs = describe_values(compilation.program, compilation.module)
+    inputs, outputs = describe_values(compilation, compilation.module)
     return {v.path: v for v in (*inputs, *outputs)}
 
 

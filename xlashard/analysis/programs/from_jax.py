@@ -72,6 +72,9 @@ if TYPE_CHECKING:
     from xlashard._jax.runtime.offline import CompileInput, PhaseInput
 
 
+type _Shardings = tuple[XLACompatibleSharding, ...]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class JitProgram(Program):
     """A call that `jax.jit` traced.
@@ -344,7 +347,7 @@ class JitModule(LoweredModule):
         return Compilation(
             program=self.program,
             plan=plan,
-            shardings=resolve_shardings(chosen, plan, tokens),
+            shardings=_hold_whole_values(plan, resolve_shardings(chosen, plan, tokens)),
             avals=self.avals,
             parameters=self.parameters,
             written=self.written,
@@ -353,6 +356,22 @@ class JitModule(LoweredModule):
             refusals=explain_unused_donations(plan, aliases, tokens),
             **others,
         )
+
+
+def _hold_whole_values(plan: ProgramPlan, sides: tuple[_Shardings, _Shardings]) -> Any:
+    """Return shardings with those of one device replaced: JAX gives each device a whole value.
+
+    The results of callbacks have such a sharding.
+    """
+    return tuple(
+        tuple(
+            plan.replicated(s.memory_kind)
+            if isinstance(s, GSPMDSharding) and s.tile_assignment.kind == "maximal"
+            else s
+            for s in side
+        )
+        for side in sides
+    )
 
 
 def read_lowered(

@@ -97,7 +97,7 @@ def test_gathers_that_remat_repeats_are_named_so(by_scan):
     }
     x = struct((4096, 1024), "data", None)
     found = traffic(jax.grad(run), params, x, out_shardings=layout_of(params))
-    gathers = [r for r in found if r.collective.kind == "all-gather"]
+    gathers = [r for r in found if r.kind == "all-gather"]
     repeated = [r for r in gathers if r.origin == "rematerialization"]
     assert 0 < len(repeated) < len(gathers)
     assert {r.origin for r in gathers} == {"argument", "rematerialization"}

@@ -45,7 +45,7 @@ def test_json_with_unknown_or_missing_fields_is_read() -> None:
 @pytest.mark.parametrize(
     ("change", "facts"),
     [
-        ({"format": 6}, ("format 6", "format 5")),
+        ({"format": 5}, ("format 5", "format 4")),
         ({"topology": []}, ("topology", "[]", "object")),
         ({"mesh": {}}, ("mesh", "{}", "list")),
         ({"mesh": [{"name": "x", "size": True}]}, ("mesh[0].along", "missing")),

@@ -42,7 +42,7 @@ def test_reports_match_the_schema(name: str, validator: jsonschema.Draft202012Va
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 6},
+        {"format": 5},
         {"outcome": "maybe"},
         {"mesh": [{"name": "x"}]},
         {"compile_seconds": "long"},
