@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, XlashardError
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -56,6 +56,11 @@ class Escaped:
 def print_error(error: object) -> None:
     """Print an error of a command to standard error, printable."""
     print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
+
+
+def error_text(error: Exception) -> str:
+    """Return the message of an error of this package; of another one, its class before it."""
+    return str(error) if isinstance(error, XlashardError) else f"{type(error).__name__}: {error}"
 
 
 def plain_text(shown: "RenderableType", width: int | None = None) -> str:

@@ -11,7 +11,7 @@ from tests.cli.commands.test_preflight import Run, run
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.choices import LayoutChoice, LayoutReport, predict, prove
 from xlashard.cli.commands.automatic_layouts import remat_words, training_choices
-from xlashard.cli.commands.preflight import read_report
+from xlashard.cli.commands.preflight import read_reports
 from xlashard.errors import ArgumentError
 from xlashard.train.config.settings import load_settings
 
@@ -77,7 +77,7 @@ def test_preflight_with_auto_shardings_chooses_a_layout(run: Run, tmp_path: Path
     assert found.report.is_estimate
     decided = [v.decided_by for v in (*found.report.inputs, *found.report.outputs)]
     assert decided == ["auto", "caller"]
-    assert read_report(str(kept)) == found.report
+    assert read_reports(str(kept)) == (found.report,)
     page = shown.read_text()
     assert "Layouts" in page and "Time of a step" in page
     assert json.dumps(found.to_dict()).replace("<", "\\u003c") in page

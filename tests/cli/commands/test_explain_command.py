@@ -1,12 +1,17 @@
 """`xlashard explain`: the programs of scripts and of targets."""
 
 import json
+import math
 import os
+import re
+import runpy
 import subprocess
 import sys
+from collections import Counter
 from multiprocessing import spawn
 from pathlib import Path
 
+import jax
 import jsonschema
 import pytest
 
@@ -93,6 +98,107 @@ def test_each_program_of_a_script_is_reported(folder: Path, capsys) -> None:
     assert out.index("step 2") < out.index("▶ init")
     assert "train_step  8 devices (cpu)" in out
     assert "2 of train.py 3" in out
+
+
+LIBRARY = """\
+import functools
+
+import jax
+
+
+def compiled(function):
+    @functools.wraps(function)
+    def wrapped(*args):
+        return function(*args)
+
+    return jax.jit(wrapped)
+"""
+COLLECTIVE = re.compile(
+    r"= (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+)
+VALUE = re.compile(r"([a-z]+)([0-9]+)\[([0-9,]*)\]")
+
+
+def counted_collectives(text: str) -> Counter[tuple[str, int]]:
+    """Count the collectives of a compiled module by kind and bytes of their results, by regex."""
+    found: Counter[tuple[str, int]] = Counter()
+    for line in text.splitlines():
+        if match := COLLECTIVE.search(line):
+            found[match[2], sum(map(_value_bytes, VALUE.findall(match[1])))] += 1
+    return found
+
+
+def _value_bytes(value: tuple[str, str, str]) -> int:
+    _, bits, shape = value
+    return math.prod(int(size) for size in shape.split(",") if size) * int(bits) // 8
+
+
+@pytest.mark.slow
+def test_reports_of_a_script_are_those_of_the_programs_that_run(folder: Path, capsys) -> None:
+    packages = folder / "lib" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "library.py").write_text(LIBRARY)
+    sys.path.append(str(packages))
+    script = str(Path(__file__).parent / "script_lookalikes.py")
+    code, report = explained("--", script)
+    printed = capsys.readouterr()
+    assert code == 0 and printed.out.startswith("tokens 3 22 22"), printed.err
+    # A later call of `decode` has a token of another sharding.
+    programs = {program.name: program for program in reversed(report.programs)}
+    for name, (function, arguments) in runpy.run_path(script)["PROGRAMS"].items():
+        compiled = function.lower(*arguments).compile()
+        own, memory = programs[name].report, compiled.memory_analysis()
+        assert own is not None, name
+        seen: Counter[tuple[str, int]] = Counter()
+        for c in own.collectives:
+            assert c.count == c.times
+            seen[c.kind, c.result_bytes // c.count] += c.count
+        assert seen == counted_collectives(compiled.as_text()), name
+        assert own.memory is not None and own.place.num_devices == 8
+        assert (own.memory.argument_bytes, own.memory.alias_bytes, own.memory.result_bytes) == (
+            memory.argument_size_in_bytes,
+            memory.alias_size_in_bytes,
+            memory.output_size_in_bytes,
+        ), name
+    assert programs["step"].source.startswith(str(script)) or ":" in programs["step"].source
+
+
+@pytest.mark.slow
+def test_each_program_of_a_script_is_compiled_once(folder: Path, monkeypatch) -> None:
+    compiled: list[str] = []
+
+    def note(event: str, _: float, **details: str | int) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(str(details.get("fun_name")))
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        code, report = explained("--", "train.py", "2")
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert code == 0 and all(program.report is not None for program in report.programs)
+    assert [name for name in compiled if "train_step" in name or "init" in name] == [
+        "jit(init)",
+        "jit(train_step)",
+    ]
+
+
+@pytest.mark.slow
+def test_kernels_of_other_devices_leave_the_other_reports(folder: Path, capsys) -> None:
+    (folder / "kernel.py").write_text(
+        "import jax, numpy as np\n"
+        "from jax.experimental import pallas as pl\n"
+        "def kernel(x_ref, out_ref): out_ref[...] = x_ref[...] * 2\n"
+        "double = jax.jit(pl.pallas_call(kernel, jax.ShapeDtypeStruct((8, 128), np.float32)))\n"
+        "total = jax.jit(lambda x: x.sum())\n"
+        "print(float(total(double(np.ones((8, 128), np.float32)))))\n"
+    )
+    code, report = explained("--", "kernel.py")
+    assert (code, report.outcome) == (1, "finished")
+    refused, total = report.programs
+    assert refused.report is None and "interpret mode" in refused.error
+    assert refused.caller == "kernel.py:6"
+    assert total.report is not None and capsys.readouterr().out.startswith("0.0\n")
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from xlashard.cli.commands import preflight as commands
 from xlashard.cli.commands.common import topologies_for
 from xlashard.cli.commands.result_files import check_writable
 from xlashard.cli.main import main
+from xlashard.predict.preflight.report.comparison import PreflightReports
 from xlashard.predict.preflight.report.measured import MeasuredStep
 from xlashard.predict.preflight.report.profile_reader import Profile
 from xlashard.tpu import topology
@@ -112,14 +113,16 @@ def test_rates_are_written_beside_json(
 def test_results_of_a_script_are_written_before_errors_of_its_profile(
     run: Run, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(commands, "_script_reports", lambda arguments: ([SMALL] * count, 0))
+    made = PreflightReports((SMALL,) * count)
+    monkeypatch.setattr(commands, "_script_reports", lambda arguments: (made, False))
     words = ("-t", "v5e-4", "--json", "-", "--measured", "/nowhere", "--", "python", "train.py")
     code, out, err = run(*words)
     assert code == 2
     if count == 1:
         assert PreflightReport.from_json(out) == SMALL and "/nowhere can't be read" in err
     else:
-        assert not out and f"--measured /nowhere is of one report, and here are {count}" in err
+        assert PreflightReports.from_json(out) == made
+        assert f"--measured /nowhere is of one report, and here are {count}" in err
 
 
 def test_program_that_does_not_fit_exits_with_1(run: Run) -> None:
@@ -204,6 +207,10 @@ def test_function_on_two_topologies_has_two_reports(run: Run, tmp_path: Path) ->
     assert small.time.flops == pytest.approx(2 * large.time.flops, rel=0.1)
 
     paths = [str(tmp_path / name) for name in files]
+    both = tmp_path / "both.json"
+    assert run(*paths, "--json", str(both))[0] == 0
+    assert PreflightReports.from_json(both.read_text()).reports == (small, large)
+    assert run("--compare", str(both), "--json", "-") == run("--compare", *paths, "--json", "-")
     code, out, err = run("--compare", *paths, "--budget", "hbm=50%")
     assert (code, err) == (0, "")
     assert re.search(r"topology +v5e:2x2 \(4 chips\) +→ +v5e:2x4 \(8 chips\)", out)
@@ -356,7 +363,7 @@ def test_invalid_input_is_reported_as_one_error(run: Run, name: str) -> None:
         (("--compare",), "--compare takes two reports, and here are 1"),
         (("--option", "xla_a"), "--option xla_a=true"),
         (("nowhere.json",), "nowhere.json can't be read: No such file or directory"),
-        (("-t", "v5e-4,v5e-8", "--json", "a.json"), "--json a.json is one file, and here are 2"),
+        (("--json", "a.html"), "write a name that ends with .json or .json.gz"),
         (
             ("-t", "v5e-4,v5e-8", "--trace", "a.json"),
             "--trace a.json is of one report, and here are 2",
@@ -367,7 +374,7 @@ def test_invalid_input_is_reported_as_one_error(run: Run, name: str) -> None:
             "write it without --rates b.toml",
         ),
         (("--trace", "docs"), "docs can't be written: it is a folder, expected a file"),
-        (("-t", "v5e-4,v5e-8", "--json", "README.md"), "README.md is one file, and here are 2"),
+        (("-t", "v5e-4,v5e-8", "--json", "README.md"), "README.md is no name of a JSON file"),
     ],
 )
 def test_invalid_arguments_are_refused_before_compilation(
@@ -391,12 +398,6 @@ def test_check_writable_accepts_writable_paths_unchanged(tmp_path: Path) -> None
 def test_unknown_setting_is_refused(run: Run) -> None:
     code, _, err = run(*AT, "configs/tiny.toml", "--set", "model.layer=1")
     assert code == 2 and "model.layer is not a setting. Did you mean model.layers?" in err
-
-
-def test_one_json_file_for_several_reports_is_refused(run: Run) -> None:
-    words = ("-t", "v5e-4,v5e-8", OURS + "by_name", "--json", "a.json")
-    code, _, err = run(*words)
-    assert code == 2 and "--json a.json is one file, and here are 2 reports" in err
 
 
 def test_binary_report_file_is_refused(run: Run, tmp_path: Path) -> None:

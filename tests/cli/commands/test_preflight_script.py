@@ -1,6 +1,8 @@
 """`xlashard preflight --topology T -- python train.py`: a script's programs on other chips."""
 
 import json
+import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import pytest
 from jax.experimental import mesh_utils
 
 from tests.predict.targets.gpu.plugin import needs_plugin
+from xlashard.analysis.programs import from_script
 from xlashard.cli.main import main
+from xlashard.predict.preflight.report.comparison import PreflightReports
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu import topology
 
@@ -173,9 +177,159 @@ def test_a_program_that_does_not_fit_fails(folder: Path, capsys) -> None:
     assert "stopped: train_step was called 1 times" in printed.err
 
 
+LOOP = """\
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+rows, everywhere = NamedSharding(mesh, P("d")), NamedSharding(mesh, P())
+
+
+@jax.jit
+def init(key):
+    return jax.lax.with_sharding_constraint(jax.random.normal(key, (32, 8)), rows)
+
+
+@functools.partial(jax.jit, donate_argnums=1)
+def decode(table, cache, token, position):
+    cache = cache.at[:, position].set(table[token])
+    token = (cache.sum(1) @ table.T).argmax(-1)
+    return cache, jax.lax.with_sharding_constraint(token, rows)
+
+
+@jax.jit
+def refused(x):
+    return jnp.linalg.eig(x)[0].sum()
+
+
+@jax.jit
+def count(reference):
+    reference[...] = reference[...] + 1
+
+
+table = init(jax.random.key(1))
+cache, token = jax.device_put((np.zeros((8, 12, 8)), np.arange(8)), rows)
+compiled = decode.lower(table, cache, token, 0).compile()
+tokens = []
+while len(tokens) < 12 and 31 not in tokens:
+    step = compiled if len(tokens) % 2 else decode
+    cache, token = step(table, cache, token, len(tokens))
+    tokens.append(int(token[0]))
+refused(jax.device_put(np.eye(8, dtype=np.complex64), rows))
+reference = jax.new_ref(jax.device_put(np.zeros(8), rows))
+count(reference)
+count(reference)
+moved = jax.device_put(cache, everywhere)
+print("tokens", *tokens)
+print("counted", float(reference[...].sum()), float(jnp.abs(moved).sum()))
+print("shard", np.asarray(token.addressable_shards[0].data))
+print("ratio", 1 / float(jnp.abs(cache).max()))
+"""
+
+
+def at(code: str) -> str:
+    """Return file and line of the first line of the loop that has some code."""
+    number = next(n for n, line in enumerate(LOOP.splitlines(), 1) if code in line)
+    return f"loop.py:{number}"
+
+
+@pytest.mark.slow
+def test_programs_whose_results_are_read_run_on_the_cpu(folder: Path, capsys) -> None:
+    (folder / "loop.py").write_text(LOOP)
+    runpy.run_path("loop.py")
+    printed = capsys.readouterr().out
+    assert printed.startswith("tokens ") and "counted 16.0 " in printed
+    code = preflight("--estimate", "--json", "all.json", "--", "loop.py")
+    shown = capsys.readouterr()
+    assert shown.out.startswith(printed), shown.err
+    # One program can't be lowered for TPUs.
+    assert code == 1
+    assert re.search(r"Without a report.*refused +loop.py:\d+ ", shown.out, re.DOTALL)
+    results = PreflightReports.from_json(Path("all.json").read_text())
+    assert {report.name for report in results.reports} == {"init", "decode", "count"}
+    (refused,) = results.unreported
+    name, _, line = refused.source.partition(":")
+    assert LOOP.splitlines()[int(line)] == "def refused(x):" and name == "loop.py"
+    assert refused.caller == at("refused(jax")
+    assert "'eig'" in refused.reason
+
+
+@pytest.mark.slow
+def test_libraries_read_the_values_of_a_real_run(folder: Path, capsys) -> None:
+    script = str(Path(__file__).parent / "script_libraries.py")
+    runpy.run_path(script)
+    printed = capsys.readouterr().out
+    assert "saved True" in printed and printed.count("\n") == 7
+    code = preflight("--estimate", "--json", "all.json", "--", script)
+    shown = capsys.readouterr()
+    assert (code, shown.out[: len(printed)]) == (0, printed), shown.err
+    results = PreflightReports.from_json(Path("all.json").read_text())
+    names = {report.name for report in results.reports}
+    assert names == {"nnx_step", "eqx_step", "outer", "<lambda>", "_fun"}
+    assert not results.unreported
+
+
+@pytest.mark.slow
+def test_closed_over_results_are_no_constants_that_the_compiler_folds(
+    folder: Path, capsys, monkeypatch
+) -> None:
+    (folder / "closed.py").write_text(
+        "import jax, numpy as np\n"
+        "from jax.sharding import NamedSharding, PartitionSpec as P\n"
+        "mesh = jax.make_mesh((8,), ('d',), axis_types=(jax.sharding.AxisType.Auto,))\n"
+        "rows = NamedSharding(mesh, P('d'))\n"
+        "key = jax.random.key(0)\n"
+        "init = jax.jit(lambda: jax.random.normal(key, (64, 8)), out_shardings=rows)\n"
+        "table = init()\n"
+        "@jax.jit\n"
+        "def use(x):\n"
+        "    return x @ table\n"
+        "use(jax.device_put(np.ones((8, 64), np.float32), rows))\n"
+    )
+    words = ("--estimate", "--run", "0", "--programs", "use", "--json", "-", "--", "closed.py")
+    assert preflight(*words) == 0
+    embedded = PreflightReport.from_json(capsys.readouterr().out)
+    assert embedded.time.flops > 64 * 8
+    assert [value.path for value in embedded.inputs] == ["x"]
+    # Large ones are arguments of the program that is reported.
+    monkeypatch.setattr(from_script, "_CONSTANTS_UP_TO", 2047)
+    assert preflight(*words) == 0
+    report = PreflightReport.from_json(capsys.readouterr().out)
+    assert {(value.type, value.spec) for value in report.inputs} == {
+        ("float32[8,64]", "P('d')"),
+        ("float32[64,8]", "P()"),
+    }
+    assert "jax.jit puts 2.0 KiB into each device's program" in report.forgotten
+    assert report.time.flops == embedded.time.flops
+
+
+@pytest.mark.slow
+def test_zeros_that_a_script_reads_are_named_with_the_program(folder: Path, capsys) -> None:
+    (folder / "loop.py").write_text(LOOP)
+    words = ("--estimate", "--run", "2kB", "--programs", "decode")
+    assert preflight(*words, "--", "loop.py") == 1
+    printed = capsys.readouterr()
+    assert "tokens 0 0 0" in printed.out
+    assert "loop.py failed: ZeroDivisionError" in printed.err
+    line = next(line for line in printed.err.splitlines() if "read results of" in line)
+    decode = at("@functools.partial(jax.jit")
+    facts = (
+        f"{at('tokens.append')} read",
+        f"decode ({decode})",
+        "KiB on all devices",
+        "--run 1MiB runs it",
+    )
+    assert all(fact in line for fact in facts), line
+
+
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
+        (["--json", "a.html"], ["a.html", ".json"]),
         (["--mesh", "data=8"], ["--mesh is invalid", "script"]),
         (["configs/tiny.toml"], ["configs/tiny.toml is invalid"]),
         (["--topology", "v5e-8,v5e-16"], ["2 topologies", "--topology v5e:2x4"]),

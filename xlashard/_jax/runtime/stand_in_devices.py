@@ -1,7 +1,6 @@
-"""Emulated CPU devices that stand in for those of a topology, and zeros that take no memory."""
+"""Emulated CPU devices that stand in for those of a topology."""
 
 import functools
-import mmap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -10,7 +9,6 @@ import jax
 import jax.experimental.mesh_utils as public_mesh_utils
 import numpy as np
 
-from xlashard._jax import originals
 from xlashard._jax.private import mesh_utils, replace_name, xla_bridge
 from xlashard._jax.runtime.shardings import Device
 
@@ -101,39 +99,3 @@ def _accepting(query: Callable[..., Any], platforms: set[str]) -> Callable[..., 
         return query(*[None if a in platforms else a for a in args], **own)
 
     return accepting
-
-
-class Zeros:
-    """Arrays of zeros on emulated devices, which share read-only pages that are never written."""
-
-    def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
-
-    def array(self, aval: Any, sharding: Any) -> Any:
-        """Return a committed array of zeros.
-
-        Args:
-            aval: Its type; of a PRNG key, its keys are zeros.
-            sharding: Its sharding, on emulated devices.
-        """
-        if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
-            key_shape = aval.dtype._impl.key_shape
-            physical = jax.ShapeDtypeStruct((*aval.shape, *key_shape), np.uint32)
-            return jax.random.wrap_key_data(
-                self.array(physical, sharding), impl=aval.dtype._impl.name
-            )
-        shape = tuple(sharding.shard_shape(tuple(aval.shape)))
-        shard = self._view(shape, np.dtype(aval.dtype))
-        devices = sharding._addressable_device_assignment
-        shards = [originals.device_put(shard, device) for device in devices]
-        return originals.make_array_from_single_device_arrays(tuple(aval.shape), sharding, shards)
-
-    def _view(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        count = int(np.prod(shape, dtype=np.int64))
-        if count * dtype.itemsize < mmap.PAGESIZE:
-            return np.zeros(shape, dtype)
-        if self._memory is None or len(self._memory) < count * dtype.itemsize:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-            size = count * dtype.itemsize
-            self._memory = mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ)
-        return np.frombuffer(self._memory, dtype, count).reshape(shape)

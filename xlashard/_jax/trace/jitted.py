@@ -395,6 +395,8 @@ def read_lowered(lowered: Any) -> LoweredFacts:
     count, results = lowered.in_tree.num_leaves, len(parts["global_out_avals"])
     debug = parts["all_args_info"].debug_info
     names = debug.safe_arg_names(first + count)[first:]
+    # The values of references that the program writes follow its results.
+    written = tuple(parts["mut"].out_mut) if parts["mut"] else (None,) * results
     return LoweredFacts(
         name=_function_name(lowering._name),
         module=lowering.stablehlo(),
@@ -408,13 +410,13 @@ def read_lowered(lowered: Any) -> LoweredFacts:
         layouts=(tuple(parts["in_layouts"]), tuple(parts["out_layouts"])),
         donated=tuple(lowering._donated_invars),
         parameters=_number_parameters(parts["kept_var_idx"], first, count),
-        written=tuple(parts["mut"].out_mut) if parts["mut"] else (None,) * results,
+        written=written,
         ordered_effects=tuple(parts["ordered_effects"]),
         host_callbacks=tuple(parts["host_callbacks"]),
         options=tuple(lowering._compiler_options_kvs),
         paths=(
             tuple([name or f"argument {i}" for i, name in enumerate(names)]),
-            tuple(debug.safe_result_paths(results)),
+            tuple(debug.safe_result_paths(written.count(None))),
         ),
         source=debug.func_src_info or "",
         mesh=_find_mesh(parts),

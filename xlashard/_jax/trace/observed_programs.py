@@ -19,13 +19,13 @@ import jax
 
 from xlashard._jax.private import core, find_name, jax_dispatch, jax_pjit, replace_name
 from xlashard._jax.runtime.dispatch import forget_calls
+from xlashard._jax.runtime.shardings import UNSPECIFIED
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER, callers
+from xlashard._jax.trace.jaxprs import drop_unused, hoist, is_ref
 from xlashard._jax.trace.jitted import INFER_PARAMS_LOCK
-from xlashard._jax.trace.tracing import struct_of
+from xlashard._jax.trace.primitive_names import DEVICE_PROGRAMS
+from xlashard._jax.trace.tracing import equations, struct_of
 from xlashard.support.lazily import dataclass
-
-type Run = Callable[[], list[Any]]
-"""Runs a program and returns its results, flat."""
 
 
 class ObservedProgram(Protocol):
@@ -48,6 +48,21 @@ class ObservedProgram(Protocol):
     def values(self) -> tuple[jax.ShapeDtypeStruct, ...]: ...
 
 
+@dataclass(frozen=True, eq=False)
+class ObservedCall:
+    """A call of a program.
+
+    Attributes:
+        program: The program.
+        arguments: Its arguments, flat.
+        run: Runs it and returns its results, flat.
+    """
+
+    program: ObservedProgram
+    arguments: Sequence[Any]
+    run: Callable[[], list[Any]]
+
+
 class ProgramObserver(Protocol):
     """Receiver of programs; the calls come from any thread."""
 
@@ -55,8 +70,8 @@ class ProgramObserver(Protocol):
         """Receive a program that is lowered."""
         ...
 
-    def called(self, program: ObservedProgram, run: Run) -> list[Any]:
-        """Receive a program that is called, and return its results, usually `run()`."""
+    def called(self, call: ObservedCall) -> list[Any]:
+        """Receive a call, and return its results, usually `call.run()`."""
         ...
 
     def failed(self, error: Exception) -> None:
@@ -89,6 +104,33 @@ class JitLowering:
         places = tuple([(t.aval, t.sharding if t.committed else None) for t in self.types])
         return self.jaxpr, tuple(sorted(self.params.items())), places
 
+    @cached_property
+    def used(self) -> tuple[bool, ...]:
+        """Return for each argument True if it is one of the module's.
+
+        JAX drops an argument of which a program takes the shape only, with its devices.
+        """
+        if self.params["keep_unused"]:
+            return (True,) * len(self.types)
+        return drop_unused(self.jaxpr)[1]
+
+    def with_constants_as_arguments(self, sharding: Any) -> "JitLowering":
+        """Return the program with the arrays that it closes over as its first arguments.
+
+        Args:
+            sharding: Their sharding; None leaves it open.
+        """
+        jaxpr, values = hoist(self.jaxpr, [not is_ref(value) for value in self.jaxpr.consts])
+        nowhere = {"sharding": None, "format": None, "committed": False, "is_np_array": False}
+        types = [jax_pjit.convert_to_metaty(value).replace(**nowhere) for value in values]
+        new = {
+            "in_shardings": UNSPECIFIED if sharding is None else sharding,
+            "in_layouts": None,
+            "donated_invars": False,
+        }
+        params = {name: (*(v,) * len(values), *self.params[name]) for name, v in new.items()}
+        return JitLowering(jaxpr, {**self.params, **params}, (*types, *self.types))
+
     @property
     def values(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Return the types of the arguments; those that are committed have shardings."""
@@ -101,7 +143,17 @@ def is_operation(jaxpr: Any) -> bool:
     JAX runs an operation outside of `jit` as a program of its own.
     """
     info = jaxpr.debug_info.func_src_info or ""
-    return JAX_FOLDER in info or " at " not in info
+    if " at " not in info:
+        return True
+    if JAX_FOLDER not in info:
+        return False
+    # JAX wraps a function of the user in `jax.pmap` and `jax.jit(pl.pallas_call(kernel, ...))`.
+    return all(eqn.primitive.name not in DEVICE_PROGRAMS for eqn in equations(jaxpr))
+
+
+def runs_kernels(jaxpr: Any) -> bool:
+    """Return True for a program with Pallas kernels, which run on one kind of chips."""
+    return any(eqn.primitive.name == "pallas_call" for eqn in equations(jaxpr))
 
 
 def trees_under_way(jaxpr: Any) -> tuple[Any, Any] | None:
@@ -163,6 +215,9 @@ all_observers: tuple[ProgramObserver, ...] = ()
 """Observers of any thread. Each call reads them, and calls `observers()` only if there are any."""
 _PATCHED = ("_resolve_and_lower", "_pjit_call_impl_python", "_trace_for_jit")
 _originals: dict[str, Any] = {}
+_stage_methods: dict[str, Any] = {}
+_lowered: weakref.WeakKeyDictionary[Any, JitLowering] = weakref.WeakKeyDictionary()
+"""Programs by what JAX lowered them to, for calls of their executables."""
 
 
 def observers() -> tuple[ProgramObserver, ...]:
@@ -211,11 +266,11 @@ def observe(observer: ProgramObserver) -> Callable[[], None]:
     return end
 
 
-def observed(program: ObservedProgram, run: Run) -> list[Any]:
-    """Send a called program to the observers, and return its results."""
+def observed(call: ObservedCall) -> list[Any]:
+    """Send a call to the observers, and return its results."""
     for observer in observers():
-        run = partial(observer.called, program, run)
-    return run()
+        call = ObservedCall(call.program, call.arguments, partial(observer.called, call))
+    return call.run()
 
 
 def _install() -> None:
@@ -225,9 +280,13 @@ def _install() -> None:
     replace_name(jax_pjit, "_resolve_and_lower", _lower)
     replace_name(jax_pjit, "_pjit_call_impl_python", _call)
     replace_name(jax_pjit, "_trace_for_jit", _trace)
+    _stage_methods.update(compile=jax.stages.Lowered.compile, call=jax.stages.Compiled.__call__)
+    jax.stages.Lowered.compile, jax.stages.Compiled.__call__ = _compile, _call_compiled
 
 
 def _uninstall() -> None:
+    jax.stages.Lowered.compile = _stage_methods["compile"]
+    jax.stages.Compiled.__call__ = _stage_methods["call"]
     for name in _PATCHED:
         replace_name(jax_pjit, name, _originals[name])
     # They would leave the calls that they have seen since to JAX's Python code.
@@ -256,7 +315,28 @@ def _lower(args: Sequence[Any], **params: Any) -> Any:
     program = JitLowering(own.pop("jaxpr"), own, tuple(args))
     for observer in observers():
         observer.lowered(program)
-    return _originals["_resolve_and_lower"](args, **params)
+    lowered = _originals["_resolve_and_lower"](args, **params)
+    _lowered[lowered] = program
+    return lowered
+
+
+def _compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace `Lowered.compile`: the executable has its program."""
+    compiled = _stage_methods["compile"](self, *args, **kwargs)
+    compiled._xlashard_program = _lowered.get(self._lowering)
+    return compiled
+
+
+def _call_compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace `Compiled.__call__`."""
+    run = partial(_stage_methods["call"], self, *args, **kwargs)
+    program = getattr(self, "_xlashard_program", None)
+    if program is None or not observers():
+        return run()
+    call = ObservedCall(
+        program, jax.tree.leaves((args, kwargs)), lambda: self.out_tree.flatten_up_to(run())
+    )
+    return self.out_tree.unflatten(observed(call))
 
 
 def _call(*args: Any, jaxpr: Any, **params: Any) -> Any:
@@ -266,7 +346,7 @@ def _call(*args: Any, jaxpr: Any, **params: Any) -> Any:
     """
     run = partial(_originals["_pjit_call_impl_python"], *args, jaxpr=jaxpr, **params)
     program = JitLowering(jaxpr, params, tuple(map(jax_pjit.convert_to_metaty, args)))
-    return observed(program, lambda: run()[0]), None, None, []
+    return observed(ObservedCall(program, args, lambda: run()[0])), None, None, []
 
 
 type Stage = Literal["trace", "lower", "compile"]

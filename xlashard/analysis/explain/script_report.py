@@ -19,9 +19,9 @@ from xlashard.analysis.explain.tables import (
     listing,
     near_text,
 )
-from xlashard.errors import XlashardError, counted
+from xlashard.errors import counted
 from xlashard.support.documents import ReportFormat
-from xlashard.support.formatting import in_bytes
+from xlashard.support.formatting import error_text, in_bytes
 from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
@@ -214,8 +214,8 @@ def explain_recorded(program: "RecordedProgram") -> ScriptProgram:
     report, error = None, ""
     try:
         report = explain.explain(program)
-    except XlashardError as e:
-        error = str(e)
+    except Exception as e:
+        error = error_text(e)
     place = program.name, program.source, program.caller, program.calls
     return ScriptProgram(*place, report, error, program.function)
 

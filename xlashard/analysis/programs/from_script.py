@@ -5,14 +5,17 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
+from xlashard._jax.runtime.stand_in_values import StandInValues, first_line
 from xlashard._jax.runtime.tracebacks import script_line
 from xlashard._jax.trace import observed_programs
-from xlashard._jax.trace.jitted import make_trace
-from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run
+from xlashard._jax.trace.jitted import JitTrace, make_trace
+from xlashard._jax.trace.observed_programs import JitLowering, ObservedCall, ObservedProgram
 from xlashard._jax.trace.tracing import (
     inner_shardings,
     physical_aval,
@@ -25,15 +28,21 @@ from xlashard.analysis.programs.program import Program
 from xlashard.core.pjit.shardings import explicit_errors
 from xlashard.core.pjit.stages.wrapper_paths import NnxPaths, call_under_way, equinox_paths
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
-from xlashard.support.formatting import near_line
+from xlashard.support.formatting import in_bytes, near_line
 from xlashard.support.lazily import deferred
 from xlashard.support.tracebacks import is_users_file
 
 if TYPE_CHECKING:
     from xlashard.analysis.programs import from_pjit
+    from xlashard.core.array.array_class import handles
 else:
-    # For calls of pjit-ed functions, which have it loaded.
+    # For calls of pjit-ed functions, which have both loaded.
     from_pjit = deferred("xlashard.analysis.programs.from_pjit")
+    handles = deferred("xlashard.core.array.array_class.handles")
+
+
+_CONSTANTS_UP_TO = 1 << 26
+"""Bytes of closed-over arrays up to which the module of a report has their values."""
 
 
 @dataclass(eq=False, repr=False)
@@ -50,7 +59,7 @@ class RecordedProgram:
         is_operation: True for an operation of JAX outside of `jit`, such as `jnp.add`.
         num_devices: Number of devices of its arguments, mesh, and shardings inside.
         function: Number of the function object; 0 for a program that was only lowered.
-        calls: Number of calls. Calls of an executable of `lower().compile()` are not counted.
+        calls: Number of calls, those of an executable of `lower().compile()` included.
 
     Example:
         >>> import jax, xlashard
@@ -87,9 +96,8 @@ class RecordedProgram:
 
     @property
     def mesh(self) -> Mesh | None:
-        """Return the mesh of its arguments, requested shardings, or shardings inside."""
-        meshes = (getattr(sharding, "mesh", None) for sharding in _shardings(self._program))
-        return next((m for m in meshes if isinstance(m, Mesh) and not m.empty), None)
+        """Return the mesh of its devices; None without one."""
+        return self.program.mesh
 
     @cached_property
     def program(self) -> Program:
@@ -97,12 +105,41 @@ class RecordedProgram:
         program = self._program
         if not isinstance(program, JitLowering):
             return from_pjit.read_call(program.function, program.call)
-        trace = make_trace(program.jaxpr, program.params, program.types)
-        return from_jax.read_trace(trace, paths=self._paths)
+        return from_jax.read_trace(_trace(program), paths=self._paths)
+
+    @property
+    def reported_program(self) -> Program:
+        """Return the program as it is lowered for a report.
+
+        That is the one that runs, unless the arrays that it closes over are large: their values
+        would be written into the module. They are arguments then, replicated as they would be.
+        """
+        program, own = self.program, self._program
+        nbytes = sum(value.nbytes for value in program.constants)
+        if nbytes <= _CONSTANTS_UP_TO or not isinstance(own, JitLowering):
+            return program
+        mesh = program.mesh
+        hoisted = own.with_constants_as_arguments(
+            None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        )
+        count = len(hoisted.types) - len(own.types)
+        names = [f"closed over [{number}]" for number in range(count)]
+        paths = self._paths or ([value.path for value in program.arguments], None)
+        results = paths[1] or [value.path for value in program.results]
+        return from_jax.read_trace(
+            _trace(hoisted),
+            paths=([*names, *paths[0]], results),
+            unknown=f"closed-over arrays as constants: jax.jit puts {in_bytes(nbytes)} into each "
+            "device's program, and here they are arguments",
+        )
 
     def __repr__(self) -> str:
         place = f" at {self.source}" if self.source else ""
         return f"<RecordedProgram {self.name}{place}, {self.calls} calls>"
+
+
+def _trace(program: JitLowering) -> JitTrace:
+    return replace(make_trace(program.jaxpr, program.params, program.types), values=program.values)
 
 
 def _find_users_paths(jaxpr: Any) -> tuple[Sequence[str], Sequence[str]] | None:
@@ -131,13 +168,13 @@ class ProgramRecorder:
     Args:
         programs: List to append to.
         on_call: Function called after each recorded call is counted, before it runs. It returns
-            the results of the call, usually `run()`.
+            the results of the call, usually `call.run()`.
     """
 
     def __init__(
         self,
         programs: list[RecordedProgram],
-        on_call: Callable[[RecordedProgram, ObservedProgram, Run], list[Any]] | None = None,
+        on_call: Callable[[RecordedProgram, ObservedCall], list[Any]] | None = None,
     ) -> None:
         self._programs = programs
         self._on_call = on_call
@@ -154,12 +191,12 @@ class ProgramRecorder:
         if explained is not error:
             error.add_note(f"xlashard: {explained}")
 
-    def called(self, program: ObservedProgram, run: Run) -> list[Any]:
+    def called(self, call: ObservedCall) -> list[Any]:
         """Record a program and count its call, and return the call's results."""
-        recorded = self._recorded(program)
+        recorded = self._recorded(call.program)
         with self._lock:
             recorded.calls += 1
-        return run() if self._on_call is None else self._on_call(recorded, program, run)
+        return call.run() if self._on_call is None else self._on_call(recorded, call)
 
     def _recorded(self, program: ObservedProgram) -> RecordedProgram:
         key = program.key
@@ -205,11 +242,14 @@ def _number_function(program: ObservedProgram) -> int:
 
 def _shardings(program: ObservedProgram) -> Iterator[Any]:
     """Return shardings, and the mesh in force, by which a program names its devices."""
-    yield from (value.sharding for value in program.values)
     if isinstance(program, JitLowering):
-        yield from (*program.params["in_shardings"], *program.params["out_shardings"])
+        used = program.used
+        yield from compress([value.sharding for value in program.values], used)
+        yield from compress(program.params["in_shardings"], used)
+        yield from program.params["out_shardings"]
         mesh = program.params["ctx_mesh"]
     else:
+        yield from (value.sharding for value in program.values)
         own: Any = program
         call = own.call
         yield from (*call.in_shardings, *call.out_shardings)
@@ -217,6 +257,90 @@ def _shardings(program: ObservedProgram) -> Iterator[Any]:
     yield from inner_shardings(program.jaxpr)
     if isinstance(mesh, Mesh) and not mesh.empty:
         yield NamedSharding(mesh, PartitionSpec())
+
+
+def run_or_stand_in(
+    values: StandInValues, recorded: RecordedProgram, call: ObservedCall
+) -> list[Any]:
+    """Run a call; arrays stand in for the results of one with kernels for other devices.
+
+    Args:
+        values: The arrays that stand in.
+        recorded: The program.
+        call: The call.
+    """
+    if donates(call.program):
+        values.settle_all()
+    try:
+        return call.run()
+    except Exception as error:
+        if not observed_programs.runs_kernels(call.program.jaxpr):
+            raise
+        shardings, reason = assume_shardings(recorded, call.program), first_line(error)
+        return stand_in_results(values, recorded, call, shardings, is_run=False, reason=reason)
+
+
+def donates(program: ObservedProgram) -> bool:
+    """Return True if the buffers of an argument may be reused for results."""
+    if isinstance(program, JitLowering):
+        return any(program.params["donated_invars"])
+    own: Any = program
+    return any(own.call.donated)
+
+
+def stand_in_results(
+    values: StandInValues,
+    recorded: RecordedProgram,
+    call: ObservedCall,
+    shardings: Sequence[Any],
+    *,
+    is_run: bool,
+    reason: str = "",
+) -> list[Any]:
+    """Return arrays that stand in for the results of a call.
+
+    Args:
+        values: The arrays that stand in.
+        recorded: The program.
+        call: The call.
+        shardings: Shardings of the results.
+        is_run: Whether to run the program once a value of its results is read.
+        reason: Why the CPU can't run it.
+    """
+    jaxpr = call.program.jaxpr
+    types = map(with_sharding, jaxpr.out_avals, shardings)
+    results = [values.zeros(t, t.sharding, is_shared=not is_run) for t in types]
+    arguments = (*call.arguments, *jaxpr.consts)
+    values.defer(recorded, call.run if is_run else None, arguments, results, reason)
+    if isinstance(call.program, JitLowering):
+        return results
+    return list(map(handles.wrap_result, results))
+
+
+def with_sharding(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    """Return the type of a value with a sharding."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+
+
+def assume_shardings(recorded: RecordedProgram, program: ObservedProgram) -> list[Any]:
+    """Return shardings for the results of a program that can't be compiled.
+
+    They are those requested, those of Explicit mesh axes, and replicated ones for others.
+    """
+    count, mesh = len(program.jaxpr.out_avals), recorded.mesh
+    is_jit = isinstance(program, JitLowering)
+    requested = program.params["out_shardings"] if is_jit else [None] * count
+
+    def assume(sharding: Any, aval: Any) -> Any:
+        if hasattr(sharding, "device_set"):
+            return sharding
+        if mesh is None:
+            return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return NamedSharding(
+            mesh, getattr(getattr(aval, "sharding", None), "spec", PartitionSpec())
+        )
+
+    return list(map(assume, requested, program.jaxpr.out_avals))
 
 
 @contextmanager

@@ -36,14 +36,19 @@ from xlashard.support.lazily import deferred
 from xlashard.support.program_runner import parse_script
 
 if TYPE_CHECKING:
+    from xlashard._jax.runtime import stand_in_values
+    from xlashard._jax.trace.observed_programs import ObservedCall
     from xlashard.analysis.explain import html, report_changes, script_report
     from xlashard.analysis.explain.program_report import ProgramReport
+    from xlashard.analysis.programs import from_script
     from xlashard.analysis.programs.from_script import RecordedProgram
     from xlashard.cli.commands import common
 else:
     # A script imports JAX itself, after it has set the variables that JAX reads.
     common = deferred("xlashard.cli.commands.common")
     html = deferred("xlashard.analysis.explain.html")
+    from_script = deferred("xlashard.analysis.programs.from_script")
+    stand_in_values = deferred("xlashard._jax.runtime.stand_in_values")
     report_changes = deferred("xlashard.analysis.explain.report_changes")
     script_report = deferred("xlashard.analysis.explain.script_report")
 
@@ -117,7 +122,8 @@ def _run_script(arguments: argparse.Namespace) -> int:
     program = parse_script(arguments.script).program
     with output_to_stderr(prints_results(arguments)):
         rule = StopRule(*(arguments.stop_after or ()))
-        result = run_script(program, rule, _counter(arguments.programs))
+        counts = _counter(arguments.programs)
+        result = run_script(program, rule, counts, _run_or_stand_in)
     if not result.programs:
         print_error(f"{result.title} {result.described} and compiled no program")
         return 1
@@ -139,6 +145,11 @@ def _run_script(arguments: argparse.Namespace) -> int:
     is_kept = _finish(arguments, report)
     failed = any(p.error for p in explained) or result.outcome == "failed"
     return 1 if failed or not is_kept else 0
+
+
+def _run_or_stand_in(recorded: "RecordedProgram", call: "ObservedCall") -> list[Any]:
+    """Run a program; zeros stand in for results of kernels of other devices."""
+    return from_script.run_or_stand_in(stand_in_values.StandInValues(), recorded, call)
 
 
 def _counter(patterns: Sequence[str]) -> "Callable[[RecordedProgram], bool]":

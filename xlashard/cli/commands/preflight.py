@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from xlashard._jax.runtime.stand_in_values import StandInRead
+from xlashard._jax.trace.observed_programs import ObservedCall
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.cli.commands import sweep
 from xlashard.cli.commands.common import (
@@ -50,7 +52,12 @@ from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
 from xlashard.predict.preflight.preflight_run import preflight
 from xlashard.predict.preflight.render.html import page
-from xlashard.predict.preflight.report.comparison import SummaryText, compare, read_budget
+from xlashard.predict.preflight.report.comparison import (
+    PreflightReports,
+    UnreportedProgram,
+    compare,
+    read_budget,
+)
 from xlashard.predict.preflight.report.measured import (
     Calibration,
     calibration_text,
@@ -63,7 +70,7 @@ from xlashard.predict.preflight.script_devices import ScriptDevices
 from xlashard.predict.preflight.target_loading import check_target, user_code_errors
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.support.documents import parse_json, read_text
-from xlashard.support.formatting import print_error
+from xlashard.support.formatting import error_text, in_bytes, near_line, print_error
 from xlashard.support.program_runner import ProgramStopped, ScriptOrModule, parse_script
 
 _CALLS = 20
@@ -111,22 +118,23 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.price is not None:
         parse_price(arguments.price)
     read_kernel_cost_words(arguments.kernel_cost)
-    failed = 0
+    has_failed = False
     if arguments.script:
         make_absolute(arguments, *RESULTS, *OF_ONE_REPORT)
-        reports, failed = _script_reports(arguments)
+        results, has_failed = _script_reports(arguments)
     else:
-        reports = _reports(arguments)
+        results = PreflightReports(tuple(_reports(arguments)))
+    reports = results.reports
     try:
-        _show(arguments, reports)
-    finally:
-        # A script may have run for an hour: its files are written whatever failed.
         if arguments.script:
             check_results(arguments, len(reports))
-        _write_files(arguments, reports)
+        _show(arguments, results)
+    finally:
+        # A script may have run for an hour: its files are written whatever failed.
+        _write_files(arguments, results)
     judged = reports[1:] if arguments.compare else reports
     kept = [check_budget(report, limits, named=len(judged) > 1) for report in judged]
-    return 1 if failed or not all(kept) else 0
+    return 1 if has_failed or results.unreported or not all(kept) else 0
 
 
 def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
@@ -155,13 +163,14 @@ def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
     axes = read_mesh(arguments.mesh) if arguments.mesh else None
     preflight_options(arguments)
     stored = {
-        target: read_report(target) for target in arguments.targets if target.endswith(".json")
+        target: read_reports(target) for target in arguments.targets if target.endswith(".json")
     }
-    check_results(arguments, sum(len(places.get(target, "1")) for target in arguments.targets))
+    counts = [len(places.get(target) or stored[target]) for target in arguments.targets]
+    check_results(arguments, sum(counts))
     reports: list[PreflightReport] = []
     for target in arguments.targets:
         if target in stored:
-            reports.append(stored[target])
+            reports += stored[target]
         else:
             reports += [
                 preflight_target(arguments, target, place, axes, calibrations.get(place.chip.name))
@@ -202,8 +211,8 @@ def preflight_target(
             )
 
 
-def read_report(path: str) -> PreflightReport:
-    """Read a stored report.
+def read_reports(path: str) -> tuple[PreflightReport, ...]:
+    """Read a file of one report or of several.
 
     Raises:
         ArgumentError: If the file is missing or invalid.
@@ -213,13 +222,23 @@ def read_report(path: str) -> PreflightReport:
     except (OSError, ValueError) as error:
         raise ArgumentError(f"{path} can't be read: {reason_of(error)}") from None
     try:
-        return PreflightReport.from_json(_of_layout(text))
+        if _is_of_several(text):
+            return PreflightReports.from_json(text).reports
+        return (PreflightReport.from_json(_of_layout(text)),)
     except ArgumentError as error:
         if '"traffic"' not in text:
             raise ArgumentError(
                 f"{path} is not a preflight report: write it with xlashard preflight --json {path}"
             ) from None
         raise ArgumentError(f"{path}: {error}") from None
+
+
+def _is_of_several(text: str) -> bool:
+    """Return True for the JSON of several preflights."""
+    with suppress(ValueError):
+        content = parse_json(text)
+        return isinstance(content, dict) and "reports" in content
+    return False
 
 
 def _of_layout(text: str) -> str:
@@ -231,8 +250,9 @@ def _of_layout(text: str) -> str:
     return text
 
 
-def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
+def _show(arguments: argparse.Namespace, results: PreflightReports) -> None:
     """Print the reports, their comparison, or one beside a profile, whose rates it writes."""
+    reports = results.reports
     if arguments.compare and len(reports) == 2:
         print_reports(arguments, [compare(*reports)])
     elif arguments.measured and len(reports) == 1:
@@ -242,25 +262,28 @@ def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> 
             chip = reports[0].topology.generation
             write(arguments.calibrate, calibration_text(step, chip))
     else:
-        summary = [SummaryText(reports)] if len(reports) > 1 else []
+        summary = [results] if len(reports) > 1 or results.unreported else []
         print_reports(arguments, [*reports, *summary])
 
 
-def _write_files(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
+def _write_files(arguments: argparse.Namespace, results: PreflightReports) -> None:
     """Write the requested files."""
+    reports = results.reports
+    is_compared = arguments.compare and len(reports) == 2
     if arguments.json:
-        if arguments.compare:
+        if is_compared:
             write(arguments.json, compare(*reports).to_json())
         elif writes_folder(arguments, len(reports)):
             _write_all(arguments.json, reports)
         else:
-            write(arguments.json, reports[0].to_json())
-    if arguments.markdown:
+            is_one = len(reports) == 1 and not results.unreported
+            write(arguments.json, (reports[0] if is_one else results).to_json())
+    if arguments.markdown and is_compared:
         write(arguments.markdown, compare(*reports).to_markdown())
-    if arguments.trace:
+    if arguments.trace and len(reports) == 1:
         write(arguments.trace, reports[0].to_trace())
-    if arguments.html:
-        write(arguments.html, page(reports, compare(*reports) if arguments.compare else None))
+    if arguments.html and reports:
+        write(arguments.html, page(reports, compare(*reports) if is_compared else None))
 
 
 def _write_all(folder: str, reports: Sequence[PreflightReport]) -> None:
@@ -275,14 +298,14 @@ def _write_all(folder: str, reports: Sequence[PreflightReport]) -> None:
         write(str(Path(folder) / f"{name}{number}.json"), report.to_json())
 
 
-def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport], int]:
+def _script_reports(arguments: argparse.Namespace) -> tuple[PreflightReports, bool]:
     """Run a script, and return the reports of its programs.
 
     Args:
         arguments: The words, parsed; `script` has those after `--`.
 
     Returns:
-        The reports, and the number of programs and scripts that failed.
+        The reports, and True if the script failed.
 
     Raises:
         XlashardError: If the words are wrong, or the script has no program for the topology.
@@ -302,7 +325,9 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport
         )
     program = parse_script(arguments.script).program
     options = preflight_options(arguments)["compiler_options"] or {}
-    devices = ScriptDevices(places[0], options, arguments.estimate, status_line)
+    devices = ScriptDevices(
+        places[0], options, arguments.estimate, status_line, run_up_to=arguments.run
+    )
     rates = read_calibration_files(arguments.rates, places).get(places[0].chip.name)
     devices.begin()
     try:
@@ -324,8 +349,9 @@ def _run_on(
     print(
         f"xlashard: {program.target} runs on {
             counted(devices.topology.num_devices, 'emulated CPU device')
-        }; its programs on them are compiled for {devices.topology} and not run: their results "
-        "are zeros. Let it write no checkpoint over a real one.",
+        }; its programs on them are compiled for {devices.topology}. They are not run: zeros "
+        "stand in for results, until the script reads a value of a program that is small enough "
+        "(--run SIZE). Let it write no checkpoint over a real one.",
         file=sys.stderr,
     )
 
@@ -342,16 +368,30 @@ def _run_on(
         )
 
 
-def _stopping(results: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Return a function that stops the script where a program can't be compiled."""
+def _stand_in_text(read: StandInRead) -> str:
+    """Return what a script read of a program that was not run, and what would run it."""
+    program = read.program
+    place = f" ({program.source})" if program.source else ""
+    line = near_line(*read.line)
+    text = f"{line} read results of {program.name}{place} that are zeros, which may stop the script"
+    if read.reason:
+        return f"{text}: the CPU can't run it, {read.reason}"
+    # In MiB, rounded up.
+    enough = -(-read.nbytes // (1 << 20))
+    return (
+        f"{text}: it was not run, its arguments and results have {in_bytes(read.nbytes)} on all "
+        f"devices; --run {enough}MiB runs it on the CPU"
+    )
 
-    def stopping(recorded: RecordedProgram, *call: Any) -> list[Any]:
+
+def _stopping(results: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return a function that stops the script when Ctrl-C interrupts the compiler."""
+
+    def stopping(recorded: RecordedProgram, call: ObservedCall) -> list[Any]:
         try:
-            return results(recorded, *call)
+            return results(recorded, call)
         except KeyboardInterrupt as error:
             raise ProgramStopped("Ctrl-C") from error
-        except XlashardError as error:
-            raise ProgramStopped(f"{recorded.name} can't be compiled: {error}") from error
 
     return stopping
 
@@ -361,7 +401,7 @@ def _reports_of_script(
     result: ScriptRun,
     devices: ScriptDevices,
     calibration: Calibration | None,
-) -> tuple[list[PreflightReport], int]:
+) -> tuple[PreflightReports, bool]:
     place = devices.topology
     selected = select(result, arguments.programs, arguments.min_bytes)
     spread = [p for p in selected if devices.is_compiled(p)]
@@ -373,16 +413,20 @@ def _reports_of_script(
         )
     price = None if arguments.price is None else parse_price(arguments.price)
     costs = read_kernel_cost_words(arguments.kernel_cost)
-    reports, failed = [], int(result.outcome == "failed")
+    reports, unreported = [], []
     for program in spread:
         try:
             reports.append(devices.report(program, price, costs, calibration))
-        except XlashardError as error:
-            print_error(f"{program.name} ({program.source}): {error}")
-            failed += 1
+        except Exception as error:
+            facts = program.name, program.source, program.caller, error_text(error)
+            unreported.append(UnreportedProgram(*facts))
+            if prints_results(arguments):
+                print_error(f"{program.name} ({program.source or program.caller}): {facts[-1]}")
     if result.outcome != "finished":
         print(f"xlashard: {result.title} {result.outcome}: {result.why}", file=sys.stderr)
+    for read in devices.values.reads:
+        print(f"xlashard: {_stand_in_text(read)}", file=sys.stderr)
     left = len(result.programs) - len(spread)
     if left:
         print(f"xlashard: {counted(left, 'other program')} ran on the CPU", file=sys.stderr)
-    return reports, failed
+    return PreflightReports(tuple(reports), tuple(unreported)), result.outcome == "failed"

@@ -41,6 +41,11 @@ def check_outputs(arguments: argparse.Namespace, *, takes_folder: bool = False) 
     if len(printed) > 1:
         both = " and ".join(f"--{name}" for name in printed)
         raise ArgumentError(f"{both} are both -: write --{printed[0]} FILE")
+    if Path(arguments.json or "").suffix not in ("", ".json", ".gz"):
+        raise ArgumentError(
+            f"--json {arguments.json} is no name of a JSON file: write a name that ends with "
+            ".json or .json.gz"
+        )
     for name in RESULTS:
         path = getattr(arguments, name)
         if takes_folder and name == "json" and path and Path(path).is_dir():
@@ -122,24 +127,21 @@ def check_results(arguments: argparse.Namespace, count: int) -> None:
                 f"--{word} {getattr(arguments, word)} is of one report, and here are {count}: "
                 f"write --{word} with one program and one topology"
             )
-    file = arguments.json
-    if writes_folder(arguments, count):
-        if file == "-" or Path(file).suffix:
-            raise ArgumentError(
-                f"--json {file} is one file, and here are {count} reports: name a folder"
-            )
-        file = str(Path(file) / "report.json")
-    check_writable(file)
+    is_folder = writes_folder(arguments, count)
+    check_writable(str(Path(arguments.json) / "report.json") if is_folder else arguments.json)
 
 
 def writes_folder(arguments: argparse.Namespace, count: int) -> bool:
-    """Return True if `--json` names a folder for a number of reports.
+    """Return True if `--json` names a folder for a number of reports, and no file for all.
 
     A script compiles one program or several: a folder that exists takes its reports either way.
     """
-    if not arguments.json or arguments.compare:
+    path = arguments.json
+    if not path or path == "-" or arguments.compare:
         return False
-    return count > 1 or bool(arguments.script and Path(arguments.json).is_dir())
+    if count > 1 and not Path(path).suffix and not Path(path).is_file():
+        return True
+    return bool((arguments.script or count > 1) and Path(path).is_dir())
 
 
 def make_absolute(arguments: argparse.Namespace, *names: str) -> None:

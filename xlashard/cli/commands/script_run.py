@@ -37,6 +37,7 @@ from xlashard.support.program_runner import (
 from xlashard.support.program_runner import run as run_program
 
 if TYPE_CHECKING:
+    from xlashard._jax.trace.observed_programs import ObservedCall
     from xlashard.analysis.programs.from_script import RecordedProgram
 
 _EVERY = 15.0
@@ -164,8 +165,8 @@ class _LazyRecorder:
     def failed(self, error: Exception) -> None:
         self._inner().failed(error)
 
-    def called(self, program: Any, run: Callable[[], list[Any]]) -> list[Any]:
-        return self._inner().called(program, run)
+    def called(self, call: "ObservedCall") -> list[Any]:
+        return self._inner().called(call)
 
     def _inner(self) -> Any:
         if self.reason and threading.current_thread() is threading.main_thread():
@@ -175,14 +176,12 @@ class _LazyRecorder:
             self._recorder = recorded.ProgramRecorder(self._result.programs, self._called)
         return self._recorder
 
-    def _called(
-        self, recorded: "RecordedProgram", program: Any, run: Callable[[], list[Any]]
-    ) -> list[Any]:
+    def _called(self, recorded: "RecordedProgram", call: "ObservedCall") -> list[Any]:
         limit = self._stop.calls
         if limit is not None and recorded.calls > limit and self._counts(recorded):
             recorded.calls -= 1
             self.stop(f"{recorded.name} was called {limit} times")
-        return run() if self._on_call is None else self._on_call(recorded, program, run)
+        return call.run() if self._on_call is None else self._on_call(recorded, call)
 
     def stop(self, reason: str) -> None:
         """Stop the script, from any of its threads."""
@@ -274,8 +273,8 @@ def check_script_options(arguments: argparse.Namespace) -> None:
     Raises:
         ArgumentError: If one is invalid, or no script follows `--`.
     """
-    for name in ("programs", "stop_after", "min_bytes"):
-        if getattr(arguments, name) not in (None, []) and not arguments.script:
+    for name in ("programs", "stop_after", "min_bytes", "run"):
+        if getattr(arguments, name, None) not in (None, []) and not arguments.script:
             word = f"--{name.replace('_', '-')}"
             raise ArgumentError(
                 f"{word} is for the programs of a script: leave it out, or write -- python train.py"

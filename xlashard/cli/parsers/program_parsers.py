@@ -47,7 +47,8 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
     )
     _add_results(
         parser,
-        "write the report as JSON; a folder for several; - for standard output",
+        "write the report as JSON, several to one file or to files in a folder; - for standard "
+        "output",
         "limits to check, such as hbm=90%% all_gather_bytes=2GB time=2s mfu=40%%",
     )
     parser.add_argument(
@@ -57,7 +58,14 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
     )
     _add_measurement(parser)
     _add_schema(parser)
-    add_script(parser)
+    add_script(parser).add_argument(
+        "--run",
+        metavar="SIZE",
+        type=size,
+        help="run a program on the CPU once the script reads a value of its results, if its "
+        "arguments and results have at most SIZE bytes on all devices; zeros stand in for those "
+        "of larger ones (default: 256MiB, for programs of one device 2GiB)",
+    )
     _add_sweep(parser.add_argument_group("where every mesh is tried"))
 
 
@@ -140,8 +148,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_script(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for the programs of a script after ``--``."""
+def add_script(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the arguments for the programs of a script after ``--``, and return their group."""
     group = parser.add_argument_group("where a script follows --")
     group.add_argument(
         "--programs",
@@ -166,6 +174,7 @@ def add_script(parser: argparse.ArgumentParser) -> None:
         help="report programs of at least SIZE bytes of arguments and results, such as 1MB, "
         "operations outside of jit included",
     )
+    return group
 
 
 _WITH_SCRIPT = ("explain", "preflight", "run", "legacy")

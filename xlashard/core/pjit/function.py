@@ -322,7 +322,8 @@ class Function:
             def run_flat() -> list[Any]:
                 return traced.out_tree.flatten_up_to(self._run_program(call)[0])
 
-            outs = observed_programs.observed(PjitProgram(self, call), run_flat)
+            seen = observed_programs.ObservedCall(PjitProgram(self, call), call.values, run_flat)
+            outs = observed_programs.observed(seen)
             return traced.out_tree.unflatten(outs), None
         return self._run_program(call)
 

@@ -295,7 +295,7 @@ def _place(
             lowered = _move(program, own, on)
     else:
         lowered = program.lower(_map_devices(program.name, own, on))
-    _check_devices(lowered, topology)
+    check_devices(lowered, topology)
     return PlacedProgram(on, lowered, is_laid_out)
 
 
@@ -338,7 +338,7 @@ def _devices_text(devices: Sequence[Any]) -> str:
     return f"{counted(len(devices), 'device')} of {devices[0].device_kind}"
 
 
-def _check_devices(lowered: LoweredModule, topology: BaseTopology) -> None:
+def check_devices(lowered: LoweredModule, topology: BaseTopology) -> None:
     """Raise if a program is lowered for devices outside the topology."""
     name, devices = lowered.program.name, lowered.plan.devices
     strangers = set(devices) - set(topology.devices)

@@ -3,36 +3,48 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import jax
 import numpy as np
 
-from xlashard._jax.runtime.stand_in_devices import Zeros, emulate_devices, stand_in
+from xlashard._jax.runtime.stand_in_devices import emulate_devices, stand_in
+from xlashard._jax.runtime.stand_in_values import StandInValues, bytes_on_devices, reporting
+from xlashard._jax.trace.jaxprs import is_ref
 from xlashard._jax.trace.lower_for import move_mesh, move_sharding
-from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run, unobserved
+from xlashard._jax.trace.observed_programs import (
+    JitLowering,
+    ObservedCall,
+    ObservedProgram,
+    unobserved,
+)
 from xlashard._jax.trace.target_chip import assume_chip
-from xlashard.analysis.programs.from_script import RecordedProgram
+from xlashard.analysis.programs.from_script import (
+    RecordedProgram,
+    assume_shardings,
+    run_or_stand_in,
+    stand_in_results,
+    with_sharding,
+)
 from xlashard.analysis.programs.program import Compilation, LoweredModule
-from xlashard.core.array.array_class.handles import wrap_result
-from xlashard.core.pjit.trace import PjitProgram
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
 from xlashard.errors import TopologyError
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.preflight.compilation import compile_for_report
 from xlashard.predict.preflight.mesh_mapping import meshes_of_program, resolve_mesh
-from xlashard.predict.preflight.preflight_run import read_on_topology
+from xlashard.predict.preflight.preflight_run import check_devices, read_on_topology
 from xlashard.predict.preflight.report.build import build_report
 from xlashard.predict.preflight.report.measured import Calibration
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.report.pricing import Price
 from xlashard.predict.targets.base_topology import BaseTopology
 
-_RUN_BELOW = 1 << 28
-"""Bytes on all devices below which an operation outside of `jit` runs."""
+_RUN_UP_TO = 1 << 28
+"""Bytes on all devices up to which a program runs on the CPU, if its results are read."""
 
-_RUN_ALONE_BELOW = 1 << 31
-"""Bytes below which a program of one device runs."""
+_RUN_ALONE_UP_TO = 1 << 31
+"""Bytes up to which a program of one device runs."""
 
 
 @dataclass
@@ -44,13 +56,21 @@ class ScriptDevices:
         options: Compiler options.
         estimate: Whether to stop the compiler before code generation.
         status: Returns a context manager that shows the work in progress.
+        run_up_to: Bytes of arguments and results on all devices up to which a program may run on
+            the CPU; None for 256 MiB, and 2 GiB for a program of one device.
+        values: The arrays that stand in for results of the script.
     """
 
     topology: BaseTopology
     options: Mapping[str, Any]
     estimate: bool
     status: Callable[[str], AbstractContextManager[Any]]
-    _compiled: dict[RecordedProgram, tuple[Mesh, Compilation]] = field(default_factory=dict)
+    run_up_to: int | None = None
+    values: StandInValues = field(default_factory=StandInValues)
+    _compiled: dict[RecordedProgram, tuple[Mesh, Compilation] | Exception] = field(
+        default_factory=dict
+    )
+    _shardings: dict[RecordedProgram, list[Any]] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Emulate the devices.
@@ -66,8 +86,8 @@ class ScriptDevices:
             )
         self._to_topology = dict(zip(emulated, devices, strict=True))
         self._to_emulated = dict(zip(devices, emulated, strict=True))
-        self._zeros = Zeros()
         undo = ExitStack()
+        undo.callback(self.values.begin())
         undo.enter_context(assume_chip(devices[0], in_kernels=True, all_threads=True))
         undo.callback(stand_in(dict(zip(emulated, devices, strict=True))))
         self.end = undo.close
@@ -95,30 +115,51 @@ class ScriptDevices:
             return False
         return program.num_devices > 1 or self.topology.num_devices == 1
 
-    def results(self, recorded: RecordedProgram, program: ObservedProgram, run: Run) -> list[Any]:
-        """Return the results of a call: zeros, if the program is not run.
+    def results(self, recorded: RecordedProgram, call: ObservedCall) -> list[Any]:
+        """Return the results of a call: of a program that is not run, arrays that stand in.
 
         Args:
             recorded: The program.
-            program: The program with the arguments of the call.
-            run: Runs it on the emulated devices.
+            call: The call on the emulated devices.
         """
-        nbytes = recorded.nbytes
-        if recorded.num_devices > 1:
-            nbytes *= recorded.num_devices
-        limit = _RUN_BELOW if recorded.num_devices > 1 else _RUN_ALONE_BELOW
-        if not self.is_compiled(recorded) and nbytes < limit:
-            return run()
-        shardings = self._result_shardings(recorded, program)
-        arrays = map(self._zeros.array, program.jaxpr.out_avals, shardings)
-        return [wrap_result(a) for a in arrays] if isinstance(program, PjitProgram) else [*arrays]
+        values, jaxpr = self.values, call.program.jaxpr
+        used = getattr(call.program, "used", (True,) * len(call.arguments))
+        arguments = (*compress(call.arguments, used), *jaxpr.consts)
+        is_pending = bool(values.calls(arguments))
+        several = recorded.num_devices > 1
+        upper = recorded.nbytes * recorded.num_devices
+        limit = self._limit(_RUN_UP_TO if several else _RUN_ALONE_UP_TO)
+        if not self.is_compiled(recorded) and upper <= limit:
+            if not is_pending:
+                return run_or_stand_in(values, recorded, call)
+            if not recorded.is_operation or any(map(is_ref, arguments)):
+                values.settle(arguments)
+                return run_or_stand_in(values, recorded, call)
+            # Zeros have the types and shardings of the results.
+            return values.defer(recorded, call.run, arguments, call.run())
+        if recorded in values.read_programs and not is_pending:
+            return run_or_stand_in(values, recorded, call)
+        if recorded not in self._shardings:
+            self._shardings[recorded] = self._result_shardings(recorded, call.program)
+        shardings = self._shardings[recorded]
+        types = map(with_sharding, jaxpr.out_avals, shardings)
+        nbytes = sum(map(bytes_on_devices, (*call.arguments, *types)))
+        is_run = nbytes <= self._limit(_RUN_UP_TO)
+        return stand_in_results(values, recorded, call, shardings, is_run=is_run)
+
+    def _limit(self, default: int) -> int:
+        return default if self.run_up_to is None else self.run_up_to
 
     def _result_shardings(self, recorded: RecordedProgram, program: ObservedProgram) -> list[Any]:
         if isinstance(program, JitLowering):
             requested = program.params["out_shardings"]
             if all(hasattr(sharding, "device_set") for sharding in requested):
                 return list(requested)
-        _, compilation = self.compilation(recorded)
+        try:
+            _, compilation = self.compilation(recorded)
+        except Exception:
+            # The report has the reason.
+            return assume_shardings(recorded, program)
         return [
             move_sharding(to_jax(value.sharding, value.aval.shape), self._to_emulated)
             for value in compilation.results[: len(program.jaxpr.out_avals)]
@@ -126,20 +167,38 @@ class ScriptDevices:
         ]
 
     def compilation(self, recorded: RecordedProgram) -> tuple[Mesh, Compilation]:
-        """Return the mesh on the topology and a program that was compiled for it.
+        """Return the mesh on the topology and a program that was compiled for it, once.
 
         Raises:
-            XlashardError: As `preflight` does.
+            XlashardError: As `preflight` does; other errors of lowering and compiling propagate.
         """
-        if recorded not in self._compiled:
-            with unobserved(), self.status(f"compiling {recorded.name} for {self.topology}"):
-                program, own = recorded.program, recorded.mesh
-                on = None if own is None else move_mesh(own, self._to_topology)
-                lowered = program.lower(self._to_topology)
-                mesh = on or resolve_mesh(self.topology, None, meshes_of_program(program))
-                compiled = compile_for_report(lowered, self.options, estimate=self.estimate)
-                self._compiled[recorded] = mesh, compiled
-        return self._compiled[recorded]
+        done = self._compiled.get(recorded)
+        if done is None:
+            try:
+                done = self._compile(recorded)
+            except Exception as error:
+                done = error
+            self._compiled[recorded] = done
+        if isinstance(done, Exception):
+            raise done
+        return done
+
+    def _compile(self, recorded: RecordedProgram) -> tuple[Mesh, Compilation]:
+        status = self.status(f"compiling {recorded.name} for {self.topology}")
+        with unobserved(), reporting(), status:
+            program, devices = recorded.reported_program, self._to_topology
+            own = program.mesh
+            if own is not None:
+                # The module names devices by their position in the mesh.
+                devices = {device: devices[device] for device in own.devices.flat}
+                mesh = move_mesh(own, devices)
+            elif self.topology.num_devices == 1:
+                mesh = self.topology.mesh({"device": 1})
+            else:
+                mesh = resolve_mesh(self.topology, None, meshes_of_program(program))
+            lowered = program.lower(devices)
+            check_devices(lowered, self.topology)
+            return mesh, compile_for_report(lowered, self.options, estimate=self.estimate)
 
     def report(
         self,

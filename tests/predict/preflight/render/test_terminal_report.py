@@ -13,7 +13,7 @@ from tests.without_jax import HAS_JAX
 from xlashard.predict.costs.operation import Unit
 from xlashard.predict.preflight.render.html import page
 from xlashard.predict.preflight.render.report_text import WORDS, mesh_text
-from xlashard.predict.preflight.report.comparison import SummaryText, compare
+from xlashard.predict.preflight.report.comparison import PreflightReports, compare
 from xlashard.predict.preflight.report.preflight_model import Bound
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.support.formatting import plain_text
@@ -74,7 +74,7 @@ def test_head_of_a_lower_bound_is_open_upwards() -> None:
     assert lacking in text and lacking in html
     assert "kernel_costs={'double': seconds}" in text
     assert "at least 2.39 s; print it" in repr(report)
-    assert "at least 2.39 s" in plain_text(SummaryText([FITTING, report]))
+    assert "at least 2.39 s" in plain_text(PreflightReports((FITTING, report)))
     assert "trains  at most 219,078 tokens/s" in text
     assert "costs   at least 0.089 USD a step" in text
     assert ">at least 2.39 s<" in html and "of 459 TFLOP/s bf16 (MFU)" in html
@@ -184,7 +184,7 @@ def test_every_form_of_an_estimate_is_marked_as_estimate() -> None:
     estimate = replace(FITTING, is_estimate=True)
     assert "  estimate  compiled without code" in shown(estimate, 160)
     assert "estimated in 38.4 s by libtpu" in shown(estimate, 160)
-    assert "(estimate)" in plain_text(SummaryText([FITTING, estimate]))
+    assert "(estimate)" in plain_text(PreflightReports((FITTING, estimate)))
     assert "<PreflightReport of train_step on v5p:4x4x2 (32 chips): estimate" in repr(estimate)
     changes = compare(FITTING, estimate)
     assert changes.new.endswith("(estimate)")

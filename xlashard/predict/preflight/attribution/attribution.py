@@ -169,7 +169,10 @@ class Attributor:
         return frozenset(
             (tuple(aval.shape), sharding)
             for aval, (_, sharding) in zip(avals, self.shardings.arguments, strict=False)
-            if isinstance(sharding, NamedSharding) and aval.shape and aval.dtype.kind not in "biu"
+            if isinstance(sharding, NamedSharding)
+            and aval.shape
+            # Dtypes of keys have no kind.
+            and getattr(aval.dtype, "kind", "u") not in "biu"
         )
 
     def _is_constrained(self, finder: CauseFinder) -> bool:

@@ -4,7 +4,8 @@ Limits on the figures of a report are words such as `hbm=90%` and `all_gather_by
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -29,9 +30,10 @@ from xlashard.analysis.explain.report_changes import (
 from xlashard.analysis.explain.tables import (
     WIDE,
     Page,
-    PrintableReport,
+    SerializableReport,
     columns_table,
     line_text,
+    listing,
     operation_text,
     section,
 )
@@ -45,8 +47,9 @@ from xlashard.predict.preflight.render.report_text import (
     topology_text,
     words_of,
 )
-from xlashard.predict.preflight.report.preflight_model import PreflightFields
+from xlashard.predict.preflight.report.preflight_model import FORMAT, PreflightFields
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
+from xlashard.support.documents import ReportFormat
 from xlashard.support.formatting import Limit, in_amount, in_bytes, in_seconds, parse_limits
 from xlashard.support.tracebacks import short_tracebacks
 
@@ -160,18 +163,50 @@ def _sent(report: PreflightReport) -> list[BytesUse]:
     return [traffic_use(c) for c in report.traffic]
 
 
-class SummaryText(PrintableReport):
-    """Several reports as one table.
+@dataclass(frozen=True)
+class UnreportedProgram:
+    """A program of a script that has no report.
 
-    Args:
-        reports: Reports in row order.
+    Attributes:
+        name: The function's name.
+        source: File and line where the function is defined; empty if no Python code defines it.
+        caller: File and line of the first call.
+        reason: Why it has none.
     """
 
-    def __init__(self, reports: Sequence[PreflightFields]) -> None:
-        self._reports = reports
+    name: str
+    source: str
+    caller: str
+    reason: str
 
-    def _sections(self, page: Page) -> Iterator[RenderableType]:
-        reports = self._reports
+
+@dataclass(frozen=True, repr=False)
+class PreflightReports(SerializableReport):
+    """Reports of several programs or topologies, printed as one table.
+
+    Attributes:
+        reports: The reports, in row order.
+        unreported: Programs of a script that can't be reported.
+    """
+
+    _format = ReportFormat("preflight reports", FORMAT, "xlashard preflight --json FILE ...")
+
+    reports: tuple[PreflightReport, ...]
+    unreported: tuple[UnreportedProgram, ...] = ()
+
+    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
+        if len(self.reports) > 1:
+            yield self._summary(page)
+        yield listing(
+            Page(page.width, True),
+            ("Without a report", ""),
+            ("program", "defined at", "reason"),
+            self.unreported,
+            lambda program: (program.name, program.source or program.caller, program.reason),
+        )
+
+    def _summary(self, page: Page) -> RenderableType:
+        reports = self.reports
         columns = {
             "program": [f"{r.heading}{_kind_text(r)}" for r in reports],
             "topology": [topology_text(r.topology) for r in reports],
@@ -186,7 +221,7 @@ class SummaryText(PrintableReport):
         if page.width < WIDE:
             for name in ("mesh", "bound by"):
                 del columns[name]
-        yield section(f"{len(reports)} reports", "", columns_table(columns))
+        return section(f"{len(reports)} reports", "", columns_table(columns))
 
 
 def _fits(report: PreflightFields) -> Text:
