@@ -14,7 +14,6 @@ from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputRep
 from xlashard.predict.preflight.report.step_model import SpillReport
 from xlashard.predict.targets.chip import Links
 from xlashard.support.formatting import (
-    fold_axes,
     in_amount,
     in_bytes,
     in_seconds,
@@ -273,8 +272,7 @@ def price_text(amount: float) -> str:
 
 def mesh_text(mesh: Sequence[AxisReport]) -> str:
     """Return the position of each mesh axis on the torus, or on the nodes of GPUs."""
-    shown, rest = fold_axes(mesh, lambda axis: axis.size)
-    return ", ".join(map(_axis, shown)) + rest
+    return ", ".join(_axis(axis) for axis in mesh if axis.size > 1)
 
 
 def is_visible_ring(axis: AxisReport) -> bool:
