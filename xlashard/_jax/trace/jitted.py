@@ -348,7 +348,7 @@ def read_compiled(stage: Any) -> JaxExecutable | None:
 
 @dataclass(frozen=True, eq=False)
 class LoweredFacts:
-    """What JAX keeps of a `jax.stages.Lowered`.
+    """Facts that JAX keeps of a `jax.stages.Lowered`.
 
     Attributes:
         name: The function's name.

@@ -50,7 +50,7 @@ _lock = threading.Lock()
 _scopes: tuple[_Scope, ...] = ()
 _undo: dict[str, Callable[[], None]] = {}
 _keys: list[Callable[[Any], AbstractContextManager[Any]]] = []
-"""What makes the key of a chip in JAX's caches, once a program has needed one."""
+"""Maker of the key of a chip in JAX's caches, once a program has needed one."""
 
 
 @contextmanager

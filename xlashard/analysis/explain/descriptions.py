@@ -159,8 +159,8 @@ def find_aliases(program: Compilation) -> tuple[str | None, ...]:
     """Return, for each argument, the path of the result that takes over its buffers, or None."""
     tokens = program.tokens
     results = {argument: result - tokens for result, argument in program.aliases.items()}
-    taken = [None if i is None else results.get(tokens + i) for i in program.parameters]
-    return tuple(None if i is None else program.results[i].path for i in taken)
+    takers = [None if i is None else results.get(tokens + i) for i in program.parameters]
+    return tuple(None if i is None else program.results[i].path for i in takers)
 
 
 def describe_donations(program: Compilation) -> tuple[DonationReport, ...]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from xlashard._jax.runtime.offline import CompileInput, PhaseInput
 
 type Origin = Literal["array", "host", "shape", "unknown"]
-"""What a call passes for an argument: an array of devices, a value of the host, or its shape."""
+"""Kind of value that a call passes: an array of devices, a value of the host, or its shape."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,8 +388,8 @@ class Compilation:
     @cached_property
     def closed_positions(self) -> tuple[int, ...]:
         """Return the positions of closed-over arrays among the parameters."""
-        taken = set(self.parameters)
-        return tuple(i for i in range(len(self.avals[0])) if i not in taken)
+        arguments = set(self.parameters)
+        return tuple(i for i in range(len(self.avals[0])) if i not in arguments)
 
     @cached_property
     def results(self) -> tuple[ProgramValue, ...]:
@@ -400,12 +400,12 @@ class Compilation:
         pinned = frozenset() if self.jaxpr is None else callback_results(self.jaxpr)
         values = []
         for i, (aval, plan) in enumerate(zip(avals, self.plan.results, strict=True)):
-            path, asked, is_chosen = f"result {i}", None, False
+            path, requested, is_chosen = f"result {i}", None, False
             if i < first:
-                path, asked, is_chosen = own[i].path or path, own[i].requested, own[i].is_chosen
+                path, requested, is_chosen = own[i].path or path, own[i].requested, own[i].is_chosen
             else:
                 path = self.written[i - first]
-            lowered = None if i in pinned and asked is None else plan.sharding
+            lowered = None if i in pinned and requested is None else plan.sharding
             values.append(
                 ProgramValue(
                     path,

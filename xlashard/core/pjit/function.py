@@ -47,7 +47,7 @@ from xlashard.core.pjit.shardings.unreduced import has_reductions
 from xlashard.core.pjit.signature import Parameters
 from xlashard.core.pjit.trace import (
     Call,
-    PjitProgram,
+    ObservedPjit,
     all_parts_of,
     inner_shardings,
     trace_call,
@@ -243,7 +243,7 @@ class Function:
     ) -> tuple[LoweredSignature, LoweredProgram]:
         """Return the module of a call."""
         for observer in observed_programs.observers():
-            observer.lowered(PjitProgram(self, call))
+            observer.lowered(ObservedPjit(self, call))
         jaxpr = call.traced.jaxpr
         lowered = PROGRAMS.entry(jaxpr, request).lower(jaxpr, call.miss)
         self.report_stages(call, request)
@@ -322,7 +322,7 @@ class Function:
             def run_flat() -> list[Any]:
                 return traced.out_tree.flatten_up_to(self._run_program(call)[0])
 
-            seen = observed_programs.ObservedCall(PjitProgram(self, call), call.values, run_flat)
+            seen = observed_programs.ObservedCall(ObservedPjit(self, call), call.values, run_flat)
             outs = observed_programs.observed(seen)
             return traced.out_tree.unflatten(outs), None
         return self._run_program(call)

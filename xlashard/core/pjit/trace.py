@@ -89,7 +89,7 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class PjitProgram:
+class ObservedPjit:
     """A program of a pjit-ed function, as `_jax.trace.observed_programs` reports it to observers.
 
     Attributes:

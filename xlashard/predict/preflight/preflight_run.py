@@ -14,7 +14,7 @@ from xlashard._jax.trace.tracing import inner_shardings
 from xlashard.analysis.programs.from_jax import unwrap
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
-from xlashard.analysis.programs.read import find_stage, read
+from xlashard.analysis.programs.program_reader import find_stage, read
 from xlashard.core.sharding import Mesh
 from xlashard.errors import (
     ArgumentError,
@@ -209,8 +209,8 @@ def _place_call(
     if not _is_alike(own, on):
         traces.reverse()
     placed_program = _place(_first(traces), topology, on)
-    given = [*own.values()] if mesh is None else [mesh]
-    return placed_program._replace(is_laid_out=not _are_on(topology, given))
+    meshes = [*own.values()] if mesh is None else [mesh]
+    return placed_program._replace(is_laid_out=not _are_on(topology, meshes))
 
 
 def _are_on(topology: BaseTopology, meshes: Sequence[MeshLike | None]) -> bool:
@@ -284,11 +284,11 @@ def _place(
     own = program.program.mesh if isinstance(program, LoweredModule) else program.mesh
     if isinstance(program, LoweredModule):
         own = own or program.plan.mesh
-    given = mesh
+    caller_mesh = mesh
     if mesh is None:
         named = {"the program": own} if own is not None else meshes_of_program(program)
         mesh = resolve_mesh(topology, None, named)
-    on, is_laid_out = resolve_mesh(topology, mesh, {}), not _are_on(topology, [own, given])
+    on, is_laid_out = resolve_mesh(topology, mesh, {}), not _are_on(topology, [own, caller_mesh])
     if isinstance(program, LoweredModule):
         lowered = program
         if not set(program.plan.devices) <= set(topology.devices):
