@@ -442,16 +442,6 @@ def _requested(sharding: Any) -> Any:
     return None if is_free else sharding
 
 
-def name_and_devices(stage: Any) -> tuple[str, tuple[Any, ...]]:
-    """Return the function's name and the devices of a `jax.stages.Lowered` or `Compiled`."""
-    if isinstance(stage, jax.stages.Lowered):
-        facts = read_lowered(stage)
-        return facts.name, facts.devices
-    executable = stage.runtime_executable()
-    name = getattr(stage, "fun_name", "") or executable.hlo_modules()[0].name.removeprefix("jit_")
-    return name, tuple(executable.local_devices())
-
-
 def _function_name(module: str) -> str:
     """Return the name of the function inside JAX's name of a module, such as `jit(step)`."""
     return module.partition("(")[2].rpartition(")")[0] or module
