@@ -46,18 +46,18 @@ def read(
     Raises:
         ArgumentError: If `fun` is of another type, or arguments come with a stage.
     """
-    stage = find_stage(fun)
+    stage, more = find_stage(fun), ", topology=..." if caller == "preflight" else ""
     if stage is not None:
         if args or kwargs:
             raise ArgumentError(
                 f"{caller} takes a {type(stage).__name__} without arguments: write "
-                f"xlashard.{caller}(stage), or pass the function and its arguments"
+                f"xlashard.{caller}(stage{more}), or pass the function and its arguments"
             )
         return read_stage(stage)
     if not callable(fun):
         raise ArgumentError(
             f"{caller} takes a function or one of its stages, not {type(fun).__name__}: write "
-            f"xlashard.{caller}(f, x), without calling f"
+            f"xlashard.{caller}(f, x{more}), without calling f"
         )
     return read_call(*from_jax.unwrap(fun, args, kwargs), device)
 

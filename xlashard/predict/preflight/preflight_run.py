@@ -13,7 +13,7 @@ from xlashard._jax.trace.target_chip import assume_chip
 from xlashard._jax.trace.tracing import inner_shardings
 from xlashard.analysis.programs.from_jax import unwrap
 from xlashard.analysis.programs.from_script import RecordedProgram
-from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
+from xlashard.analysis.programs.program import Compilation, CompiledOnly, LoweredModule, Program
 from xlashard.analysis.programs.program_reader import find_stage, read
 from xlashard.core.sharding import Mesh
 from xlashard.errors import (
@@ -289,12 +289,15 @@ def _place(
         named = {"the program": own} if own is not None else meshes_of_program(program)
         mesh = resolve_mesh(topology, None, named)
     on, is_laid_out = resolve_mesh(topology, mesh, {}), not _are_on(topology, [own, caller_mesh])
-    if isinstance(program, LoweredModule):
+    if isinstance(program, LoweredModule) and isinstance(program.program, CompiledOnly):
         lowered = program
         if not set(program.plan.devices) <= set(topology.devices):
-            lowered = _move(program, own, on)
+            lowered = program.move(_map_devices(program.program.name, own, on))
     else:
-        lowered = program.lower(_map_devices(program.name, own, on))
+        source = program.program if isinstance(program, LoweredModule) else program
+        if own is None:
+            source = source.onto(on)
+        lowered = source.lower(_map_devices(source.name, own, on))
     check_devices(lowered, topology)
     return PlacedProgram(on, lowered, is_laid_out)
 
@@ -315,12 +318,6 @@ def _map_devices(name: str, own: Mesh | None, on: Mesh) -> dict[Any, Any]:
             "many devices, or build the mesh in the function from its arguments"
         )
     return dict(zip(own.devices.flat, new, strict=True))
-
-
-def _move(module: LoweredModule, own: Mesh | None, on: Mesh) -> LoweredModule:
-    """Return a module that the user has lowered, for the devices of a mesh."""
-    devices = _map_devices(module.program.name, own, on)
-    return module.move(devices)
 
 
 def _check_compiled(compilation: Compilation, topology: BaseTopology) -> None:
