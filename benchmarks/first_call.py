@@ -111,6 +111,18 @@ class Side:
         state = [[self.w + 0 for _ in range(7)] for _ in range(3)]
         return partial(self.jit(step, donate_argnums=(0, 1, 2)), *state, self.x)
 
+    def report(self, report: Callable[..., object]) -> Callable[[], object]:
+        """Return a report of a new loss of replicated weights and sharded rows."""
+        number = float(next(_numbers))
+
+        def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+            return jax.numpy.tanh(x @ w).sum() * number
+
+        whole = jax.sharding.NamedSharding(self.rows.mesh, PartitionSpec())
+        w = jax.ShapeDtypeStruct((128, 64), np.float32, sharding=whole)
+        x = jax.ShapeDtypeStruct((64, 128), np.float32, sharding=self.rows)
+        return partial(report, self.jit(loss), w, x)
+
     def lower(self) -> None:
         """Trace and lower a new function."""
         self.function().lower(self.x, self.w)
@@ -188,8 +200,8 @@ def main() -> int:
     makers = (
         lambda: partial(ours.function(), ours.x, ours.w),
         ours.donating_step,
-        lambda: partial(xlashard.explain, theirs.function(), theirs.x, theirs.w),
-        lambda: partial(preflight, theirs.function(), theirs.x, theirs.w),
+        lambda: theirs.report(xlashard.explain),
+        lambda: theirs.report(preflight),
     )
     for what, make_call in zip(MOST, makers, strict=True):
         make_call()()
