@@ -121,9 +121,11 @@ def _unpack(data: bytes) -> list[int]:
         if byte < 128:
             numbers.append(value if value < 1 << 63 else value - (1 << 64))
             value = shift = 0
+        elif shift == 70:
+            break
     if shift:
         # no-catalogue: `read` reports it with the source
-        raise ValueError(f"the packed numbers are cut off after {len(data)} bytes")
+        raise ValueError(f"invalid packed numbers of {len(data)} bytes")
     return numbers
 
 
