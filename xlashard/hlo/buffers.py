@@ -267,9 +267,16 @@ def read_allocations(
         instruction = instructions.get(buffer.defined_at.instruction)
         unread["buffer of an unknown instruction"] += instruction is None
         places[buffer.id] = instruction, tuple(buffer.defined_at.index)
-    lives = _lives(message.traces)
-    return tuple(
-        [
+    lives, allocations = _lives(message.traces), []
+    for allocation in message.allocations:
+        values = []
+        for part in allocation.assigned:
+            instruction, index = places[part.buffer]
+            if instruction is not None:
+                shape, live = shape_of(instruction.shape).at(index), lives.get(part.buffer)
+                value = BufferValue(instruction.name, index, part.size, part.offset, shape, live)
+                values.append(value)
+        allocations.append(
             Allocation(
                 number=allocation.number,
                 size=allocation.size,
@@ -279,25 +286,10 @@ def read_allocations(
                 holds_result=bool(allocation.holds_result),
                 constant=bool(allocation.is_constant),
                 thread_local=bool(allocation.is_thread_local),
-                values=tuple(
-                    [
-                        BufferValue(
-                            name=instruction.name,
-                            index=index,
-                            size=assigned.size,
-                            offset=assigned.offset,
-                            shape=shape_of(instruction.shape).at(index),
-                            live=lives.get(assigned.buffer),
-                        )
-                        for assigned in allocation.assigned
-                        for instruction, index in [places[assigned.buffer]]
-                        if instruction is not None
-                    ]
-                ),
+                values=tuple(values),
             )
-            for allocation in message.allocations
-        ]
-    )
+        )
+    return tuple(allocations)
 
 
 def _lives(traces: list[Message]) -> dict[int, tuple[int, int]]:

@@ -45,8 +45,8 @@ _INSTRUCTION = message_type(
 _COMPUTATION = message_type(
     name=(1, str), instructions=(2, [_INSTRUCTION]), id=(5, int), root=(6, int)
 )
-_INSTRUCTION_IDS = message_type(ids=(1, [int]))
-_SEQUENCE = message_type(computation=(1, int), instructions=(2, _INSTRUCTION_IDS))
+_NUMBERS = message_type(numbers=(1, [int]))
+_SEQUENCE = message_type(computation=(1, int), instructions=(2, _NUMBERS))
 _ALIAS = message_type(result=(1, [int]), parameter=(2, int), part=(3, [int]))
 _MODULE = message_type(
     name=(1, str),
@@ -78,12 +78,8 @@ _LITERAL = message_type(
     u16=(16, bytes),
     s16=(17, bytes),
 )
-_WINDOW_DIMENSION = message_type(
-    size=(1, int),
-    stride=(2, int),
-    before=(3, int),
-    window_dilation=(5, int),
-    base_dilation=(6, int),
+_WINDOW = message_type(
+    size=(1, int), stride=(2, int), before=(3, int), dilation=(5, int), base_dilation=(6, int)
 )
 _CONVOLUTION = message_type(
     kernel_input=(3, int),
@@ -96,9 +92,8 @@ _CONVOLUTION = message_type(
     spatial=(11, [int]),
     result_spatial=(12, [int]),
 )
-_GROUP = message_type(ids=(1, [int]))
 _IOTA = message_type(groups=(1, int), size=(2, int), dims=(3, [int]), order=(4, [int]))
-_AXIS_PART = message_type(before=(1, int), size=(2, int))
+_AXIS = message_type(axis=(1, int), part=(2, message_type(before=(1, int), size=(2, int))))
 _MESH = message_type(
     axes=(1, [message_type(name=(1, str), size=(2, int))]),
     devices=(2, [int]),
@@ -110,31 +105,26 @@ _ATTRIBUTES = message_type(
     literal=(8, bytes),
     parameter_number=(9, int),
     tuple_index=(13, int),
-    window=(15, message_type(dimensions=(1, [_WINDOW_DIMENSION]))),
+    window=(15, message_type(dimensions=(1, [_WINDOW]))),
     convolution=(16, _CONVOLUTION),
     channel=(26, int),
     call_target=(28, str),
-    dot=(30, message_type(lhs_contracting=(1, [int]))),
+    dot_lhs_contracting=(30, _NUMBERS),
     fft_length=(32, [int]),
     slice_sizes=(34, [int]),
     control_predecessors=(37, [int]),
     sharding=(40, [bytes]),
     backend_config=(43, str),
     scatter=(48, message_type(window=(1, [int]), inserted=(2, [int]))),
-    groups=(49, [_GROUP]),
-    precision=(51, message_type(operands=(1, [int]))),
+    groups=(49, [_NUMBERS]),
+    precision=(51, _NUMBERS),
     pairs=(52, [message_type(source=(1, int), target=(2, int))]),
     direction=(63, str),
     frontend=(68, message_type(entries=(1, [message_type(key=(1, str), value=(2, str))]))),
     global_ids=(71, int),
-    listed_groups=(87, message_type(groups=(1, [_GROUP]), iota=(2, _IOTA))),
+    listed_groups=(87, message_type(groups=(1, [_NUMBERS]), iota=(2, _IOTA))),
     iota_groups=(92, _IOTA),
-    mesh_groups=(
-        93,
-        message_type(
-            mesh=(1, _MESH), axes=(2, [message_type(axis=(1, int), part=(2, _AXIS_PART))])
-        ),
-    ),
+    mesh_groups=(93, message_type(mesh=(1, _MESH), axes=(2, [_AXIS]))),
 )
 """HloInstructionProto, of which groups have had several fields."""
 
@@ -170,13 +160,11 @@ class _ModuleReader:
         self._computation_names = {c.id: c.name for c in module.computations}
         self._by_id = {i.id: i for c in module.computations for i in c.instructions}
         self._frames: dict[int, tuple[Frame, ...]] = {}
-        self._schedule = {s.computation: s.instructions.ids for s in module.schedule.sequences}
-        self._replicas, self._partitions = (
-            module.devices.replicas or 1,
-            module.devices.partitions or 1,
-        )
+        self._schedule = {s.computation: s.instructions.numbers for s in module.schedule.sequences}
+        devices = module.devices
+        self._replicas, self._partitions = devices.replicas or 1, devices.partitions or 1
         # A module that was not assigned to devices does not specify their number.
-        self._unread = Counter([] if module.devices.data else ["number of devices"])
+        self._unread = Counter([] if devices.data else ["number of devices"])
 
     def module(self, buffers: bytes) -> HloModule:
         # An asynchronous start stands for a computation of one operation.
@@ -286,14 +274,19 @@ class _ModuleReader:
             if has_pairs(opcode)
             else None,
             global_ids=not ends and bool(message.global_ids),
-            contracting_dims=tuple(message.dot.lhs_contracting),
+            contracting_dims=tuple(message.dot_lhs_contracting.numbers),
             dim_labels=_dim_labels(message.convolution) if message.convolution.data else "",
-            window=tuple(map(_window_dimension, message.window.dimensions)),
+            window=tuple(
+                [
+                    WindowDimension(w.size, w.stride, w.before, w.base_dilation, w.dilation)
+                    for w in message.window.dimensions
+                ]
+            ),
             fft_length=tuple(message.fft_length),
             slice_sizes=tuple(message.slice_sizes),
             window_dims=tuple(message.scatter.window),
             inserted_dims=tuple(message.scatter.inserted),
-            precision=_precision(message.precision.operands),
+            precision=_precision(message.precision.numbers),
             backend_config=own.backend_config,
             frontend={entry.key: entry.value for entry in own.frontend.entries},
             sharding=op_sharding_text(own.sharding[-1]) if own.sharding else "",
@@ -310,7 +303,7 @@ class _ModuleReader:
             return ReplicaGroups.iota(iota.groups, iota.size, tuple(iota.dims), tuple(iota.order))
         if not has_groups(opcode):
             return None
-        groups = [tuple(group.ids) for group in (*message.groups, *listed.groups)]
+        groups = [tuple(group.numbers) for group in (*message.groups, *listed.groups)]
         if not any(groups):
             return ReplicaGroups.everyone(self._replicas * self._partitions)
         return ReplicaGroups.of_list(groups)
@@ -406,17 +399,6 @@ def _dim_labels(dims: Message) -> str:
     kernel = labels("i", dims.kernel_input, "o", dims.kernel_output, dims.kernel_spatial)
     result = labels("b", dims.result_batch, "f", dims.result_feature, dims.result_spatial)
     return f"{operand}_{kernel}->{result}"
-
-
-def _window_dimension(dimension: Message) -> WindowDimension:
-    """Return the window along one dimension."""
-    return WindowDimension(
-        size=dimension.size,
-        stride=dimension.stride,
-        before=dimension.before,
-        base_dilation=dimension.base_dilation,
-        window_dilation=dimension.window_dilation,
-    )
 
 
 def _precision(numbers: Sequence[int]) -> tuple[str, ...]:
