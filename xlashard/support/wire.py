@@ -76,8 +76,8 @@ def message_type(**fields: tuple[int, Any]) -> type[Message]:
     return type("Message", (Message,), {"_fields": table, **unset})
 
 
-def _split(data: bytes, wanted: Container[int]) -> list[tuple[int, int | bytes]]:
-    """Return the wanted fields of a message by number, in order, undecoded."""
+def _split(data: bytes, numbers: Container[int]) -> list[tuple[int, int | bytes]]:
+    """Return the fields with some numbers, in order, undecoded."""
     pieces: list[tuple[int, int | bytes]] = []
     at, end, key = 0, len(data), 0
     try:
@@ -104,7 +104,7 @@ def _split(data: bytes, wanted: Container[int]) -> list[tuple[int, int | bytes]]
                 at += value
                 if at > end:
                     raise ValueError(f"invalid field {number} at byte {start}")
-            if number in wanted:
+            if number in numbers:
                 pieces.append((number, data[start:at] if is_bytes else value))
     except IndexError:
         # no-catalogue: `read` reports it with the source

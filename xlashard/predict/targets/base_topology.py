@@ -166,10 +166,10 @@ class BaseTopology(ABC):
         devices = tuple(devices)
         if set(devices) <= set(self.devices):
             return devices
-        theirs = {device: _place(device) for device in devices[0].client.devices()}
-        if set(theirs.values()) != self._by_place.keys():
+        places = {device: _place(device) for device in devices[0].client.devices()}
+        if set(places.values()) != self._by_place.keys():
             return None
-        return tuple([self._by_place[theirs[device]] for device in devices])
+        return tuple([self._by_place[places[device]] for device in devices])
 
     def mesh(self, axes: Mapping[str, int], order: Sequence[str] | None = None) -> "Mesh":
         """Return a mesh over all devices, laid out for the highest bandwidth per axis.
