@@ -10,10 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from tests.hlo import encode
 from xlashard import Mesh, P, hlo, pjit
 from xlashard.errors import ArgumentError
 from xlashard.hlo import Attributes, HloProgram, Instruction
+from xlashard.support.wire import message_type
 from xlashard.tpu import topology
 
 X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
@@ -218,3 +222,74 @@ ENTRY %e {
 def test_source_without_a_module_raises(source: Any, facts: str) -> None:
     with pytest.raises(ArgumentError, match=facts):
         hlo.read(source)
+
+
+NESTED = message_type(name=(1, str), size=(2, int))
+WHOLE = message_type(
+    number=(1, int),
+    numbers=(2, [int]),
+    text=(3, str),
+    raw=(20, bytes),
+    part=(5, NESTED),
+    parts=(300, [NESTED]),
+)
+INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
+NESTED_FIELDS = st.fixed_dictionaries({1: st.text(), 2: INTEGERS})
+
+
+@given(
+    INTEGERS,
+    st.lists(st.lists(INTEGERS).map(tuple) | INTEGERS),
+    NESTED_FIELDS,
+    st.lists(NESTED_FIELDS),
+)
+@example(-1, [1, (2, 300, -1), 1 << 62], {1: "ä", 2: -5}, [])
+def test_every_field_of_a_message_is_read(
+    number: int, pieces: list[Any], part: dict[int, Any], parts: list[dict[int, Any]]
+) -> None:
+    fields = {
+        9: 7,
+        1: [0, number],
+        2: pieces,
+        3: "first",
+        20: b"\xff",
+        5: part,
+        40: "?",
+        300: parts,
+    }
+    read = WHOLE(encode.message(fields) + b"\x551234" + b"\x5112345678")
+    flat = [n for piece in pieces for n in (piece if isinstance(piece, tuple) else [piece])]
+    assert (read.number, [*read.numbers], read.text, read.raw) == (number, flat, "first", b"\xff")
+    every = [(m.name, m.size) for m in (read.part, *read.parts)]
+    assert every == [(fields[1], fields[2]) for fields in (part, *parts)]
+
+
+def test_fields_that_are_not_set_are_empty() -> None:
+    read = WHOLE()
+    assert (read.number, read.numbers, read.text, read.raw, read.parts) == (0, (), "", b"", ())
+    assert (read.part.name, read.part.size, read.part.data) == ("", 0, b"")
+
+
+INVALID = {
+    "a field cut off": (b"\x1a\x03ab", "invalid field 3 at byte 2"),
+    "a number cut off": (b"\x08\x80", "cut off after 2 bytes"),
+    "a key without its value": (b"\x08", "cut off after 1 bytes"),
+    "packed numbers cut off": (b"\x12\x01\x80", "invalid packed numbers of 1 bytes"),
+    "a number of eleven bytes": (b"\x08" + b"\xff" * 10 + b"\x01", "invalid number at byte 11"),
+    "a packed number of eleven bytes": (
+        b"\x12\x0c" + b"\xff" * 12,
+        "invalid packed numbers of 12 bytes",
+    ),
+    "an end of a group": (b"\x0c", "invalid field 1"),
+    "field 0": (bytes(4), "invalid field 0"),
+    "a number for a text": (b"\x18\x01", "field 3 is not a message or a text"),
+    "a text for a number": (b"\x0a\x01a", "field 1 is not a number"),
+    "a nested message cut off": (b"\x2a\x01\x10", "cut off after 1 bytes"),
+}
+
+
+@pytest.mark.parametrize("what", INVALID)
+def test_an_invalid_message_raises(what: str) -> None:
+    data, facts = INVALID[what]
+    with pytest.raises(ValueError, match=facts):
+        WHOLE(data)

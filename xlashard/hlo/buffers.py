@@ -14,7 +14,7 @@ import numpy as np
 
 from xlashard.hlo.shapes import HBM, Shape, shape_of
 from xlashard.support.lazily import dataclass
-from xlashard.support.wire import Message
+from xlashard.support.wire import Message, message_type
 
 type ShapeIndex = tuple[int, ...]
 """Index into a nested tuple; empty for the whole value."""
@@ -228,71 +228,81 @@ def _free(occupied: Sequence[tuple[int, int]], begin: int, end: int) -> list[tup
     return pieces
 
 
+_BUFFER = message_type(
+    id=(1, int), defined_at=(3, message_type(index=(3, [int]), instruction=(4, int)))
+)
+_ALLOCATION = message_type(
+    number=(1, int),
+    size=(2, int),
+    is_thread_local=(3, int),
+    is_parameter=(5, int),
+    parameter=(6, int),
+    holds_result=(7, int),
+    memory=(8, int),
+    assigned=(9, [message_type(buffer=(1, int), offset=(2, int), size=(3, int))]),
+    index=(10, [int]),
+    is_constant=(12, int),
+)
+_TRACE = message_type(
+    events=(1, [message_type(kind=(1, int), buffer=(2, int))]), is_whole_module=(2, int)
+)
+_ASSIGNMENT = message_type(
+    buffers=(1, [_BUFFER]), allocations=(3, [_ALLOCATION]), traces=(4, [_TRACE])
+)
+"""BufferAssignmentProto (xla/service/hlo.proto)."""
+
+
 def read_allocations(
-    assignment: Message, instructions: Mapping[int, Message], unread: Counter[str]
+    assignment: bytes, instructions: Mapping[int, Message], unread: Counter[str]
 ) -> tuple[Allocation, ...]:
-    """Return the allocations of a BufferAssignmentProto (xla/service/hlo.proto).
+    """Return the allocations of a serialized BufferAssignmentProto.
 
     Args:
-        assignment: The message; empty for no allocations.
+        assignment: The serialized message; empty for no allocations.
         instructions: Instructions of the module by their ids.
         unread: Counts what the reader did not understand.
     """
-    # BufferAssignmentProto: logical_buffers = 1, buffer_allocations = 3,
-    # heap_simulator_traces = 4. LogicalBufferProto: id = 1, defined_at = 3 with
-    # shape_index = 3 and instruction_id = 4.
-    places = {}
-    for buffer in assignment.messages(1):
-        place = buffer.message(3)
-        instruction = instructions.get(place.number(4))
+    message, places = _ASSIGNMENT(assignment), {}
+    for buffer in message.buffers:
+        instruction = instructions.get(buffer.defined_at.instruction)
         unread["buffer of an unknown instruction"] += instruction is None
-        places[buffer.number(1)] = instruction, place.numbers(3)
-    lives = _lives(assignment.messages(4))
-    return tuple(
-        # BufferAllocationProto: index = 1, size = 2, is_thread_local = 3,
-        # is_entry_computation_parameter = 5, parameter_number = 6, maybe_live_out = 7,
-        # color = 8, assigned = 9, parameter_shape_index = 10, is_constant = 12.
-        Allocation(
-            number=allocation.number(1),
-            size=allocation.number(2),
-            memory=allocation.number(8),
-            parameter=allocation.number(6) if allocation.number(5) else None,
-            index=allocation.numbers(10),
-            holds_result=bool(allocation.number(7)),
-            constant=bool(allocation.number(12)),
-            thread_local=bool(allocation.number(3)),
-            values=tuple(
-                BufferValue(
-                    name=instruction.text(1),
-                    index=index,
-                    size=assigned.number(3),
-                    offset=assigned.number(2),
-                    shape=shape_of(instruction.data(3)).at(index),
-                    live=lives.get(assigned.number(1)),
-                )
-                # Assigned: logical_buffer_id = 1, offset = 2, size = 3.
-                for assigned in allocation.messages(9)
-                for instruction, index in [places[assigned.number(1)]]
-                if instruction is not None
-            ),
+        places[buffer.id] = instruction, tuple(buffer.defined_at.index)
+    lives, allocations = _lives(message.traces), []
+    for allocation in message.allocations:
+        values = []
+        for part in allocation.assigned:
+            instruction, index = places[part.buffer]
+            if instruction is not None:
+                shape, live = shape_of(instruction.shape).at(index), lives.get(part.buffer)
+                value = BufferValue(instruction.name, index, part.size, part.offset, shape, live)
+                values.append(value)
+        allocations.append(
+            Allocation(
+                number=allocation.number,
+                size=allocation.size,
+                memory=allocation.memory,
+                parameter=allocation.parameter if allocation.is_parameter else None,
+                index=tuple(allocation.index),
+                holds_result=bool(allocation.holds_result),
+                constant=bool(allocation.is_constant),
+                thread_local=bool(allocation.is_thread_local),
+                values=tuple(values),
+            )
         )
-        for allocation in assignment.messages(3)
-    )
+    return tuple(allocations)
 
 
 def _lives(traces: list[Message]) -> dict[int, tuple[int, int]]:
     """Return the first and last step at which each buffer is live, by the steps of its heap."""
-    # HeapSimulatorTrace: events = 1, whole_module_simulation = 2. Event: kind = 1, buffer_id = 2;
-    # kinds are ALLOC = 0, FREE = 1, SHARE_WITH = 2. Buffers that are live at the end have no FREE.
+    # Kinds of events are ALLOC = 0, FREE = 1, SHARE_WITH = 2. Buffers that are live at the end have
+    # no FREE.
     lives: dict[int, tuple[int, int]] = {}
     for trace in traces:
-        if not trace.number(2):
+        if not trace.is_whole_module:
             continue
-        events = trace.messages(1)
-        for step, event in enumerate(events):
-            buffer = event.number(2)
-            if event.number(1) == 1:
-                lives[buffer] = lives[buffer][0], step
+        for step, event in enumerate(trace.events):
+            if event.kind == 1:
+                lives[event.buffer] = lives[event.buffer][0], step
             else:
-                lives[buffer] = step, len(events)
+                lives[event.buffer] = step, len(trace.events)
     return lives

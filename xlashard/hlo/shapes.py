@@ -5,7 +5,7 @@ import re
 from functools import cached_property, lru_cache
 
 from xlashard.support.lazily import dataclass
-from xlashard.support.wire import Message
+from xlashard.support.wire import message_type
 
 HBM, VMEM, HOST = 0, 1, 5
 """Memory spaces of layouts on TPU: the main memory, VMEM, and the memory of the host."""
@@ -140,23 +140,29 @@ def padded(physical: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, ...]:
     )
 
 
+_LAYOUT = message_type(
+    minor_to_major=(1, [int]),
+    tiles=(6, [message_type(dims=(1, [int]))]),
+    element_bits=(7, int),
+    memory_space=(8, int),
+)
+_SHAPE = message_type(dtype=(2, int), dims=(3, [int]), elements=(4, [bytes]), layout=(5, _LAYOUT))
+
+
 @lru_cache(maxsize=4096)
 def shape_of(data: bytes) -> Shape:
     """Return the type of a serialized ShapeProto (xla/xla_data.proto)."""
-    # ShapeProto: element_type = 2, dimensions = 3, tuple_shapes = 4, layout = 5. LayoutProto:
-    # minor_to_major = 1, tiles = 6 with dimensions = 1, element_size_in_bits = 7,
-    # memory_space = 8.
-    shape = Message(data)
-    layout = shape.message(5)
+    shape = _SHAPE(data)
+    layout = shape.layout
     return Shape(
-        dtype=dtype_of_number(shape.number(2)),
-        dims=shape.numbers(3),
-        minor_to_major=layout.numbers(1),
+        dtype=dtype_of_number(shape.dtype),
+        dims=tuple(shape.dims),
+        minor_to_major=tuple(layout.minor_to_major),
         # A dimension that is combined with the next one has the least number.
-        tiles=tuple(tuple(max(n, -1) for n in t.numbers(1)) for t in layout.messages(6)),
-        memory_space=layout.number(8),
-        element_bits=layout.number(7),
-        elements=tuple(map(shape_of, shape.every(4))),
+        tiles=tuple([tuple([max(n, -1) for n in tile.dims]) for tile in layout.tiles]),
+        memory_space=layout.memory_space,
+        element_bits=layout.element_bits,
+        elements=tuple(map(shape_of, shape.elements)),
     )
 
 

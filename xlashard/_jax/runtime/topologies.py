@@ -308,10 +308,11 @@ def torus_wraps(device: Device) -> tuple[bool, ...]:
     try:
         if not can_serialize(device):
             return ()
-        message = wire.Message(lib_jax.get_topology_for_devices([device]).serialize())
+        data = lib_jax.get_topology_for_devices([device]).serialize()
         for field in _WRAPS:
-            message = message.message(field)
-        return tuple(message.number(n) == 1 for n in (1, 2, 3)) if message.fields else ()
+            data = wire.message_type(message=(field, bytes))(data).message
+        wraps = wire.message_type(x=(1, int), y=(2, int), z=(3, int))(data)
+        return (wraps.x == 1, wraps.y == 1, wraps.z == 1) if data else ()
     except (RuntimeError, NotImplementedError, ValueError):  # not every PJRT plugin supports it
         return ()
 

@@ -1,6 +1,6 @@
 """Pick the lines of the user's program that a report shows."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, cached_property
 from itertools import zip_longest
@@ -65,19 +65,22 @@ class SourceLocator:
 def distinguish_lines[T](report: T) -> T:
     """Return a report whose lines name their callers where several stacks have one line."""
     stacks: dict[tuple[str, int], dict[SourceLine, None]] = {}
-
-    def collect(source: SourceLine) -> SourceLine:
-        stacks.setdefault((source.file, source.line), {})[source] = None
-        return source
-
-    _change_lines(report, collect)
+    values: list[Any] = [report]
+    while values:
+        value = values.pop()
+        if isinstance(value, SourceLine):
+            stacks.setdefault((value.file, value.line), {})[value] = None
+        elif isinstance(value, tuple):
+            values.extend(value)
+        elif is_dataclass(value) and not isinstance(value, type):
+            values.extend([getattr(value, field.name) for field in fields(value)])
     apart = {
         source: replace(source, distinct=_branches(source.callers, [s.callers for s in sources]))
         for sources in stacks.values()
         for source in sources
         if len(sources) > 1
     }
-    return _change_lines(report, lambda source: apart.get(source, source)) if apart else report
+    return _change_lines(report, apart) if apart else report
 
 
 def _branches(stack: Sequence[Frame], others: Iterable[Sequence[Frame]]) -> tuple[int, ...]:
@@ -89,16 +92,16 @@ def _branches(stack: Sequence[Frame], others: Iterable[Sequence[Frame]]) -> tupl
     return tuple(sorted(i for i in parted if i < len(stack)))
 
 
-def _change_lines(value: Any, change: Callable[[SourceLine], SourceLine]) -> Any:
-    """Return a value of frozen dataclasses and tuples with each of its lines changed."""
+def _change_lines(value: Any, changes: Mapping[SourceLine, SourceLine]) -> Any:
+    """Return a value of frozen dataclasses and tuples with some of its lines changed."""
     if isinstance(value, SourceLine):
-        return change(value)
+        return changes.get(value, value)
     if isinstance(value, tuple):
-        changed_items = tuple([_change_lines(item, change) for item in value])
+        changed_items = tuple([_change_lines(item, changes) for item in value])
         return value if all(map(is_, changed_items, value)) else changed_items
     if not is_dataclass(value) or isinstance(value, type):
         return value
     old = {field.name: getattr(value, field.name) for field in fields(value)}
-    new = {name: _change_lines(part, change) for name, part in old.items()}
+    new = {name: _change_lines(part, changes) for name, part in old.items()}
     changed = {name: part for name, part in new.items() if part is not old[name]}
     return replace(value, **changed) if changed else value

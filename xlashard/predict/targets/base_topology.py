@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -139,9 +139,9 @@ class BaseTopology(ABC):
         return len({device.process_index for device in self.devices})
 
     @cached_property
-    def _positions(self) -> Mapping[Hashable, int]:
-        """Position in `devices` by the place of a device."""
-        return {_place(device): position for position, device in enumerate(self.devices)}
+    def _by_place(self) -> "Mapping[Hashable, Device]":
+        """Devices by their places."""
+        return {_place(device): device for device in self.devices}
 
     @cached_property
     def _grid(self) -> npt.NDArray[np.object_]:
@@ -164,14 +164,12 @@ class BaseTopology(ABC):
             The devices; None for those of another topology.
         """
         devices = tuple(devices)
-        positions = [self._positions.get(_place(device)) for device in devices]
-        is_own = set(devices) <= set(self.devices)
-        if None in positions or not (is_own or self._has_client(devices[0].client)):
+        if set(devices) <= set(self.devices):
+            return devices
+        places = {device: _place(device) for device in devices[0].client.devices()}
+        if set(places.values()) != self._by_place.keys():
             return None
-        return tuple(self.devices[position] for position in positions if position is not None)
-
-    def _has_client(self, client: Any) -> bool:
-        return set(map(_place, client.devices())) == self._positions.keys()
+        return tuple([self._by_place[places[device]] for device in devices])
 
     def mesh(self, axes: Mapping[str, int], order: Sequence[str] | None = None) -> "Mesh":
         """Return a mesh over all devices, laid out for the highest bandwidth per axis.
@@ -259,7 +257,8 @@ def mesh_coordinates(topology: BaseTopology, mesh: "Mesh") -> npt.NDArray[np.int
             f"the mesh has {counted(mesh.size, 'device')} of platform {platform}, which are not "
             f"those of {topology}: make it by topology({topology.name!r}).mesh(axes)"
         )
-    where = topology.coordinates[[topology._positions[_place(device)] for device in devices]]
+    positions = {device: position for position, device in enumerate(topology.devices)}
+    where = topology.coordinates[[positions[device] for device in devices]]
     return where.reshape(*mesh.devices.shape, -1)
 
 
