@@ -57,7 +57,7 @@ PURE = frozenset(
         *("analysis.explain.comparison", "analysis.explain.findings", "analysis.explain.html"),
         *("analysis.explain.model", "analysis.explain.program_report"),
         *("analysis.explain.report_changes", "analysis.explain.script_report"),
-        *("analysis.explain.sections", "analysis.explain.tables"),
+        *("analysis.explain.sections", "analysis.explain.tables", "analysis.programs.source_lines"),
         *("analysis.pictures.picture_plan", "analysis.pictures.picture_text"),
         *("analysis.pictures.subject", "analysis.pictures.svg_html", "analysis.pictures.terminal"),
         *("predict.targets", "predict.costs", "predict.preflight.time_estimate"),

@@ -14,8 +14,8 @@ from xlashard.analysis.explain.model import (
     MoveReport,
     ValueReport,
 )
-from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.analysis.programs.program import Compilation, ProgramValue
+from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
 from xlashard.core.program.donation import common_steps
 from xlashard.core.sharding import (

@@ -16,8 +16,9 @@ from xlashard.analysis.explain.closed_dimensions import (
     find_closed_dimensions,
 )
 from xlashard.analysis.explain.descriptions import decided_by, find_aliases, spec_text
-from xlashard.analysis.explain.model import SourceLine, UnmetKind, UnmetRequest
+from xlashard.analysis.explain.model import UnmetKind, UnmetRequest
 from xlashard.analysis.programs.program import Compilation, ProgramValue
+from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.core.pjit.arguments import Argument
 from xlashard.core.pjit.shardings import uneven as settings
 from xlashard.core.pjit.shardings.ignored import find_ignored, find_unplaced
