@@ -15,7 +15,7 @@ from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.programs.program import Compilation, LoweredModule
 from xlashard.core.array.array_class.handles import wrap_result
-from xlashard.core.pjit.trace import PjitProgram
+from xlashard.core.pjit.trace import ObservedCall
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
 from xlashard.errors import TopologyError
 from xlashard.predict.costs.kernel_costs import KernelCost
@@ -111,7 +111,7 @@ class ScriptDevices:
             return run()
         shardings = self._result_shardings(recorded, program)
         arrays = map(self._zeros.array, program.jaxpr.out_avals, shardings)
-        return [wrap_result(a) for a in arrays] if isinstance(program, PjitProgram) else [*arrays]
+        return [wrap_result(a) for a in arrays] if isinstance(program, ObservedCall) else [*arrays]
 
     def _result_shardings(self, recorded: RecordedProgram, program: ObservedProgram) -> list[Any]:
         if isinstance(program, JitLowering):
