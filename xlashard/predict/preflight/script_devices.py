@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -14,8 +14,6 @@ from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, 
 from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.programs.program import Compilation, LoweredModule
-from xlashard.core.array.array_class.handles import wrap_result
-from xlashard.core.pjit.trace import ObservedCall
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
 from xlashard.errors import TopologyError
 from xlashard.predict.costs.kernel_costs import KernelCost
@@ -27,6 +25,13 @@ from xlashard.predict.preflight.report.measured import Calibration
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.report.pricing import Price
 from xlashard.predict.targets.base_topology import BaseTopology
+from xlashard.support.lazily import deferred
+
+if TYPE_CHECKING:
+    from xlashard.core.array.array_class import handles
+else:
+    # For calls of pjit-ed functions, which have it loaded.
+    handles = deferred("xlashard.core.array.array_class.handles")
 
 _RUN_BELOW = 1 << 28
 """Bytes on all devices below which an operation outside of `jit` runs."""
@@ -111,7 +116,9 @@ class ScriptDevices:
             return run()
         shardings = self._result_shardings(recorded, program)
         arrays = map(self._zeros.array, program.jaxpr.out_avals, shardings)
-        return [wrap_result(a) for a in arrays] if isinstance(program, ObservedCall) else [*arrays]
+        return list(
+            arrays if isinstance(program, JitLowering) else map(handles.wrap_result, arrays)
+        )
 
     def _result_shardings(self, recorded: RecordedProgram, program: ObservedProgram) -> list[Any]:
         if isinstance(program, JitLowering):
