@@ -115,10 +115,9 @@ class ScriptDevices:
         if not self.is_compiled(recorded) and nbytes < limit:
             return run()
         shardings = self._result_shardings(recorded, program)
-        arrays = map(self._zeros.array, program.jaxpr.out_avals, shardings)
-        return list(
-            arrays if isinstance(program, JitLowering) else map(handles.wrap_result, arrays)
-        )
+        arrays = [*map(self._zeros.array, program.jaxpr.out_avals, shardings)]
+        is_jit = isinstance(program, JitLowering)
+        return arrays if is_jit else [*map(handles.wrap_result, arrays)]
 
     def _result_shardings(self, recorded: RecordedProgram, program: ObservedProgram) -> list[Any]:
         if isinstance(program, JitLowering):
