@@ -49,6 +49,9 @@ def test_error_names_the_function_that_the_user_called() -> None:
     hidden = ["jax._src.core.Primitive"]
     outcomes = run_features(hidden=hidden, features=["pjit", "explain_jit"])["features"]
     assert outcomes["pjit"]["feature"] == "xlashard.pjit"
+    assert not outcomes["explain_jit"]
+    hidden = ["jax._src.core.jaxpr_const_args"]
+    outcomes = run_features(hidden=hidden, features=["explain_jit"])["features"]
     assert outcomes["explain_jit"]["feature"] == "xlashard.explain"
 
 

@@ -17,7 +17,7 @@ from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard._jax.tree_definitions import split_leaves
 from xlashard.analysis.programs.from_jax import unwrap
 from xlashard.analysis.programs.program import LoweredModule, Program, ProgramValue
-from xlashard.analysis.programs.read_program import read_call
+from xlashard.analysis.programs.program_reader import read_call
 from xlashard.auto.problem import (
     AutoProblem,
     ProgramLayout,

@@ -16,7 +16,7 @@ from tests.core.pjit.helpers import f32
 from xlashard import explain
 from xlashard._jax.trace.jitted import inner_stage
 from xlashard.analysis.programs.from_jax import unwrap
-from xlashard.analysis.programs.read_program import read_call, read_stage
+from xlashard.analysis.programs.program_reader import read_call, read_stage
 
 
 def trace(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:

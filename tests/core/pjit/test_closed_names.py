@@ -11,7 +11,7 @@ import pytest
 
 from tests.message_patterns import naming
 from xlashard import Array, Mesh, NamedSharding, P, device_put, pjit
-from xlashard.core.array.array_class.closed_names import closure_variable_name
+from xlashard.core.array.array_class.closed_over import closure_variable_name
 from xlashard.errors import DeletedError, DeviceMismatchError
 
 MESH = Mesh(np.array(jax.devices()), ("d",))

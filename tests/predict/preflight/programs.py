@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import xlashard
 from xlashard import NamedSharding, P, pjit
 from xlashard.analysis.programs.program import Compilation
-from xlashard.analysis.programs.read_program import read_stage
+from xlashard.analysis.programs.program_reader import read_stage
 from xlashard.predict.preflight.compilation import compile_for_report
 from xlashard.tpu import Topology, topology
 

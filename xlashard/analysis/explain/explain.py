@@ -22,7 +22,7 @@ from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.repeated import describe_repeated
 from xlashard.analysis.explain.unmet_requests import describe_unmet
 from xlashard.analysis.programs.program import Compilation
-from xlashard.analysis.programs.read_program import compile_program, read
+from xlashard.analysis.programs.program_reader import compile_program, read
 from xlashard.analysis.programs.source_lines import distinguish_lines
 from xlashard.core.sharding.named import grid_of
 from xlashard.geometry import MeshGrid

@@ -45,7 +45,7 @@ from xlashard.core.pjit.shardings.resources import check_whole
 from xlashard.core.pjit.shardings.unreduced import has_reductions
 from xlashard.core.pjit.trace import (
     Call,
-    ObservedCall,
+    ObservedPjit,
     all_parts_of,
     inner_shardings,
     trace_call,
@@ -244,7 +244,7 @@ class Function:
     ) -> tuple[LoweredSignature, LoweredProgram]:
         """Return the module of a call."""
         for observer in observed_programs.observers():
-            observer.lowered(ObservedCall(self, call))
+            observer.lowered(ObservedPjit(self, call))
         jaxpr = call.traced.jaxpr
         lowered = PROGRAMS.entry(jaxpr, request).lower(jaxpr, call.miss)
         self.report_stages(call, request)
@@ -323,7 +323,7 @@ class Function:
             def run_flat() -> list[Any]:
                 return traced.out_tree.flatten_up_to(self._run_program(call)[0])
 
-            outs = observed_programs.observed(ObservedCall(self, call), run_flat)
+            outs = observed_programs.observed(ObservedPjit(self, call), run_flat)
             return traced.out_tree.unflatten(outs), None
         return self._run_program(call)
 

@@ -48,7 +48,7 @@ from xlashard._jax.trace.tracing import (
     source_of,
     typed_axes,
 )
-from xlashard.core.array.array_class.closed_names import closure_variable_name
+from xlashard.core.array.array_class.closed_over import closure_variable_name
 from xlashard.core.array.placement.read import handle_value
 from xlashard.core.pjit.arguments import bare, check_alive
 from xlashard.core.pjit.cache_key import LoweringRequest

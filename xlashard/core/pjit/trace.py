@@ -90,7 +90,7 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class ObservedCall:
+class ObservedPjit:
     """A program of a pjit-ed function, as `_jax.trace.observed_programs` reports it to observers.
 
     Attributes:

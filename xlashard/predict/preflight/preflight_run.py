@@ -14,7 +14,7 @@ from xlashard._jax.trace.tracing import inner_shardings
 from xlashard.analysis.programs.from_jax import unwrap
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
-from xlashard.analysis.programs.read_program import find_stage, read
+from xlashard.analysis.programs.program_reader import find_stage, read
 from xlashard.core.sharding import Mesh
 from xlashard.errors import (
     ArgumentError,
