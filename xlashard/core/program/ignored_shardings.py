@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -181,10 +182,10 @@ def report_ignored(
         IgnoredShardingError: If strict.
     """
     ignored = list(find_ignored(jaxpr, devices))
-    first, *others = [*unplaced] or [None]
-    if first is not None:
-        results = (result for each in (first, *others) for result in each.results)
-        ignored.append(replace(first, results=tuple(results)))
+    dropped = [*unplaced]
+    if dropped:
+        results = tuple(chain.from_iterable(each.results for each in dropped))
+        ignored.append(replace(dropped[0], results=results))
     for finding in ignored:
         text = finding.describe(function, devices[0])
         line = None if finding.eqn is None else origins.user_line(finding.eqn)
