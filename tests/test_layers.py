@@ -81,7 +81,7 @@ PRIVATE = frozenset(
     {
         *("core.array", "core.pjit", "numpy", "auto", "pods.multihost", "multihost", "pjit"),
         *("legacy", "train"),
-        # Programs of pjit, and what its cache misses tell apart.
+        # Programs of pjit, and its cache misses.
         *("analysis.programs.from_pjit", "analysis.recompile"),
         # Commands for programs of pjit, layouts and training jobs.
         *("cli.commands.automatic_layouts", "cli.commands.compile", "cli.commands.legacy"),

@@ -64,7 +64,8 @@ def record_readers() -> dict[str, set[str]]:
         reader._members.pop(name, None)
         return value
 
-    private._Reader.__call__ = read_and_record
+    reader_class: Any = private._Reader
+    reader_class.__call__ = read_and_record
     return readers
 
 
@@ -104,7 +105,7 @@ def _add_up(report: Any) -> dict[str, int]:
 
 def _assert_program(step: Any, args: Any, counts: dict[str, int]) -> str:
     """Check a program by the assertions, and return the name of a wrong one's error."""
-    kinds = {kind.replace("-", "_"): count for kind, count in counts.items()}
+    kinds: dict[str, Any] = {kind.replace("-", "_"): count for kind, count in counts.items()}
     testing.assert_collectives(step, args, **kinds, others=0)
     testing.assert_no_resharding(step, args, inside=False)
     testing.assert_peak_bytes_at_most(step, args, 2**20)

@@ -1,4 +1,4 @@
-"""What a sharding specifies beside tiles: its devices, if it has them, and another memory."""
+"""Devices and memory of shardings: replication before devices are known, memory kinds."""
 
 from typing import Any
 
