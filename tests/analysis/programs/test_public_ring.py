@@ -52,6 +52,7 @@ READERS = {
     "trace.lower_for._answering": "JAX asks for the devices of a program",
     "trace.lower_for._parameters_of_one_call": "lowering for the devices of a topology",
     "trace.lower_for._with_arguments": "arguments of a program that JAX passes as a tuple",
+    "runtime.transfer.<lambda>": "arrays of JAX, which can stand in for others in a script",
     "trace.lower_for.move_sharding": "a sharding of the partitioner among those of a program",
     "runtime.tracebacks._remove_hidden_frames": "errors of assertions end at the user's line",
 }
