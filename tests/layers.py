@@ -29,6 +29,8 @@ class Layers:
             however far one follows their imports. Imports for types alone, by `deferred`, and in
             functions count for direction and cycles only.
         pure_allowed: Distributions that a pure room or module may use.
+        private: Rooms and modules that no other module imports with itself; pure ones in them don't
+            count. The public ring is all the rest.
         deferred: Modules that may import one inside a function, for a quick start. Direction and
             cycles count for these imports as for all others.
         hooks: The module that names what lower rooms call of higher ones. Its imports wait for the
@@ -42,6 +44,7 @@ class Layers:
     door: str
     pure: frozenset[str] = frozenset()
     pure_allowed: frozenset[str] = frozenset({"numpy"})
+    private: frozenset[str] = frozenset()
     deferred: frozenset[tuple[str, str]] = frozenset()
     hooks: str = ""
     importers: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -206,6 +209,7 @@ def find_violations(root: Path, layers: Layers) -> list[Violation]:
         *_hidden_imports(modules, layers),
         *_second_doors(modules, layers),
         *_impure(modules, layers),
+        *_private_imports(modules, layers),
         *_cycles(modules, layers),
         *_surplus_importers(modules, layers),
     ]
@@ -317,6 +321,23 @@ def _impure(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation
 
 def _is_pure(name: str, layers: Layers) -> bool:
     return any(_lies_in(name, f"{layers.package}.{pure}") for pure in layers.pure)
+
+
+def _private_imports(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation]:
+    """Yield the imports by which the public ring would load a module of the private one."""
+    for module in modules.values():
+        if is_private(module.name, layers):
+            continue
+        for entry in module.imports:
+            is_pure = _is_pure(entry.target, layers)
+            if not entry.waits and not is_pure and is_private(entry.target, layers):
+                what = f"{module.name} of the public ring imports {entry.target} of the private one"
+                yield _violation(module, entry.line, what)
+
+
+def is_private(name: str, layers: Layers) -> bool:
+    """Return True for a module of the private ring, or a pure one in its rooms."""
+    return any(_lies_in(name, f"{layers.package}.{private}") for private in layers.private)
 
 
 def _with_parents(name: str) -> Iterator[str]:

@@ -57,7 +57,7 @@ PURE = frozenset(
         *("analysis.explain.comparison", "analysis.explain.findings", "analysis.explain.html"),
         *("analysis.explain.model", "analysis.explain.program_report"),
         *("analysis.explain.report_changes", "analysis.explain.script_report"),
-        *("analysis.explain.sections", "analysis.explain.tables"),
+        *("analysis.explain.sections", "analysis.explain.tables", "analysis.programs.source_lines"),
         *("analysis.pictures.picture_plan", "analysis.pictures.picture_text"),
         *("analysis.pictures.subject", "analysis.pictures.svg_html", "analysis.pictures.terminal"),
         *("predict.targets", "predict.costs", "predict.preflight.time_estimate"),
@@ -77,12 +77,29 @@ PURE = frozenset(
 )
 """Rooms and modules that work where JAX is absent, beside those that all may import."""
 
+PRIVATE = frozenset(
+    {
+        *("core.array", "core.pjit", "numpy", "auto", "pods.multihost", "multihost", "pjit"),
+        *("legacy", "train"),
+        # Programs of pjit, and its cache misses.
+        *("analysis.programs.from_pjit", "analysis.recompile"),
+        # Commands for programs of pjit, layouts and training jobs.
+        *("cli.commands.automatic_layouts", "cli.commands.compile", "cli.commands.legacy"),
+        "cli.cloud",
+    }
+)
+"""Rooms and modules of the private ring: they need JAX's private names (docs/how/architecture.md).
+
+A report of a function of `jax.jit` loads none of them.
+"""
+
 XLASHARD = Layers(
     package="xlashard",
     rooms={room: number for number, floor in enumerate(FLOORS) for room in floor},
     common=COMMON,
     door="_jax.private",
     pure=PURE | COMMON,
+    private=PRIVATE,
     # Tables and pages of reports, and the migration of programs.
     pure_allowed=frozenset({"jinja2", "libcst", "markupsafe", "numpy", "rich"}),
     deferred=frozenset(
@@ -138,8 +155,9 @@ def test_checker_reads_the_package() -> None:
     assert "numpy" in seen
 
 
-def test_the_pure_ring_names_rooms_and_modules() -> None:
-    assert not {f"xlashard.{name}" for name in PURE} - set(read_package(ROOT, "xlashard"))
+@pytest.mark.parametrize("ring", [PURE, PRIVATE], ids=["pure", "private"])
+def test_a_ring_names_rooms_and_modules(ring: frozenset[str]) -> None:
+    assert not {f"xlashard.{name}" for name in ring} - set(read_package(ROOT, "xlashard"))
 
 
 ONE_CONCEPT = {
@@ -197,6 +215,7 @@ SMALL = Layers(
     common=frozenset({"errors", "lazily"}),
     door="door",
     pure=frozenset({"low", "right.tables"}),
+    private=frozenset({"left.kept"}),
 )
 
 SOUND = {
@@ -208,6 +227,7 @@ SOUND = {
     "pkg/lazily.py": "def deferred(name): ...\n",
     "pkg/left/__init__.py": "from pkg.left.thing import thing\n",
     "pkg/left/thing.py": "import jax\nfrom pkg.low.maths import area\nfrom pkg.door import x\n",
+    "pkg/left/kept.py": "import jax\n",
     "pkg/right/tables.py": """
 from typing import TYPE_CHECKING
 from pkg.lazily import deferred
@@ -319,6 +339,11 @@ PLANTED = {
         "pkg/low/maths.py",
         "import importlib\njax = importlib.import_module('jax')",
         "pkg/low/maths.py:2: jax used in what",
+    ),
+    "private": (
+        "pkg/left/thing.py",
+        "from pkg.left import kept",
+        "pkg.left.thing of the public ring imports pkg.left.kept of the private one",
     ),
     "upwards, deferred": (
         "pkg/low/maths.py",

@@ -10,8 +10,7 @@ from tests.auto.examples import mlp_plan, shapes, step
 from tests.core.pjit.helpers import make_mesh
 from xlashard import AutoPlan, pjit
 from xlashard.analysis.explain.descriptions import describe_collective
-from xlashard.analysis.explain.model import SourceLine
-from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.programs.source_lines import SourceLine, SourceLocator
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.foreseen import link_seconds, unforeseen_collectives
 from xlashard.auto.problem import ForeseenTransfer

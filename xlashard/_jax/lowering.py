@@ -9,7 +9,6 @@ import jax
 
 from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.private import (
-    config,
     core,
     effects_lib,
     find_name,
@@ -195,7 +194,7 @@ def _abstract_mesh(shardings: Sequence[Any]) -> AbstractMesh | None:
 
 def uses_shardy() -> bool:
     """Return True if the Shardy partitioner is in force, False for GSPMD."""
-    return config.use_shardy_partitioner.value
+    return jax.config.jax_use_shardy_partitioner
 
 
 def lift_meshes(module: Any) -> None:

@@ -1,6 +1,7 @@
 """Print, inspect and annotate StableHLO modules."""
 
 import hashlib
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -58,7 +59,9 @@ def to_text(module: Module, *, debug_info: bool = False) -> str:
 
 def to_bytecode(module: Module) -> bytes:
     """Return the module as MLIR bytecode."""
-    return mlir.module_to_bytecode(module)
+    code = io.BytesIO()
+    module.operation.write_bytecode(file=code)
+    return code.getvalue()
 
 
 def from_bytecode(code: bytes) -> Module:

@@ -94,3 +94,9 @@ def _unflatten_one_level(tree: TreeDef, children: Sequence[Any]) -> Any:
         return make_node(tree.node_data(), [leaf] * len(children)).unflatten(children)
     except Exception:  # of a user's class: of any kind
         return tuple(children)
+
+
+def leaf_paths(tree: Any, name: str) -> list[str]:
+    """Return the path of each leaf as source code."""
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [name + jax.tree_util.keystr(path) for path, _ in flat]

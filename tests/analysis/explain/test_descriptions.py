@@ -17,9 +17,8 @@ from tests.core.pjit.helpers import f32
 from tests.jax_releases import since_jaxlib
 from xlashard import UNSPECIFIED, GSPMDSharding, NamedSharding, P, explain, pjit
 from xlashard._jax.runtime import compiler
-from xlashard.analysis.explain.model import SourceLine
-from xlashard.analysis.explain.source_lines import SourceLocator, distinguish_lines
 from xlashard.analysis.explain.tables import line_text
+from xlashard.analysis.programs.source_lines import SourceLine, SourceLocator, distinguish_lines
 from xlashard.hlo import hlo_program
 from xlashard.hlo.module import Frame
 from xlashard.support.tracebacks import is_users_file

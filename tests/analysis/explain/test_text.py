@@ -18,11 +18,11 @@ from xlashard.analysis.explain.model import (
     MoveReport,
     PlaceReport,
     RepeatedReport,
-    SourceLine,
     UnmetRequest,
     ValueReport,
 )
 from xlashard.analysis.explain.tables import line_text, operation_text, short_path
+from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.hlo.module import Frame
 from xlashard.support.formatting import in_bytes, in_flop
 

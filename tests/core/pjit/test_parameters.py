@@ -13,7 +13,7 @@ from tests.core.pjit.helpers import f32, spec_of
 from tests.message_patterns import naming
 from xlashard import P, device_put, pjit
 from xlashard.core.pjit.options import Selected
-from xlashard.core.pjit.signature import Parameters
+from xlashard.core.pjit.parameters import Parameters
 from xlashard.errors import ArgumentError, ResourceError
 
 

@@ -5,11 +5,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from xlashard.analysis.explain.model import (
-    CollectiveReport,
-    SourceLine,
-    ValueReport,
-)
+from xlashard.analysis.explain.model import CollectiveReport, ValueReport
+from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.predict.preflight.report.preflight_model import (
     AxisTraffic,
     MemoryBreakdown,

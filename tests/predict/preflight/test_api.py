@@ -23,7 +23,7 @@ from jax.sharding import AxisType
 import xlashard
 from tests.message_patterns import naming
 from xlashard import Mesh, NamedSharding, P, PreflightReport, preflight, tpu
-from xlashard.core.pjit.shardings import uneven
+from xlashard.core.program import uneven_shardings as uneven
 from xlashard.errors import ArgumentError, CompileError, ReplicationWarning, TopologyError
 from xlashard.hlo import hlo_program
 from xlashard.predict.preflight.preflight_run import read_on_topology

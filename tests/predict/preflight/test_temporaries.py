@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.hlo.buffers import Allocation, BufferValue, buffers_at_peak
 from xlashard.hlo.hlo_program import read
 from xlashard.hlo.shapes import Shape

@@ -311,7 +311,7 @@ def _set_posthook() -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class JitProgram:
+class JitExecution:
     """A program of `jax.jit` over several processes, compiled and not yet run.
 
     Attributes:
@@ -345,7 +345,7 @@ class JitProgram:
     ordered_effects: int
 
     @classmethod
-    def of(cls, computation: "pxla.MeshComputation", devices: Sequence[Device]) -> "JitProgram":
+    def of(cls, computation: "pxla.MeshComputation", devices: Sequence[Device]) -> "JitExecution":
         """Return the program of a lowered computation."""
         facts = computation.compile_args
         kept = sorted(facts["kept_var_idx"])
@@ -395,9 +395,9 @@ def _first_run_class() -> type:
     return FirstRun
 
 
-type _Admit = Callable[[JitProgram, Sequence[Any]], None]
+type _Admit = Callable[[JitExecution, Sequence[Any]], None]
 
-_NOT_YET_RUN: weakref.WeakKeyDictionary[Any, tuple[_Admit, JitProgram]] = (
+_NOT_YET_RUN: weakref.WeakKeyDictionary[Any, tuple[_Admit, JitExecution]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -424,7 +424,7 @@ def watch_first_runs(admit: _Admit) -> None:
         run = executable.unsafe_call
         if type(run) is pxla.ExecuteReplicated and run not in seen:
             seen.add(run)
-            _NOT_YET_RUN[run] = admit, JitProgram.of(self, devices)
+            _NOT_YET_RUN[run] = admit, JitExecution.of(self, devices)
             run.__class__ = _first_run_class()
         return executable
 

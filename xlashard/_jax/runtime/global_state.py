@@ -30,7 +30,7 @@ _MESHES = ("mesh_context_manager", "abstract_mesh_context_manager")
 
 def trace_context() -> Any:
     """Return the settings that affect tracing and lowering, as a hashable value."""
-    return config.trace_context(), config.use_shardy_partitioner.value
+    return config.trace_context(), jax.config.jax_use_shardy_partitioner
 
 
 def changed_settings(before: Any, after: Any) -> list[tuple[str, Any, Any]]:

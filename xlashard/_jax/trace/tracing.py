@@ -337,7 +337,7 @@ def is_token(aval: Any) -> bool:
 
 def shaped(aval: Any) -> Any:
     """Return the shape and dtype of the arrays behind a token; another aval unchanged."""
-    return core.get_token_aval() if aval is core.abstract_token else aval
+    return core.get_token_aval() if is_token(aval) else aval
 
 
 def has_tokens(avals: Iterable[Any]) -> bool:
@@ -352,9 +352,7 @@ def all_shaped(avals: Iterable[Any]) -> list[Any]:
 
 def is_extended(aval: Any) -> bool:
     """Return True for values whose buffers have another shape (PRNG keys)."""
-    if aval is core.abstract_token:
-        return False
-    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    return not is_token(aval) and jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
 def inner_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:

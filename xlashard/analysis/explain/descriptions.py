@@ -15,9 +15,8 @@ from xlashard.analysis.explain.model import (
     MoveReport,
     ValueReport,
 )
-from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.analysis.programs.program import Compilation, ProgramValue
-from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
+from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.core.program.donation import common_steps
 from xlashard.core.sharding import (
     GSPMDSharding,
@@ -27,6 +26,7 @@ from xlashard.core.sharding import (
     XLACompatibleSharding,
     partition_spec,
 )
+from xlashard.core.sharding.replicated import custom_memory_kind
 from xlashard.geometry import MeshGrid, ReplicaGroups, SourceTargetPairs, reshard_plan
 from xlashard.hlo.collectives import Collective, add_up, along_text
 

@@ -21,10 +21,10 @@ from xlashard.analysis.explain.descriptions import (
 from xlashard.analysis.explain.model import CostReport, MemoryReport, PlaceReport
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.repeated import describe_repeated
-from xlashard.analysis.explain.source_lines import distinguish_lines
 from xlashard.analysis.explain.unmet_requests import describe_unmet
 from xlashard.analysis.programs.program import Compilation
 from xlashard.analysis.programs.program_reader import compile_program, read
+from xlashard.analysis.programs.source_lines import distinguish_lines
 from xlashard.core.sharding.named import grid_of
 from xlashard.geometry import MeshGrid
 from xlashard.support.tracebacks import short_tracebacks

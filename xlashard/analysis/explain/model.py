@@ -1,10 +1,10 @@
 """Data model of program reports: frozen values of plain types."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.hlo.collective_kinds import CollectiveKind
-from xlashard.hlo.module import Frame
 from xlashard.support.formatting import typed
 
 type Decided = Literal[
@@ -59,29 +59,6 @@ class ValueReport:
     def type(self) -> str:
         """Return the dtype and shape: `float32[8,16]`."""
         return typed(self.dtype, self.shape)
-
-
-@dataclass(frozen=True)
-class SourceLine:
-    """A line of source.
-
-    Attributes:
-        file: The file's path.
-        line: The line, from 1 on.
-        function: The function around it; empty if unknown.
-        in_user_file: False for files of Python, of installed packages and of xlashard.
-        callers: The frames of the user's files around it, innermost first, up to the function that
-            became the program.
-        distinct: Positions in `callers` of the frames that distinguish it from other stacks of the
-            report with this line, innermost first.
-    """
-
-    file: str
-    line: int
-    function: str
-    in_user_file: bool
-    callers: tuple[Frame, ...] = ()
-    distinct: tuple[int, ...] = field(default=(), compare=False)
 
 
 type Origin = Literal[

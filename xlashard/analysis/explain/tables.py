@@ -14,7 +14,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from xlashard.analysis.explain.model import CollectiveReport, SourceLine, ValueReport
+from xlashard.analysis.explain.model import CollectiveReport, ValueReport
+from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.hlo.collectives import is_rematerialized
 from xlashard.support.documents import ReportFormat, Schema, report_schema
 from xlashard.support.formatting import Escaped, in_bytes, plain_text, typed

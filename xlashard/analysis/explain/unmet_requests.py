@@ -16,13 +16,13 @@ from xlashard.analysis.explain.closed_dimensions import (
     find_closed_dimensions,
 )
 from xlashard.analysis.explain.descriptions import decided_by, find_aliases, spec_text
-from xlashard.analysis.explain.model import SourceLine, UnmetKind, UnmetRequest
+from xlashard.analysis.explain.model import UnmetKind, UnmetRequest
 from xlashard.analysis.programs.program import Compilation, ProgramValue
-from xlashard.core.pjit.arguments import Argument
-from xlashard.core.pjit.shardings import uneven as settings
-from xlashard.core.pjit.shardings.ignored import find_ignored, find_unplaced
-from xlashard.core.pjit.shardings.uneven import tile_bytes, uneven_constraints
+from xlashard.analysis.programs.source_lines import SourceLine
+from xlashard.core.program import uneven_shardings as settings
 from xlashard.core.program.annotate import is_open
+from xlashard.core.program.ignored_shardings import find_ignored, find_unplaced
+from xlashard.core.program.uneven_shardings import tile_bytes, uneven_constraints
 from xlashard.core.sharding import (
     NamedSharding,
     PartitionSpec,
@@ -75,7 +75,7 @@ def _ignored(program: Compilation) -> Iterator[UnmetRequest]:
     ignored = list(find_ignored(program.jaxpr, devices))
     if len(devices) == 1:
         values = [v for v in program.arguments if v.sharding is None]
-        dropped = [Argument(v.path, v.aval, v.current, v.committed) for v in values]
+        dropped = [(v.path, v.aval, v.current) for v in values if v.committed]
         free = [(v.path, v.aval) for v in program.results if v.requested is None]
         ignored += find_unplaced(dropped, free)
     for finding in ignored:

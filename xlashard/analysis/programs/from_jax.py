@@ -39,14 +39,6 @@ from xlashard.analysis.programs.program import (
     forgotten_by,
     put_on_mesh,
 )
-from xlashard.core.pjit.options import Selected
-from xlashard.core.pjit.signature import Parameters
-from xlashard.core.pjit.stages.wrapper_paths import (
-    NnxPaths,
-    cached_arguments,
-    equinox_paths,
-    is_equinox,
-)
 from xlashard.core.program.compile import compile_request, compiler_errors, compiler_input
 from xlashard.core.program.donation import UnusedDonation, refusal
 from xlashard.core.program.executables import (
@@ -57,6 +49,13 @@ from xlashard.core.program.executables import (
 )
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan, option_items
 from xlashard.core.program.remote_compile import compile_module
+from xlashard.core.program.signature import Signature, function_name
+from xlashard.core.program.wrapper_paths import (
+    NnxPaths,
+    cached_arguments,
+    equinox_paths,
+    is_equinox,
+)
 from xlashard.core.sharding import (
     GSPMDSharding,
     Mesh,
@@ -683,11 +682,6 @@ def _delegate(fun: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def function_name(fun: Any) -> str:
-    """Return the name of a function, or that of its class."""
-    return getattr(fun, "__name__", type(fun).__name__)
-
-
 def _find_users_paths(
     values: Sequence[Any],
     own: Sequence[str],
@@ -699,8 +693,11 @@ def _find_users_paths(
 
     A wrapper passes the arrays of its arguments on in a tree of its own.
     """
-    parameters = Parameters.of(user, Selected((), ()), Selected((), ()))
-    leaves = zip(parameters.paths(args, kwargs), parameters.leaves(args, kwargs), strict=True)
+    leaves = zip(
+        Signature.of(user).paths(args, kwargs),
+        jax.tree_util.tree_leaves((args, kwargs)),
+        strict=True,
+    )
     paths: dict[int, str | None] = {}
     for path, value in leaves:
         if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):

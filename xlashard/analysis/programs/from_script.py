@@ -25,8 +25,8 @@ from xlashard._jax.trace.tracing import (
 from xlashard._jax.tree_definitions import in_default_registry
 from xlashard.analysis.programs import from_jax
 from xlashard.analysis.programs.program import Program
-from xlashard.core.pjit.shardings import explicit_errors
-from xlashard.core.pjit.stages.wrapper_paths import NnxPaths, call_under_way, equinox_paths
+from xlashard.core.program import explicit_errors
+from xlashard.core.program.wrapper_paths import NnxPaths, call_under_way, equinox_paths
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.support.formatting import in_bytes, near_line
 from xlashard.support.lazily import deferred

@@ -16,7 +16,7 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.trace.jaxprs import callback_results
 from xlashard._jax.trace.lower_for import DevicesByPosition
 from xlashard._jax.trace.tracing import is_extended, physical_aval
-from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.core.program.donation import UnusedDonation
 from xlashard.core.program.plan import ProgramPlan
 from xlashard.core.sharding import Mesh, NamedSharding, Sharding, XLACompatibleSharding

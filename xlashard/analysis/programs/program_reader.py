@@ -11,6 +11,7 @@ from xlashard._jax.trace.tracing import Tracer
 from xlashard.analysis.programs import from_jax
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
+from xlashard.core.program.signature import function_name
 from xlashard.errors import ArgumentError
 from xlashard.hlo.compiler_log import captured_log
 from xlashard.support.lazily import deferred
@@ -125,7 +126,7 @@ def _check_tracers(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     for leaf in jax.tree_util.tree_leaves((args, kwargs)):
         if isinstance(leaf, Tracer):
             raise ArgumentError(
-                f"{from_jax.function_name(fun)} got a tracer: inside jax.jit, grad or vmap the "
+                f"{function_name(fun)} got a tracer: inside jax.jit, grad or vmap the "
                 "call is part of another program; call explain or preflight outside of it, with "
                 "arrays or jax.ShapeDtypeStructs"
             )

@@ -12,9 +12,9 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.tree_definitions import outline
 from xlashard.core.pjit.arguments import Argument
 from xlashard.core.pjit.cache_miss import LONGEST_TEXT, CallKey, StaticValue
-from xlashard.core.pjit.shardings.resources import described
-from xlashard.core.pjit.stages.wrapper_paths import LEAF, static_parts
+from xlashard.core.program.wrapper_paths import LEAF, static_parts
 from xlashard.core.sharding import Mesh, Sharding, XLACompatibleSharding
+from xlashard.core.sharding.sharding_texts import described
 from xlashard.support.formatting import shortened, sizes_text
 from xlashard.support.lazily import dataclass
 

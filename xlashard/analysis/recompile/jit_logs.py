@@ -19,8 +19,8 @@ from xlashard.core.pjit.arguments import describe_arguments
 from xlashard.core.pjit.cache_miss import CacheMiss, CallKey, StaticValue
 from xlashard.core.pjit.compile_log import CompileLog, StageEvent
 from xlashard.core.pjit.options import Selected
-from xlashard.core.pjit.signature import Parameters
-from xlashard.core.pjit.stages import wrapper_paths
+from xlashard.core.pjit.parameters import Parameters
+from xlashard.core.program import wrapper_paths
 
 
 class _JitLog:

@@ -13,8 +13,8 @@ from xlashard._jax.trace.tracing import bodies, shaped, source_of
 from xlashard._jax.tree_definitions import outline
 from xlashard.analysis.explain.descriptions import describe_collective
 from xlashard.analysis.explain.model import CollectiveReport, ValueReport
-from xlashard.analysis.explain.source_lines import SourceLocator, distinguish_lines
 from xlashard.analysis.programs.program import ProgramValue
+from xlashard.analysis.programs.source_lines import SourceLocator, distinguish_lines
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.foreseen import link_seconds
 from xlashard.auto.plan.auto_plan import AutoPlan, fingerprint_of

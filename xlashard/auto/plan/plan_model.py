@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from xlashard.analysis.explain.model import CollectiveReport, SourceLine, ValueReport
+from xlashard.analysis.explain.model import CollectiveReport, ValueReport
+from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.hlo.collectives import CollectiveTotal
 from xlashard.predict.targets.chip import Links
 from xlashard.support.lazily import deferred

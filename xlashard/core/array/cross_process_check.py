@@ -24,13 +24,14 @@ from xlashard._jax.runtime.global_state import BoundedCache
 from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard._jax.runtime.transfer import Tracer, aval_of
 from xlashard._jax.trace.tracing import is_token
+from xlashard._jax.tree_definitions import leaf_paths
 from xlashard.config import CheckName, read_flags
 from xlashard.core.array.array_class.array import Array
 from xlashard.core.array.array_class.base import ArrayBase, type_text
 from xlashard.core.array.array_class.handles import is_key_array, key_handle
 from xlashard.core.array.placement.put import as_host_value
 from xlashard.core.array.placement.read import read_value
-from xlashard.core.array.placement.target import Placement, leaf_paths, resolve_sharding
+from xlashard.core.array.placement.target import Placement, resolve_sharding
 from xlashard.core.sharding import Sharding, XLACompatibleSharding
 from xlashard.errors import ArgumentError, DeadlockError, ProcessesError, UnequalError
 from xlashard.support.formatting import format_by_process

@@ -40,16 +40,13 @@ from xlashard.core.pjit.constraint import (
 )
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.core.pjit.lower import is_hoisted
-from xlashard.core.pjit.shardings.device_assignment import (
-    REPLICATED,
-    ShardingRequest,
-    names_devices,
-)
+from xlashard.core.pjit.parameters import Parameters
+from xlashard.core.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.core.pjit.shardings.resolve import resolve, resolve_layouts
 from xlashard.core.pjit.shardings.unreduced import has_reductions
-from xlashard.core.pjit.signature import Parameters
 from xlashard.core.pjit.trace import OF_CONSTRAINED_BODIES, inner_shardings, used_parts_of
 from xlashard.core.sharding import NamedSharding, to_jax
+from xlashard.core.sharding.replicated import REPLICATED, names_devices
 from xlashard.support.lazily import dataclass
 from xlashard.support.tracebacks import shorten
 

@@ -27,7 +27,7 @@ from xlashard.core.pjit.shardings.resolve import ProgramPlacement
 from xlashard.core.program.annotate import is_open
 from xlashard.core.program.compile import LoweredProgram, compile_program
 from xlashard.core.program.executables import EXECUTABLES
-from xlashard.core.program.execute import Program, ProgramParts
+from xlashard.core.program.execute import LoadedProgram, ProgramParts
 from xlashard.core.sharding import (
     Mesh,
     NamedSharding,
@@ -56,7 +56,7 @@ class CompiledProgram:
             dispatcher does not support.
     """
 
-    program: Program
+    program: LoadedProgram
     lowered: LoweredProgram | None
     consts: tuple[Any, ...]
     kept: tuple[bool, ...]
@@ -94,7 +94,7 @@ class CompiledProgram:
         if parts is program.parts:
             return self
         return replace(
-            self, program=Program(program.loaded, parts, program.source, program.fingerprint)
+            self, program=LoadedProgram(program.loaded, parts, program.source, program.fingerprint)
         )
 
 

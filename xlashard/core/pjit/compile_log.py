@@ -34,9 +34,9 @@ from xlashard.support import hooks
 from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
-    from xlashard.core.pjit.stages import wrapper_paths
+    from xlashard.core.program import wrapper_paths
 else:
-    wrapper_paths = deferred("xlashard.core.pjit.stages.wrapper_paths")
+    wrapper_paths = deferred("xlashard.core.program.wrapper_paths")
 
 LOGGER = logging.getLogger(RECOMPILE_LOGGER)
 

@@ -24,17 +24,11 @@ from xlashard._jax.trace.primitives import (
     recompute_in_remat,
     spmd_axis_names,
 )
+from xlashard._jax.tree_definitions import leaf_paths
 from xlashard.core.array import device_put
 from xlashard.core.array.array_class.handles import wrap_result
-from xlashard.core.array.placement.target import leaf_paths
 from xlashard.core.pjit.arguments import check_alive, check_values
-from xlashard.core.pjit.shardings.device_assignment import (
-    REPLICATED,
-    custom_memory_kind,
-    find_spec_mesh,
-    names_devices,
-    on_devices,
-)
+from xlashard.core.pjit.shardings.device_assignment import find_spec_mesh, on_devices
 from xlashard.core.pjit.shardings.resolve import to_sharding
 from xlashard.core.pjit.shardings.resources import (
     Resource,
@@ -42,10 +36,10 @@ from xlashard.core.pjit.shardings.resources import (
     misfit,
     read_resources,
 )
-from xlashard.core.pjit.shardings.uneven import dividing, report_uneven_value
 from xlashard.core.pjit.shardings.unreduced import has_reductions
 from xlashard.core.program.annotate import is_open, sharding_text
 from xlashard.core.program.plan import Partitioner, open_dims
+from xlashard.core.program.uneven_shardings import dividing, report_uneven_value
 from xlashard.core.sharding import (
     AbstractMesh,
     GSPMDSharding,
@@ -58,6 +52,7 @@ from xlashard.core.sharding import (
     as_tiles,
     partition_spec,
 )
+from xlashard.core.sharding.replicated import REPLICATED, custom_memory_kind, names_devices
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
 from xlashard.geometry import DimAxes, Spec
 from xlashard.support.tracebacks import short_tracebacks

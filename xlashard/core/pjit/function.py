@@ -37,14 +37,12 @@ from xlashard.core.pjit.lower import (
     named_value,
 )
 from xlashard.core.pjit.options import PjitOptions, Selected
+from xlashard.core.pjit.parameters import Parameters
 from xlashard.core.pjit.shardings.automatic import planned_call, report_replicated
 from xlashard.core.pjit.shardings.device_assignment import ShardingRequest
-from xlashard.core.pjit.shardings.ignored import report_ignored
 from xlashard.core.pjit.shardings.resolve import resolve, resolve_layouts
 from xlashard.core.pjit.shardings.resources import check_whole
-from xlashard.core.pjit.shardings.uneven import is_strict, report_uneven_constraints
 from xlashard.core.pjit.shardings.unreduced import has_reductions
-from xlashard.core.pjit.signature import Parameters
 from xlashard.core.pjit.trace import (
     Call,
     ObservedPjit,
@@ -54,6 +52,8 @@ from xlashard.core.pjit.trace import (
     used_parts_of,
 )
 from xlashard.core.program.compile import LoweredProgram
+from xlashard.core.program.ignored_shardings import report_ignored
+from xlashard.core.program.uneven_shardings import is_strict, report_uneven_constraints
 from xlashard.core.sharding import Sharding, SingleDeviceSharding, XLACompatibleSharding
 from xlashard.errors import ArgumentError
 
@@ -164,7 +164,8 @@ class Function:
         call.miss.arguments = arguments = shardings.arguments
         in_layouts, out_layouts = call.layouts
         placement = resolve(shardings)
-        report_ignored(jaxpr, shardings, placement.devices, self.name, options.strict)
+        unplaced = shardings.find_unplaced() if len(placement.devices) == 1 else ()
+        report_ignored(jaxpr, unplaced, placement.devices, self.name, options.strict)
         return LoweringRequest(
             name=call.traced.name,
             placement=placement,

@@ -52,7 +52,6 @@ from xlashard.core.array.array_class.closed_over import closure_variable_name
 from xlashard.core.array.placement.read import handle_value
 from xlashard.core.pjit.arguments import bare, check_alive
 from xlashard.core.pjit.cache_key import LoweringRequest
-from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind
 from xlashard.core.pjit.shardings.unreduced import check_reductions, unreduced_axes
 from xlashard.core.program.compile import LoweredProgram, lower_program
 from xlashard.core.program.donation import check_open_layouts
@@ -65,6 +64,7 @@ from xlashard.core.sharding import (
     move_to,
     partition_spec,
 )
+from xlashard.core.sharding.replicated import custom_memory_kind
 from xlashard.errors import ArgumentError, CompileError, MeshError
 from xlashard.support.formatting import format_axes
 from xlashard.support.lazily import dataclass, deferred

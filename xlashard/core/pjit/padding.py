@@ -10,14 +10,14 @@ import numpy as np
 
 from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.trace import tracing
+from xlashard._jax.tree_definitions import leaf_paths
 from xlashard.core.array.array_class.handles import wrap_result
-from xlashard.core.array.placement.target import leaf_paths
 from xlashard.core.array.placement.tree_prefix import broadcast_prefix
-from xlashard.core.pjit.shardings.device_assignment import REPLICATED
 from xlashard.core.pjit.shardings.resolve import to_sharding
 from xlashard.core.pjit.shardings.resources import expand, misfit, read_resources
-from xlashard.core.pjit.shardings.uneven import uneven_dimensions
+from xlashard.core.program.uneven_shardings import uneven_dimensions
 from xlashard.core.sharding import Mesh, PartitionSpec, XLACompatibleSharding
+from xlashard.core.sharding.replicated import REPLICATED
 from xlashard.errors import ArgumentError, GeometryError, ResourceError
 from xlashard.support.formatting import typed
 from xlashard.support.tracebacks import short_tracebacks

@@ -20,7 +20,8 @@ from xlashard.core.pjit.arguments import are_arrays, check_values
 from xlashard.core.pjit.cache_miss import CacheMiss
 from xlashard.core.pjit.constraint import boundary_p, constraint_p, constraints_in
 from xlashard.core.pjit.options import PjitOptions
-from xlashard.core.pjit.shardings.device_assignment import find_spec_mesh, names_devices
+from xlashard.core.pjit.parameters import Parameters
+from xlashard.core.pjit.shardings.device_assignment import find_spec_mesh
 from xlashard.core.pjit.shardings.resolve import to_sharding
 from xlashard.core.pjit.shardings.resources import (
     Auto,
@@ -30,15 +31,15 @@ from xlashard.core.pjit.shardings.resources import (
     misfit,
 )
 from xlashard.core.pjit.shardings.unreduced import check_axes
-from xlashard.core.pjit.signature import Parameters
 from xlashard.core.sharding import AbstractMesh, Mesh, Sharding, from_jax, to_jax
+from xlashard.core.sharding.replicated import names_devices
 from xlashard.errors import ResourceError, TracingError
 from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
-    from xlashard.core.pjit.shardings import explicit_errors
+    from xlashard.core.program import explicit_errors
 else:
-    explicit_errors = deferred("xlashard.core.pjit.shardings.explicit_errors")
+    explicit_errors = deferred("xlashard.core.program.explicit_errors")
 
 
 @dataclass(frozen=True, eq=False)

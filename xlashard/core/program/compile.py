@@ -29,7 +29,7 @@ from xlashard.core.program.executables import (
     Source,
     resolve_shardings,
 )
-from xlashard.core.program.execute import Program, ProgramParts
+from xlashard.core.program.execute import LoadedProgram, ProgramParts
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.errors import (
     CompileError,
@@ -81,7 +81,9 @@ class LoweredProgram:
         """Return the StableHLO module with its annotations."""
         return modules.to_text(self.body.module, debug_info=debug_info)
 
-    def report_donation(self, mode: str, function: str, program: Program | None = None) -> None:
+    def report_donation(
+        self, mode: str, function: str, program: LoadedProgram | None = None
+    ) -> None:
         """Warn about donated arguments that no result can reuse; once per program.
 
         Args:
@@ -107,7 +109,7 @@ class LoweredProgram:
             self._reported.add(text)
         warnings.warn(text, DonationWarning, skip_file_prefixes=(_OWN_FILES,))
 
-    def refusals(self, program: Program) -> dict[str, UnusedDonation]:
+    def refusals(self, program: LoadedProgram) -> dict[str, UnusedDonation]:
         """Return the reasons why donated arguments keep their buffers, by path.
 
         Args:
@@ -135,7 +137,7 @@ class LoweredProgram:
         refusals = [refusal(self.plan, i, takers) for i in self.donation.unusable]
         return refusals + [UnusedDonation(value, _NO_USE) for value in self.unused]
 
-    def _left(self, program: Program) -> list[UnusedDonation]:
+    def _left(self, program: LoadedProgram) -> list[UnusedDonation]:
         """Return the refusals of donated arguments that the compiler left unused."""
         if len(self.donation.certain) == len(self.donation.pairs):
             return []
@@ -233,7 +235,7 @@ def compile_program(
     options: Sequence[tuple[str, Any]] = (),
     closed: "ClosedOver | None" = None,
     share: bool = False,
-) -> Program:
+) -> LoadedProgram:
     """Compile an annotated module and read the propagated shardings.
 
     Args:
@@ -269,7 +271,7 @@ def compile_program(
         body=body,
         request=request,
     )
-    return Program(loaded, parts, source, fingerprint)
+    return LoadedProgram(loaded, parts, source, fingerprint)
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class ProgramParts:
         return tuple([None if plan.is_free else sharding for sharding, plan in pairs])
 
 
-class Program:
+class LoadedProgram:
     """A compiled program over a fixed list of devices.
 
     Args:

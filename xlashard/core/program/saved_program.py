@@ -23,7 +23,7 @@ from xlashard.core.program.environment import (
     versions,
 )
 from xlashard.core.program.executables import LoadedExecutable
-from xlashard.core.program.execute import Handle, Program, ProgramParts
+from xlashard.core.program.execute import Handle, LoadedProgram, ProgramParts
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.core.program.saved_format import (
     Contents,
@@ -45,7 +45,9 @@ _DESCRIPTION = "description"
 type Sections = dict[str, bytes | memoryview]
 
 
-def save_program(program: Program, consts: Sequence[Handle]) -> tuple[dict[str, Any], Sections]:
+def save_program(
+    program: LoadedProgram, consts: Sequence[Handle]
+) -> tuple[dict[str, Any], Sections]:
     """Return a program as JSON, and the bytes that belong to it.
 
     Args:
@@ -94,7 +96,7 @@ def _is_whole(const: Any) -> bool:
     )
 
 
-def _check_self_contained(program: Program) -> None:
+def _check_self_contained(program: LoadedProgram) -> None:
     body = program.parts.body
     if body.callbacks:
         raise SavedProgramError(
@@ -109,7 +111,7 @@ def _check_self_contained(program: Program) -> None:
         )
 
 
-def _executable_bytes(program: Program) -> bytes:
+def _executable_bytes(program: LoadedProgram) -> bytes:
     try:
         return program.loaded.to_bytes()
     except RuntimeError as error:
@@ -143,7 +145,7 @@ def _values(
 
 def load_program(
     header: Mapping[str, Any], contents: Contents, target: LoadTarget, donated: Sequence[bool]
-) -> tuple[Program, tuple[Handle, ...]]:
+) -> tuple[LoadedProgram, tuple[Handle, ...]]:
     """Return the program of the JSON and sections of `save_program`, and its closed-over values.
 
     All checks precede the use of the bytes by PJRT.
@@ -196,7 +198,7 @@ def load_program(
     fingerprint = None
     if not plan.is_of_one_process:
         fingerprint = ProgramFingerprint(plan, saved=str(header.get("module", "")))
-    program = Program(loaded, parts, "a file", fingerprint)
+    program = LoadedProgram(loaded, parts, "a file", fingerprint)
     layouts = compiler.raw_layouts(loaded.executable)
     if layouts is not None and tuple(map(len, layouts)) != (len(ins), len(outs)):
         raise SavedProgramError(

@@ -15,10 +15,11 @@ from xlashard._jax.runtime.transfer import assemble, split
 from xlashard._jax.stablehlo_modules import to_text
 from xlashard._jax.stablehlo_parse import to_mhlo
 from xlashard._jax.trace.tracing import abstractify, struct_of
+from xlashard._jax.tree_definitions import leaf_paths
 from xlashard.core.array import Array, device_put
 from xlashard.core.array.array_class.handles import is_key_array, key_handle, keys_over, wrap_result
 from xlashard.core.array.device_buffers import make_array_from_single_device_arrays
-from xlashard.core.array.placement.target import leaf_paths, resolve_sharding
+from xlashard.core.array.placement.target import resolve_sharding
 from xlashard.core.pjit.callables import dispatcher_of
 from xlashard.core.pjit.shardings.resolve import to_sharding
 from xlashard.core.pjit.shardings.resources import Auto, FromGda, Resource, expand

@@ -19,9 +19,10 @@ from xlashard.core.pjit.arguments import Argument
 from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.options import PjitOptions, Selected
-from xlashard.core.pjit.shardings.resources import Auto, FromGda, described
+from xlashard.core.pjit.shardings.resources import Auto, FromGda
 from xlashard.core.pjit.trace import Call
 from xlashard.core.sharding import Mesh, NamedSharding, XLACompatibleSharding
+from xlashard.core.sharding.sharding_texts import described
 from xlashard.errors import MeshError, ResourceError
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray, check_gda_mesh, gda_class

@@ -18,12 +18,13 @@ import numpy as np
 from xlashard._jax import originals
 from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.transfer import HandleType, Tracer
+from xlashard._jax.tree_definitions import leaf_paths
 from xlashard.core.array import Array
 from xlashard.core.array.array_class.base import check_alive
 from xlashard.core.array.array_class.handles import is_key_array, key_handle, keys_over
 from xlashard.core.array.placement.put import as_host_value
 from xlashard.core.array.placement.read import read_value, start_read
-from xlashard.core.array.placement.target import at_path, leaf_paths
+from xlashard.core.array.placement.target import at_path
 from xlashard.core.processes import (
     RENDEZVOUS,
     Barrier,

@@ -12,7 +12,7 @@ import numpy as np
 
 from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime.compiler import CompileRequest
-from xlashard._jax.runtime.execute import JitProgram, watch_first_runs
+from xlashard._jax.runtime.execute import JitExecution, watch_first_runs
 from xlashard._jax.runtime.global_state import BoundedCache
 from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard._jax.runtime.transfer import Tracer, host_view, split
@@ -295,13 +295,13 @@ def watch_jit_programs() -> None:
     watch_first_runs(_admit)
 
 
-def _admit(program: JitProgram, values: Sequence[Any]) -> None:
+def _admit(program: JitExecution, values: Sequence[Any]) -> None:
     if CONSISTENCY.policy.includes_jit:
         copies = partial(process_copies, values, program.paths)
         CONSISTENCY.admit(_fingerprint(program), copies=copies)
 
 
-def _fingerprint(program: JitProgram) -> ProgramFingerprint:
+def _fingerprint(program: JitExecution) -> ProgramFingerprint:
     devices = program.devices
     args = _values(program.arguments, program.in_shardings, devices, program.paths)
     names = [f"result[{i}]" for i in range(len(program.results))]

@@ -15,8 +15,8 @@ from dataclasses import replace
 from xlashard._jax.runtime.executables import compiled_memory
 from xlashard.analysis.explain.descriptions import describe_inputs, describe_outputs
 from xlashard.analysis.explain.model import ValueReport
-from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.analysis.programs.program import Compilation
+from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.errors import ArgumentError
 from xlashard.hlo.buffers import Allocation, BufferValue, PeakBuffer, ShapeIndex
 from xlashard.hlo.hlo_program import HloProgram

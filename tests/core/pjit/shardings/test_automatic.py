@@ -28,8 +28,8 @@ from xlashard import (
 from xlashard._jax.trace.rewriting import InsertionSite, insert_equations
 from xlashard.core.pjit.compile import PROGRAMS
 from xlashard.core.pjit.constraint import constraint_p, constraint_params
-from xlashard.core.pjit.shardings import uneven
 from xlashard.core.pjit.shardings.automatic import ChosenLayout, use_planner
+from xlashard.core.program import uneven_shardings as uneven
 from xlashard.errors import MeshError, ReplicationWarning, ResourceError
 from xlashard.legacy.shardings.partition_spec import AUTO_ON_MESH
 

@@ -23,7 +23,7 @@ from xlashard import (
 )
 from xlashard.analysis.explain.model import UnmetRequest
 from xlashard.core.pjit import function
-from xlashard.core.pjit.shardings import uneven
+from xlashard.core.program import uneven_shardings as uneven
 from xlashard.errors import (
     ReplicationError,
     ReplicationWarning,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.predict.costs.test_schedule import ARRAY, LOOP, RATES
-from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.geometry import MeshGrid
 from xlashard.hlo import read
 from xlashard.hlo.buffers import Allocation, BufferValue, bytes_in_use

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.hlo import read
 from xlashard.predict.preflight.attribution.vmem_spill import SpillFinder
 from xlashard.predict.preflight.report.step_model import SpillReport

@@ -17,6 +17,7 @@ from xlashard._jax.runtime.shardings import (
 )
 from xlashard._jax.runtime.transfer import make_aval
 from xlashard._jax.trace.tracing import mesh_in_force
+from xlashard._jax.tree_definitions import leaf_paths
 from xlashard.core.sharding import (
     NamedSharding,
     PartitionSpec,
@@ -317,12 +318,6 @@ def parse_shape(value: Any, name: str = "shape") -> tuple[int, ...]:
 def leaf_path(tree: Any, number: int, name: str) -> str:
     """Return the path of a leaf as source code: `x['w'][0]`."""
     return leaf_paths(tree, name)[number]
-
-
-def leaf_paths(tree: Any, name: str) -> list[str]:
-    """Return the path of each leaf as source code."""
-    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [name + jax.tree_util.keystr(path) for path, _ in flat]
 
 
 def at_path(error: XlashardError, path: str) -> XlashardError:

@@ -20,11 +20,11 @@ from xlashard._jax.trace.tracing import explicit_sharding, is_token
 from xlashard.core.pjit.arguments import Argument
 from xlashard.core.pjit.compile import PROGRAMS, CompiledProgram
 from xlashard.core.pjit.options import PjitOptions
-from xlashard.core.pjit.shardings import uneven as settings
-from xlashard.core.pjit.shardings.device_assignment import REPLICATED, mesh_of
+from xlashard.core.pjit.shardings.device_assignment import mesh_of
 from xlashard.core.pjit.shardings.resolve import named
-from xlashard.core.pjit.shardings.uneven import is_strict, tile_bytes, warn
 from xlashard.core.pjit.trace import Call
+from xlashard.core.program import uneven_shardings as settings
+from xlashard.core.program.uneven_shardings import is_strict, tile_bytes, warn
 from xlashard.core.sharding import (
     Mesh,
     NamedSharding,
@@ -33,6 +33,7 @@ from xlashard.core.sharding import (
     XLACompatibleSharding,
     on_mesh,
 )
+from xlashard.core.sharding.replicated import REPLICATED
 from xlashard.errors import MeshError, ReplicationError, ReplicationWarning
 from xlashard.support import hooks
 from xlashard.support.formatting import in_bytes

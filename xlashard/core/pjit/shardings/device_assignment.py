@@ -4,7 +4,7 @@ Computation follows data: what the user requested comes first, then the placemen
 arguments and of closed-over arrays. All of them must name the same devices in the same order.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import repeat
@@ -14,10 +14,10 @@ import jax
 import numpy as np
 
 from xlashard._jax.lowering import memory_kind_of
-from xlashard._jax.runtime.shardings import Device, default_memory_kind
-from xlashard._jax.runtime.transfer import default_device
+from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.trace.tracing import sharding_of_type
 from xlashard.core.pjit.arguments import Argument
+from xlashard.core.program.ignored_shardings import IgnoredSharding, find_unplaced
 from xlashard.core.sharding import (
     AbstractMesh,
     GSPMDSharding,
@@ -26,38 +26,10 @@ from xlashard.core.sharding import (
     Sharding,
     XLACompatibleSharding,
 )
+from xlashard.core.sharding.replicated import REPLICATED, names_devices
 from xlashard.errors import DeviceMismatchError, MeshError
-from xlashard.geometry import Tiling
 from xlashard.support.formatting import format_two_device_lists
 from xlashard.support.lazily import dataclass
-
-
-class _Replicated(XLACompatibleSharding):
-    """Replication over the devices of the program, before these are known."""
-
-    def __repr__(self) -> str:
-        return "REPLICATED"
-
-    def __reduce__(self) -> str:
-        return "REPLICATED"
-
-    @property
-    def devices(self) -> tuple[Any, ...]:
-        return ()
-
-    def rank_tiling(self, ndim: int) -> Tiling:
-        return Tiling((1,) * ndim, 1, ((1, 0),))
-
-
-REPLICATED = _Replicated()
-"""`None` as a resource of `pjit`, before the devices of its program are known."""
-
-
-def names_devices(sharding: Sharding) -> bool:
-    """Return False for `REPLICATED` and for shardings on an abstract mesh."""
-    if sharding is REPLICATED:
-        return False
-    return not (isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh))
 
 
 def on_devices(sharding: XLACompatibleSharding, devices: Sequence[Device]) -> XLACompatibleSharding:
@@ -78,15 +50,6 @@ def on_devices(sharding: XLACompatibleSharding, devices: Sequence[Device]) -> XL
         )
     mesh = mesh_over(tuple(devices), sharding.mesh)
     return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
-
-
-def custom_memory_kind(sharding: Sharding) -> str | None:
-    """Return the memory kind of a sharding; None for the default one of its devices."""
-    kind = sharding.memory_kind
-    if kind is None:
-        return None
-    device = sharding.devices[0] if names_devices(sharding) else default_device()
-    return None if kind == default_memory_kind(device) else kind
 
 
 def mesh_of(sharding: Sharding) -> Mesh | None:
@@ -164,6 +127,16 @@ class ShardingRequest:
     assign: Callable[[int], tuple[Device, ...]] | None = None
     names: tuple[str, str] = ("in_shardings", "out_shardings")
     commits: bool = False
+
+    def find_unplaced(self) -> Iterator[IgnoredSharding]:
+        """Find sharded arguments that a program on one device drops, and results like them."""
+        used = self.used or repeat(True)
+        pairs = zip(self.arguments, used, strict=False)
+        outs = zip(self.result_paths, self.result_avals, self.out_shardings, strict=True)
+        return find_unplaced(
+            [(a.path, a.aval, a.sharding) for a, is_used in pairs if a.committed and not is_used],
+            [(path, aval) for path, aval, requested in outs if requested is None],
+        )
 
     def on(self, devices: Sequence[Device]) -> "ShardingRequest":
         """Return the request with these devices in place of abstract meshes."""

@@ -17,26 +17,17 @@ from xlashard._jax.runtime.transfer import default_device
 from xlashard._jax.trace import tracing
 from xlashard.core.pjit.arguments import Argument, own_layout
 from xlashard.core.pjit.shardings.device_assignment import (
-    REPLICATED,
     ShardingRequest,
     abstract_source,
     agreed_devices,
     assigned_devices,
     common_mesh,
-    custom_memory_kind,
     device_sources,
     mesh_over,
     typed_sharding,
     typed_source,
 )
-from xlashard.core.pjit.shardings.resources import (
-    INFERRED,
-    Resource,
-    as_code,
-    described,
-    misfit,
-    or_whole,
-)
+from xlashard.core.pjit.shardings.resources import INFERRED, Resource, misfit
 from xlashard.core.pjit.shardings.unreduced import reshard_problem
 from xlashard.core.sharding import (
     AbstractMesh,
@@ -53,6 +44,8 @@ from xlashard.core.sharding import (
     spec_of,
 )
 from xlashard.core.sharding.named import check_fits
+from xlashard.core.sharding.replicated import REPLICATED, custom_memory_kind
+from xlashard.core.sharding.sharding_texts import as_code, described, or_whole
 from xlashard.errors import (
     DivisibilityError,
     GeometryError,

@@ -1,7 +1,6 @@
 """Resources: the shardings that users request, as prefixes of trees and as code."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -17,18 +16,16 @@ from xlashard._jax.runtime.shardings import (
 )
 from xlashard._jax.tree_definitions import make_node, outline, split_leaves
 from xlashard.core.array.placement.tree_prefix import PrefixMismatch, TreeNode, spread_prefix
-from xlashard.core.pjit.shardings.device_assignment import custom_memory_kind, names_devices
 from xlashard.core.sharding import (
-    GSPMDSharding,
     Mesh,
     NamedSharding,
     PartitionSpec,
     Sharding,
-    SingleDeviceSharding,
     from_jax,
 )
+from xlashard.core.sharding.replicated import names_devices
+from xlashard.core.sharding.sharding_texts import as_code, described
 from xlashard.errors import ResourceError, ResourceTypeError, counted
-from xlashard.support.formatting import format_axes
 from xlashard.support.lazily import dataclass
 
 UNSPECIFIED = JAX_UNSPECIFIED
@@ -213,14 +210,6 @@ def _wrong_leaf(leaf: Any, path: str) -> str:
     return f"{path} is {leaf!r} ({type(leaf).__name__}), which is no sharding: {advice}"
 
 
-def described(sharding: Sharding) -> str:
-    """Describe a sharding with the sizes of its mesh: `NamedSharding(x=4, y=2; P('x', None))`."""
-    if not isinstance(sharding, NamedSharding):
-        return repr(sharding)
-    axes = format_axes(sharding.mesh.shape)
-    return f"NamedSharding({axes}; {sharding.spec}{_memory(sharding)})"
-
-
 def misfit(what: str, path: str, kind: str, sharding: Sharding, problem: object) -> ResourceError:
     """Return the error for a sharding that does not fit its value.
 
@@ -276,32 +265,6 @@ def check_whole(
             f"{code})",
             path=path,
         )
-
-
-def as_code(sharding: Sharding) -> str:
-    """Return a sharding as code, on the mesh or devices at hand."""
-    if isinstance(sharding, NamedSharding):
-        return f"NamedSharding(mesh, {sharding.spec}{_memory(sharding)})"
-    if isinstance(sharding, SingleDeviceSharding):
-        number = sharding.devices[0].id
-        return f"SingleDeviceSharding(jax.devices()[{number}]{_memory(sharding)})"
-    if isinstance(sharding, GSPMDSharding):
-        return f"GSPMDSharding(devices, {sharding.tile_assignment.to_text()!r}{_memory(sharding)})"
-    return "sharding"
-
-
-def or_whole(advice: str, sharding: Sharding, dims: Collection[int]) -> str:
-    """Return advice for dimensions that don't divide, and the spec that leaves them whole."""
-    if not isinstance(sharding, NamedSharding):
-        return advice
-    spec = sharding.normal_spec
-    kept = tuple(() if dim in dims else axes for dim, axes in enumerate(spec.dims))
-    return f"{advice}, or leave it whole: {replace(spec, dims=kept).describe()}"
-
-
-def _memory(sharding: Sharding) -> str:
-    kind = custom_memory_kind(sharding)
-    return "" if kind is None else f", memory_kind={kind!r}"
 
 
 def none_as_unspecified(tree: Any) -> Any:

@@ -18,9 +18,10 @@ from xlashard.core.pjit.arguments import (
     describe_arguments,
 )
 from xlashard.core.pjit.compile import CompiledProgram
-from xlashard.core.pjit.shardings.resources import check_whole, described, is_split
+from xlashard.core.pjit.shardings.resources import check_whole, is_split
 from xlashard.core.pjit.stages.info import StageInfo, check_place, check_type
 from xlashard.core.sharding import XLACompatibleSharding
+from xlashard.core.sharding.sharding_texts import described
 from xlashard.errors import ArgumentError
 from xlashard.support.lazily import dataclass
 

@@ -11,9 +11,9 @@ from xlashard._jax.trace.tracing import Tracer, abstractify, is_token, struct_of
 from xlashard._jax.tree_definitions import outline
 from xlashard.core.array.array_class.handles import KindOf
 from xlashard.core.pjit.arguments import Argument, check_concrete, check_values
-from xlashard.core.pjit.shardings.resources import as_code, described
 from xlashard.core.pjit.trace import Call
 from xlashard.core.sharding import XLACompatibleSharding
+from xlashard.core.sharding.sharding_texts import as_code, described
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.support.lazily import dataclass
 

@@ -14,11 +14,7 @@ from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.core.pjit.arguments import Argument, check_values
 from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.options import compiler_option_items, index_tuple
-from xlashard.core.pjit.shardings.device_assignment import (
-    ShardingRequest,
-    custom_memory_kind,
-    names_devices,
-)
+from xlashard.core.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.core.pjit.shardings.resolve import ProgramPlacement, resolve, to_sharding
 from xlashard.core.pjit.shardings.resources import (
     UNSPECIFIED,
@@ -26,7 +22,6 @@ from xlashard.core.pjit.shardings.resources import (
     expand,
     read_resources,
 )
-from xlashard.core.pjit.signature import positions_text
 from xlashard.core.pjit.stages.compiled import Executable
 from xlashard.core.pjit.stages.info import StageInfo, struct
 from xlashard.core.pjit.stages.serialization import load
@@ -40,7 +35,9 @@ from xlashard.core.program.parsed_module import (
     partitioner_for,
 )
 from xlashard.core.program.plan import ProgramPlan, ValuePlan
+from xlashard.core.program.signature import positions_text
 from xlashard.core.sharding import GSPMDSharding, Mesh, Sharding, XLACompatibleSharding
+from xlashard.core.sharding.replicated import custom_memory_kind, names_devices
 from xlashard.errors import ArgumentError, DeviceMismatchError, ModuleError, counted
 from xlashard.support.formatting import format_two_device_lists
 from xlashard.support.tracebacks import short_tracebacks, shortened

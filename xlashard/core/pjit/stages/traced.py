@@ -22,13 +22,13 @@ from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.lower import LoweredSignature, lower_jaxpr
 from xlashard.core.pjit.options import compiler_option_items
 from xlashard.core.pjit.shardings.automatic import planned_call
-from xlashard.core.pjit.shardings.device_assignment import names_devices
 from xlashard.core.pjit.shardings.resources import UNSPECIFIED
 from xlashard.core.pjit.stages.compiled import Compiled
 from xlashard.core.pjit.stages.info import Stage, StageInfo, checked_dialect, struct
 from xlashard.core.pjit.trace import Call
 from xlashard.core.program.compile import LoweredProgram, compiler_input
 from xlashard.core.sharding import NamedSharding, XLACompatibleSharding, to_jax
+from xlashard.core.sharding.replicated import names_devices
 from xlashard.errors import ArgumentError, CompileError, DeviceMismatchError
 from xlashard.support.formatting import format_two_device_lists
 from xlashard.support.tracebacks import shortened

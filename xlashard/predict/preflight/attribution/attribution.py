@@ -12,8 +12,8 @@ from xlashard._jax.trace.origins import is_variable, source_line
 from xlashard._jax.trace.primitive_names import COLLECTIVES, PRODUCTS
 from xlashard.analysis.explain.descriptions import describe_collective
 from xlashard.analysis.explain.model import CollectiveReport, Origin
-from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.analysis.programs.program import Compilation
+from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.core.sharding.named import grid_of
 from xlashard.geometry import MeshGrid

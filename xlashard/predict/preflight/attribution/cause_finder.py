@@ -9,7 +9,7 @@ from typing import Any
 
 from xlashard._jax.trace.origins import Line, Scope, is_variable, source_line
 from xlashard._jax.trace.primitive_names import PRODUCTS
-from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.core.sharding import NamedSharding
 from xlashard.geometry import MeshGrid
 from xlashard.geometry.groups import SourceTargetPairs

@@ -7,10 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from xlashard.analysis.explain.model import SourceLine
-from xlashard.analysis.explain.source_lines import SourceLocator
 from xlashard.analysis.explain.tables import operation_text
 from xlashard.analysis.programs.program import Compilation
+from xlashard.analysis.programs.source_lines import SourceLine, SourceLocator
 from xlashard.core.sharding import Mesh
 from xlashard.core.sharding.named import grid_of
 from xlashard.geometry import MeshGrid

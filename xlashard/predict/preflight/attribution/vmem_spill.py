@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from xlashard.analysis.explain.source_lines import SourceLocator
+from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
 from xlashard.hlo.shapes import HBM, Shape

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from xlashard.analysis.explain.model import CollectiveReport, SourceLine
+from xlashard.analysis.explain.model import CollectiveReport
 from xlashard.analysis.explain.sections import (
     donations_section,
     findings_of,
@@ -29,6 +29,7 @@ from xlashard.analysis.explain.tables import (
     table,
     types_text,
 )
+from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
     LAID_OUT,

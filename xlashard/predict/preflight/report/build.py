@@ -13,9 +13,9 @@ from xlashard._version import __version__
 from xlashard.analysis.explain.descriptions import describe_donations
 from xlashard.analysis.explain.explain import find_all
 from xlashard.analysis.explain.model import ValueReport
-from xlashard.analysis.explain.source_lines import distinguish_lines
 from xlashard.analysis.explain.unmet_requests import fitting_axes
 from xlashard.analysis.programs.program import Compilation, ProgramValue
+from xlashard.analysis.programs.source_lines import distinguish_lines
 from xlashard.core.sharding import Mesh
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.preflight.attribution.attribution import describe_traffic

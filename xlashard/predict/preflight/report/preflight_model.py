@@ -12,10 +12,10 @@ from xlashard.analysis.explain.model import (
     ConstantReport,
     DonationReport,
     RepeatedReport,
-    SourceLine,
     UnmetRequest,
     ValueReport,
 )
+from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
 from xlashard.predict.preflight.report.step_model import LineTime, SpillReport, Timeline
 from xlashard.predict.targets.chip import Links

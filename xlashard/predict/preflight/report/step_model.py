@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from xlashard.analysis.explain.model import SourceLine
+from xlashard.analysis.programs.source_lines import SourceLine
 
 CORES = "cores"
 """Track of the operations that keep the cores busy, or for which they wait."""

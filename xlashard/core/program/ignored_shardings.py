@@ -12,15 +12,10 @@ from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.primitive_names import CONSTRAINT
-from xlashard.core.pjit.arguments import Argument
-from xlashard.core.pjit.shardings.device_assignment import (
-    ShardingRequest,
-    custom_memory_kind,
-    names_devices,
-)
-from xlashard.core.pjit.shardings.resources import as_code, described
-from xlashard.core.pjit.shardings.uneven import is_strict, warn
+from xlashard.core.program.uneven_shardings import is_strict, warn
 from xlashard.core.sharding import NamedSharding, XLACompatibleSharding, from_jax
+from xlashard.core.sharding.replicated import custom_memory_kind, names_devices
+from xlashard.core.sharding.sharding_texts import as_code, described
 from xlashard.errors import IgnoredShardingError, IgnoredShardingWarning, ShardingError, counted
 from xlashard.support.lazily import dataclass, deferred
 
@@ -146,29 +141,30 @@ def _has_no_effect(sharding: XLACompatibleSharding) -> bool:
 
 
 def find_unplaced(
-    dropped: Iterable[Argument], results: Iterable[tuple[str, Any]]
+    dropped: Iterable[tuple[str, Any, XLACompatibleSharding | None]],
+    results: Iterable[tuple[str, Any]],
 ) -> Iterator[IgnoredSharding]:
     """Find sharded arguments that a program on one device looks at, and results like them.
 
     Args:
-        dropped: Arguments that the program does not take.
+        dropped: Path, abstract value and sharding of the committed arguments that the program does
+            not take.
         results: Path and abstract value of the results without a requested sharding.
     """
     by_shape: dict[Any, list[str]] = {}
     for path, aval in results:
         by_shape.setdefault(aval.shape, []).append(path)
-    for argument in dropped:
-        sharding, aval = argument.sharding, argument.aval
-        if sharding is None or not argument.committed or not _is_cut(sharding, aval.ndim):
+    for path, aval, sharding in dropped:
+        if sharding is None or not _is_cut(sharding, aval.ndim):
             continue
         paths = by_shape.pop(aval.shape, None)
         if paths:
-            yield IgnoredSharding("argument", sharding, aval, argument.path, tuple(paths))
+            yield IgnoredSharding("argument", sharding, aval, path, tuple(paths))
 
 
 def report_ignored(
     jaxpr: Any,
-    request: ShardingRequest,
+    unplaced: Iterable[IgnoredSharding],
     devices: Sequence[Device],
     function: str,
     strict: bool | None,
@@ -177,7 +173,7 @@ def report_ignored(
 
     Args:
         jaxpr: The closed jaxpr.
-        request: The request for its devices and shardings.
+        unplaced: Those of arguments that it does not take, see `find_unplaced`.
         devices: Its devices.
         function: The name of the function.
         strict: The option of the function.
@@ -186,14 +182,10 @@ def report_ignored(
         IgnoredShardingError: If strict.
     """
     ignored = list(find_ignored(jaxpr, devices))
-    if len(devices) == 1 and request.used and not all(request.used):
-        pairs = zip(request.arguments, request.used, strict=True)
-        outs = zip(request.result_paths, request.result_avals, request.out_shardings, strict=True)
-        free = [(path, aval) for path, aval, requested in outs if requested is None]
-        unplaced = list(find_unplaced([a for a, used in pairs if not used], free))
-        if unplaced:
-            results = tuple(chain.from_iterable(each.results for each in unplaced))
-            ignored.append(replace(unplaced[0], results=results))
+    dropped = [*unplaced]
+    if dropped:
+        results = tuple(chain.from_iterable(each.results for each in dropped))
+        ignored.append(replace(dropped[0], results=results))
     for finding in ignored:
         text = finding.describe(function, devices[0])
         line = None if finding.eqn is None else origins.user_line(finding.eqn)

@@ -12,8 +12,7 @@ from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
 from xlashard._jax.trace.observed_programs import caller_locals
 from xlashard._jax.tree_definitions import outline
-from xlashard.core.pjit.options import Selected
-from xlashard.core.pjit.signature import Parameters, Signature, function_name
+from xlashard.core.program.signature import Signature, function_name
 from xlashard.support.lazily import dataclass
 
 type Paths = tuple[str, ...]
@@ -284,9 +283,9 @@ def equinox_paths(call: Call, own: Paths, results: Paths) -> tuple[Paths, Paths]
     """
     fun, args, kwargs = call
     user, bound = fun.__wrapped__, fun._signature.bind(*args, **kwargs)
-    parameters = Parameters.of(user, Selected((), ()), Selected((), ()))
-    paths = parameters.paths(bound.args, bound.kwargs)
-    first = len(parameters.paths(bound.args[:1], {})) if bound.args else 0
+    signature = Signature.of(user)
+    paths = signature.paths(bound.args, bound.kwargs)
+    first = len(signature.paths(bound.args[:1], {}))
     name = function_name(user)
     closed = [name + keystr(path) for path, _ in tree_flatten_with_path(user)[0]]
     parts = {"fun": closed, "first": paths[:first], "rest": paths[first:]}

@@ -1,15 +1,37 @@
-"""Pick the lines of the user's program that a report shows."""
+"""Lines of the user's program that a report shows, and how they are picked."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property
 from itertools import zip_longest
 from operator import is_
 from typing import Any
 
-from xlashard.analysis.explain.model import SourceLine
 from xlashard.hlo.module import Frame
 from xlashard.support.tracebacks import is_of_package, is_users_file
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of source.
+
+    Attributes:
+        file: The file's path.
+        line: The line, from 1 on.
+        function: The function around it; empty if unknown.
+        in_user_file: False for files of Python, of installed packages and of xlashard.
+        callers: The frames of the user's files around it, innermost first, up to the function that
+            became the program.
+        distinct: Positions in `callers` of the frames that distinguish it from other stacks of the
+            report with this line, innermost first.
+    """
+
+    file: str
+    line: int
+    function: str
+    in_user_file: bool
+    callers: tuple[Frame, ...] = ()
+    distinct: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.primitive_names import CONSTRAINT
 from xlashard.config import read_flags
-from xlashard.core.pjit.shardings.resources import described, or_whole
 from xlashard.core.sharding import (
     NamedSharding,
     XLACompatibleSharding,
     from_jax,
     partition_spec,
 )
+from xlashard.core.sharding.sharding_texts import described, or_whole
 from xlashard.errors import (
     GeometryError,
     ShardingError,
@@ -43,7 +43,7 @@ else:
 FLAGS = read_flags(os.environ)
 
 # A warning names a line of the user's code, not of this package or of others such as flax.
-_OTHER_FILES = str(Path(__file__).parents[3]), str(Path(jax.__file__).parents[1])
+_OTHER_FILES = str(Path(__file__).parents[2]), str(Path(jax.__file__).parents[1])
 
 # For each file the warnings that Python has shown for its lines.
 _SHOWN: dict[str, dict[Any, Any]] = {}
