@@ -115,8 +115,8 @@ def reasons(mesh):
             {"out_shardings": named("x", "y")},
             (rows(),),
             "x: float32[8,4] as P('x'): result has its type, but is sharded as P('x', 'y'), 16 "
-            "bytes on each device, and the argument as P('x'), 32 bytes on each device: give "
-            "out_shardings=P('x') for result",
+            "bytes on each device, and the argument as P('x'), 32 bytes on each device: pass x as "
+            "P('x', 'y')",
         ),
         "memory": (
             lambda x: x + 1,

@@ -36,12 +36,20 @@ def _remove_hidden_frames(error: BaseException) -> None:
 use_filter(_remove_hidden_frames)
 
 
-def attempt(fun: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
-    """Return the result of a function, or the exception that it raised.
+def with_errors_as[R](
+    translate: Callable[[Exception], Exception], fun: Callable[..., R], *args: Any
+) -> R:
+    """Call a function, and raise what another one makes of its exceptions.
 
     Below a boundary of its API JAX leaves its own frames in tracebacks: they hold the operands.
     """
-    return traceback_util.api_boundary(_attempt)(fun, *args)
+    result, error = traceback_util.api_boundary(_attempt)(fun, *args)
+    if error is None:
+        return result
+    try:
+        raise translate(error)  # no-catalogue: the topic "explicit" has the messages
+    finally:
+        del error  # its traceback holds this frame
 
 
 def _attempt(fun: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:

@@ -22,6 +22,7 @@ from xlashard._jax.runtime.shardings import (
     is_compile_only,
     layout_text,
 )
+from xlashard._jax.runtime.tracebacks import with_errors_as
 from xlashard._jax.stablehlo_modules import list_unportable_calls
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.closure_names import find_variable_name
@@ -66,9 +67,14 @@ from xlashard.core.sharding import (
 )
 from xlashard.errors import ArgumentError
 from xlashard.hlo.hlo_program import HloProgram, read_modules
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from xlashard._jax.runtime.offline import CompileInput, PhaseInput
+    from xlashard.core.program import explicit_errors
+else:
+    # For errors of JAX about explicit mesh axes.
+    explicit_errors = deferred("xlashard.core.program.explicit_errors")
 
 
 type _Shardings = tuple[XLACompatibleSharding, ...]
@@ -140,9 +146,9 @@ def read_function(
         fun = originals.jit(_make_hashable(fun))
     if jitted.is_jitted(fun):
         user = jitted.function_of(fun)[0]
-        trace, _ = trace_for_chip(lambda: jitted.trace_jitted(fun, args, kwargs), device)
+        trace = _trace(jitted.trace_jitted, (fun, args, kwargs), device)
         return read_trace(trace, user)
-    trace, _ = trace_for_chip(lambda: _capture(fun, args, kwargs), device)
+    trace = _trace(_capture, (fun, args, kwargs), device)
     user = getattr(fun, "__wrapped__", fun)
     if trace is None:
         raise ArgumentError(
@@ -166,6 +172,20 @@ def read_function(
             results = [users.get(path, path) for path in results]
     paths = tuple(names), own_results if results is None else tuple(results)
     return replace(read_trace(trace, user, paths), name=function_name(user))
+
+
+def _trace[R: jitted.JitTrace | None](
+    trace: Callable[..., R], call: tuple[Any, ...], device: Device | None
+) -> R:
+    """Trace a call.
+
+    Raises:
+        ShardingTypeError: For an error of JAX about explicit mesh axes, with its traceback.
+    """
+    return with_errors_as(
+        lambda error: explicit_errors.explained(error),
+        lambda: trace_for_chip(lambda: trace(*call), device)[0],
+    )
 
 
 def read_trace(
@@ -317,6 +337,7 @@ class JitModule(LoweredModule):
             if is_compile_only(self.plan.devices[0]):
                 executable = compile_module(self.module, request)[0]
             else:
+                _check_platform(jitted.read_lowered(self.stage))
                 executable = self.stage.compile(dict(options) if options else None)
                 executable = executable.runtime_executable()
         loaded = LoadedExecutable()
@@ -497,10 +518,9 @@ def read_user_lowered(
         ArgumentError: If it was lowered for another platform than that of the devices, and calls
             what is unknown on theirs.
     """
-    facts = jitted.read_lowered(stage)
     if devices is None:
-        _check_platform(facts)
         return read_lowered(stage)
+    facts = jitted.read_lowered(stage)
     own = compiler.platform_of(next(iter(devices.values())))
     if len(facts.platforms) != 1:
         raise ArgumentError(
@@ -523,6 +543,7 @@ def read_user_lowered(
 
 
 def _check_platform(facts: jitted.LoweredFacts) -> None:
+    """Raise if a stage was lowered for another platform, which JAX compiles without a word."""
     own = compiler.platform_of(facts.devices[0]) if facts.devices else "no platform"
     if own not in facts.platforms:
         raise ArgumentError(

@@ -94,11 +94,7 @@ def find_stage(value: Any) -> Any:
 
 
 def read_stage(stage: Any) -> Program | LoweredModule | Compilation:
-    """Return the program of a stage, as far as it has come.
-
-    Raises:
-        ArgumentError: If it was lowered for another platform than that of its devices.
-    """
+    """Return the program of a stage, as far as it has come."""
     if isinstance(stage, _PROGRAMS):
         return stage.program if isinstance(stage, RecordedProgram) else stage
     if type(stage).__module__.startswith("xlashard."):

@@ -10,7 +10,7 @@ import jax
 from xlashard._jax.lowering import aval_text, has_memory_transfers
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import Device, layout_problem
-from xlashard._jax.runtime.tracebacks import attempt
+from xlashard._jax.runtime.tracebacks import with_errors_as
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import used_parts
 from xlashard._jax.trace.primitives import is_call_primitive
@@ -235,7 +235,8 @@ def _traced(
     tracer: tracing.FunctionTracer, name: str, call: Any, values: Sequence[Any]
 ) -> tracing.TracedFunction:
     try:
-        return with_explained_axes(tracer, *call)
+        # Deferred: not loaded before there is an error.
+        return with_errors_as(lambda error: explicit_errors.explained(error), tracer, *call)
     except AssertionError:
         # JAX 0.11 asserts that no mesh of an unreduced value has automatic axes.
         for value in values:
@@ -249,22 +250,6 @@ def _traced(
             f"{name} would have to be traced, which jax.no_tracing forbids: call it once with such "
             "arguments before"
         ) from None
-
-
-def with_explained_axes[R](trace: Callable[..., R], *args: Any) -> R:
-    """Call a function that traces, and return its result.
-
-    Raises:
-        ShardingTypeError: For an error of JAX about explicit mesh axes, with its traceback.
-    """
-    result, error = attempt(trace, *args)
-    if error is None:
-        return result
-    try:
-        # no-catalogue: its traceback ends in JAX; the topic "explicit" has its messages
-        raise explicit_errors.explained(error)
-    finally:
-        del error  # its traceback holds this frame
 
 
 def _read_requests(

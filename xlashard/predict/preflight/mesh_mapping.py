@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding as JaxNamedSharding
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.tracing import abstract_meshes_in, mesh_in_force
 from xlashard.analysis.programs.program import LoweredModule, Program
+from xlashard.core.program.signature import Signature
 from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.errors import ArgumentError
 from xlashard.predict.targets.base_topology import BaseTopology
@@ -148,10 +149,10 @@ def meshes_of_program(program: Program | LoweredModule) -> dict[str, MeshLike]:
     return {f"mesh {i} of the function": mesh for i, mesh in enumerate(meshes)}
 
 
-def leaves_by_path(tree: Any) -> dict[str, Any]:
-    """Return the leaves of `(args, kwargs)` by their path."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {f"args{jax.tree_util.keystr(path[1:])}": leaf for path, leaf in leaves}
+def leaves_by_path(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the leaves of a call by their path, under the names of the function's parameters."""
+    paths = Signature.of(getattr(fun, "__wrapped__", fun)).paths(args, kwargs)
+    return dict(zip(paths, jax.tree_util.tree_leaves((args, kwargs)), strict=True))
 
 
 def sharding_of(value: Any) -> Any:

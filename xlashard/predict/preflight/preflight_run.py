@@ -194,7 +194,7 @@ def _place_call(
     one of axis sizes alone, the function is traced with that mesh in force.
     """
     fun, args, kwargs = unwrap(fun, args, kwargs)
-    leaves = leaves_by_path((args, kwargs))
+    leaves = leaves_by_path(fun, args, kwargs)
     own = meshes_of_arguments(leaves) or meshes_of_function(fun)
     if mesh is None and not own:
         program = read(fun, args, kwargs, "preflight", topology.devices[0])

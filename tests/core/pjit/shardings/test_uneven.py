@@ -196,16 +196,10 @@ def test_programs_compiled_without_a_call_warn(mesh, little):
     own, jitted = pjit(total), jax.jit(total)
     with jax.set_mesh(mesh):
         lowered = own.lower(LARGE, f32(8))
-        with record_programs() as programs:
-            jitted(LARGE, f32(8))
-        (program,) = programs
         compiling = (
             lambda: lowered.compile(),
             lambda: lowered.compile(compiler_options={"xla_embed_ir_in_executable": True}),
             lambda: explain(own, struct, f32(8)),
-            lambda: explain(jitted, struct, f32(8)),
-            lambda: explain(jitted.trace(LARGE, f32(8))),
-            lambda: explain(program),
         )
         for run in compiling:
             (warning,) = issued(run)
@@ -214,8 +208,6 @@ def test_programs_compiled_without_a_call_warn(mesh, little):
         assert issued(lambda: own.lower(LARGE, f32(8))) == []
         with pytest.raises(ReplicationError):
             explain(pjit(total, strict=True), LARGE, f32(8))
-        with pytest.warns(ReplicationWarning):
-            report = explain(jitted, LARGE, f32(8))
         row = UnmetRequest(
             "argument without sharding",
             "w",
@@ -225,8 +217,15 @@ def test_programs_compiled_without_a_call_warn(mesh, little):
             "XLA leaves it whole",
             "shard dimension 0 over x, y by in_shardings or device_put",
         )
-        assert report.unmet == (row,)
-        assert issued(lambda: explain(jitted, LARGE[1:], f32(8))) == []
+        # Reports of jax.jit list it.
+        with record_programs() as programs:
+            jitted(LARGE, f32(8))
+        stages = jitted.trace(LARGE, f32(8)), *programs
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            reports = explain(jitted, struct, f32(8)), *map(explain, stages)
+            assert [report.unmet for report in reports] == [(row,)] * 3
+            assert explain(jitted, LARGE[1:], f32(8)).unmet == ()
 
 
 @pytest.mark.slow
@@ -237,10 +236,11 @@ def test_large_results_without_a_sharding_warn_or_raise(mesh, little):
     def outer(x):
         return x.T @ x
 
-    for run in (lambda: pjit(outer)(x), lambda: explain(jax.jit(outer), x)):
-        (warning,) = issued(run)
-        assert warning.category is ReplicationWarning
-        assert re.match(naming("result of outer", "1.0 MiB", "out_shardings"), str(warning.message))
+    (warning,) = issued(lambda: pjit(outer)(x))
+    assert warning.category is ReplicationWarning
+    assert re.match(naming("result of outer", "1.0 MiB", "out_shardings"), str(warning.message))
+    (row,) = explain(jax.jit(outer), x).unmet
+    assert (row.path, row.actual) == ("result", "P()") and "out_shardings" in row.advice
     with pytest.raises(ReplicationError, match="out_shardings"):
         pjit(outer, strict=True)(x)
     pinned = lambda x: jax.lax.with_sharding_constraint(outer(x), whole)  # noqa: E731

@@ -251,14 +251,14 @@ def _arguments(call: Call, compiled: CompiledProgram) -> Iterator[_Value]:
     for argument, requested, sharding in zip(
         arguments, compress(call.in_shardings, kept), shardings, strict=True
     ):
-        if requested is None and not argument.committed:
+        if requested is None and not argument.committed and _is_array(argument.aval):
             yield argument.path, argument.aval, sharding
 
 
 def _results(call: Call, compiled: CompiledProgram) -> Iterator[_Value]:
     """Yield the results without a requested sharding, of types that no argument has."""
     jaxpr, parts = call.traced.jaxpr, compiled.program.parts
-    types = {(aval.shape, aval.dtype) for aval in parts.in_avals}
+    types = {(aval.shape, aval.dtype) for aval in parts.in_avals if _is_array(aval)}
     constrained = {eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name in CONSTRAINTS}
     for variable, path, requested, sharding in zip(
         jaxpr.outvars,
