@@ -116,7 +116,7 @@ def test_plans_list_unforeseen_collectives():
     line = SourceLine("model.py", 12, "loss", in_user_file=True)
     exchange = collective("all-to-all", "model", (160, 2048))
     grid, sources = MeshGrid(("data", "model"), (4, 2)), SourceLocator.of(None)
-    moved = describe_collective(exchange, grid, (), sources)
+    moved = describe_collective(exchange, grid, {}, sources)
     moved = replace(moved, times=24, seconds=0.046, source=line)
     plan = replace(plan, unforeseen=(moved,))
     for text in (str(plan), plan.to_html()):

@@ -264,7 +264,7 @@ def test_replica_groups_without_mesh_axes_are_listed(mesh):
     # Positions in the mesh of 4 by 2.
     assert sorted(map(sorted, found.groups)) == [[0, 6], [1, 7], [2, 4], [3, 5]]
     shown = str(report)  # in as many lines as the terminal's width requires
-    assert "4 groups of 2 devices:" in shown and "0,6 …" in shown
+    assert "4 groups of 2 devices" in shown and "0,6 …" in shown
 
 
 def test_permute_without_a_mesh_lists_its_device_pairs():

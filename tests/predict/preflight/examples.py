@@ -23,6 +23,7 @@ from tests.predict.preflight.example_parts import (
     value,
 )
 from xlashard.analysis.explain.model import (
+    ConstantReport,
     DonationReport,
     RepeatedReport,
     UnmetRequest,
@@ -170,6 +171,10 @@ FITTING = PreflightReport(
             DonationReport(v.path, True, v.path.replace("state", "result[0]"), v.device_bytes)
             for v in (*STATE, COUNT)
         ),
+    ),
+    constants=(
+        ConstantReport("params['scale']", (4096, 1024), "float32", "P('data',)", 2**24, 2**22),
+        ConstantReport("table", (1024,), "float32", "", 2**12, 2**12),
     ),
     unmet=(
         UnmetRequest(

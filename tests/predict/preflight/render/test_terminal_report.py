@@ -122,6 +122,7 @@ def test_report_of_a_fitting_step_shows_all_figures() -> None:
         "Not required",
         "Asked for and not done",
         "Repeated by every device",
+        "Closed over",
         "Fully replicated",
         "Arguments",
         "Results",
@@ -162,8 +163,8 @@ def test_mesh_axes_of_size_1_are_counted() -> None:
     found = replace(SMALL, mesh=mesh)
     text, html = shown(found, 160), page(found)
     assert "data=4 × model=2 and 10 axes of size 1" in text
-    assert "data along y, model along x and 10 axes of size 1" in text
-    assert "axis3" not in text and html.count("10 axes of size 1") >= 2
+    assert "data along y, model along x" in text
+    assert "axis3" not in text and "10 axes of size 1" in html
     assert '<tr data-axis="axis3">' not in html
     assert len(found.to_dict()["mesh"]) == 12
 
