@@ -515,19 +515,19 @@ def read_user_lowered(
         devices: The new device of each of its devices; None for its own.
 
     Raises:
-        ArgumentError: If it was lowered for another platform than that of the devices, and calls
-            what is unknown on theirs.
+        ArgumentError: If it was lowered for several platforms, or for another one than that of the
+            devices and calls what is unknown on theirs.
     """
-    if devices is None:
-        return read_lowered(stage)
     facts = jitted.read_lowered(stage)
-    own = compiler.platform_of(next(iter(devices.values())))
     if len(facts.platforms) != 1:
         raise ArgumentError(
             f"{facts.name} is a Lowered that was lowered for several platforms, "
             f"{', '.join(facts.platforms)}: pass the function and its arguments, or what its "
             "method trace returns"
         )
+    if devices is None:
+        return read_lowered(stage)
+    own = compiler.platform_of(next(iter(devices.values())))
     unknown = [] if own in facts.platforms else list_unportable_calls(facts.module)
     if unknown or facts.host_callbacks:
         calls = ", ".join(unknown) or "a function of Python"
@@ -547,7 +547,7 @@ def _check_platform(facts: jitted.LoweredFacts) -> None:
     own = compiler.platform_of(facts.devices[0]) if facts.devices else "no platform"
     if own not in facts.platforms:
         raise ArgumentError(
-            f"the Lowered was lowered for {', '.join(facts.platforms)}, but its devices are of "
+            f"{facts.name} was lowered for {', '.join(facts.platforms)}, but its devices are of "
             f"{own}: omit lowering_platforms to explain its program"
         )
 

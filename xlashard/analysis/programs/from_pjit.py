@@ -119,21 +119,11 @@ def read_function(
 
 
 def read_stage(stage: Any) -> Program | LoweredModule | Compilation:
-    """Return the program of a stage of a pjit-ed function, or of a loaded or foreign program.
-
-    Raises:
-        ArgumentError: If it was lowered for another platform than that of its devices.
-    """
+    """Return the program of a stage of a pjit-ed function, or of a loaded or foreign program."""
     match stage:
         case Executable():
             return read_executable(stage)
         case Lowered():
-            own = compiler.platform_of(stage._request.placement.devices[0])
-            if stage._platform != own:
-                raise ArgumentError(
-                    f"{stage.fun_name} was lowered for {stage._platform}, but its devices are of "
-                    f"{own}: omit lowering_platforms to explain its program"
-                )
             return read_lowered(stage)
     return read_call(stage._function, stage._call)
 
@@ -223,8 +213,17 @@ class PjitModule(LoweredModule):
     """A lowered pjit-ed function; its stage is `Lowered`."""
 
     def compile(self, options: Mapping[str, Any] | None = None) -> Compilation:
-        """Compile the module; see `LoweredModule.compile`."""
-        stage = self.stage
+        """Compile the module; see `LoweredModule.compile`.
+
+        Raises:
+            ArgumentError: If it was lowered for another platform than that of its devices.
+        """
+        stage, own = self.stage, compiler.platform_of(self.plan.devices[0])
+        if stage._platform != own:
+            raise ArgumentError(
+                f"{stage.fun_name} was lowered for {stage._platform}, but its devices are of "
+                f"{own}: omit lowering_platforms to explain its program"
+            )
         if options:
             compiled = stage.compile(options)._compiled
         else:
