@@ -11,19 +11,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-# Read when libtpu and the CUDA plugin are loaded: no chip is looked for.
-os.environ.update(
-    TPU_SKIP_MDS_QUERY="1",
-    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-    TPU_ACCELERATOR_TYPE="v5p-8",
-    TPU_WORKER_HOSTNAMES="localhost",
-    TPU_STDERR_LOG_LEVEL="3",
-    TPU_MIN_LOG_LEVEL="3",
-    TPU_LOG_DIR="disabled",
-    TF_CPP_MIN_LOG_LEVEL="3",
-    JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1",
-)
-
 import jax
 from jax.experimental import topologies
 
@@ -32,6 +19,18 @@ from tests._jax.trace.program_kinds import KINDS
 
 def main(request: Path, answer: Path) -> None:
     """Write the module, or the error, of each requested kind."""
+    # Read when libtpu and the CUDA plugin are loaded: no chip is looked for.
+    os.environ.update(
+        TPU_SKIP_MDS_QUERY="1",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+        TPU_ACCELERATOR_TYPE="v5p-8",
+        TPU_WORKER_HOSTNAMES="localhost",
+        TPU_STDERR_LOG_LEVEL="3",
+        TPU_MIN_LOG_LEVEL="3",
+        TPU_LOG_DIR="disabled",
+        TF_CPP_MIN_LOG_LEVEL="3",
+        JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1",
+    )
     warnings.simplefilter("ignore")
     wanted = json.loads(request.read_text("utf-8"))
     devices = list(topologies.get_topology_desc(**wanted["topology"]).devices)

@@ -54,6 +54,7 @@ READERS = {
     "trace.lower_for._with_arguments": "arguments of a program that JAX passes as a tuple",
     "runtime.transfer.<lambda>": "arrays of JAX, which can stand in for others in a script",
     "trace.lower_for.move_sharding": "a sharding of the partitioner among those of a program",
+    "runtime.tracebacks.with_errors_as": "operands in errors of JAX about explicit mesh axes",
     "runtime.tracebacks._remove_hidden_frames": "errors of assertions end at the user's line",
 }
 """The functions of `xlashard._jax` that these reports may need, and what each is for."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.private import traceback_util
+from xlashard._jax.private import find_name, traceback_util
 from xlashard.support.tracebacks import INNER_FOLDERS, is_users_file, use_filter
 
 
@@ -43,7 +43,8 @@ def with_errors_as[R](
 
     Below a boundary of its API JAX leaves its own frames in tracebacks: they hold the operands.
     """
-    result, error = traceback_util.api_boundary(_attempt)(fun, *args)
+    mark = find_name(traceback_util, "api_boundary")
+    result, error = (mark(_attempt) if mark else _attempt)(fun, *args)
     if error is None:
         return result
     try:
