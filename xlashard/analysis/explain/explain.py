@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime import compiler, executables
-from xlashard._jax.trace.observed_programs import unobserved
 from xlashard._version import __version__
 from xlashard.analysis.explain.descriptions import (
     describe_collectives,
@@ -64,7 +63,7 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
         >>> report.collectives
         ()
     """
-    with short_tracebacks, unobserved():
+    with short_tracebacks:
         return _report(compile_program(read(fun, args, kwargs, "explain")))
 
 

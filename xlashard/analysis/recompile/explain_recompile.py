@@ -57,9 +57,9 @@ def explain_recompile(fun: Any) -> RecompileReport:
 def watch() -> ExitStack:
     """Record cache misses of functions of `jax.jit` for `explain_recompile`, from now on.
 
-    Functions of `pjit` are always recorded; what `explain`, `preflight` and `auto_shard` trace is
-    not. While it watches, two functions of JAX that run at a cache miss are replaced; a call that
-    hits JAX's cache costs what it cost before.
+    Functions of `pjit` are always recorded; what `preflight` and `auto_shard` trace is not. While
+    it watches, two functions of JAX that run at a cache miss are replaced; a call that hits JAX's
+    cache costs what it cost before.
 
     Returns:
         A context manager that ends it and puts JAX's functions back; so does its `close()`. What
