@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.predict.preflight.programs import compile_stage
 from tests.without_jax import HAS_JAX
 from xlashard.predict.sweep.axis_ranges import AxisRange
 from xlashard.predict.sweep.sweep_report import SweepProgress
@@ -24,7 +23,7 @@ if HAS_JAX:
     import jax
     import jax.numpy as jnp
 
-    from tests.predict.preflight.programs import on
+    from tests.predict.preflight.programs import compile_stage, on
     from xlashard import P, pjit
     from xlashard.predict.sweep import sweep_run
 
