@@ -1,5 +1,6 @@
 """Read what JAX traced of functions of `jax.jit`, and of wrappers whose methods reach it."""
 
+import inspect
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,8 +142,7 @@ def make_trace(jaxpr: Jaxpr, params: Mapping[str, Any], types: Sequence[Any]) ->
     """
     in_tree = jax.tree_util.tree_structure(((0,) * len(types), {}))
     out_tree = jax.tree_util.tree_structure([0] * len(jaxpr.out_avals))
-    params = {**params, "jaxpr": jaxpr}
-    return JitTrace(jax.stages.Traced(list(types), params, in_tree, out_tree, [], ""))
+    return JitTrace(_stage(types, {**params, "jaxpr": jaxpr}, in_tree, out_tree))
 
 
 def unplaced_types(program: JitTrace) -> list[Any]:
@@ -160,8 +160,16 @@ def make_traced(program: JitTrace, **changes: Any) -> jax.stages.Traced:
     """
     types = changes.pop("types", program.types)
     low = program._low
-    params = {**program.params, **changes}
-    return jax.stages.Traced(list(types), params, low._in_tree, low.out_tree, [], "")
+    return _stage(types, {**program.params, **changes}, low._in_tree, low.out_tree)
+
+
+def _stage(
+    types: Sequence[Any], params: dict[str, Any], in_tree: TreeDef, out_tree: TreeDef
+) -> jax.stages.Traced:
+    # JAX before 0.11 asks for no place of the function.
+    names = inspect.signature(jax.stages.Traced).parameters
+    place = [""] if "fun_sourceinfo" in names else []
+    return jax.stages.Traced(list(types), params, in_tree, out_tree, [], *place)
 
 
 def inner_stage(stage: Any) -> Any:
