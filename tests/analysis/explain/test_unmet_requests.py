@@ -164,12 +164,14 @@ def donated(report):
 
 
 @pytest.mark.slow
-def test_unused_donations_are_paired_by_path(mesh):
+@pytest.mark.parametrize("inside", [False, True])
+def test_unused_donations_are_paired_by_path(mesh, inside):
     rows, whole = named(mesh, "x"), named(mesh)
 
     def step(state, x):
         moved = jax.tree.map(lambda m: m + x.sum() * jnp.ones_like(state["w"]), state["mu"])
-        return {"w": state["w"] * 2, "mu": moved, "count": state["count"].astype(float)}, x.sum()
+        new = {"w": state["w"] * 2, "mu": moved, "count": state["count"].astype(float)}
+        return (jax.lax.with_sharding_constraint(new, rows) if inside else new), x.sum()
 
     state = {
         "w": jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=rows),
@@ -177,7 +179,7 @@ def test_unused_donations_are_paired_by_path(mesh):
         "count": jax.ShapeDtypeStruct((16, 8), jnp.int32, sharding=rows),
     }
     out = ({"w": rows, "mu": {"a": rows, "b": rows}, "count": rows}, None)
-    f = jax.jit(step, donate_argnums=0, out_shardings=out)
+    f = jax.jit(step, donate_argnums=0, out_shardings=None if inside else out)
     unused = donated(explain(f, state, jax.ShapeDtypeStruct((16,), jnp.float32, sharding=rows)))
     for each in "ab":
         reason, advice = unused[f"state['mu']['{each}']"]

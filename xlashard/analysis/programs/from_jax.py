@@ -364,16 +364,17 @@ class JitModule(LoweredModule):
         self, chosen: PropagatedShardings, aliases: Mapping[int, int], **others: Any
     ) -> Compilation:
         plan, tokens = self.plan, self.tokens
+        shardings = _hold_whole_values(plan, resolve_shardings(chosen, plan, tokens))
         return Compilation(
             program=self.program,
             plan=plan,
-            shardings=_hold_whole_values(plan, resolve_shardings(chosen, plan, tokens)),
+            shardings=shardings,
             avals=self.avals,
             parameters=self.parameters,
             written=self.written,
             tokens=tokens,
             aliases=aliases,
-            refusals=explain_unused_donations(plan, aliases, tokens),
+            refusals=explain_unused_donations(plan.settled(*shardings), aliases, tokens),
             **others,
         )
 
@@ -493,7 +494,7 @@ def explain_unused_donations(
     """Return the reasons why donated arguments keep their buffers, by path.
 
     Args:
-        plan: The module's values.
+        plan: The module's values, with the shardings that the compiler chose.
         aliases: For each result that reuses an argument's buffers, the position of that argument.
         tokens: Number of tokens, which the positions count.
     """

@@ -1,6 +1,7 @@
 """Plans of programs: frozen values, and the entry to this room."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -130,6 +131,21 @@ class ProgramPlan:
         """Return whether all its devices belong to one process."""
         first = self.devices[0].process_index
         return all([device.process_index == first for device in self.devices])
+
+    def settled(self, *shardings: Sequence[XLACompatibleSharding | None]) -> "ProgramPlan":
+        """Return the plan with the shardings that the compiler chose.
+
+        Args:
+            *shardings: Those of the arguments, and those of the results.
+        """
+        args, results = (
+            tuple(
+                replace(value, sharding=sharding, annotated=False)
+                for value, sharding in zip(values, chosen, strict=True)
+            )
+            for values, chosen in zip((self.args, self.results), shardings, strict=True)
+        )
+        return replace(self, args=args, results=results)
 
     def replicated(self, memory_kind: str | None) -> XLACompatibleSharding:
         """Return the sharding of a value that each device holds; on the plan's mesh, if any."""
