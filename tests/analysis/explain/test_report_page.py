@@ -75,6 +75,7 @@ def test_markdown_for_a_pull_request(quiet, talking):
         ("memory=1B", True),
         ("all-gather-bytes=0", False),
         ("flops=1TFLOP", False),
+        ("unmet=0", False),
     ],
 )
 def test_budgets(talking, word, broken):
@@ -82,6 +83,13 @@ def test_budgets(talking, word, broken):
     assert bool(breaches) == broken
     if broken:
         assert word in str(breaches[0]) and breaches[0].value > breaches[0].limit.value
+
+
+def test_budget_of_requests_that_are_not_done():
+    report = explained(lambda x: x.sum(), donate_argnums=0)
+    (breach,) = find_breaches(report, parse_limits(["unmet=0"], PROGRAM_UNITS), PROGRAM_KEYS)
+    assert breach.value == len(report.unmet) == 1
+    assert breach.lines == ("512 B x: donated, not reused",)
 
 
 @pytest.mark.parametrize("word", ["hbm=90%", "memory", "memory=90%", "all_reduce_bytes=3s"])

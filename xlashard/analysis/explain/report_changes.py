@@ -374,5 +374,11 @@ PROGRAM_KEYS: dict[str, BudgetKey[ProgramReport]] = {
         lambda r: sum(u.nbytes for u in r.unmet if u.is_whole),
         lambda r: [f"{in_bytes(u.nbytes)} {u.path} {u.actual}" for u in r.unmet if u.is_whole],
     ),
+    "unmet": BudgetKey(
+        "number",
+        "the number of requests not done",
+        lambda r: len(r.unmet),
+        lambda r: [f"{in_bytes(u.nbytes)} {u.path}: {u.requested}, {u.actual}" for u in r.unmet],
+    ),
 }
 """Figures of `explain` that a budget can limit; bytes and FLOP are per device and execution."""

@@ -62,6 +62,7 @@ PROGRAM_UNITS: Mapping[str, tuple[Unit, ...]] = {
     "collectives": ("number",),
     "moved_bytes": ("bytes",),
     "silently_replicated_bytes": ("bytes",),
+    "unmet": ("number",),
 }
 """Units of the limits on reports of `explain`, by key, as in `PROGRAM_KEYS`."""
 
