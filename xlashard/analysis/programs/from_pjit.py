@@ -20,6 +20,7 @@ from xlashard.analysis.programs.program import (
     Origin,
     Program,
     ProgramValue,
+    find_mesh,
     forgotten_by,
     put_on_mesh,
 )
@@ -189,8 +190,7 @@ def _find_mesh(call: Call, arguments: Sequence[Argument]) -> Mesh | None:
         *inner_shardings(call.traced.jaxpr),
         *map(closed_over_sharding, call.traced.jaxpr.consts),
     ]
-    meshes = (call.mesh, *(getattr(sharding, "mesh", None) for sharding in named))
-    return next((mesh for mesh in meshes if isinstance(mesh, Mesh) and not mesh.empty), None)
+    return find_mesh(call.mesh, named)
 
 
 def _find_origin(value: Any, current: XLACompatibleSharding | None) -> Origin:
