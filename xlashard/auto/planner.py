@@ -27,13 +27,12 @@ from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
 from xlashard.core.pjit.compile import PROGRAMS
 from xlashard.core.pjit.function import Function
-from xlashard.core.pjit.lower import LoweredSignature
 from xlashard.core.pjit.shardings.automatic import ChosenLayout
 from xlashard.core.pjit.trace import Call
 from xlashard.core.processes import processes_of, store
-from xlashard.core.program.compile import LoweredProgram
 from xlashard.core.program.consistency import CONSISTENCY
 from xlashard.core.program.environment import flags_here, versions
+from xlashard.core.program.lowered import LoweredProgram
 from xlashard.core.program.saved_format import entries_to_json, spec_from_json
 from xlashard.core.sharding import Mesh
 from xlashard.errors import ProcessesError
@@ -86,9 +85,7 @@ class _Candidates(Function):
     def report_stages(self, *args: Any, **kwargs: Any) -> None:
         """Report nothing."""
 
-    def lower(
-        self, call: Call, request: LoweringRequest
-    ) -> tuple[LoweredSignature, LoweredProgram]:
+    def lower(self, call: Call, request: LoweringRequest) -> LoweredProgram:
         """Return the module of a call."""
         return PROGRAMS.entry(call.traced.jaxpr, request).lower(call.traced.jaxpr, CacheMiss())
 

@@ -291,7 +291,7 @@ def test_functions_with_a_shared_executable_keep_their_source_lines(mesh):
         return x.sum(0)  # OTHER
 
     programs = [made_of(reduce).lower(f32(8, 4)).compile() for reduce in (one, other)]
-    kept = [program._compiled.program for program in programs]
+    kept = [program._compiled for program in programs]
     assert kept[0].executable is kept[1].executable
     for reduce, mark in ((one, "ONE"), (other, "OTHER"), (one, "ONE")):
         (found,) = explain(made_of(reduce), f32(8, 4)).collectives
@@ -307,9 +307,9 @@ def test_retrace_under_a_mesh_reuses_the_executable(mesh, monkeypatch):
     report = explain(f, f32(8, 4))
     with mesh:
         again = explain(f, f32(8, 4))
-        program = f.lower(f32(8, 4)).compile()._compiled.program
+        program = f.lower(f32(8, 4)).compile()._compiled
     assert program.source == "an equal program"
-    assert program.loaded.module is not program.parts.body.module
+    assert program.loaded.module is not program.body.module
     assert again.collectives == report.collectives
 
 

@@ -10,7 +10,8 @@ from xlashard._jax import stablehlo_parse
 from xlashard._jax.lowering import LoweringTarget, lower_body
 from xlashard._jax.runtime.compiler import client_of, platform_of
 from xlashard._jax.trace.tracing import abstractify
-from xlashard.core.program.compile import compile_program, lower_program
+from xlashard.core.program.compile import compile_program
+from xlashard.core.program.lowered import lower_program
 from xlashard.core.program.plan import ProgramPlan, ValuePlan
 
 U = P.UNCONSTRAINED
@@ -70,7 +71,16 @@ def lower(source, wanted, tokens=0):
     body = stablehlo_parse.body_of_module(stablehlo_parse.read_module(source))
     if tokens:
         body = type(body)(**{**vars(body), "ordered_effects": (None,) * tokens})
-    return lower_program(wanted, body)
+    avals = [
+        [
+            None
+            if v.dtype.startswith("key")
+            else abstractify(jax.ShapeDtypeStruct(v.shape, v.dtype))
+            for v in values
+        ]
+        for values in (wanted.args, wanted.results)
+    ]
+    return lower_program(wanted, body, (avals[0], avals[1]))
 
 
 def text_of(lowered):
@@ -80,11 +90,7 @@ def text_of(lowered):
 
 def compiled(source, wanted, **rest):
     """Return the compiled program of a module's text."""
-    avals = [
-        [abstractify(jax.ShapeDtypeStruct(v.shape, v.dtype)) for v in values]
-        for values in (wanted.args, wanted.results)
-    ]
-    return compile_program(lower(source, wanted), (avals[0], avals[1]), committed=True, **rest)
+    return compile_program(lower(source, wanted), **rest)
 
 
 def traced(fun, *args, count=8):
@@ -98,11 +104,10 @@ def traced(fun, *args, count=8):
 
 def chosen(program):
     """Return the tiles per dimension of each argument and of each result."""
-    parts = program.parts
     return tuple(
         tuple(s.rank_tiling(len(v.shape)).counts for s, v in zip(shardings, values, strict=True))
         for shardings, values in (
-            (parts.in_shardings, parts.plan.args),
-            (parts.out_shardings, parts.plan.results),
+            (program.in_shardings, program.plan.args),
+            (program.out_shardings, program.plan.results),
         )
     )

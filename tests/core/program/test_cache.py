@@ -6,7 +6,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from tests.core.program.helpers import compiled, identity, mesh, named, plan, traced, value
-from xlashard.core.program.compile import compile_program, lower_program
+from xlashard.core.program.compile import compile_program
+from xlashard.core.program.lowered import lower_program
 
 HITS = "/jax/compilation_cache/cache_hits"
 SETTINGS = {
@@ -57,8 +58,8 @@ def test_an_equal_program_comes_from_the_cache(partitioner, hits, tmp_path):
     assert any(tmp_path.iterdir())
     second = compiled(SOURCE, wanted(partitioner))
     assert len(hits) == 1
-    assert second.parts.in_shardings == first.parts.in_shardings
-    assert second.parts.out_shardings == first.parts.out_shardings
+    assert second.in_shardings == first.in_shardings
+    assert second.out_shardings == first.out_shardings
     values = [np.arange(64, dtype=np.float32).reshape(8, 8), np.arange(8, dtype=np.float32)]
     for mine, its, sent in zip(second(values), first(values), values, strict=True):
         np.testing.assert_array_equal(mine, sent)
@@ -101,7 +102,7 @@ def test_cached_program_calls_its_own_callback(jax_partitioner, hits):
 
         body, avals = traced(step, np.ones(8, np.float32))
         asked = plan([value((8,), named("x"))], [value((8,), named("x"))], jax_partitioner)
-        return compile_program(lower_program(asked, body), avals, committed=True)
+        return compile_program(lower_program(asked, body, avals))
 
     first, second = [], []
     programs = [program(first), program(second)]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.core.program.helpers import identity, lower, mesh, named, plan, traced, value
-from xlashard.core.program.compile import compile_program, lower_program
+from xlashard.core.program.compile import compile_program
 from xlashard.core.program.executables import EXECUTABLES, LoadedExecutable
+from xlashard.core.program.lowered import lower_program
 from xlashard.errors import CompileError
 
 SOURCE = identity("tensor<8xf32>")
@@ -30,9 +31,8 @@ def asked(partitioner, order=range(8), **rest):
 
 def program(partitioner, source="f at file.py:1", module=SOURCE, options=(), **rest):
     wanted = asked(partitioner, **rest)
-    avals = [jax.typeof(np.ones(8, np.float32))]
     lowered = dataclasses.replace(lower(module, wanted), source=source)
-    return compile_program(lowered, (avals, avals), committed=True, options=options)
+    return compile_program(lowered, options)
 
 
 def test_equal_modules_of_one_function_share_an_executable(partitioner):
@@ -77,8 +77,8 @@ def test_programs_with_callbacks_share_no_executable(jax_partitioner):
         return x
 
     body, avals = traced(step, np.ones(8, np.float32))
-    lowered = lower_program(asked(jax_partitioner), body, "step at file.py:1")
-    compile_program(lowered, avals, committed=True)
+    lowered = lower_program(asked(jax_partitioner), body, avals, "step at file.py:1")
+    compile_program(lowered)
     assert len(EXECUTABLES) == 0
 
 

@@ -25,8 +25,9 @@ from tests.core.program.helpers import (
 )
 from tests.message_patterns import naming
 from xlashard import SingleDeviceSharding
-from xlashard.core.program.compile import compile_program, lower_program
+from xlashard.core.program.compile import compile_program
 from xlashard.core.program.donation import refusal
+from xlashard.core.program.lowered import lower_program
 from xlashard.core.program.plan import Partitioner
 from xlashard.errors import CompileError, DonationError, DonationWarning
 
@@ -51,7 +52,7 @@ def test_golden_module_compiles_with_the_planned_shardings(case, partitioner):
     values = [np.ones(v.shape, v.dtype) for v in wanted.args]
     handles = program(values)
     for handle, asked, sharding, sent in zip(
-        handles, wanted.results, program.parts.out_shardings, values, strict=True
+        handles, wanted.results, program.out_shardings, values, strict=True
     ):
         np.testing.assert_array_equal(handle, sent)
         if asked.is_settled:
@@ -82,17 +83,17 @@ def test_open_shardings_are_read_back_as_specs_on_the_mesh(partitioner):
         partitioner,
         mesh=on,
     )
-    parts = compiled(ADD, wanted).parts
-    assert parts.in_shardings[1] == named(("c", "a"), on=on)
-    assert parts.out_shardings == (named(("c", "a"), on=on),)
+    program = compiled(ADD, wanted)
+    assert program.in_shardings[1] == named(("c", "a"), on=on)
+    assert program.out_shardings == (named(("c", "a"), on=on),)
 
 
 def test_propagated_shardings_without_a_mesh_stay_gspmd_shardings(partitioner):
     listed = tiles("{devices=[2,4]3,1,2,0,5,4,7,6}")
     wanted = plan([value((8, 8), listed), value((8, 8))], [value((8, 8))], partitioner)
-    parts = compiled(ADD, wanted).parts
-    assert parts.out_shardings[0].is_equivalent_to(listed, 2)
-    assert parts.in_shardings[1].is_equivalent_to(listed, 2)
+    program = compiled(ADD, wanted)
+    assert program.out_shardings[0].is_equivalent_to(listed, 2)
+    assert program.in_shardings[1].is_equivalent_to(listed, 2)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -101,7 +102,7 @@ def test_single_reported_sharding_applies_to_every_result(partitioner, count):
         [value((8, 8), named("x"))] * count, [value((8, 8))] * count, partitioner, mesh=mesh()
     )
     program = compiled(identity(*["tensor<8x8xf32>"] * count), wanted)
-    assert program.parts.out_shardings == (named("x"),) * count
+    assert program.out_shardings == (named("x"),) * count
 
 
 def test_no_results(partitioner):
@@ -113,17 +114,17 @@ def test_no_results(partitioner):
 def test_one_device_needs_no_partitioner(partitioner):
     wanted = plan([value((8, 8))] * 2, [value((8, 8))], partitioner, count=1)
     program = compiled(ADD, wanted)
-    assert program.parts.in_shardings == (single(), single())
-    assert isinstance(program.parts.out_shardings[0], SingleDeviceSharding)
+    assert program.in_shardings == (single(), single())
+    assert isinstance(program.out_shardings[0], SingleDeviceSharding)
     np.testing.assert_array_equal(program([f32(8, 8), f32(8, 8)])[0], 2 * f32(8, 8))
 
 
 def test_single_device_mesh_gives_named_shardings(partitioner):
     alone = mesh((1, 1), ("x", "y"))
     wanted = plan([value((8, 8))] * 2, [value((8, 8))], partitioner, count=1, mesh=alone)
-    parts = compiled(ADD, wanted).parts
-    assert parts.in_shardings == (named(on=alone),) * 2
-    assert parts.out_shardings == (named(on=alone),)
+    program = compiled(ADD, wanted)
+    assert program.in_shardings == (named(on=alone),) * 2
+    assert program.out_shardings == (named(on=alone),)
 
 
 @pytest.mark.slow
@@ -194,8 +195,8 @@ def test_keys(partitioner, asked, got):
     keys = jax.random.split(jax.random.key(3), 8)
     body, avals = traced(lambda k: (k, jax.random.key_data(k)), keys)
     wanted = KEY_SHARDINGS[got]()
-    lowered = lower_program(keys_plan(partitioner, KEY_SHARDINGS[asked](), wanted), body)
-    program = compile_program(lowered, avals, committed=True)
+    lowered = lower_program(keys_plan(partitioner, KEY_SHARDINGS[asked](), wanted), body, avals)
+    program = compile_program(lowered)
     same, data = program([keys])
     assert same.dtype == keys.dtype
     np.testing.assert_array_equal(data, jax.random.key_data(keys))
@@ -207,8 +208,8 @@ def test_keys(partitioner, asked, got):
 def test_a_single_key(partitioner):
     key = jax.random.key(3)
     body, avals = traced(lambda k: (k, jax.random.key_data(k)), key)
-    lowered = lower_program(keys_plan(partitioner, None, None, ndim=0), body)
-    _, data = compile_program(lowered, avals, committed=True)([key])
+    lowered = lower_program(keys_plan(partitioner, None, None, ndim=0), body, avals)
+    _, data = compile_program(lowered)([key])
     np.testing.assert_array_equal(data, jax.random.key_data(key))
 
 
@@ -222,7 +223,7 @@ def test_result_keys_are_not_split_when_their_data_is_sharded(partitioner):
         partitioner,
         mesh=mesh(),
     )
-    program = compile_program(lower_program(wanted, body), avals, committed=True)
+    program = compile_program(lower_program(wanted, body, avals))
     (keys,) = program([data])
     assert keys.shape == (8,)
     np.testing.assert_array_equal(jax.random.key_data(keys), data)
@@ -238,8 +239,8 @@ def test_argument_keys_are_not_split_when_their_data_is_sharded(partitioner):
         partitioner,
         mesh=mesh(),
     )
-    program = compile_program(lower_program(wanted, body), avals, committed=True)
-    assert program.parts.in_shardings[0].rank_tiling(1).num_replicas >= 2
+    program = compile_program(lower_program(wanted, body, avals))
+    assert program.in_shardings[0].rank_tiling(1).num_replicas >= 2
     np.testing.assert_array_equal(program([keys])[0], jax.random.key_data(keys))
 
 
@@ -357,9 +358,8 @@ def test_compiling_leaves_the_module_text_unchanged(partitioner):
     wanted = plan([value((8, 8), named("x"))] * 2, [value((8, 8))], partitioner)
     lowered = lower(ADD, wanted)
     before = lowered.as_text()
-    avals = [jax.core.ShapedArray((8, 8), np.float32)]
     for _ in range(2):
-        compile_program(lowered, (avals * 2, avals), committed=True)
+        compile_program(lowered)
     assert lowered.as_text() == before
 
 
@@ -395,7 +395,7 @@ def test_ordered_effects_run_in_order(jax_partitioner):
 
     body, avals = traced(step, f32(2), count=1)
     wanted = plan([value((2,))], [value((2,))], jax_partitioner, count=1)
-    program = compile_program(lower_program(wanted, body), avals, committed=True)
+    program = compile_program(lower_program(wanted, body, avals))
     assert len(body.ordered_effects) == 1
     handle = np.zeros(2, np.float32)
     for _ in range(5):
@@ -414,7 +414,7 @@ def test_effects_on_several_devices(jax_partitioner):
 
     body, avals = traced(step, f32(8))
     wanted = plan([value((8,), named("x"))], [value((8,), named("x"))], jax_partitioner)
-    program = compile_program(lower_program(wanted, body), avals, committed=True)
+    program = compile_program(lower_program(wanted, body, avals))
     (handle,) = program([f32(8)])
     jax.effects_barrier()
     np.testing.assert_array_equal(handle, f32(8) + 1)

@@ -297,12 +297,9 @@ class JaxExecutable:
         name: The function's name.
         source: Its name and location; empty if unknown.
         paths: The path of each argument, and of each result.
-        trees: The trees of `(args, kwargs)` and of the result.
-        in_avals: The abstract values of all arguments of a call.
-        donated: For each argument of a call, True if its buffers may be reused.
         parameters: The position of each argument among the parameters; None if it is dropped.
-        taken_avals: The abstract values of the closed-over arrays and arguments that it takes.
-        out_avals: The abstract values of the results.
+        avals: The abstract values of the closed-over arrays and arguments that it takes, and of
+            its results.
         shardings: JAX's sharding of each closed-over array and argument that it takes, and of each
             result.
         devices: The device assignment.
@@ -313,12 +310,8 @@ class JaxExecutable:
     name: str
     source: str
     paths: tuple[tuple[str, ...], tuple[str, ...]]
-    trees: tuple[TreeDef, TreeDef]
-    in_avals: tuple[Any, ...]
-    donated: tuple[bool, ...]
     parameters: tuple[int | None, ...]
-    taken_avals: tuple[Any, ...]
-    out_avals: tuple[Any, ...]
+    avals: tuple[tuple[Any, ...], tuple[Any, ...]]
     shardings: tuple[Sequence[Any], Sequence[Any]]
     devices: tuple[Any, ...]
     ordered_effects: tuple[Any, ...]
@@ -331,9 +324,7 @@ def read_compiled(stage: Any) -> JaxExecutable | None:
     if program is None:
         return None
     first, count = len(stage._params.const_args), stage.in_tree.num_leaves
-    infos, debug = jax.tree_util.tree_leaves(stage.args_info), None
-    if program.all_args_info is not None:
-        debug = program.all_args_info.debug_info
+    debug = program.all_args_info and program.all_args_info.debug_info
     names = debug.safe_arg_names(first + count)[first:] if debug else (None,) * count
     results = len(program.output_avals)
     out_paths = debug.safe_result_paths(results) if debug else ("",) * results
@@ -341,12 +332,8 @@ def read_compiled(stage: Any) -> JaxExecutable | None:
         name=_function_name(program.name),
         source=debug.func_src_info if debug else "",
         paths=(tuple(n or f"argument {i}" for i, n in enumerate(names)), tuple(out_paths)),
-        trees=(in_default_registry(stage.in_tree), in_default_registry(stage.out_tree)),
-        in_avals=tuple(info._aval for info in infos),
-        donated=tuple(info.donated for info in infos),
         parameters=_number_parameters(program.kept_var_idx, first, count),
-        taken_avals=tuple(program.input_avals),
-        out_avals=tuple(program.output_avals),
+        avals=(tuple(program.input_avals), tuple(program.output_avals)),
         shardings=(program.input_shardings, program.output_shardings),
         devices=tuple(program.device_list),
         ordered_effects=tuple(program.ordered_effects),

@@ -1,4 +1,4 @@
-"""Rewrite jaxprs: equations at their ends and inside, other shardings in parameters."""
+"""Rewrite jaxprs: equations at their ends and inside."""
 
 import math
 import operator
@@ -11,10 +11,7 @@ import numpy as np
 from xlashard._jax import originals
 from xlashard._jax.private import core, source_info_util
 from xlashard._jax.runtime.shardings import (
-    AbstractMesh,
     JaxNamedSharding,
-    JaxSharding,
-    Mesh,
     read_reduction,
 )
 from xlashard._jax.trace.jaxprs import from_function
@@ -198,33 +195,16 @@ class _Insertion:
         if inner:
             # no-catalogue: sites come from a search in the same jaxpr
             raise IndexError(f"{eqn.primitive} has {len(new)} inner jaxprs, not {max(inner) + 1}")
-        left = iter(new)
-
-        def swapped(value: Any) -> Any:
-            return next(left) if is_jaxpr(value) else value
-
-        def rebuilt(value: Any) -> Any:
-            if not isinstance(value, tuple) or not any(map(is_jaxpr, value)):
-                return swapped(value)
-            members = map(swapped, value)
-            return type(value)(*members) if hasattr(value, "_fields") else tuple(members)
-
-        return eqn.replace(params={name: rebuilt(value) for name, value in eqn.params.items()})
+        return _replace_bodies(eqn, new)
 
 
-class MeshMap:
-    """Replacement of meshes and shardings in jaxprs and in values of their parameters.
+class Rewriting:
+    """Replacement of equations in a jaxpr and in those inside it.
 
-    A value in which nothing is replaced is returned itself.
-
-    Args:
-        mapping: Returns another mesh or sharding for one; takes it, and as `in_trace` whether types
-            inside the equation depend on the sizes of its axes. Without it nothing is replaced,
-            except by a subclass.
+    A jaxpr in which nothing is replaced is returned itself.
     """
 
-    def __init__(self, mapping: Callable[..., Any] = lambda value, **_: value) -> None:
-        self._mapping = mapping
+    def __init__(self) -> None:
         self._jaxprs: dict[int, tuple[Jaxpr, Jaxpr]] = {}
 
     def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
@@ -238,36 +218,33 @@ class MeshMap:
         return known[1]
 
     def _equations(self, eqn: Any) -> list[Any]:
-        fixes_axes = eqn.params.get("fixes_axes", eqn.primitive.name == "shard_map")
-        params = self.value(eqn.params, in_trace=fixes_axes)
-        return [eqn if params is eqn.params else eqn.replace(params=params)]
+        """Return the equations that replace one, whose inner jaxprs are rewritten."""
+        old = list(bodies(eqn))
+        new = list(map(self.jaxpr, old))
+        return [eqn if _all_same(new, old) else _replace_bodies(eqn, new)]
 
-    def value(self, value: Any, *, in_trace: bool = False) -> Any:
-        """Return a parameter with the replacements."""
-        if is_jaxpr(value):
-            return self.jaxpr(value)
-        match value:
-            case JaxSharding() | Mesh() | AbstractMesh():
-                return self._mapping(value, in_trace=in_trace)
-            case jax.ShapeDtypeStruct():
-                return value.update(sharding=self.value(value.sharding, in_trace=in_trace))
-            case dict():
-                items = [self.value(item, in_trace=in_trace) for item in value.values()]
-                new = dict(zip(value, items, strict=True))
-                return value if _all_same(items, value.values()) else new
-            case tuple() | list():
-                items = [self.value(item, in_trace=in_trace) for item in value]
-                if _all_same(items, value):
-                    return value
-                return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        return value
+
+def _replace_bodies(eqn: Any, new: Iterable[Jaxpr]) -> Any:
+    """Return an equation with other inner jaxprs, in the order of `bodies`."""
+    left = iter(new)
+
+    def swapped(value: Any) -> Any:
+        return next(left) if is_jaxpr(value) else value
+
+    def rebuilt(value: Any) -> Any:
+        if not isinstance(value, tuple) or not any(map(is_jaxpr, value)):
+            return swapped(value)
+        members = map(swapped, value)
+        return type(value)(*members) if hasattr(value, "_fields") else tuple(members)
+
+    return eqn.replace(params={name: rebuilt(value) for name, value in eqn.params.items()})
 
 
 def _all_same(new: Iterable[Any], old: Iterable[Any]) -> bool:
     return all(map(operator.is_, new, old))
 
 
-class WholeValuesFirst(MeshMap):
+class WholeValuesFirst(Rewriting):
     """Placement of the values that become partial results of a sum, before they do.
 
     XLA takes a value that no operation has placed, such as a constant, as the partial result of
@@ -278,10 +255,6 @@ class WholeValuesFirst(MeshMap):
     # Other primitives with whole operands and partial results contract a sharded dimension, or
     # have a jaxpr.
     _PLACING = frozenset({"reshard", "device_put", "broadcast_in_dim", "iota"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._whole = MeshMap(_without_partial_results)
 
     def _equations(self, eqn: Any) -> list[Any]:
         if eqn.primitive.name not in self._PLACING or not self._copies(eqn):
@@ -302,12 +275,12 @@ class WholeValuesFirst(MeshMap):
                     "reshard",
                 ).eqns[0]
             reshard = reshard.replace(source_info=eqn.source_info, ctx=eqn.ctx)
-            placement = reshard.replace(params=self._whole.value(reshard.params))
+            placement = reshard.replace(params=_place_whole(reshard.params))
             reshards += [
                 placement.replace(invars=[value], outvars=[replica]),
                 reshard.replace(invars=[replica], outvars=[result]),
             ]
-        return [eqn.replace(params=self._whole.value(eqn.params), outvars=outvars), *reshards]
+        return [eqn.replace(params=_place_whole(eqn.params), outvars=outvars), *reshards]
 
     def _copies(self, eqn: Any) -> bool:
         """Return True if an operand, or a made value, has to be placed whole."""
@@ -337,14 +310,23 @@ def must_be_whole(before: Any, after: Any) -> bool:
     )
 
 
-def _without_partial_results(sharding: Any, **_: Any) -> Any:
+def _place_whole(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a placing primitive, with shardings without partial results."""
+    whole = _without_partial_results
+    return {
+        name: tuple(map(whole, value)) if type(value) is tuple else whole(value)
+        for name, value in params.items()
+    }
+
+
+def _without_partial_results(sharding: Any) -> Any:
     """Return a sharding of the values whose partial sums another one holds; others unchanged."""
     if not isinstance(sharding, JaxNamedSharding) or read_reduction(sharding.spec) != "sum":
         return sharding
     return sharding.update(spec=jax.sharding.PartitionSpec(*sharding.spec.partitions))
 
 
-class TrimmingBeforeDilation(MeshMap):
+class TrimmingBeforeDilation(Rewriting):
     """Split of equations that dilate a dimension of an operand and remove its first elements.
 
     The SPMD partitioner of jaxlib 0.12 ends the process if such a dimension is sharded. A `pad`

@@ -37,6 +37,7 @@ from xlashard.analysis.programs.program import (
     LoweredModule,
     Program,
     ProgramValue,
+    find_mesh,
     forgotten_by,
     put_on_mesh,
 )
@@ -300,9 +301,7 @@ def _find_mesh(trace: jitted.JitTrace) -> Mesh | None:
         *params["out_shardings"],
         *inner_shardings(trace.jaxpr),
     ]
-    meshes = (getattr(sharding, "mesh", None) for sharding in named)
-    candidates = (params["ctx_mesh"], *meshes)
-    return next((m for m in candidates if isinstance(m, Mesh) and not m.empty), None)
+    return find_mesh(params["ctx_mesh"], named)
 
 
 def _read_constants(jaxpr: Any, user: Callable[..., Any] | None) -> Sequence[ProgramValue]:
@@ -407,7 +406,7 @@ def read_lowered(
     """
     facts = jitted.read_lowered(stage)
     if program is None:
-        program = _program_of_lowered(stage, facts)
+        program = _read_stage(stage, facts)
     shardings = [
         tuple(map(_read_sharding, side, map(shaped, avals)))
         for side, avals in zip(facts.shardings, facts.avals, strict=True)
@@ -553,7 +552,11 @@ def _check_platform(facts: jitted.LoweredFacts) -> None:
         )
 
 
-def _program_of_lowered(stage: jax.stages.Lowered, facts: jitted.LoweredFacts) -> Program:
+def _read_stage(
+    stage: jax.stages.Lowered | jax.stages.Compiled,
+    facts: jitted.LoweredFacts | jitted.JaxExecutable,
+) -> CompiledOnly:
+    """Return the program of a stage without its trace."""
     trees = in_default_registry(stage.in_tree), in_default_registry(stage.out_tree)
     nnx = NnxPaths.of(*trees, facts.paths[0])
     paths = facts.paths if nnx is None else (nnx.arguments, nnx.results)
@@ -572,7 +575,9 @@ def _program_of_lowered(stage: jax.stages.Lowered, facts: jitted.LoweredFacts) -
         ),
         source=facts.source,
         module_paths=_differing(facts.paths[0], paths[0]),
-        unknown=forgotten_by(type(stage).__name__, has_requests=True),
+        unknown=forgotten_by(
+            type(stage).__name__, has_requests=isinstance(stage, jax.stages.Lowered)
+        ),
     )
 
 
@@ -588,20 +593,16 @@ def read_compiled(stage: jax.stages.Compiled) -> Compilation:
             f"{type(stage).__name__} does not run as one program: pass the function and its "
             "arguments"
         )
-    avals = tuple(map(shaped, read.taken_avals)), tuple(map(shaped, read.out_avals))
+    program = _read_stage(stage, read)
+    avals = tuple(map(shaped, read.avals[0])), tuple(map(shaped, read.avals[1]))
     shardings: Any = [
         tuple(map(_read_sharding, side, types))
         for side, types in zip(read.shardings, avals, strict=True)
     ]
-    nnx = NnxPaths.of(*read.trees, read.paths[0])
-    paths = read.paths if nnx is None else (nnx.arguments, nnx.results)
-    arguments = tuple(
-        ProgramValue(path, shaped(aval), donated=donated)
-        for path, aval, donated in zip(paths[0], read.in_avals, read.donated, strict=True)
-    )
-    names = _name_parameters(arguments, read.parameters, len(avals[0]))
+    names = _name_parameters(program.arguments, read.parameters, len(avals[0]))
+    result_names = [value.path for value in program.results]
     donated = [False] * len(avals[0])
-    for value, position in zip(arguments, read.parameters, strict=True):
+    for value, position in zip(program.arguments, read.parameters, strict=True):
         if position is not None:
             donated[position] = value.donated
     none = (None,) * max(map(len, avals))
@@ -609,23 +610,11 @@ def read_compiled(stage: jax.stages.Compiled) -> Compilation:
         name=read.name,
         devices=read.devices,
         args=_plan_values(avals[0], shardings[0], none[: len(avals[0])], names),
-        results=_plan_values(avals[1], shardings[1], none[: len(avals[1])], paths[1]),
+        results=_plan_values(avals[1], shardings[1], none[: len(avals[1])], result_names),
         donated=tuple(donated),
         partitioner=Partitioner.in_force(),
     )
     aliases, tokens = executables.aliases(read.executable), len(read.ordered_effects)
-    program = CompiledOnly(
-        name=read.name,
-        in_tree=read.trees[0],
-        out_tree=read.trees[1],
-        arguments=arguments,
-        results=tuple(
-            ProgramValue(path or "", aval) for path, aval in zip(paths[1], avals[1], strict=False)
-        ),
-        source=read.source,
-        module_paths=_differing(read.paths[0], paths[0]),
-        unknown=forgotten_by(type(stage).__name__, has_requests=False),
-    )
     return Compilation(
         program=program,
         plan=plan,

@@ -20,12 +20,13 @@ from xlashard.analysis.programs.program import (
     Origin,
     Program,
     ProgramValue,
+    find_mesh,
     forgotten_by,
     put_on_mesh,
 )
 from xlashard.core.pjit.arguments import Argument, describe_arguments
 from xlashard.core.pjit.cache_key import LoweringRequest
-from xlashard.core.pjit.compile import CompiledProgram, with_user_shardings
+from xlashard.core.pjit.compile import with_user_shardings
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.lower import closed_over_sharding
 from xlashard.core.pjit.shardings.automatic import planned_call
@@ -34,10 +35,15 @@ from xlashard.core.pjit.stages.compiled import Compiled, Executable
 from xlashard.core.pjit.stages.info import StageInfo
 from xlashard.core.pjit.stages.traced import Lowered, Traced
 from xlashard.core.pjit.trace import Call, inner_shardings
-from xlashard.core.program.compile import LoweredProgram, compile_program
+from xlashard.core.program.compile import compile_program
 from xlashard.core.program.donation import NO_DONATION
-from xlashard.core.program.executables import HloShardings, resolve_shardings
-from xlashard.core.program.execute import ProgramParts
+from xlashard.core.program.executables import (
+    HloShardings,
+    LoadedExecutable,
+    resolve_shardings,
+)
+from xlashard.core.program.execute import CompiledProgram
+from xlashard.core.program.lowered import LoweredProgram
 from xlashard.core.program.plan import option_items
 from xlashard.core.sharding import Mesh, XLACompatibleSharding, move_to
 from xlashard.errors import ArgumentError
@@ -72,9 +78,9 @@ class PjitProgram(Program):
         if devices is not None:
             request = _move_request(request, devices)
         traced = Traced(self.function, call)
-        signature, lowered = self.function.lower(call, request)
+        lowered = self.function.lower(call, request)
         platform = compiler.platform_of(request.placement.devices[0])
-        return read_lowered(Lowered(traced, request, signature, lowered, platform), program)
+        return read_lowered(Lowered(traced, request, lowered, platform), program)
 
     def with_layout(
         self, jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], mesh: Mesh
@@ -184,8 +190,7 @@ def _find_mesh(call: Call, arguments: Sequence[Argument]) -> Mesh | None:
         *inner_shardings(call.traced.jaxpr),
         *map(closed_over_sharding, call.traced.jaxpr.consts),
     ]
-    meshes = (call.mesh, *(getattr(sharding, "mesh", None) for sharding in named))
-    return next((mesh for mesh in meshes if isinstance(mesh, Mesh) and not mesh.empty), None)
+    return find_mesh(call.mesh, named)
 
 
 def _find_origin(value: Any, current: XLACompatibleSharding | None) -> Origin:
@@ -238,9 +243,10 @@ class PjitModule(LoweredModule):
 
     def read_dump(self, module: HloProgram) -> Compilation:
         """Return the compiled form of a dumped module; see `LoweredModule.read_dump`."""
-        lowered, signature = self.stage._program, self.stage._signature
+        lowered: LoweredProgram = self.stage._program
         ins, outs = resolve_shardings(HloShardings(module), self.plan, self.tokens)
-        parts = ProgramParts(
+        compiled = CompiledProgram(
+            loaded=LoadedExecutable(),
             plan=self.plan,
             in_shardings=ins,
             out_shardings=outs,
@@ -248,16 +254,15 @@ class PjitModule(LoweredModule):
             out_avals=self.avals[1],
             committed=True,
             body=self.body,
+            kept=lowered.kept,
+            written=lowered.written,
+            lowered=lowered,
         )
-        placement, kept = self.stage._request.placement, signature.kept_arguments
-        refusals = lowered.refusals_by(parts, dict(module.aliases))
         return _compilation(
             self.program,
-            with_user_shardings(parts, placement, kept),
-            kept,
-            signature.references,
+            with_user_shardings(compiled, self.stage._request.placement),
             aliases=module.aliases,
-            refusals=refusals,
+            refusals=compiled.refusals(module.aliases),
             read_modules=lambda _: (module,),
         )
 
@@ -269,15 +274,14 @@ def read_lowered(stage: Lowered, program: PjitProgram | None = None) -> PjitModu
         stage: The stage.
         program: Its program; None to read it from the stage.
     """
-    lowered, signature = stage._program, stage._signature
+    lowered = stage._program
     program = program or read_call(stage._traced._function, stage._traced._call)
-    kept = signature.kept_arguments
     return PjitModule(
         program=program,
         plan=lowered.plan,
-        avals=(signature.in_avals, signature.out_avals),
-        parameters=_number_parameters(kept, len(signature.in_avals) - sum(kept)),
-        written=_name_written(signature.references, program.arguments),
+        avals=(lowered.in_avals, lowered.out_avals),
+        parameters=_number_parameters(lowered),
+        written=_name_written(lowered, program.arguments),
         tokens=len(lowered.body.ordered_effects),
         body=lowered.body,
         stage=stage,
@@ -288,7 +292,7 @@ def read_executable(stage: Executable) -> Compilation:
     """Return the program of a compiled or loaded stage, which keeps no call."""
     info, compiled = stage._info, stage._compiled
     avals = zip(info.paths, map(shaped, info.in_avals), info.donated, strict=True)
-    results = zip(compiled.program.parts.plan.results, info.out_avals, strict=False)
+    results = zip(compiled.plan.results, info.out_avals, strict=False)
     unknown = forgotten_by(type(stage).__name__, has_requests=compiled.lowered is not None)
     program = CompiledOnly(
         name=info.name,
@@ -303,53 +307,44 @@ def read_executable(stage: Executable) -> Compilation:
 
 def read_compiled(compiled: CompiledProgram, program: Program) -> Compilation:
     """Return the compiled form of a program."""
-    own, lowered = compiled.program, compiled.lowered
+    executable = compiled.executable
     return _compilation(
         program,
-        own.parts,
-        compiled.kept,
-        compiled.written,
-        aliases=executables.aliases(own.executable),
-        refusals={} if lowered is None else lowered.refusals(own),
-        read_modules=lambda place: read_modules(own.executable_with_lines(place)),
-        has_requests=lowered is not None,
-        executable=own.executable,
-        log=getattr(own.executable, "log", ""),
+        compiled,
+        aliases=executables.aliases(executable),
+        refusals=compiled.refusals(),
+        read_modules=lambda place: read_modules(compiled.executable_with_lines(place)),
+        has_requests=compiled.lowered is not None,
+        executable=executable,
+        log=getattr(executable, "log", ""),
     )
 
 
-def _compilation(
-    program: Program,
-    parts: ProgramParts,
-    kept: Sequence[bool],
-    written: Sequence[Any],
-    **others: Any,
-) -> Compilation:
+def _compilation(program: Program, compiled: CompiledProgram, **others: Any) -> Compilation:
     return Compilation(
         program=program,
-        plan=parts.plan,
-        shardings=(parts.in_shardings, parts.out_shardings),
-        avals=(parts.in_avals, tuple(map(shaped, parts.out_avals))),
-        parameters=_number_parameters(kept, len(parts.in_avals) - sum(kept)),
-        written=_name_written(written, program.arguments),
-        tokens=len(parts.body.ordered_effects),
+        plan=compiled.plan,
+        shardings=(compiled.in_shardings, compiled.out_shardings),
+        avals=(compiled.in_avals, tuple(map(shaped, compiled.out_avals))),
+        parameters=_number_parameters(compiled),
+        written=_name_written(compiled, program.arguments),
+        tokens=len(compiled.body.ordered_effects),
         **others,
     )
 
 
-def _number_parameters(kept: Sequence[bool], first: int) -> tuple[int | None, ...]:
-    numbers = count(first)
-    return tuple([next(numbers) if is_kept else None for is_kept in kept])
+type _Module = LoweredProgram | CompiledProgram
 
 
-def _name_written(written: Sequence[Any], arguments: Sequence[ProgramValue]) -> tuple[str, ...]:
-    """Return the paths of the new values of references.
+def _number_parameters(module: _Module) -> tuple[int | None, ...]:
+    # Those of closed-over arrays are the first.
+    numbers = count(len(module.in_avals) - sum(module.kept))
+    return tuple([next(numbers) if is_kept else None for is_kept in module.kept])
 
-    Args:
-        written: For each the reference: a closed-over one, or the position of an argument.
-        arguments: The arguments.
-    """
-    names = [arguments[r].path if isinstance(r, int) else "closed over" for r in written]
+
+def _name_written(module: _Module, arguments: Sequence[ProgramValue]) -> tuple[str, ...]:
+    """Return the paths of the new values of references."""
+    names = [arguments[r].path if isinstance(r, int) else "closed over" for r in module.written]
     return tuple([f"{name} as written" for name in names])
 
 
@@ -362,9 +357,15 @@ def make_stage(module: LoweredModule, options: Mapping[str, Any] | None = None) 
     """
     if isinstance(module, PjitModule):
         return module.stage.compile(options)
-    program, plan = module.program, module.plan
-    lowered = LoweredProgram(plan, module.body, NO_DONATION)
-    compiled = compile_program(lowered, module.avals, committed=True, options=option_items(options))
+    program = module.program
+    lowered = LoweredProgram(
+        module.plan,
+        module.body,
+        NO_DONATION,
+        *module.avals,
+        kept=tuple([position is not None for position in module.parameters]),
+        stateful=bool(module.written or module.tokens),
+    )
     info = StageInfo(
         name=program.name,
         in_tree=program.in_tree,
@@ -374,10 +375,4 @@ def make_stage(module: LoweredModule, options: Mapping[str, Any] | None = None) 
         paths=tuple(value.path for value in program.arguments),
         donated=tuple(value.donated for value in program.arguments),
     )
-    kept = tuple(position is not None for position in module.parameters)
-    is_stateful = bool(module.written or module.tokens)
-    return Compiled(
-        info,
-        CompiledProgram(compiled, lowered, (), kept, stateful=is_stateful),
-        program.jaxpr,
-    )
+    return Compiled(info, compile_program(lowered, option_items(options)), program.jaxpr)

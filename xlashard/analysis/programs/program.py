@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from xlashard._jax.trace.tracing import is_extended, physical_aval
 from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.core.program.donation import UnusedDonation
 from xlashard.core.program.plan import ProgramPlan
-from xlashard.core.sharding import Mesh, NamedSharding, Sharding, XLACompatibleSharding
+from xlashard.core.sharding import Mesh, Sharding, XLACompatibleSharding
 from xlashard.errors import ArgumentError
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.hlo_program import HloProgram
@@ -161,6 +161,17 @@ class Program(ABC):
             for side, marks in ((self.arguments, arguments), (self.results, results))
         ]
         return replace(self, arguments=chosen[0], results=chosen[1])
+
+
+def find_mesh(context: Any, shardings: Iterable[Any]) -> Mesh | None:
+    """Return the first mesh of devices; None without one.
+
+    Args:
+        context: The mesh in force, or None.
+        shardings: Shardings in the order in which they count; others than shardings are left out.
+    """
+    meshes = (context, *(getattr(sharding, "mesh", None) for sharding in shardings))
+    return next((mesh for mesh in meshes if isinstance(mesh, Mesh) and not mesh.empty), None)
 
 
 def put_on_mesh(sharding: Any, mesh: Mesh) -> Any:
@@ -327,9 +338,7 @@ class Compilation:
     @cached_property
     def mesh(self) -> Mesh | None:
         """Return the mesh of the devices; of a loaded program, that of its shardings."""
-        named = (s.mesh for s in chain(*self.shardings) if isinstance(s, NamedSharding))
-        meshes = (mesh for mesh in named if isinstance(mesh, Mesh))
-        return self.plan.mesh or next(meshes, None)
+        return find_mesh(self.plan.mesh, chain(*self.shardings))
 
     @cached_property
     def sources(self) -> SourceLocator:

@@ -31,7 +31,7 @@ from xlashard.core.pjit.arguments import (
 )
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import DERIVED_PROGRAMS, CacheMiss
-from xlashard.core.pjit.compile import PROGRAMS, CompiledProgram
+from xlashard.core.pjit.compile import PROGRAMS
 from xlashard.core.pjit.constraint import (
     BoundaryArgument,
     boundary_p,
@@ -45,6 +45,7 @@ from xlashard.core.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.core.pjit.shardings.resolve import resolve, resolve_layouts
 from xlashard.core.pjit.shardings.unreduced import has_reductions
 from xlashard.core.pjit.trace import OF_CONSTRAINED_BODIES, inner_shardings, used_parts_of
+from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.sharding import NamedSharding, to_jax
 from xlashard.core.sharding.replicated import REPLICATED, names_devices
 from xlashard.support.lazily import dataclass
@@ -304,7 +305,7 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
     DERIVED_PROGRAMS.record(tracing.source_of(jaxpr), miss, (jaxpr.in_avals, jaxpr.out_avals))
     if any(piece.donated) and compiled.lowered is not None:
         compiled.lowered.report_donation(piece.donation, label)
-        compiled.lowered.report_donation(piece.donation, label, compiled.program)
+        compiled.report_donation(piece.donation, label)
     return compiled
 
 

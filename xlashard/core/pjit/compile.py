@@ -5,9 +5,8 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.trace.jaxprs import is_ref
@@ -15,19 +14,14 @@ from xlashard._jax.trace.tracing import all_shaped, mesh_of_type
 from xlashard.core.pjit.arguments import bare_values
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
-from xlashard.core.pjit.lower import (
-    ClosedValues,
-    LoweredSignature,
-    check_closed_alive,
-    lower_jaxpr,
-    named_value,
-)
+from xlashard.core.pjit.lower import lower_jaxpr
 from xlashard.core.pjit.shardings.device_assignment import mesh_of, mesh_over
 from xlashard.core.pjit.shardings.resolve import ProgramPlacement
 from xlashard.core.program.annotate import is_open
-from xlashard.core.program.compile import LoweredProgram, compile_program
+from xlashard.core.program.compile import compile_program
 from xlashard.core.program.executables import EXECUTABLES
-from xlashard.core.program.execute import LoadedProgram, ProgramParts
+from xlashard.core.program.execute import CompiledProgram
+from xlashard.core.program.lowered import LoweredProgram
 from xlashard.core.sharding import (
     Mesh,
     NamedSharding,
@@ -35,94 +29,29 @@ from xlashard.core.sharding import (
     XLACompatibleSharding,
     on_mesh,
 )
-from xlashard.support.lazily import dataclass
-
-if TYPE_CHECKING:
-    from xlashard.core.program.consistency.fingerprint import ValueNamer
 
 
-@dataclass(frozen=True, eq=False)
-class CompiledProgram:
-    """A compiled program, and how arguments reach it.
-
-    Attributes:
-        program: The compiled program.
-        lowered: Its module; None for a program that was loaded from a file.
-        consts: Handles of the hoisted values, placed; references unchanged.
-        kept: For each argument, True if the program takes it.
-        written: For each of the last results the reference that it is written to: a reference that
-            the function closes over, or the position of an argument.
-        stateful: True if it takes references, or takes or returns tokens, which jaxlib's
-            dispatcher does not support.
-    """
-
-    program: LoadedProgram
-    lowered: LoweredProgram | None
-    consts: tuple[Any, ...]
-    kept: tuple[bool, ...]
-    written: tuple[Any, ...] = ()
-    stateful: bool = False
-
-    def argument_paths(self, paths: Sequence[str], name: str) -> list[str]:
-        """Return the path of each argument of the program.
-
-        Args:
-            paths: The path of each argument of the call.
-            name: The function.
-        """
-        closed_over = [f"an array that {name} closes over"] * len(self.consts)
-        return [*closed_over, *compress(paths, self.kept)]
-
-    def check_closed_over(self, name: str, naming: "ValueNamer | None" = None) -> None:
-        """Refuse a run whose closed-over arrays lack buffers.
-
-        Args:
-            name: The function.
-            naming: Returns the name of a closed-over array; None where its variable is unknown.
-
-        Raises:
-            DeletedError: With the name and the type of the first such array.
-        """
-        if self.consts:
-            default = partial(named_value, function=None, called=name)
-            check_closed_alive(self.consts, naming or default)
-
-    def with_user_shardings(self, placement: ProgramPlacement) -> "CompiledProgram":
-        """Return the same program, with the shardings of a placement as the user wrote them."""
-        program = self.program
-        parts = with_user_shardings(program.parts, placement, self.kept)
-        if parts is program.parts:
-            return self
-        return replace(
-            self, program=LoadedProgram(program.loaded, parts, program.source, program.fingerprint)
-        )
-
-
-def with_user_shardings(
-    parts: ProgramParts, placement: ProgramPlacement, kept: Sequence[bool]
-) -> ProgramParts:
-    """Return the parts of a program, with the shardings of a placement as the user wrote them.
+def with_user_shardings(program: CompiledProgram, placement: ProgramPlacement) -> CompiledProgram:
+    """Return a program, with the shardings of a placement as the user wrote them.
 
     Args:
-        parts: The parts of the program.
+        program: The program.
         placement: A placement with the program's canonical form.
-        kept: For each argument, True if the program takes it.
     """
-    mesh, requested = placement.mesh, list(compress(placement.in_shardings, kept))
-    consts = len(parts.in_shardings) - len(requested)
-    in_avals, out_avals = all_shaped(parts.in_avals), all_shaped(parts.out_avals)
+    mesh, requested = placement.mesh, list(compress(placement.in_shardings, program.kept))
+    reported_ins, reported_outs = program.in_shardings, program.out_shardings
+    consts = len(reported_ins) - len(requested)
+    in_avals, out_avals = all_shaped(program.in_avals), all_shaped(program.out_avals)
     in_requests = [*(None,) * consts, *requested]
-    ins = _named_after(
-        _model(in_requests, in_avals), in_requests, parts.in_shardings, in_avals, mesh
-    )
-    written = len(parts.out_shardings) - len(placement.out_shardings)
+    ins = _named_after(_model(in_requests, in_avals), in_requests, reported_ins, in_avals, mesh)
+    written = len(reported_outs) - len(placement.out_shardings)
     returned = [*placement.out_shardings, *(None,) * written]
     model = _model(ins[consts:], in_avals[consts:])
-    outs = _named_after(model, returned, parts.out_shardings, out_avals, mesh)
-    pairs = zip((*ins, *outs), (*parts.in_shardings, *parts.out_shardings), strict=True)
-    if placement.committed == parts.committed and all([own is other for own, other in pairs]):
-        return parts
-    return replace(parts, in_shardings=ins, out_shardings=outs, committed=placement.committed)
+    outs = _named_after(model, returned, reported_outs, out_avals, mesh)
+    pairs = zip((*ins, *outs), (*reported_ins, *reported_outs), strict=True)
+    if placement.committed == program.committed and all([own is other for own, other in pairs]):
+        return program
+    return replace(program, in_shardings=ins, out_shardings=outs, committed=placement.committed)
 
 
 type _Model = tuple[NamedSharding | SingleDeviceSharding, Any]
@@ -209,13 +138,13 @@ class CacheEntry:
     def __init__(self, request: LoweringRequest) -> None:
         self._lock = threading.RLock()
         self._request = request
-        self._lowered: tuple[LoweredSignature, LoweredProgram] | None = None
+        self._lowered: LoweredProgram | None = None
         # By `share_binary`.
         self._compiled: dict[bool, CompiledProgram] = {}
         # By `share_binary` and the placement as the user wrote it.
         self._with_user_shardings: dict[tuple[bool, ProgramPlacement], CompiledProgram] = {}
 
-    def lower(self, jaxpr: Any, miss: CacheMiss) -> tuple[LoweredSignature, LoweredProgram]:
+    def lower(self, jaxpr: Any, miss: CacheMiss) -> LoweredProgram:
         """Return the module.
 
         Args:
@@ -248,13 +177,13 @@ class CacheEntry:
         share, key = request.share_binary, (request.share_binary, request.placement)
         if options:
             compiled = self._compile(jaxpr, share, miss, options)
-            return compiled.with_user_shardings(request.placement)
+            return with_user_shardings(compiled, request.placement)
         with self._lock:
             compiled = self._with_user_shardings.get(key)
             if compiled is None:
                 if share not in self._compiled:
                     self._compiled[share] = self._compile(jaxpr, share, miss)
-                compiled = self._compiled[share].with_user_shardings(request.placement)
+                compiled = with_user_shardings(self._compiled[share], request.placement)
                 self._with_user_shardings[key] = compiled
             return compiled
 
@@ -262,9 +191,9 @@ class CacheEntry:
         self, jaxpr: Any, share: bool, miss: CacheMiss, options: Sequence[tuple[str, Any]] = ()
     ) -> CompiledProgram:
         lowered, began = self.lower(jaxpr, miss), time.perf_counter()
-        compiled = compile_lowered(*lowered, options, share=share)
+        compiled = compile_lowered(lowered, options, share=share)
         miss.record_stage("compile", began)
-        miss.executable_source = compiled.program.source
+        miss.executable_source = compiled.source
         return compiled
 
     @property
@@ -295,7 +224,7 @@ class ProgramCache:
             entries = self._by_jaxpr.pop(jaxpr, None)
         for entry in () if entries is None else entries.programs.values():
             for compiled in entry.programs:
-                EXECUTABLES.forget(compiled.program.loaded)
+                EXECUTABLES.forget(compiled.loaded)
 
     def entry(self, jaxpr: Any, request: LoweringRequest) -> CacheEntry:
         """Return the entry of a jaxpr and a request, which is canonicalized."""
@@ -347,36 +276,16 @@ PROGRAMS = cleared_with_jax(ProgramCache())
 
 
 def compile_lowered(
-    signature: LoweredSignature,
-    lowered: LoweredProgram,
-    options: Sequence[tuple[str, Any]] = (),
-    *,
-    share: bool = False,
+    lowered: LoweredProgram, options: Sequence[tuple[str, Any]] = (), *, share: bool = False
 ) -> CompiledProgram:
     """Compile a module, and place the values that its function closes over.
 
     Args:
-        signature: Arguments and results of the module.
         lowered: The module.
         options: Compiler options past those of the module.
         share: Let one process compile, and the others load its machine code.
     """
-    consts = signature.consts
-    used = list(compress(consts, signature.kept[: len(consts)]))
-    program = compile_program(
-        lowered,
-        (signature.in_avals, signature.out_avals),
-        committed=True,
-        options=options,
-        closed=ClosedValues(tuple(used), signature.closed),
-        share=share,
-    )
-    placed = program.keep(bare_values(used))
-    return CompiledProgram(
-        program=program,
-        lowered=lowered,
-        consts=tuple([c if is_ref(c) else p for c, p in zip(used, placed, strict=True)]),
-        kept=signature.kept_arguments,
-        written=signature.references,
-        stateful=signature.stateful,
-    )
+    program, consts = compile_program(lowered, options, share=share), lowered.consts
+    placed = program.keep(bare_values(consts))
+    program.consts = tuple([c if is_ref(c) else p for c, p in zip(consts, placed, strict=True)])
+    return program

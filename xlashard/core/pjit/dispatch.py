@@ -21,7 +21,8 @@ from xlashard.core.pjit.arguments import (
     bare_values,
     check_unshared,
 )
-from xlashard.core.pjit.compile import CompiledProgram
+from xlashard.core.pjit.lower import check_closed_alive
+from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.sharding import XLACompatibleSharding, from_jax
 from xlashard.errors import NonFiniteError
 from xlashard.support.lazily import dataclass, deferred
@@ -96,7 +97,7 @@ def run_repeatably(
     """Run a program for a call that missed the dispatcher's cache.
 
     Args:
-        compiled: The program.
+        compiled: The compiled.
         values: All arguments of the call, flat.
         results: Tree and classes of its results.
         donation: Paths of the arguments, and those that the call donates.
@@ -105,16 +106,16 @@ def run_repeatably(
     Returns:
         The result, and the dispatcher's cache entry; None for a call that it can't repeat.
     """
-    program, paths, name = compiled.program, donation.paths, donation.name
+    paths, name = donation.paths, donation.name
     kept_values = list(compress(values, compiled.kept))
     handles = bare_values(kept_values)
-    typed = _typed(handles, program.parts.in_avals[len(compiled.consts) :])
+    typed = _typed(handles, compiled.in_avals[len(compiled.consts) :])
     repeatable = typed is handles and _is_repeatable(compiled, kept_values, handles)
     execute.check_may_run(name)
-    compiled.check_closed_over(name, donation.naming)
+    check_closed_alive(compiled.consts, name, donation.naming)
     copies = partial(process_copies, handles, list(compress(paths, compiled.kept)))
-    program.admit(donation.naming, copies)
-    jax_shardings = program.in_jax_shardings[len(compiled.consts) :]
+    compiled.admit(donation.naming, copies)
+    jax_shardings = compiled.in_jax_shardings[len(compiled.consts) :]
     try:
         with arguments_may_move(kept_values, compress(paths, compiled.kept), jax_shardings):
             out = _run(compiled, values, typed, paths, name)
@@ -139,21 +140,20 @@ def _run(
     """Place the arguments that a program takes, run it, and return the handles of its results.
 
     Args:
-        compiled: The program.
+        compiled: The compiled.
         values: All arguments of the call.
         kept_handles: The handles of those that the program takes.
         paths: The paths of all arguments.
         name: The function.
     """
-    program, first = compiled.program, len(compiled.consts)
-    shardings = program.parts.in_shardings[first:]
+    shardings = compiled.in_shardings[len(compiled.consts) :]
     handles = list(map(_resharded, kept_handles, shardings))
-    placed = program.place([*bare_values(compiled.consts), *handles])
-    argument_paths, donated = compiled.argument_paths(paths, name), program.parts.plan.donated
-    check_unshared(program.shared_pair(placed), argument_paths, donated, name)
+    placed = compiled.place([*bare_values(compiled.consts), *handles])
+    argument_paths, donated = compiled.argument_paths(paths, name), compiled.plan.donated
+    check_unshared(compiled.shared_pair(placed), argument_paths, donated, name)
     out: list[list[Any]] = []
-    program.runner(out)(placed)
-    results = program.results(out[0])
+    compiled.runner(out)(placed)
+    results = compiled.results(out[0])
     if not compiled.written:
         return results
     first_written = len(results) - len(compiled.written)
@@ -163,7 +163,7 @@ def _run(
 
 
 def _typed(handles: list[Any], avals: Sequence[Any]) -> list[Any]:
-    """Return the same list, or a new one with 64-bit handles cast to the types of a program.
+    """Return the same list, or a new one with 64-bit handles cast to the types of a compiled.
 
     Such handles come from a caller with `jax_enable_x64`.
     """
@@ -203,12 +203,12 @@ def _is_repeatable(
     It changes no layouts, and moves only uncommitted arguments and those on a single device.
 
     Args:
-        compiled: The program.
+        compiled: The compiled.
         values: The arguments that it takes.
         handles: Their handles.
     """
-    program, first = compiled.program, len(compiled.consts)
-    layouts, jax_shardings = program.in_layouts[first:], program.in_jax_shardings[first:]
+    first = len(compiled.consts)
+    layouts, jax_shardings = compiled.in_layouts[first:], compiled.in_jax_shardings[first:]
     for value, handle, layout, jax_sharding in zip(
         values, handles, layouts, jax_shardings, strict=True
     ):
@@ -231,18 +231,17 @@ def _is_repeatable(
 
 def _fast_path(compiled: CompiledProgram, wrapping: Any, handles: Sequence[Any]) -> Any:
     """Return the dispatcher's cache entry, or None for a program that it can't run."""
-    program = compiled.program
-    if compiled.stateful or program.parts.body.has_effects or execute.checks_runs():
+    if compiled.stateful or compiled.body.has_effects or execute.checks_runs():
         return None
     return dispatch.FastPath(
-        xla_executable=program.executable,
+        xla_executable=compiled.executable,
         out_pytree_def=wrapping,
-        in_shardings=program.physical_in_shardings,
-        out_shardings=program.out_jax_shardings,
+        in_shardings=compiled.physical_in_shardings,
+        out_shardings=compiled.out_jax_shardings,
         out_avals=[h.aval for h in handles],
         out_committed=[h._committed for h in handles],
         kept_var_bitvec=[True] * len(compiled.consts) + list(compiled.kept),
-        in_device_local_layouts=program.in_layouts,
+        in_device_local_layouts=compiled.in_layouts,
         const_args=compiled.consts,
     )
 

@@ -25,12 +25,11 @@ from xlashard.core.pjit.arguments import (
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
 from xlashard.core.pjit.callables import constrained_body, pjit_p
-from xlashard.core.pjit.compile import PROGRAMS, CompiledProgram
+from xlashard.core.pjit.compile import PROGRAMS
 from xlashard.core.pjit.compile_log import CompileLog, StageEvent, make_call_key
 from xlashard.core.pjit.constraint import BoundaryArgument, constraint_p
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.core.pjit.lower import (
-    LoweredSignature,
     check_closed_over,
     closed_over_places,
     closed_over_values,
@@ -51,8 +50,9 @@ from xlashard.core.pjit.trace import (
     trace_call,
     used_parts_of,
 )
-from xlashard.core.program.compile import LoweredProgram
+from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.program.ignored_shardings import report_ignored
+from xlashard.core.program.lowered import LoweredProgram
 from xlashard.core.program.uneven_shardings import is_strict, report_uneven_constraints
 from xlashard.core.sharding import Sharding, SingleDeviceSharding, XLACompatibleSharding
 from xlashard.errors import ArgumentError
@@ -239,9 +239,7 @@ class Function:
                 f"backend={jax.default_backend()!r}"
             ) from None
 
-    def lower(
-        self, call: Call, request: LoweringRequest
-    ) -> tuple[LoweredSignature, LoweredProgram]:
+    def lower(self, call: Call, request: LoweringRequest) -> LoweredProgram:
         """Return the module of a call."""
         for observer in observed_programs.observers():
             observer.lowered(ObservedPjit(self, call))
@@ -276,14 +274,14 @@ class Function:
         if options:
             # Another program than that of the call's record.
             call = replace(call, miss=CacheMiss(arguments=call.miss.arguments))
-        _, lowered = entry.lower(jaxpr, call.miss)
+        lowered = entry.lower(jaxpr, call.miss)
         if reports_donation:
             lowered.report_donation(self._donation_mode, self.name)
         compiled = entry.compile(jaxpr, request, call.miss, options)
         request = replace(request, options=(*request.options, *options)) if options else request
         self.report_stages(call, request, is_last=True)
         if reports_donation:
-            lowered.report_donation(self._donation_mode, self.name, compiled.program)
+            compiled.report_donation(self._donation_mode, self.name)
         report_replicated(call, compiled, self.options)
         return compiled
 
@@ -299,7 +297,7 @@ class Function:
         except BaseException:
             self.report_stages(call, request)
             raise
-        self.is_spread |= compiled.program.is_spread
+        self.is_spread |= compiled.is_spread
         if compiled.consts and self.parameters.donates:
             self._closes_over.add(compiled)
         return compiled

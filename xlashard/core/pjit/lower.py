@@ -1,9 +1,9 @@
 """Lower a jaxpr to an annotated StableHLO module, and find its closed-over values."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import compress
+from itertools import compress, repeat
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,7 +17,7 @@ from xlashard._jax.lowering import (
 )
 from xlashard._jax.runtime import compiler
 from xlashard._jax.runtime.dispatch import handles_of_keys
-from xlashard._jax.runtime.shardings import layout_text
+from xlashard._jax.runtime.shardings import Device, layout_text
 from xlashard._jax.runtime.transfer import base_handle, lacks_buffer
 from xlashard._jax.trace.jaxprs import (
     array_literals,
@@ -53,8 +53,8 @@ from xlashard.core.array.placement.read import handle_value
 from xlashard.core.pjit.arguments import bare, check_alive
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.shardings.unreduced import check_reductions, unreduced_axes
-from xlashard.core.program.compile import LoweredProgram, lower_program
 from xlashard.core.program.donation import check_open_layouts
+from xlashard.core.program.lowered import LoweredProgram, lower_program
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan, open_dims
 from xlashard.core.sharding import (
     NamedSharding,
@@ -162,15 +162,18 @@ def check_closed_over(jaxpr: Any, name: str, function: Any = None) -> None:
         DeletedError: With the function, the variable and the array's type.
     """
     naming = partial(named_value, function=function, called=name)
-    check_closed_alive(closed_over_values(jaxpr, jaxpr.consts), naming)
+    check_closed_alive(closed_over_values(jaxpr, jaxpr.consts), name, naming)
 
 
-def check_closed_alive(values: Iterable[Any], naming: "ValueNamer") -> None:
+def check_closed_alive(
+    values: Iterable[Any], called: str, naming: "ValueNamer | None" = None
+) -> None:
     """Refuse closed-over values that lack buffers.
 
     Args:
         values: The values, or their handles.
-        naming: Returns the name of a value.
+        called: The function.
+        naming: Returns the name of a value; None where its variable is unknown.
 
     Raises:
         DeletedError: With the name and the type of the first.
@@ -178,7 +181,8 @@ def check_closed_alive(values: Iterable[Any], naming: "ValueNamer") -> None:
     for value in values:
         handle = base_handle(bare(value))
         if handle is not None and lacks_buffer(handle):
-            check_alive(value, naming(value), abstractify(bare(value)))
+            name = named_value(value, None, called) if naming is None else naming(value)
+            check_alive(value, name, abstractify(bare(value)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,71 +219,12 @@ def _digest(value: Any) -> str:
     return processes.digest(handle_value(*handles_of_keys([handle]))).hex()
 
 
-@dataclass(frozen=True, eq=False)
-class LoweredSignature:
-    """Arguments and results of a lowered jaxpr.
-
-    It must not hold the jaxpr: the programs of a function are dropped with the function's jaxpr.
-
-    Attributes:
-        in_avals: The abstract values of the hoisted values and arguments that are in use.
-        out_avals: The abstract values of the results.
-        consts: The hoisted values.
-        kept: For each hoisted value and each argument, True if it is in use.
-        written: Positions among hoisted values and arguments of the references whose new values
-            are the last results.
-        stateful: True if it takes references, or takes or returns tokens.
-        closed: All values that the function closes over.
-    """
-
-    in_avals: tuple[Any, ...]
-    out_avals: tuple[Any, ...]
-    consts: tuple[Any, ...]
-    kept: tuple[bool, ...]
-    written: tuple[int, ...]
-    stateful: bool
-    closed: tuple[Any, ...] = ()
-
-    @property
-    def kept_arguments(self) -> tuple[bool, ...]:
-        """Return for each argument True if it is in use."""
-        return self.kept[len(self.consts) :]
-
-    @property
-    def references(self) -> tuple[Any, ...]:
-        """Return the references of `written`: closed-over ones, and positions of arguments."""
-        count = len(self.consts)
-        return tuple([self.consts[i] if i < count else i - count for i in self.written])
-
-
-def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, LoweredSignature]:
-    """Hoist closed-over arrays out of a jaxpr, discharge its state, and drop unused arguments."""
-    jaxpr = without_high_level(jaxpr)
-    hoisted, consts = hoist(jaxpr, [is_hoisted(c) for c in jaxpr.consts])
-    tokens = has_tokens((*hoisted.in_avals, *hoisted.out_avals))
-    stateful = tokens or bool(reference_positions(hoisted))
-    ready, written = without_references(hoisted)
-    kept = (True,) * len(ready.in_avals)
-    if not keep_unused:
-        ready, kept = drop_unused(ready)
-    literals = array_literals(ready)
-    values = tuple([value for value, _ in literals])
-    signature = LoweredSignature(
-        in_avals=(*[aval for _, aval in literals], *ready.in_avals),
-        out_avals=tuple(ready.out_avals),
-        consts=(*values, *consts),
-        kept=(*(True,) * len(values), *kept),
-        written=tuple([len(values) + i for i in written]),
-        stateful=stateful,
-        closed=(*values, *jaxpr.consts),
-    )
-    return ready, signature
-
-
 def lower_jaxpr(
     jaxpr: Any, request: LoweringRequest, platform: str | None = None
-) -> tuple[LoweredSignature, LoweredProgram]:
-    """Return the module of a jaxpr, with its arguments and results.
+) -> LoweredProgram:
+    """Return the module of a jaxpr.
+
+    It must not hold the jaxpr: the programs of a function are dropped with the function's jaxpr.
 
     Args:
         jaxpr: The closed jaxpr.
@@ -299,61 +244,93 @@ def lower_jaxpr(
         jaxpr = WholeValuesFirst().jaxpr(jaxpr)
     if len(request.placement.devices) > 1 and has_trimmed_dilation(jaxpr):
         jaxpr = TrimmingBeforeDilation().jaxpr(jaxpr)
-    ready, signature = _ready(jaxpr, keep_unused=request.keep_unused)
+    devices: tuple[Device, ...] = request.placement.devices
+    low = without_high_level(jaxpr)
+    hoisted, consts = hoist(low, [is_hoisted(c) for c in low.consts])
+    ready, written = without_references(hoisted)
+    kept = (True,) * len(hoisted.in_avals)
+    if not request.keep_unused:
+        ready, kept = drop_unused(ready)
     _check_indices(ready, request.name)
-    placement = request.placement
-    _check_explicit_meshes(jaxpr, request.name, len(placement.devices))
+    _check_explicit_meshes(jaxpr, request.name, len(devices))
+    literals = array_literals(ready)
+    # JAX passes arrays that stand in a jaxpr before all arguments.
+    first = len(literals)
+    consts: list[Any] = [*[value for value, _ in literals], *consts]
+    kept = (*(True,) * first, *kept)
+    written: Sequence[int] = [first + i for i in written]
+    in_avals = (*[aval for _, aval in literals], *ready.in_avals)
+    names = ready.debug_info.safe_arg_names(len(ready.in_avals))
+    arg_names = (*("",) * first, *names)
+    plan = _plan(request, ready, (in_avals, arg_names), (consts, kept, written))
+    known = [v.sharding for v in (*plan.args, *plan.results) if v.sharding is not None]
+    target = LoweringTarget(
+        platform=platform or compiler.platform_of(devices[0]),
+        client=compiler.client_of(devices[0]) if platform is None else None,
+        devices=devices,
+        shardings=tuple(known),
+    )
+    try:
+        body = lower_body(ready, request.name, arg_names, target)
+    except CompileError as error:
+        raise CompileError(f"{request.name} can't be lowered: {error}") from None
+    lowered = lower_program(plan, body, (in_avals, ready.out_avals), source_of(ready))
+    check_open_layouts(plan, lowered.donation, request.name)
+    count, used = len(consts), tuple(compress(consts, kept))
+    of_call = kept[count:]
+    types = (*hoisted.in_avals, *hoisted.out_avals)
+    return replace(
+        lowered,
+        kept=of_call,
+        unused=_unused_donations(jaxpr, request, of_call) if any(request.donated) else (),
+        consts=used,
+        written=tuple([consts[i] if i < count else i - count for i in written]),
+        stateful=has_tokens(types) or bool(reference_positions(hoisted)),
+        closed=ClosedValues(used, (*consts[:first], *low.consts)),
+    )
+
+
+type _Names = tuple[tuple[Any, ...], Sequence[Any]]
+"""Abstract values and paths of the arguments of a program."""
+
+type _Inputs = tuple[list[Any], tuple[bool, ...], Sequence[int]]
+"""Hoisted values, whether the program takes each of them and each argument, and those written."""
+
+
+def _plan(request: LoweringRequest, ready: Any, arguments: _Names, inputs: _Inputs) -> ProgramPlan:
+    """Return the plan of a jaxpr from which state and unused arguments are removed."""
+    placement, (consts, kept, written) = request.placement, inputs
     multi = len(placement.devices) > 1
-    const_shardings = [closed_over_sharding(c) if multi else None for c in signature.consts]
+    const_shardings = [closed_over_sharding(c) if multi else None for c in consts]
     if request.moved_from:
         devices = dict(zip(request.moved_from, placement.devices, strict=True))
         const_shardings = [move_to(sharding, devices) for sharding in const_shardings]
-    all_ins = [*const_shardings, *placement.in_shardings]
-    all_layouts = [*(None,) * len(signature.consts), *request.layouts[0]]
-    donated = request.donated
-    if any(donated) and has_tokens(jaxpr.in_avals):
-        donated = [d and not is_token(a) for d, a in zip(donated, jaxpr.in_avals, strict=True)]
-    all_donated = [*(False,) * len(signature.consts), *donated]
-    for i in signature.written:
+    ins = [*const_shardings, *placement.in_shardings]
+    layouts = [*(None,) * len(consts), *request.layouts[0]]
+    donated = [*(False,) * len(consts), *request.donated]
+    for i in written:
         # A reference is written in place, unless the partitioner may choose its sharding.
-        all_donated[i] = not multi or all_ins[i] is not None
-    kept = signature.kept
-    ins, in_layouts = list(compress(all_ins, kept)), list(compress(all_layouts, kept))
-    requested = zip(placement.out_shardings, signature.out_avals, strict=False)
+        donated[i] = not multi or ins[i] is not None
+    requested = zip(placement.out_shardings, ready.out_avals, strict=False)
     results = [None if s is None else _open_typed_result(s, aval) for s, aval in requested]
-    outs = [*results, *[all_ins[i] for i in signature.written]]
-    out_layouts = [*request.layouts[1], *[all_layouts[i] for i in signature.written]]
-    debug = ready.debug_info
-    names = debug.safe_arg_names(len(ready.in_avals))
-    arg_names = (*("",) * (len(signature.in_avals) - len(names)), *names)
-    result_names = debug.safe_result_paths(len(signature.out_avals))
-    device = placement.devices[0]
-    plan = ProgramPlan(
+    outs = [*results, *[ins[i] for i in written]]
+    out_layouts = [*request.layouts[1], *[layouts[i] for i in written]]
+    result_names = ready.debug_info.safe_result_paths(len(ready.out_avals))
+    avals, names = arguments
+    args = tuple(map(_value, avals, compress(ins, kept), compress(layouts, kept), names))
+    return ProgramPlan(
         name=f"pjit_{request.name}",
         devices=placement.devices,
-        args=tuple(map(_value, signature.in_avals, ins, in_layouts, arg_names)),
-        results=tuple(map(_value, signature.out_avals, outs, out_layouts, result_names)),
-        donated=tuple(compress(all_donated, kept)),
+        args=args,
+        results=tuple(map(_value, ready.out_avals, outs, out_layouts, result_names)),
+        donated=tuple(
+            d and not v.is_token for d, v in zip(compress(donated, kept), args, strict=True)
+        ),
         partitioner=Partitioner.in_force(),
         options=request.options,
         mesh=placement.mesh,
         context=request.context,
     )
-    known = [s for s in (*ins, *outs) if s is not None]
-    target = LoweringTarget(
-        platform=platform or compiler.platform_of(device),
-        client=compiler.client_of(device) if platform is None else None,
-        devices=placement.devices,
-        shardings=tuple(known),
-    )
-    try:
-        lowered_body = lower_body(ready, request.name, arg_names, target)
-    except CompileError as error:
-        raise CompileError(f"{request.name} can't be lowered: {error}") from None
-    unused = _unused_donations(jaxpr, request, signature) if any(donated) else []
-    lowered = lower_program(plan, lowered_body, source_of(ready), unused)
-    check_open_layouts(plan, lowered.donation, request.name)
-    return signature, lowered
 
 
 def _check_indices(jaxpr: Any, name: str) -> None:
@@ -391,22 +368,14 @@ def _check_explicit_meshes(jaxpr: Any, name: str, devices: int) -> None:
 
 
 def _unused_donations(
-    jaxpr: Any, request: LoweringRequest, signature: LoweredSignature
-) -> list[ValuePlan]:
+    jaxpr: Any, request: LoweringRequest, kept: Sequence[bool]
+) -> tuple[ValuePlan, ...]:
     """Return the donated arguments that no result needs."""
     names = jaxpr.debug_info.safe_arg_names(len(jaxpr.in_avals))
-    return [
-        _value(aval, sharding, None, name)
-        for aval, sharding, name, donated, stays in zip(
-            jaxpr.in_avals,
-            request.placement.in_shardings,
-            names,
-            request.donated,
-            signature.kept_arguments,
-            strict=True,
-        )
-        if donated and not stays
-    ]
+    marks = zip(request.donated, kept, jaxpr.in_avals, strict=True)
+    chosen = [donated and not stays and not is_token(aval) for donated, stays, aval in marks]
+    values = jaxpr.in_avals, request.placement.in_shardings, repeat(None), names
+    return tuple(map(_value, *(compress(side, chosen) for side in values)))
 
 
 def _open_typed_result(sharding: XLACompatibleSharding, aval: Any) -> XLACompatibleSharding:

@@ -140,6 +140,11 @@ def bytes_of(value: ValuePlan) -> object:
     return local_bytes(value, None if value.is_free else value.sharding)
 
 
+def sum_known(sizes: Sequence[object]) -> int:
+    """Return the sum of the bytes of values, keys left out."""
+    return sum([size for size in sizes if isinstance(size, int)])
+
+
 def local_bytes(value: ValuePlan, sharding: XLACompatibleSharding | None) -> object:
     """Return the bytes per device of a value under a sharding; None for the whole value."""
     return _shard_bytes(value.shape, value.dtype, sharding)

@@ -1,6 +1,7 @@
 """Execution of compiled programs on buffer handles."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,13 @@ import numpy as np
 from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, dispatch, executables, execute
-from xlashard._jax.runtime.shardings import is_compile_only
+from xlashard._jax.runtime.shardings import is_compile_only, layout_text
 from xlashard._jax.runtime.topologies import compile_only_error
 from xlashard._jax.runtime.transfer import shared_pair
 from xlashard.core.program.consistency import CONSISTENCY
+from xlashard.core.program.donation import UnusedDonation, local_bytes, refusal, sum_known
 from xlashard.core.program.executables import LoadedExecutable, Source
+from xlashard.core.program.lowered import LoweredProgram
 from xlashard.core.program.plan import ProgramPlan, ValuePlan
 from xlashard.core.sharding import XLACompatibleSharding
 from xlashard.errors import UnreducedError
@@ -31,13 +34,16 @@ else:
     hlo = deferred("xlashard.hlo.module")
 
 type Handle = compiler.Handle
+type _Layouts = tuple[Sequence[str | None], Sequence[str | None]]
+"""Layouts of arguments and of results."""
 
 
-@dataclass(frozen=True, eq=False)
-class ProgramParts:
-    """Plan, shardings and types of a compiled program.
+@dataclass(eq=False)
+class CompiledProgram:
+    """A compiled program over a fixed list of devices, and how arguments reach it.
 
     Attributes:
+        loaded: PJRT's loaded executable, which equal programs share.
         plan: Its plan.
         in_shardings: The sharding of each argument, with propagated ones.
         out_shardings: The sharding of each result, with propagated ones.
@@ -45,9 +51,21 @@ class ProgramParts:
         out_avals: The abstract values of the results.
         committed: Whether the results are committed to their devices.
         body: The module, and objects that live as long as the program.
+        kept: For each argument of a call, True if the program takes it.
         request: Its compile request; None for a program from a file.
+        source: Source of its executable.
+        fingerprint: Its fingerprint until its processes have compared it; None for a program of
+            one process.
+        saved_digest: Digest of the module of a program from a file.
+        consts: Handles of the hoisted values, placed as its first arguments; references unchanged.
+        written: For each of the last results the reference that it is written to: a reference that
+            the function closes over, or the position of an argument.
+        stateful: True if it takes references, or takes or returns tokens, which jaxlib's
+            dispatcher does not support.
+        lowered: Its module; None for a program that was loaded from a file.
     """
 
+    loaded: LoadedExecutable
     plan: ProgramPlan
     in_shardings: tuple[XLACompatibleSharding, ...]
     out_shardings: tuple[XLACompatibleSharding, ...]
@@ -55,7 +73,31 @@ class ProgramParts:
     out_avals: tuple[Any, ...]
     committed: bool
     body: LoweredBody
+    kept: tuple[bool, ...]
     request: compiler.CompileRequest | None = None
+    source: Source = "the compiler"
+    fingerprint: "ProgramFingerprint | None" = None
+    saved_digest: str = ""
+    consts: tuple[Any, ...] = ()
+    written: tuple[Any, ...] = ()
+    stateful: bool = False
+    lowered: LoweredProgram | None = None
+
+    @property
+    def executable(self) -> compiler.Executable:
+        """Return PJRT's executable."""
+        return self.loaded.executable
+
+    def argument_paths(self, paths: Sequence[str], name: str) -> list[str]:
+        """Return the path of each argument of the program.
+
+        Args:
+            paths: The path of each argument of the call.
+            name: The function.
+        """
+        return [f"an array that {name} closes over"] * len(self.consts) + [
+            path for path, kept in zip(paths, self.kept, strict=True) if kept
+        ]
 
     @property
     def requested_in_shardings(self) -> tuple[XLACompatibleSharding | None, ...]:
@@ -63,36 +105,70 @@ class ProgramParts:
         pairs = zip(self.in_shardings, self.plan.args, strict=True)
         return tuple([None if plan.is_free else sharding for sharding, plan in pairs])
 
-
-class LoadedProgram:
-    """A compiled program over a fixed list of devices.
-
-    Args:
-        loaded: PJRT's loaded executable, which equal programs share.
-        parts: Its parts.
-        source: Source of its executable.
-        fingerprint: Its fingerprint; None for a program of one process.
-    """
-
-    def __init__(
-        self,
-        loaded: LoadedExecutable,
-        parts: ProgramParts,
-        source: Source = "the compiler",
-        fingerprint: "ProgramFingerprint | None" = None,
-    ) -> None:
-        self.loaded = loaded
-        self.source: Source = source
-        self.executable: compiler.Executable = loaded.executable
-        self.parts = parts
-        self.fingerprint = fingerprint
-        # Digest of the module of a program from a file.
-        self.saved_digest = "" if fingerprint is None else fingerprint.saved
-
     @property
     def name(self) -> str:
         """Return the function's name."""
-        return self.parts.plan.function_name
+        return self.plan.function_name
+
+    def report_donation(self, mode: str, function: str) -> None:
+        """Report donations that the compiler left unused; see `LoweredProgram.report_donation`."""
+        if self.lowered is not None and any(self.plan.donated):
+            self.lowered.report_donation(mode, function, self._left_donations(self.lowered))
+
+    def refusals(self, aliases: Mapping[int, int] | None = None) -> dict[str, UnusedDonation]:
+        """Return the reasons why donated arguments keep their buffers, by path.
+
+        Args:
+            aliases: The argument whose buffers each result takes over, with tokens counted, of a
+                program without its executable; None to read the executable.
+        """
+        lowered = self.lowered
+        if lowered is None:
+            return {}
+        if aliases is None:
+            left = self._left_donations(lowered)
+        else:
+            layouts = [v.layout for v in self.plan.args], [v.layout for v in self.plan.results]
+            left = self._unused_donations(lowered, layouts, aliases)
+        refusals = [*lowered.find_useless_donations(), *left]
+        return {refused.value.name: refused for refused in refusals}
+
+    def _left_donations(self, lowered: LoweredProgram) -> list[UnusedDonation]:
+        """Return the refusals of donated arguments that the compiler left unused."""
+        donation = lowered.donation
+        if len(donation.certain) == len(donation.pairs):
+            return []
+        args, shardings = lowered.plan.args, self.in_shardings
+        offered = sum_known([local_bytes(args[i], shardings[i]) for i in donation.pairs])
+        if compiler.alias_bytes(self.executable) in (None, offered):
+            return []
+        ins = map(layout_text, self.in_layouts, [aval.dtype for aval in self.in_avals])
+        outs = map(layout_text, self.out_layouts, [aval.dtype for aval in self.out_avals])
+        aliases = executables.aliases(self.executable)
+        return self._unused_donations(lowered, (list(ins), list(outs)), aliases)
+
+    def _unused_donations(
+        self, lowered: LoweredProgram, layouts: "_Layouts", aliases: Mapping[int, int]
+    ) -> list[UnusedDonation]:
+        plan, tokens = self._plan_with_choices(layouts), len(self.body.ordered_effects)
+        aliased = {result - tokens: argument - tokens for result, argument in aliases.items()}
+        left = lowered.donation.pairs.keys() - aliased.values()
+        return [refusal(plan, i, dict(aliased)) for i in sorted(left)]
+
+    def _plan_with_choices(self, layouts: "_Layouts") -> ProgramPlan:
+        """Return the plan with the compiler's choices."""
+
+        def with_choices(values: Any, shardings: Any, layouts: Any) -> tuple[ValuePlan, ...]:
+            return tuple(
+                replace(value, sharding=sharding, annotated=False, layout=layout)
+                for value, sharding, layout in zip(values, shardings, layouts, strict=True)
+            )
+
+        return replace(
+            self.plan,
+            args=with_choices(self.plan.args, self.in_shardings, layouts[0]),
+            results=with_choices(self.plan.results, self.out_shardings, layouts[1]),
+        )
 
     def executable_with_lines(
         self, place: "Callable[[Sequence[hlo.Frame]], object]"
@@ -105,7 +181,7 @@ class LoadedProgram:
         Args:
             place: Returns the relevant location of a call stack, the innermost frame first.
         """
-        own, used, request = self.parts.body.module, self.loaded.module, self.parts.request
+        own, used, request = self.body.module, self.loaded.module, self.request
         executable = self.executable
         if used is not None and used is not own and request is not None:
             stacks = zip(_stacks(own), _stacks(used), strict=True)
@@ -116,23 +192,23 @@ class LoadedProgram:
     @cached_property
     def in_jax_shardings(self) -> tuple[Any, ...]:
         """Return JAX's own sharding of each argument."""
-        return _jax_shardings(self.parts.in_shardings, self.parts.in_avals)
+        return _jax_shardings(self.in_shardings, self.in_avals)
 
     @cached_property
     def physical_in_shardings(self) -> tuple[Any, ...]:
         """Return JAX's own sharding of each argument's buffers (for keys, of their integers)."""
-        if not execute.has_keys(self.parts.in_avals):
+        if not execute.has_keys(self.in_avals):
             return self.in_jax_shardings
-        return tuple(map(execute.physical_sharding, self.parts.in_avals, self.in_jax_shardings))
+        return tuple(map(execute.physical_sharding, self.in_avals, self.in_jax_shardings))
 
     @cached_property
     def out_jax_shardings(self) -> tuple[Any, ...]:
         """Return JAX's own sharding of each result, which its handle carries."""
-        return _jax_shardings(self.parts.out_shardings, self.parts.out_avals)
+        return _jax_shardings(self.out_shardings, self.out_avals)
 
     @cached_property
     def _raw_layouts(self) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-        raw, tokens = compiler.raw_layouts(self.executable), len(self.parts.body.ordered_effects)
+        raw, tokens = compiler.raw_layouts(self.executable), len(self.body.ordered_effects)
         return None if raw is None else (tuple(raw[0][tokens:]), tuple(raw[1][tokens:]))
 
     @cached_property
@@ -153,36 +229,34 @@ class LoadedProgram:
     def in_layouts(self) -> tuple[Any, ...]:
         """Return the layout of each argument in memory; None where it is the default one."""
         layouts = self.full_layouts[0]
-        return tuple(compiler.dispatch_layouts(layouts, self.in_jax_shardings, self.parts.in_avals))
+        return tuple(compiler.dispatch_layouts(layouts, self.in_jax_shardings, self.in_avals))
 
     @cached_property
     def out_layouts(self) -> tuple[Any, ...]:
         """Return the layout of each result in memory; None where it is the default one."""
         layouts = self.full_layouts[1]
-        return tuple(
-            compiler.dispatch_layouts(layouts, self.out_jax_shardings, self.parts.out_avals)
-        )
+        return tuple(compiler.dispatch_layouts(layouts, self.out_jax_shardings, self.out_avals))
 
     @cached_property
     def handlers(self) -> list[Any]:
         """Return the function that makes a handle of each result's buffers."""
-        make_handler = cache(partial(execute.result_handler, committed=self.parts.committed))
-        return list(map(make_handler, self.parts.out_avals, self.out_jax_shardings))
+        make_handler = cache(partial(execute.result_handler, committed=self.committed))
+        return list(map(make_handler, self.out_avals, self.out_jax_shardings))
 
     @cached_property
     def is_compile_only(self) -> bool:
         """Return whether its devices are those of a topology, which run nothing."""
-        return is_compile_only(self.parts.plan.devices[0])
+        return is_compile_only(self.plan.devices[0])
 
     def _must_run(self) -> None:
         if self.is_compile_only:
-            raise compile_only_error(self.name, self.parts.plan.devices[0])
+            raise compile_only_error(self.name, self.plan.devices[0])
 
     def keep(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return leading arguments for every run, placed unless the devices only compile."""
         if not self.is_compile_only:
             return tuple(self.place(values))
-        avals = self.parts.in_avals
+        avals = self.in_avals
         return tuple(
             v if isinstance(v, jax.Array) else np.asarray(v, aval.dtype)
             for v, aval in zip(values, avals, strict=False)
@@ -199,15 +273,15 @@ class LoadedProgram:
         """
         if not values:
             return []
-        parts, at = self.parts, slice(first, first + len(values))
-        self._check(values, parts.in_shardings[at], parts.plan.args[at])
+        at = slice(first, first + len(values))
+        self._check(values, self.in_shardings[at], self.plan.args[at])
         layouts = _required_layouts(values, self.in_layouts[at], self.full_layouts[0][at])
         return list(dispatch.place(values, self.in_jax_shardings[at], layouts))
 
     def place_as_results(self, values: Sequence[Any]) -> list[Handle]:
         """Return handles of values in the form of the program's leading results."""
-        parts, shardings = self.parts, self.out_jax_shardings[: len(values)]
-        self._check(values, parts.out_shardings, parts.plan.results)
+        shardings = self.out_jax_shardings[: len(values)]
+        self._check(values, self.out_shardings, self.plan.results)
         layouts = _required_layouts(values, self.out_layouts, self.full_layouts[1])
         return list(dispatch.place(values, shardings, layouts))
 
@@ -264,7 +338,7 @@ class LoadedProgram:
             out: Receives the list of raw results of each run.
         """
         executable, handlers = self.executable, self.handlers
-        plan, body = self.parts.plan, self.parts.body
+        plan, body = self.plan, self.body
         names = [v.name or "a result" for v in plan.results]
         checks = execute.RunChecks(self.name, names, plan.donated)
         if not body.has_effects:
@@ -283,7 +357,7 @@ class LoadedProgram:
 
     def results(self, raw: list[Handle]) -> list[Handle]:
         """Return the handles of the results, without tokens and with key arrays wrapped."""
-        tokens, avals = len(self.parts.body.ordered_effects), self.parts.out_avals
+        tokens, avals = len(self.body.ordered_effects), self.out_avals
         if not self._has_keys:
             return raw[tokens:] if tokens else raw
         return list(map(execute.as_key_array, avals, raw[tokens:]))
@@ -291,7 +365,7 @@ class LoadedProgram:
     @property
     def is_spread(self) -> bool:
         """Return True if it runs on several devices."""
-        return len(self.parts.plan.devices) > 1
+        return len(self.plan.devices) > 1
 
     def shared_pair(self, handles: Sequence[Handle]) -> tuple[int, int] | None:
         """Return the positions of two placed handles that share a donated buffer.
@@ -306,17 +380,17 @@ class LoadedProgram:
 
     @cached_property
     def _may_take_over(self) -> bool:
-        return any(self.parts.plan.donated) or compiler.alias_bytes(self.executable) != 0
+        return any(self.plan.donated) or compiler.alias_bytes(self.executable) != 0
 
     @cached_property
     def _taken_over(self) -> frozenset[int]:
         """Return the positions of the arguments whose buffers the compiled program takes over."""
-        tokens = len(self.parts.body.ordered_effects)
+        tokens = len(self.body.ordered_effects)
         return frozenset(i - tokens for i in executables.aliases(self.executable).values())
 
     @cached_property
     def _has_keys(self) -> bool:
-        return execute.has_keys(self.parts.out_avals)
+        return execute.has_keys(self.out_avals)
 
     def __call__(self, values: Sequence[Any]) -> list[Handle]:
         """Place values and run."""

@@ -12,7 +12,7 @@ from xlashard._jax import stablehlo_parse
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.stablehlo_modules import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE
-from xlashard.core.program.compile import LoweredProgram, lower_program
+from xlashard.core.program.lowered import LoweredProgram, lower_program
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.core.sharding import Mesh
 from xlashard.errors import GeometryError, ModuleError
@@ -228,7 +228,8 @@ def lower_parsed_module(parsed: ParsedModule, plan: ProgramPlan) -> LoweredProgr
         for own, value in zip(described, values, strict=False):
             if value.annotated and own.tiles is not None:
                 _check_tiles(own, own.tiles, len(plan.devices))
-    return lower_program(plan, body)
+    avals = [v.aval for v in parsed.args], [v.aval for v in parsed.results]
+    return lower_program(plan, body, avals)
 
 
 def partitioner_for(parsed: ParsedModule) -> Partitioner:

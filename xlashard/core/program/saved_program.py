@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from xlashard.core.program.environment import (
     versions,
 )
 from xlashard.core.program.executables import LoadedExecutable
-from xlashard.core.program.execute import Handle, LoadedProgram, ProgramParts
+from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.core.program.saved_format import (
     Contents,
@@ -45,20 +46,17 @@ _DESCRIPTION = "description"
 type Sections = dict[str, bytes | memoryview]
 
 
-def save_program(
-    program: LoadedProgram, consts: Sequence[Handle]
-) -> tuple[dict[str, Any], Sections]:
+def save_program(program: CompiledProgram) -> tuple[dict[str, Any], Sections]:
     """Return a program as JSON, and the bytes that belong to it.
 
     Args:
         program: The program.
-        consts: Its closed-over values, placed as its first arguments.
 
     Raises:
         SavedProgramError: It calls Python functions or refers to objects of this process, or its
             platform has no bytes of it.
     """
-    parts = program.parts
+    plan, consts = program.plan, program.consts
     _check_self_contained(program)
     sections: Sections = {_EXECUTABLE: _executable_bytes(program)}
     if program.is_compile_only:
@@ -72,19 +70,19 @@ def save_program(
         sections[_const_name(i)] = array_to_bytes(const)
     writer = ShardingWriter()
     header = {
-        "name": parts.plan.name,
-        "partitioner": parts.plan.partitioner.value,
-        "options": [list(option) for option in parts.plan.options],
-        "committed": parts.committed,
+        "name": plan.name,
+        "partitioner": plan.partitioner.value,
+        "options": [list(option) for option in plan.options],
+        "committed": program.committed,
         "consts": len(consts),
-        "in": _values(writer, parts.in_avals, parts.in_shardings, parts.plan.args),
-        "out": _values(writer, parts.out_avals, parts.out_shardings, parts.plan.results),
+        "in": _values(writer, program.in_avals, program.in_shardings, plan.args),
+        "out": _values(writer, program.out_avals, program.out_shardings, plan.results),
         "meshes": writer.meshes,
-        "environment": asdict(Environment.of(parts.plan.devices)),
+        "environment": asdict(Environment.of(plan.devices)),
     }
-    if not parts.plan.is_of_one_process:
+    if not plan.is_of_one_process:
         # Its processes compare this digest, since a saved program has no module.
-        module = parts.body.module
+        module = program.body.module
         header["module"] = modules.digest(module) if module else program.saved_digest
     return header, sections
 
@@ -96,8 +94,8 @@ def _is_whole(const: Any) -> bool:
     )
 
 
-def _check_self_contained(program: LoadedProgram) -> None:
-    body = program.parts.body
+def _check_self_contained(program: CompiledProgram) -> None:
+    body = program.body
     if body.callbacks:
         raise SavedProgramError(
             f"{program.name} can't be saved: it calls the Python function"
@@ -111,11 +109,11 @@ def _check_self_contained(program: LoadedProgram) -> None:
         )
 
 
-def _executable_bytes(program: LoadedProgram) -> bytes:
+def _executable_bytes(program: CompiledProgram) -> bytes:
     try:
         return program.loaded.to_bytes()
     except RuntimeError as error:
-        platform = program.parts.plan.devices[0].platform
+        platform = program.plan.devices[0].platform
         raise SavedProgramError(  # no-catalogue: no supported compiler does this
             f"the runtime of {platform} has no bytes of {program.name}: {error}"
         ) from None
@@ -144,9 +142,12 @@ def _values(
 
 
 def load_program(
-    header: Mapping[str, Any], contents: Contents, target: LoadTarget, donated: Sequence[bool]
-) -> tuple[LoadedProgram, tuple[Handle, ...]]:
-    """Return the program of the JSON and sections of `save_program`, and its closed-over values.
+    header: Mapping[str, Any],
+    contents: Contents,
+    target: LoadTarget,
+    arguments: tuple[tuple[bool, ...], Sequence[bool]],
+) -> CompiledProgram:
+    """Return the program of the JSON and sections of `save_program`.
 
     All checks precede the use of the bytes by PJRT.
 
@@ -154,7 +155,8 @@ def load_program(
         header: The JSON.
         contents: The file.
         target: Devices and flags of the caller.
-        donated: Whether the buffers of each argument may be reused.
+        arguments: For each argument of a call, whether the program takes it, and whether it is
+            donated.
 
     Raises:
         ArgumentError: The target's devices are invalid.
@@ -164,22 +166,24 @@ def load_program(
         environment = decode(Environment, header["environment"])
     chosen = find_devices(environment, target)
     with reading():
-        shardings = ShardingReader(header["meshes"], chosen)
+        shardings, count = ShardingReader(header["meshes"], chosen), int(header["consts"])
         ins, outs = (_read_values(header[side], shardings) for side in ("in", "out"))
         plan = ProgramPlan(
             name=str(header["name"]),
             devices=chosen,
             args=tuple(plan for plan, _ in ins),
             results=tuple(plan for plan, _ in outs),
-            donated=tuple(donated),
+            donated=(*(False,) * count, *compress(arguments[1], arguments[0])),
             partitioner=Partitioner(header["partitioner"]),
             options=tuple((str(name), value) for name, value in header["options"]),
         )
-        count = int(header["consts"])
         values = [
             array_from_bytes(contents.sections[_const_name(i)], ins[i][1]) for i in range(count)
         ]
-        parts = ProgramParts(
+        machine_code = bytes(contents.sections[_EXECUTABLE])
+        loaded = LoadedExecutable(machine_code)
+        program = CompiledProgram(
+            loaded=loaded,
             plan=plan,
             in_shardings=_stored_shardings(plan.args),
             out_shardings=_stored_shardings(plan.results),
@@ -187,32 +191,32 @@ def load_program(
             out_avals=tuple(aval for _, aval in outs),
             committed=bool(header["committed"]),
             body=LoweredBody(),
+            kept=arguments[0],
+            source="a file",
+            saved_digest=str(header.get("module", "")),
         )
-        machine_code = bytes(contents.sections[_EXECUTABLE])
-    _check_widths(parts)
-    loaded = LoadedExecutable(machine_code)
+    _check_widths(program)
     if is_compile_only(chosen[0]):
         loaded.load(partial(_describe, contents, plan))
     else:
         loaded.load(partial(_load, machine_code, plan))
-    fingerprint = None
     if not plan.is_of_one_process:
-        fingerprint = ProgramFingerprint(plan, saved=str(header.get("module", "")))
-    program = LoadedProgram(loaded, parts, "a file", fingerprint)
+        program.fingerprint = ProgramFingerprint(plan, saved=program.saved_digest)
     layouts = compiler.raw_layouts(loaded.executable)
     if layouts is not None and tuple(map(len, layouts)) != (len(ins), len(outs)):
         raise SavedProgramError(
             f"the saved program's header has {len(ins)} arguments and {len(outs)} results, "
             f"its executable has {len(layouts[0])} and {len(layouts[1])}: serialize() it again"
         )
-    return program, program.keep(values)
+    program.consts = program.keep(values)
+    return program
 
 
-def _check_widths(parts: ProgramParts) -> None:
-    wide = {str(aval.dtype) for aval in unsupported((*parts.in_avals, *parts.out_avals))}
+def _check_widths(program: CompiledProgram) -> None:
+    wide = {str(aval.dtype) for aval in unsupported((*program.in_avals, *program.out_avals))}
     if wide:
         raise SavedProgramError(
-            f"the saved program {parts.plan.function_name} has {', '.join(sorted(wide))} values, "
+            f"the saved program {program.name} has {', '.join(sorted(wide))} values, "
             "which JAX supports only with jax_enable_x64: write "
             "jax.config.update('jax_enable_x64', True) before deserialize()"
         )

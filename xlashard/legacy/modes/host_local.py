@@ -308,7 +308,7 @@ class ModeLowered(stages.Lowered):
     """
 
     def __init__(self, lowered: stages.Lowered, host_local: HostLocal | None) -> None:
-        parts = lowered._request, lowered._signature, lowered._program, lowered._platform
+        parts = lowered._request, lowered._program, lowered._platform
         super().__init__(lowered._traced, *parts)
         self._host_local = host_local
 

@@ -16,11 +16,11 @@ from xlashard._jax.trace.tracing import Tracer
 from xlashard.core.array import Array
 from xlashard.core.array.array_class.handles import KindOf, unwrapped
 from xlashard.core.pjit.arguments import Argument
-from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.options import PjitOptions, Selected
 from xlashard.core.pjit.shardings.resources import Auto, FromGda
 from xlashard.core.pjit.trace import Call
+from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.sharding import Mesh, NamedSharding, XLACompatibleSharding
 from xlashard.core.sharding.sharding_texts import described
 from xlashard.errors import MeshError, ResourceError
@@ -224,16 +224,15 @@ def _spec_of(sharding: XLACompatibleSharding) -> str:
 
 
 def _log(call: Call, compiled: CompiledProgram) -> None:
-    program = compiled.program
     first = len(compiled.consts)
     LOGGER.warning(
         "running %s\n  in_shardings: %s\n  out_shardings: %s\n  abstract args: %s\n"
         "  fingerprint: %s",
         call.traced.name,
-        [*map(described, program.parts.in_shardings[first:])],
-        [*map(described, program.parts.out_shardings)],
+        [*map(described, compiled.in_shardings[first:])],
+        [*map(described, compiled.out_shardings)],
         [*map(aval_text, call.traced.in_avals)],
-        fingerprint(program.executable),
+        fingerprint(compiled.executable),
     )
 
 

@@ -28,8 +28,9 @@ from xlashard._jax.trace.jaxprs import from_function
 from xlashard.core.array.placement.put import put_value
 from xlashard.core.array.placement.target import resolve_sharding
 from xlashard.core.array.reshard import ReshardTask
-from xlashard.core.program.compile import compile_program, lower_program
-from xlashard.core.program.execute import LoadedProgram
+from xlashard.core.program.compile import compile_program
+from xlashard.core.program.execute import CompiledProgram
+from xlashard.core.program.lowered import lower_program
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.core.sharding import (
     GSPMDSharding,
@@ -216,7 +217,7 @@ class CompiledReshard:
         extra_bytes: Bytes on each device beside source and target; 0 if unknown.
     """
 
-    program: LoadedProgram
+    program: CompiledProgram
     chunks: Chunks | None
     extra_bytes: int
 
@@ -255,7 +256,7 @@ def _by_chunks(request: ReshardRequest, chunks: Chunks) -> CompiledReshard:
 
 @cleared_with_jax
 @lru_cache(maxsize=_PROGRAMS_KEPT)
-def _blank(request: ReshardRequest) -> LoadedProgram:
+def _blank(request: ReshardRequest) -> CompiledProgram:
     """Return a program for an empty result; its argument is any number."""
     shape, dtype = request.shape, request.dtype
     return _compiled(request, lambda number: [jnp.zeros(shape, dtype)], ["number"], donated=[False])
@@ -284,7 +285,7 @@ def _compiled(
     function: Callable[..., list[Any]],
     names: Sequence[str],
     donated: Sequence[bool],
-) -> LoadedProgram:
+) -> CompiledProgram:
     """Compile a program whose arguments have the names of the function's parameters."""
     x, out = (
         ValuePlan(request.shape, str(request.dtype), sharding, layout=layout)
@@ -308,4 +309,4 @@ def _compiled(
         donated=tuple(donated),
         partitioner=request.partitioner,
     )
-    return compile_program(lower_program(plan, body), (avals, [result]), committed=True)
+    return compile_program(lower_program(plan, body, (avals, [result])))

@@ -18,12 +18,13 @@ from xlashard._jax.trace.jaxprs import is_reference
 from xlashard._jax.trace.primitive_names import CONSTRAINTS
 from xlashard._jax.trace.tracing import explicit_sharding, is_token
 from xlashard.core.pjit.arguments import Argument
-from xlashard.core.pjit.compile import PROGRAMS, CompiledProgram
+from xlashard.core.pjit.compile import PROGRAMS
 from xlashard.core.pjit.options import PjitOptions
 from xlashard.core.pjit.shardings.device_assignment import mesh_of
 from xlashard.core.pjit.shardings.resolve import named
 from xlashard.core.pjit.trace import Call
 from xlashard.core.program import uneven_shardings as settings
+from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.program.uneven_shardings import is_strict, tile_bytes, warn
 from xlashard.core.sharding import (
     Mesh,
@@ -223,7 +224,7 @@ def report_replicated(call: Call, compiled: CompiledProgram, options: PjitOption
     Raises:
         ReplicationError: If any, under `strict`.
     """
-    least, plan = settings.FLAGS.warn_replicated * 2**20, compiled.program.parts.plan
+    least, plan = settings.FLAGS.warn_replicated * 2**20, compiled.plan
     if len(plan.devices) == 1 or not least:
         return
     values = [(each, "by device_put or in_shardings") for each in _arguments(call, compiled)]
@@ -247,7 +248,7 @@ def _arguments(call: Call, compiled: CompiledProgram) -> Iterator[_Value]:
     """Yield the arguments that have no placement."""
     kept = compiled.kept
     arguments = compress(call.miss.arguments or (), kept)
-    shardings = compiled.program.parts.in_shardings[len(compiled.consts) :]
+    shardings = compiled.in_shardings[len(compiled.consts) :]
     for argument, requested, sharding in zip(
         arguments, compress(call.in_shardings, kept), shardings, strict=True
     ):
@@ -257,14 +258,14 @@ def _arguments(call: Call, compiled: CompiledProgram) -> Iterator[_Value]:
 
 def _results(call: Call, compiled: CompiledProgram) -> Iterator[_Value]:
     """Yield the results without a requested sharding, of types that no argument has."""
-    jaxpr, parts = call.traced.jaxpr, compiled.program.parts
-    types = {(aval.shape, aval.dtype) for aval in parts.in_avals if _is_array(aval)}
+    jaxpr = call.traced.jaxpr
+    types = {(aval.shape, aval.dtype) for aval in compiled.in_avals if _is_array(aval)}
     constrained = {eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name in CONSTRAINTS}
     for variable, path, requested, sharding in zip(
         jaxpr.outvars,
         call.traced.result_paths,
         call.out_shardings,
-        parts.out_shardings,
+        compiled.out_shardings,
         strict=False,
     ):
         aval = variable.aval

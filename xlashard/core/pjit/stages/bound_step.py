@@ -27,11 +27,12 @@ from xlashard.core.pjit.arguments import (
     may_share,
     split_by_donation,
 )
-from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.dispatch import explained_nan
+from xlashard.core.pjit.lower import check_closed_alive
 from xlashard.core.pjit.shardings.resources import check_whole
 from xlashard.core.pjit.stages.bound_step_plan import Input, StepPlan, place_state
 from xlashard.core.pjit.stages.info import check_type
+from xlashard.core.program.execute import CompiledProgram
 from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
 from xlashard.support.tracebacks import shorten
 
@@ -62,8 +63,7 @@ class BoundStep:
         self, compiled: CompiledProgram, plan: StepPlan, state: Any, body: Any = None
     ) -> None:
         leaves, handles = place_state(compiled, plan, state)
-        self._compiled = compiled
-        self._program = compiled.program
+        self._program = compiled
         self._consts = compiled.consts
         self._body = body
         self._plan = plan
@@ -74,15 +74,13 @@ class BoundStep:
         # The raw results of a run until the new state is taken from them: an interrupt finds the
         # state either in `_state`, still whole, or in here.
         self._results: list[list[Any]] = []
-        of_several = compiled.program.fingerprint is not None
-        self._run: Runner = (
-            self._first_run if of_several else compiled.program.runner(self._results)
-        )
-        effects = compiled.program.parts.body.ordered_effects
+        of_several = compiled.fingerprint is not None
+        self._run: Runner = self._first_run if of_several else compiled.runner(self._results)
+        effects = compiled.body.ordered_effects
         self._is_bare = not (effects or plan.keys)
         self._is_in_order = not plan.keys and plan.order is None
         # XLA refuses a shared buffer before anything starts where there is one device.
-        self._is_spread = compiled.program.is_spread
+        self._is_spread = compiled.is_spread
         self._lock = threading.Lock()
         # Arguments of the first run by path, whose copies are compared between the processes.
         self._first_values: list[tuple[str, Any]] = []
@@ -138,7 +136,7 @@ class BoundStep:
                 handles = state
                 consts = self._consts
                 if consts:
-                    self._compiled.check_closed_over(plan.name)
+                    check_closed_alive(consts, plan.name)
                     handles = [*consts, *state, *inputs]
                 elif inputs:
                     handles = [*state, *inputs]
@@ -273,7 +271,7 @@ class BoundStep:
             state = self._alive() if self._is_shared else ()
             if not may_share(donated, [*others, *self._consts, *state]):
                 return
-        pair, program_plan = self._program.shared_pair(handles), self._program.parts.plan
+        pair, program_plan = self._program.shared_pair(handles), self._program.plan
         check_unshared(pair, plan.program_paths, program_plan.donated, plan.name)
 
     def _explained(

@@ -17,9 +17,9 @@ from xlashard.core.pjit.arguments import (
     check_values,
     describe_arguments,
 )
-from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.shardings.resources import check_whole, is_split
 from xlashard.core.pjit.stages.info import StageInfo, check_place, check_type
+from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.sharding import XLACompatibleSharding
 from xlashard.core.sharding.sharding_texts import described
 from xlashard.errors import ArgumentError
@@ -151,8 +151,8 @@ def place_state(
             f"{plan.name} was compiled for a state of the structure {plan.state_tree}, but bind "
             f"got {tree}: give a state of that structure, or lower and compile for this one"
         )
-    parts, number, paths = compiled.program.parts, len(leaves), plan.state_paths
-    avals, shardings = parts.out_avals[:number], parts.out_shardings[:number]
+    number, paths = len(leaves), plan.state_paths
+    avals, shardings = compiled.out_avals[:number], compiled.out_shardings[:number]
     check_values(leaves, paths, static=False)
     check_concrete(leaves, paths)
     for leaf, path, aval in zip(leaves, paths, avals, strict=True):
@@ -160,11 +160,11 @@ def place_state(
         check_type(leaf, path, aval, text, "lower and compile it for such a state")
     for argument, sharding in zip(describe_arguments(leaves, paths, avals), shardings, strict=True):
         check_place(argument, sharding, f"{plan.name} keeps {{}}")
-    plans = parts.plan.results[:number]
+    plans = compiled.plan.results[:number]
     requested = [None if p.is_free else s for p, s in zip(plans, shardings, strict=True)]
     check_whole(leaves, paths, requested)
-    with arguments_may_move(leaves, paths, compiled.program.out_jax_shardings[:number]):
-        handles = compiled.program.place_as_results([bare(leaf) for leaf in leaves])
+    with arguments_may_move(leaves, paths, compiled.out_jax_shardings[:number]):
+        handles = compiled.place_as_results([bare(leaf) for leaf in leaves])
     if plan.donates:
         pair = shared_pair(list(map(base_handle, handles)), range(number))
         check_unshared(pair, paths, [True] * number, plan.name)
@@ -193,7 +193,7 @@ def _program_positions(compiled: CompiledProgram) -> dict[int, int]:
 
 
 def _check_same_place(compiled: CompiledProgram, info: StageInfo, state: range) -> None:
-    program, positions = compiled.program, _program_positions(compiled)
+    positions = _program_positions(compiled)
     name = info.name
     for k, i in enumerate(state):
         path, aval, new = info.paths[i], info.in_avals[i], info.out_avals[k]
@@ -208,29 +208,29 @@ def _check_same_place(compiled: CompiledProgram, info: StageInfo, state: range) 
         if i not in positions:
             continue
         at = positions[i]
-        before, after = program.parts.in_shardings[at], program.parts.out_shardings[k]
+        before, after = compiled.in_shardings[at], compiled.out_shardings[k]
         if not before.is_equivalent_to(after, aval.ndim):
             raise ArgumentError(
                 f"{name} can't be bound: {path} goes in as {described(before)} and comes out as "
                 f"{described(after)}; give out_shardings for the state that equal its in_shardings"
             )
-        if program.in_layouts[at] != program.out_layouts[k]:
+        if compiled.in_layouts[at] != compiled.out_layouts[k]:
             raise ArgumentError(
-                f"{name} can't be bound: {path} goes in laid out as {program.in_layouts[at]} and "
-                f"comes out as {program.out_layouts[k]} (None is the default); give a Format in "
+                f"{name} can't be bound: {path} goes in laid out as {compiled.in_layouts[at]} and "
+                f"comes out as {compiled.out_layouts[k]} (None is the default); give a Format in "
                 "out_shardings that equals that in in_shardings"
             )
 
 
 def _inputs(compiled: CompiledProgram, info: StageInfo, state: range) -> tuple[Input, ...]:
-    program, positions = compiled.program, _program_positions(compiled)
-    inputs, requested = [], program.parts.requested_in_shardings
+    positions = _program_positions(compiled)
+    inputs, requested = [], compiled.requested_in_shardings
     for i, (path, aval) in enumerate(zip(info.paths, info.in_avals, strict=True)):
         at, places = positions.get(i), ()
         if at is not None:
             sharding = requested[at]
             split = None if sharding is None or not is_split(sharding) else sharding
-            places = program.in_jax_shardings[at], program.raw_in_layouts[at], split
+            places = compiled.in_jax_shardings[at], compiled.raw_in_layouts[at], split
         if i not in state:
             inputs.append(Input(path, aval, at, *places))
     return tuple(inputs)

@@ -13,7 +13,6 @@ from xlashard._jax.runtime.shardings import Device, Format, if_reported
 from xlashard._jax.tree_definitions import outline
 from xlashard.core.array.array_class.base import SHARDS, DonationTracker, release_shards
 from xlashard.core.pjit.arguments import describe_arguments, may_share, split_by_donation
-from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.core.pjit.shardings.resolve import check_committed_layout
 from xlashard.core.pjit.shardings.resources import check_whole
@@ -21,6 +20,7 @@ from xlashard.core.pjit.stages.bound_step import BoundStep
 from xlashard.core.pjit.stages.bound_step_plan import plan_step
 from xlashard.core.pjit.stages.info import Stage, StageInfo, check_place, checked_dialect, struct
 from xlashard.core.program.environment import LoadTarget
+from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.sharding import Mesh
 from xlashard.errors import ArgumentError
 from xlashard.support.tracebacks import short_tracebacks, shorten, shortened
@@ -37,17 +37,17 @@ class Executable:
     @property
     def devices(self) -> tuple[Device, ...]:
         """Return the devices it runs on, in order."""
-        return self._compiled.program.parts.plan.devices
+        return self._compiled.plan.devices
 
     @property
     def input_shardings(self) -> Any:
         """Return the shardings of the arguments, as their tree; None for an unused argument."""
-        return self._spread(self._compiled.program.parts.in_shardings, None)
+        return self._spread(self._compiled.in_shardings, None)
 
     @property
     def output_shardings(self) -> Any:
         """Return the shardings of the result, as its tree."""
-        return self._of_results(self._compiled.program.parts.out_shardings)
+        return self._of_results(self._compiled.out_shardings)
 
     @property
     def input_formats(self) -> Any:
@@ -55,21 +55,21 @@ class Executable:
 
         Both are None for an unused argument.
         """
-        program = self._compiled.program
-        formats = _formats(program.full_layouts[0], program.parts.in_shardings)
+        program = self._compiled
+        formats = _formats(program.full_layouts[0], program.in_shardings)
         return self._spread(formats, Format(None, None))
 
     @property
     def output_formats(self) -> Any:
         """Return the layouts and shardings of the result, as its tree of `Format`."""
-        program = self._compiled.program
-        formats = _formats(program.full_layouts[1], program.parts.out_shardings)
+        program = self._compiled
+        formats = _formats(program.full_layouts[1], program.out_shardings)
         return self._of_results(formats)
 
     @property
     def out_info(self) -> Any:
         """Return the shapes, dtypes, layouts and shardings of the result, as its tree."""
-        program, info = self._compiled.program, self._info
+        program, info = self._compiled, self._info
         places = _formats(program.full_layouts[1], program.out_jax_shardings)
         structs = [struct(*pair) for pair in zip(info.out_avals, places, strict=False)]
         return self._of_results(structs)
@@ -121,7 +121,7 @@ class Executable:
 
     def runtime_executable(self) -> Any:
         """Return PJRT's loaded executable."""
-        return self._compiled.program.executable
+        return self._compiled.executable
 
     @shortened
     def serialize(self) -> bytes:
@@ -208,18 +208,19 @@ class Executable:
     def _check_places(self, values: Sequence[Any]) -> None:
         """Refuse arguments committed to other shardings or layouts than the program's."""
         info, compiled = self._info, self._compiled
-        checks = jax.config.jax_enable_checks and compiled.program.is_spread
+        checks = jax.config.jax_enable_checks and compiled.is_spread
         if info.moves_arguments and not checks:
             return
         arguments = describe_arguments(values, info.paths, info.in_avals)
-        parts, first = compiled.program.parts, len(compiled.consts)
-        shardings, requested = parts.in_shardings[first:], parts.requested_in_shardings[first:]
+        first = len(compiled.consts)
+        shardings = compiled.in_shardings[first:]
+        requested = compiled.requested_in_shardings[first:]
         text = f"{info.name} was compiled for {{}}"
         for argument, sharding in zip(compress(arguments, compiled.kept), shardings, strict=True):
             check_place(argument, sharding, text)
         if not self._converts_layouts:
             kept = compress(zip(arguments, values, strict=True), compiled.kept)
-            for pair, layout in zip(kept, compiled.program.full_layouts[0][first:], strict=True):
+            for pair, layout in zip(kept, compiled.full_layouts[0][first:], strict=True):
                 check_committed_layout(*pair, layout, text)
         check_whole(compress(values, compiled.kept), compress(info.paths, compiled.kept), requested)
 

@@ -17,7 +17,6 @@ import collections
 import enum
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import compress
 from typing import Any
 
 import jax
@@ -25,9 +24,9 @@ import numpy as np
 
 from xlashard._jax.runtime.shardings import read_reduction, reduction_arguments
 from xlashard._jax.tree_definitions import make_node
-from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.stages.info import StageInfo
 from xlashard.core.program.environment import LoadTarget
+from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.program.saved_format import (
     Contents,
     pack,
@@ -263,7 +262,7 @@ def save(kind: str, info: StageInfo, compiled: CompiledProgram) -> bytes:
             f"{info.name} can't be saved: it has references (jax.new_ref) or tokens, which live "
             "in one process; pass arrays and return the new ones"
         )
-    program, sections = save_program(compiled.program, compiled.consts)
+    program, sections = save_program(compiled)
     header = {
         "kind": kind,
         "face": {
@@ -328,22 +327,21 @@ def _loaded(
         ):
             # no-catalogue: needs an invalid header with a valid checksum
             raise ValueError("arguments and results that do not match in number")
-    program_donates = (*(False,) * (num_operands - sum(kept)), *compress(donated, kept))
-    restored, consts = load_program(program, contents, target, program_donates)
+    restored = load_program(program, contents, target, (kept, donated))
     # The types of the program's own arguments contain the mesh if it is explicit.
-    taken_avals = iter(restored.parts.in_avals[len(consts) :])
+    taken_avals = iter(restored.in_avals[len(restored.consts) :])
     in_avals = tuple(next(taken_avals) if k else a for a, k in zip(saved_avals, kept, strict=True))
     info = StageInfo(
         name=name,
         in_tree=trees[0],
         out_tree=trees[1],
         in_avals=in_avals,
-        out_avals=restored.parts.out_avals,
+        out_avals=restored.out_avals,
         paths=paths,
         donated=donated,
         moves_arguments=header.get("moves") is True,
     )
-    return info, CompiledProgram(restored, None, consts, kept)
+    return info, restored
 
 
 def _trees(header: Any, paths: Sequence[str], trees: Trees) -> Trees:

@@ -12,7 +12,6 @@ from xlashard._jax.runtime.global_state import unsupported
 from xlashard._jax.runtime.shardings import Device, Format, layout_text
 from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.core.pjit.arguments import Argument, check_values
-from xlashard.core.pjit.compile import CompiledProgram
 from xlashard.core.pjit.options import compiler_option_items, index_tuple
 from xlashard.core.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.core.pjit.shardings.resolve import ProgramPlacement, resolve, to_sharding
@@ -27,6 +26,7 @@ from xlashard.core.pjit.stages.info import StageInfo, struct
 from xlashard.core.pjit.stages.serialization import load
 from xlashard.core.program.compile import compile_program
 from xlashard.core.program.environment import LoadTarget
+from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.program.parsed_module import (
     ModuleValue,
     ParsedModule,
@@ -122,15 +122,12 @@ def compile_stablehlo(
             aliased=parsed.aliased,
         )
         lowered = lower_parsed_module(parsed, plan)
-        avals = tuple(v.aval for v in parsed.args), tuple(v.aval for v in parsed.results)
         options = compiler_option_items(compiler_options)
-        program = compile_program(lowered, avals, committed=placement.committed, options=options)
+        program = compile_program(lowered, options, committed=placement.committed)
         lowered.report_donation("warn", plan.name)
-        lowered.report_donation("warn", plan.name, program)
+        program.report_donation("warn", plan.name)
         donated = tuple(m or v.donated for m, v in zip(marked, parsed.args, strict=True))
-        return StableHLOProgram(
-            CompiledProgram(program, lowered, (), (True,) * len(donated)), donated
-        )
+        return StableHLOProgram(program, donated)
 
 
 class StableHLOProgram(Executable):
@@ -155,13 +152,12 @@ class StableHLOProgram(Executable):
 
     def __init__(self, compiled: CompiledProgram, donated: tuple[bool, ...]) -> None:
         self._compiled = compiled
-        parts = compiled.program.parts
         self._info = StageInfo(
-            name=compiled.program.name,
+            name=compiled.name,
             in_tree=jax.tree_util.tree_structure(((0,) * len(donated), {})),
-            out_tree=jax.tree_util.tree_structure((0,) * len(parts.out_avals)),
-            in_avals=parts.in_avals,
-            out_avals=parts.out_avals,
+            out_tree=jax.tree_util.tree_structure((0,) * len(compiled.out_avals)),
+            in_avals=compiled.in_avals,
+            out_avals=compiled.out_avals,
             paths=tuple(f"args[{i}]" for i in range(len(donated))),
             donated=donated,
         )
@@ -211,7 +207,7 @@ class StableHLOProgram(Executable):
     @property
     def in_info(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Return the shape, dtype and sharding of each argument."""
-        return tuple(map(struct, self._info.in_avals, self._compiled.program.in_jax_shardings))
+        return tuple(map(struct, self._info.in_avals, self._compiled.in_jax_shardings))
 
     @property
     def input_shardings(self) -> tuple[XLACompatibleSharding, ...]:

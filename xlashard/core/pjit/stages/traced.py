@@ -19,14 +19,15 @@ from xlashard._jax.trace import tracing
 from xlashard._jax.tree_definitions import shortest_prefix, split_leaves
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.function import Function
-from xlashard.core.pjit.lower import LoweredSignature, lower_jaxpr
+from xlashard.core.pjit.lower import lower_jaxpr
 from xlashard.core.pjit.options import compiler_option_items
 from xlashard.core.pjit.shardings.automatic import planned_call
 from xlashard.core.pjit.shardings.resources import UNSPECIFIED
 from xlashard.core.pjit.stages.compiled import Compiled
 from xlashard.core.pjit.stages.info import Stage, StageInfo, checked_dialect, struct
 from xlashard.core.pjit.trace import Call
-from xlashard.core.program.compile import LoweredProgram, compiler_input
+from xlashard.core.program.compile import compiler_input
+from xlashard.core.program.lowered import LoweredProgram
 from xlashard.core.sharding import NamedSharding, XLACompatibleSharding, to_jax
 from xlashard.core.sharding.replicated import names_devices
 from xlashard.errors import ArgumentError, CompileError, DeviceMismatchError
@@ -118,10 +119,10 @@ class Traced(Stage, jax.stages.Traced):
             own = compiler.platform_of(request.placement.devices[0])
         platform = _platform(lowering_platforms, own, self.fun_name)
         if platform == own:
-            signature, program = self._function.lower(self._call, request)
+            program = self._function.lower(self._call, request)
         else:
-            signature, program = lower_jaxpr(self.jaxpr, request.canonicalize(), platform)
-        return Lowered(self, request, signature, program, platform)
+            program = lower_jaxpr(self.jaxpr, request.canonicalize(), platform)
+        return Lowered(self, request, program, platform)
 
 
 def _known_place(aval: Any, requested: Any, layout: Any) -> Any:
@@ -160,13 +161,11 @@ class Lowered(Stage, jax.stages.Lowered):
         self,
         traced: Traced,
         request: LoweringRequest,
-        signature: LoweredSignature,
         program: LoweredProgram,
         platform: str,
     ) -> None:
         self._traced = traced
         self._request = request
-        self._signature = signature
         self._program = program
         self._platform = platform
         requested = traced._call.in_shardings
