@@ -177,6 +177,42 @@ def test_a_program_that_does_not_fit_fails(folder: Path, capsys) -> None:
     assert "stopped: train_step was called 1 times" in printed.err
 
 
+LOWERED = """\
+import jax, numpy as np
+from jax.experimental.topologies import get_topology_desc
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+
+def lower(step, name, slices):
+    chips = get_topology_desc(name, "tpu", num_slices=slices).devices
+    mesh = Mesh(np.reshape(chips[::-1], (4, -1)), ("data", "model"))
+    rows = NamedSharding(mesh, P("data"))
+    return jax.jit(step, in_shardings=rows).lower(jax.ShapeDtypeStruct((64, 8), np.float32))
+
+
+def step(x):
+    return x - x.mean()
+
+
+lower(step, "v5e:2x4", 1)
+lower(lambda x: x + 1, "v5e:2x2", 2)
+"""
+
+
+@pytest.mark.slow
+def test_scripts_lower_for_devices_of_a_topology_that_they_made(folder: Path, capsys) -> None:
+    (folder / "aot.py").write_text(LOWERED)
+    assert preflight("--estimate", "--json", "all.json", "--", "aot.py") == 1
+    results = PreflightReports.from_json(Path("all.json").read_text())
+    (step,), (other,) = results.reports, results.unreported
+    assert (step.name, step.outcome) == ("step", "fits")
+    assert [(axis.name, axis.size) for axis in step.mesh] == [("data", 4), ("model", 2)]
+    assert [(value.path, value.spec) for value in step.inputs] == [("x", "P('data')")]
+    assert [(traffic.kind, traffic.along) for traffic in step.traffic] == [("all-reduce", "data")]
+    assert "8 devices of v5e:2x2, not" in other.reason
+    assert "--topology v5e:2x2 --slices 2" in other.reason
+
+
 LOOP = """\
 import functools
 

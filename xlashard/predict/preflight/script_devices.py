@@ -11,6 +11,7 @@ import numpy as np
 
 from xlashard._jax.runtime.stand_in_devices import emulate_devices, stand_in
 from xlashard._jax.runtime.stand_in_values import StandInValues, bytes_on_devices, reporting
+from xlashard._jax.runtime.topologies import named_topology
 from xlashard._jax.trace.jaxprs import is_ref
 from xlashard._jax.trace.lower_for import move_mesh, move_sharding
 from xlashard._jax.trace.observed_programs import (
@@ -29,7 +30,7 @@ from xlashard.analysis.programs.from_script import (
 )
 from xlashard.analysis.programs.program import Compilation, LoweredModule
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
-from xlashard.errors import TopologyError
+from xlashard.errors import ArgumentError, TopologyError, counted
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.preflight.compilation import compile_for_report
 from xlashard.predict.preflight.mesh_mapping import meshes_of_program, resolve_mesh
@@ -189,8 +190,7 @@ class ScriptDevices:
             program, devices = recorded.reported_program, self._to_topology
             own = program.mesh
             if own is not None:
-                # The module names devices by their position in the mesh.
-                devices = {device: devices[device] for device in own.devices.flat}
+                devices = self._map_devices(recorded.name, own)
                 mesh = move_mesh(own, devices)
             elif self.topology.num_devices == 1:
                 mesh = self.topology.mesh({"device": 1})
@@ -199,6 +199,27 @@ class ScriptDevices:
             lowered = program.lower(devices)
             check_devices(lowered, self.topology)
             return mesh, compile_for_report(lowered, self.options, estimate=self.estimate)
+
+    def _map_devices(self, name: str, mesh: Mesh) -> dict[Any, Any]:
+        """Return the topology's device of each device of a mesh, in the order of the mesh.
+
+        The script emulates the devices, or has made them by `jax.experimental.topologies`.
+
+        Raises:
+            ArgumentError: If they are those of another topology.
+        """
+        own = tuple(mesh.devices.flat)
+        if self._to_topology.keys() >= set(own):
+            return {device: self._to_topology[device] for device in own}
+        devices = self.topology.match_devices(own)
+        if devices is None:
+            topology, slices = named_topology(own[0])
+            more = "" if slices == 1 else f" --slices {slices}"
+            raise ArgumentError(  # no-catalogue: needs a script
+                f"{name} is lowered for {counted(len(own), 'device')} of {topology}, not for "
+                f"those of {self.topology}: write --topology {topology}{more}"
+            )
+        return dict(zip(own, devices, strict=True))
 
     def report(
         self,
