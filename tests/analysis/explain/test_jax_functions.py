@@ -1,6 +1,7 @@
 """`explain` of functions made without this package: the same facts as under `pjit`."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -200,6 +201,66 @@ def test_jax_jit_and_xlashard_jit_have_equal_reports(make):
     assert ours.inputs and ours.outputs
     # A stage of JAX keeps no values, and so no arrays that a call would move.
     assert replace(of_stage, moves=ours.moves, forgotten="") == ours
+
+
+def struct(shape: tuple[int, ...], dtype: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def of_dtype(dtype: Any) -> Program:
+    # Seven rows of three elements of less than 8 bits end within a byte.
+    args = struct((8, 6), dtype, named("data", "model")), struct((7, 3), dtype)
+    return Program(lambda x, y: (x.T, y[1:]), {}, args)
+
+
+def on_abstract_mesh(place: str) -> Program:
+    rows = jax.sharding.NamedSharding(MESH.abstract_mesh, P("data"))
+    requests = {"in_shardings": (rows, None), "out_shardings": rows}
+    options = {place: requests[place]} if place in requests else {}
+    x = struct((8, 8), np.float32, None if options else rows)
+    return Program(lambda x, y: x @ y, options, (x, placed(f32(8, 4), None, "model")))
+
+
+def dropping(result: Any) -> Program:
+    return Program(lambda x, y: result(y), {}, (placed(f32(8, 8), "data"), f32(8)))
+
+
+FIGURES = {
+    **{
+        str(dtype): partial(of_dtype, dtype)
+        for dtype in map(np.dtype, (jnp.int2, jnp.uint4, jnp.float4_e2m1fn, bool, np.complex64))
+    },
+    "keys": lambda: of_dtype(jax.random.key(0).dtype),
+    "float0": lambda: Program(
+        jax.grad(lambda x: x.sum() * 1.0, allow_int=True), {}, (np.arange(6),)
+    ),
+    **{
+        f"abstract {place}": partial(on_abstract_mesh, place)
+        for place in ("argument", "in_shardings", "out_shardings")
+    },
+    "mesh of a dropped argument": lambda: dropping(lambda y: y + 1),
+    "all arguments dropped": lambda: dropping(lambda y: jnp.ones(4)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", FIGURES.values(), ids=FIGURES)
+def test_bytes_and_devices_are_those_of_the_compiled_program(make):
+    program = make()
+    fun = jax.jit(program.fun, **program.options)
+    with jax.set_mesh(MESH) if program.mesh else nullcontext():
+        compiled, report = fun.lower(*program.args).compile(), explain(fun, *program.args)
+    stats = compiled.memory_analysis()
+    assert report.memory.argument_bytes == stats.argument_size_in_bytes
+    assert sum(v.device_bytes for v in report.inputs) == stats.argument_size_in_bytes
+    # Several results have a tuple of pointers.
+    pointers = 8 * len(report.outputs) if len(report.outputs) > 1 else 0
+    assert sum(v.device_bytes for v in report.outputs) + pointers == stats.output_size_in_bytes
+    devices = [s.device_set for s in jax.tree.leaves(compiled.output_shardings)]
+    assert [v.copies for v in report.outputs] == [
+        len(d) * v.device_bytes // v.nbytes for d, v in zip(devices, report.outputs, strict=True)
+    ]
+    assert {len(d) for d in devices} == {report.place.num_devices}
 
 
 def test_closed_over_arrays_are_constants_of_each_device():

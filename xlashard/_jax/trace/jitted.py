@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 
 from xlashard._jax import originals
 from xlashard._jax.private import jax_pjit, replace_name
@@ -387,6 +388,7 @@ def read_lowered(lowered: Any) -> LoweredFacts:
     """Return what JAX keeps of a `jax.stages.Lowered`."""
     lowering = lowered._lowering
     parts, first = lowering.compile_args, len(lowering.const_args)
+    devices = tuple(lowering._device_list or ())
     count, results = lowered.in_tree.num_leaves, len(parts["global_out_avals"])
     debug = parts["all_args_info"].debug_info
     names = debug.safe_arg_names(first + count)[first:]
@@ -395,12 +397,12 @@ def read_lowered(lowered: Any) -> LoweredFacts:
     return LoweredFacts(
         name=_function_name(lowering._name),
         module=lowering.stablehlo(),
-        devices=tuple(lowering._device_list or ()),
+        devices=devices,
         platforms=tuple(lowering._platforms),
         avals=(tuple(parts["global_in_avals"]), tuple(parts["global_out_avals"])),
         shardings=(
-            tuple(map(_requested, parts["in_shardings"])),
-            tuple(map(_requested, parts["out_shardings"])),
+            tuple([_requested(sharding, devices) for sharding in parts["in_shardings"]]),
+            tuple([_requested(sharding, devices) for sharding in parts["out_shardings"]]),
         ),
         layouts=(tuple(parts["in_layouts"]), tuple(parts["out_layouts"])),
         donated=tuple(lowering._donated_invars),
@@ -431,10 +433,17 @@ def _number_parameters(kept: Any, first: int, count: int) -> tuple[int | None, .
     return tuple([next(numbers) if first + i in kept else None for i in range(count)])
 
 
-def _requested(sharding: Any) -> Any:
+def _requested(sharding: Any, devices: Sequence[Any]) -> Any:
     # jax.jit(device=...) names its device by the same sharding for all values.
-    is_free = isinstance(sharding, UnspecifiedValue) or getattr(sharding, "_device_backend", False)
-    return None if is_free else sharding
+    if isinstance(sharding, UnspecifiedValue) or getattr(sharding, "_device_backend", False):
+        return None
+    mesh = getattr(sharding, "mesh", None)
+    if isinstance(mesh, jax.sharding.AbstractMesh) and mesh.size == len(devices):
+        # An abstract mesh has the program's devices, in their order.
+        grid = np.array(devices).reshape(mesh.axis_sizes)
+        mesh = jax.sharding.Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
+        return jax.sharding.NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+    return sharding
 
 
 def _function_name(module: str) -> str:

@@ -1,9 +1,10 @@
 """Trace Python functions to jaxprs, and read types and shardings of values."""
 
 import inspect
+import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -353,6 +354,28 @@ def all_shaped(avals: Iterable[Any]) -> list[Any]:
 def is_extended(aval: Any) -> bool:
     """Return True for values whose buffers have another shape (PRNG keys)."""
     return not is_token(aval) and jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def element_bits(aval: Any) -> int:
+    """Return the bits of an element in a buffer, which are less than 8 where it packs elements.
+
+    An element of an array of PRNG keys has those of its integers.
+    """
+    if is_extended(aval):
+        physical = physical_aval(aval)
+        return math.prod(physical.shape[len(aval.shape) :]) * element_bits(physical)
+    # The buffer of a gradient of integers holds booleans.
+    return 8 if aval.dtype == jax.dtypes.float0 else jax.dtypes.itemsize_bits(aval.dtype)
+
+
+def count_bytes(aval: Any, shape: Sequence[int] | None = None) -> int:
+    """Return the bytes of the buffer of a value, or of a part of it.
+
+    Args:
+        aval: The abstract value.
+        shape: The shape of the part; None for the whole value.
+    """
+    return -(-math.prod(aval.shape if shape is None else shape) * element_bits(aval) // 8)
 
 
 def inner_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.trace.jaxprs import is_reference
+from xlashard._jax.trace.tracing import element_bits
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     ConstantReport,
@@ -142,17 +143,17 @@ def _move(value: ProgramValue) -> MoveReport | None:
         return MoveReport(value.path, "host", spec_text(target), 0, nbytes)
     plan = reshard_plan(
         value.aval.shape,
-        value.itemsize,
+        element_bits(value.aval),
         source.rank_tiling(value.aval.ndim),
         [device.id for device in source.devices],
         target.rank_tiling(value.aval.ndim),
         [device.id for device in target.devices],
     )
     same_memory = custom_memory_kind(source) == custom_memory_kind(target)
-    moved = plan.bytes_moved if same_memory else plan.bytes_moved + plan.bytes_kept
-    if not moved:
+    bits = plan.bytes_moved if same_memory else plan.bytes_moved + plan.bytes_kept
+    if not bits:
         return None
-    return MoveReport(value.path, spec_text(source), spec_text(target), moved, 0)
+    return MoveReport(value.path, spec_text(source), spec_text(target), -(-bits // 8), 0)
 
 
 def find_aliases(program: Compilation) -> tuple[str | None, ...]:

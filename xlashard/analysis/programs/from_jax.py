@@ -412,6 +412,8 @@ def read_lowered(
         for side, avals in zip(facts.shardings, facts.avals, strict=True)
     ]
     mesh = facts.mesh if mesh is None else mesh
+    if mesh is not None and set(mesh.devices.flat) != set(facts.devices):
+        mesh = None  # only arguments that JAX drops name it
     if mesh is not None:
         # JAX replicates scalars that nothing places.
         shardings = [

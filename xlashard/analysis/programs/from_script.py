@@ -9,7 +9,6 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from xlashard._jax.runtime.stand_in_values import StandInValues, first_line
 from xlashard._jax.runtime.tracebacks import script_line
@@ -17,8 +16,8 @@ from xlashard._jax.trace import observed_programs
 from xlashard._jax.trace.jitted import JitTrace, make_trace
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedCall, ObservedProgram
 from xlashard._jax.trace.tracing import (
+    count_bytes,
     inner_shardings,
-    physical_aval,
     shaped,
     source_of,
 )
@@ -82,12 +81,12 @@ class RecordedProgram:
     @property
     def argument_bytes(self) -> int:
         """Return the bytes of the arguments, not counting copies."""
-        return sum(map(_nbytes, self._program.jaxpr.in_avals))
+        return sum(count_bytes(shaped(aval)) for aval in self._program.jaxpr.in_avals)
 
     @property
     def result_bytes(self) -> int:
         """Return the bytes of the results, not counting copies."""
-        return sum(map(_nbytes, self._program.jaxpr.out_avals))
+        return sum(count_bytes(shaped(aval)) for aval in self._program.jaxpr.out_avals)
 
     @property
     def nbytes(self) -> int:
@@ -155,11 +154,6 @@ def _find_users_paths(jaxpr: Any) -> tuple[Sequence[str], Sequence[str]] | None:
     ins, outs = map(in_default_registry, trees)
     paths = NnxPaths.of(ins, outs, own)
     return None if paths is None else (paths.arguments, paths.results)
-
-
-def _nbytes(aval: Any) -> int:
-    aval = physical_aval(shaped(aval))
-    return int(np.prod(aval.shape, dtype=np.int64)) * aval.dtype.itemsize
 
 
 class ProgramRecorder:

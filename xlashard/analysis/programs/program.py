@@ -1,6 +1,5 @@
 """The record of a program that every report takes, and of its compiled form."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +14,7 @@ from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.trace.jaxprs import callback_results
 from xlashard._jax.trace.lower_for import DevicesByPosition
-from xlashard._jax.trace.tracing import is_extended, physical_aval
+from xlashard._jax.trace.tracing import count_bytes
 from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.core.program.donation import UnusedDonation
 from xlashard.core.program.plan import ProgramPlan
@@ -62,17 +61,9 @@ class ProgramValue:
     lowered_sharding: XLACompatibleSharding | None = None
 
     @property
-    def itemsize(self) -> int:
-        """Return the bytes of an element; of a PRNG key, those of its integers."""
-        if not is_extended(self.aval):
-            return self.aval.dtype.itemsize
-        physical = physical_aval(self.aval)
-        return math.prod(physical.shape[self.aval.ndim :]) * physical.dtype.itemsize
-
-    @property
     def nbytes(self) -> int:
         """Return the bytes of the whole value."""
-        return math.prod(self.aval.shape) * self.itemsize
+        return count_bytes(self.aval)
 
     @property
     def device_bytes(self) -> int:
@@ -84,7 +75,7 @@ class ProgramValue:
         if sharding is None:
             return 0
         tiling = sharding.rank_tiling(self.aval.ndim)
-        return math.prod(tiling.shard_shape(self.aval.shape, uneven=True)) * self.itemsize
+        return count_bytes(self.aval, tiling.shard_shape(self.aval.shape, uneven=True))
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,7 +68,7 @@ class LabelledValues:
         times: float = 1,
     ) -> int:
         shape = tuple(int(d) if isinstance(d, int) else 1 for d in getattr(aval, "shape", ()))
-        itemsize = float(getattr(getattr(aval, "dtype", None), "itemsize", 4) or 4)
+        itemsize = tracing.element_bits(aval) / 8 if hasattr(aval, "dtype") else 4.0
         labels = tuple(self.labels.new(size) for size in shape)
         value = Value(shape, itemsize, labels, times=times)
         if site is not None:

@@ -1,6 +1,5 @@
 """Describe a proven layout: its values, constraints with their lines, and the alternatives."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,7 +8,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.trace.origins import source_frames
-from xlashard._jax.trace.tracing import bodies, shaped, source_of
+from xlashard._jax.trace.tracing import bodies, count_bytes, shaped, source_of
 from xlashard._jax.tree_definitions import outline
 from xlashard.analysis.explain.descriptions import describe_collective
 from xlashard.analysis.explain.model import CollectiveReport, ValueReport
@@ -139,15 +138,14 @@ def _values(
     for own, spec, other, kept in zip(shown, specs, second, fixed, strict=True):
         aval, text, other_text = shaped(own.aval), text_of_spec(spec), text_of_spec(other)
         sharding = NamedSharding(mesh, spec)
-        shard = sharding.shard_shape(aval.shape)
         value = ValueReport(
             path=own.path,
             shape=tuple(aval.shape),
             dtype=str(aval.dtype),
             spec=text,
             decided_by="auto" if kept is None else "caller",
-            nbytes=math.prod(aval.shape) * aval.dtype.itemsize,
-            device_bytes=math.prod(shard) * aval.dtype.itemsize,
+            nbytes=count_bytes(aval),
+            device_bytes=count_bytes(aval, sharding.shard_shape(aval.shape)),
             copies=sharding.rank_tiling(aval.ndim).num_replicas,
             runner_up="" if other_text == text else other_text,
         )

@@ -172,10 +172,8 @@ class UnevenConstraint:
 
 def tile_bytes(aval: Any, counts: Sequence[int]) -> int:
     """Return the bytes of a padded tile of a value that is cut into some number of tiles."""
-    physical = tracing.physical_aval(aval) if tracing.is_extended(aval) else aval
-    element = math.prod(physical.shape[aval.ndim :]) * physical.dtype.itemsize
     tiles = zip(aval.shape, counts, strict=True)
-    return math.prod(-(-size // count) for size, count in tiles) * element
+    return tracing.count_bytes(aval, [-(-size // count) for size, count in tiles])
 
 
 def uneven_dimensions(

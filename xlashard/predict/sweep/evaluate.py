@@ -3,7 +3,6 @@
 import ast
 import hashlib
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ import jax
 
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.topologies import cuda_plugin_version, libtpu_version
-from xlashard._jax.trace.tracing import is_extended
+from xlashard._jax.trace.tracing import count_bytes
 from xlashard.core.program.environment import flags_here
 from xlashard.core.sharding import Mesh
 from xlashard.errors import ArgumentError, XlashardError
@@ -191,10 +190,7 @@ def _too_much(program: TargetProgram, place: BaseTopology, mesh: Mesh) -> str:
 def _device_bytes(leaf: Any) -> int:
     if not isinstance(leaf, jax.ShapeDtypeStruct) or leaf.sharding is None:
         return 0
-    if is_extended(leaf):
-        return 0
-    shape = leaf.sharding.shard_shape(leaf.shape)
-    return math.prod(shape) * leaf.dtype.itemsize
+    return count_bytes(leaf, leaf.sharding.shard_shape(leaf.shape))
 
 
 _PACKAGE = Path(__file__).parents[2]
