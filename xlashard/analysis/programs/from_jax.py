@@ -363,14 +363,8 @@ class JitModule(LoweredModule):
         self, chosen: PropagatedShardings, aliases: Mapping[int, int], **others: Any
     ) -> Compilation:
         plan, tokens = self.plan, self.tokens
-        return Compilation(
-            program=self.program,
-            plan=plan,
-            shardings=_hold_whole_values(plan, resolve_shardings(chosen, plan, tokens)),
-            avals=self.avals,
-            parameters=self.parameters,
-            written=self.written,
-            tokens=tokens,
+        return self.as_compiled(
+            _hold_whole_values(plan, resolve_shardings(chosen, plan, tokens)),
             aliases=aliases,
             refusals=explain_unused_donations(plan, aliases, tokens),
             **others,
