@@ -35,7 +35,7 @@ GOALS = {"traced and lowered": 1.6, "called for the first time": 1.1}
 # Calls of xlashard's own functions, and the files that they lie in.
 MOST = {
     "a first call of two arguments": (400, 30),
-    "a first call with 21 donated leaves": (1600, 40),
+    "a first call with 21 donated leaves": (1450, 40),
     "explain of jax.jit with two arguments": (2260, 60),
     "preflight of jax.jit with two arguments, with an estimate": (4670, 100),
 }

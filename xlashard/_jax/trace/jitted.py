@@ -291,100 +291,77 @@ def _stopped() -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class JaxExecutable:
-    """Program of a `jax.stages.Compiled`.
+class StageFacts:
+    """Facts that JAX keeps of a `jax.stages.Lowered` or `jax.stages.Compiled`.
 
     Attributes:
         name: The function's name.
         source: Its name and location; empty if unknown.
-        paths: The path of each argument, and of each result.
+        paths: JAX's path of each argument, and of each result.
+        devices: The device assignment; empty if all its meshes are abstract.
+        avals: The abstract values of the module's parameters and results, tokens left out.
+        shardings: JAX's shardings of the same; None for one that is unspecified.
+        layouts: The layouts of the same; None for the default one, and of a compiled program.
+        donated: For each parameter, True if its buffers may be reused.
         parameters: The position of each argument among the parameters; None if it is dropped.
-        avals: The abstract values of the closed-over arrays and arguments that it takes, and of
-            its results.
-        shardings: JAX's sharding of each closed-over array and argument that it takes, and of each
-            result.
-        devices: The device assignment.
-        ordered_effects: Effects whose tokens come first among arguments and results.
-        executable: PJRT's loaded executable.
+        ordered_effects: Effects whose tokens come first among parameters and results.
+        written: For each result, the position of the parameter that is a reference with this new
+            value, or None; empty for a compiled program.
+        module: The module of MLIR; None for a compiled program.
+        platforms: The platforms that it was lowered for.
+        host_callbacks: Callbacks to pass to the compiler.
+        options: Compiler options.
+        mesh: The first mesh of devices that it names; None without one.
+        executable: PJRT's loaded executable; None for a lowered program.
     """
 
     name: str
     source: str
     paths: tuple[tuple[str, ...], tuple[str, ...]]
-    parameters: tuple[int | None, ...]
+    devices: tuple[Any, ...]
     avals: tuple[tuple[Any, ...], tuple[Any, ...]]
     shardings: tuple[Sequence[Any], Sequence[Any]]
-    devices: tuple[Any, ...]
+    layouts: tuple[Sequence[Any], Sequence[Any]]
+    donated: tuple[bool, ...]
+    parameters: tuple[int | None, ...]
     ordered_effects: tuple[Any, ...]
-    executable: Any
+    written: tuple[int | None, ...] = ()
+    module: Any = None
+    platforms: tuple[str, ...] = ()
+    host_callbacks: tuple[Any, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+    mesh: Any = None
+    executable: Any = None
 
 
-def read_compiled(stage: Any) -> JaxExecutable | None:
-    """Return the program of a `jax.stages.Compiled`; None for one of another kind."""
+def read_compiled(stage: Any) -> StageFacts | None:
+    """Return what JAX keeps of a `jax.stages.Compiled`; None for one of another kind."""
     program = getattr(stage._executable, "_unloaded_executable", None)
     if program is None:
         return None
     first, count = len(stage._params.const_args), stage.in_tree.num_leaves
     debug = program.all_args_info and program.all_args_info.debug_info
     names = debug.safe_arg_names(first + count)[first:] if debug else (None,) * count
-    results = len(program.output_avals)
+    operands, results = len(program.input_avals), len(program.output_avals)
     out_paths = debug.safe_result_paths(results) if debug else ("",) * results
-    return JaxExecutable(
+    parameters = _number_parameters(program.kept_var_idx, first, count)
+    donated = {parameters[i] for i in stage.donate_argnums}
+    return StageFacts(
         name=_function_name(program.name),
         source=debug.func_src_info if debug else "",
         paths=(tuple(n or f"argument {i}" for i, n in enumerate(names)), tuple(out_paths)),
-        parameters=_number_parameters(program.kept_var_idx, first, count),
+        devices=tuple(program.device_list),
         avals=(tuple(program.input_avals), tuple(program.output_avals)),
         shardings=(program.input_shardings, program.output_shardings),
-        devices=tuple(program.device_list),
+        layouts=((None,) * operands, (None,) * results),
+        donated=tuple([i in donated for i in range(operands)]),
+        parameters=parameters,
         ordered_effects=tuple(program.ordered_effects),
         executable=program.xla_executable,
     )
 
 
-@dataclass(frozen=True, eq=False)
-class LoweredFacts:
-    """Facts that JAX keeps of a `jax.stages.Lowered`.
-
-    Attributes:
-        name: The function's name.
-        module: The module of MLIR.
-        devices: The device assignment; empty if all its meshes are abstract.
-        platforms: The platforms that it was lowered for.
-        avals: The abstract values of the module's parameters and results, tokens left out.
-        shardings: JAX's shardings of the same; None for one that is unspecified.
-        layouts: The layouts of the same; None for the default one.
-        donated: For each parameter, True if its buffers may be reused.
-        parameters: The position of each argument among the parameters; None if it is dropped.
-        written: For each result, the position of the parameter that is a reference with this new
-            value, or None.
-        ordered_effects: Effects whose tokens come first among parameters and results.
-        host_callbacks: Callbacks to pass to the compiler.
-        options: Compiler options.
-        paths: JAX's path of each argument, and of each result.
-        source: Name and location of the function.
-        mesh: The first mesh of devices that it names; None without one.
-    """
-
-    name: str
-    module: Any
-    devices: tuple[Any, ...]
-    platforms: tuple[str, ...]
-    avals: tuple[tuple[Any, ...], tuple[Any, ...]]
-    shardings: tuple[tuple[Any, ...], tuple[Any, ...]]
-    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
-    donated: tuple[bool, ...]
-    parameters: tuple[int | None, ...]
-    written: tuple[int | None, ...]
-    ordered_effects: tuple[Any, ...]
-    host_callbacks: tuple[Any, ...]
-    options: tuple[tuple[str, Any], ...]
-    paths: tuple[tuple[str, ...], tuple[str, ...]]
-    source: str
-    mesh: Any
-
-
-def read_lowered(lowered: Any) -> LoweredFacts:
+def read_lowered(lowered: Any) -> StageFacts:
     """Return what JAX keeps of a `jax.stages.Lowered`."""
     lowering = lowered._lowering
     parts, first = lowering.compile_args, len(lowering.const_args)
@@ -394,7 +371,7 @@ def read_lowered(lowered: Any) -> LoweredFacts:
     names = debug.safe_arg_names(first + count)[first:]
     # The values of references that the program writes follow its results.
     written = tuple(parts["mut"].out_mut) if parts["mut"] else (None,) * results
-    return LoweredFacts(
+    return StageFacts(
         name=_function_name(lowering._name),
         module=lowering.stablehlo(),
         devices=devices,

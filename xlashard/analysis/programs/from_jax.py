@@ -364,14 +364,8 @@ class JitModule(LoweredModule):
     ) -> Compilation:
         plan, tokens = self.plan, self.tokens
         shardings = _hold_whole_values(plan, resolve_shardings(chosen, plan, tokens))
-        return Compilation(
-            program=self.program,
-            plan=plan,
-            shardings=shardings,
-            avals=self.avals,
-            parameters=self.parameters,
-            written=self.written,
-            tokens=tokens,
+        return self.as_compiled(
+            shardings,
             aliases=aliases,
             refusals=explain_unused_donations(plan.settled(*shardings), aliases, tokens),
             **others,
@@ -404,7 +398,15 @@ def read_lowered(
         program: Its program; None for a stage without its trace.
         mesh: The mesh of its devices; None for the one that its shardings name.
     """
-    facts = jitted.read_lowered(stage)
+    return _read_module(stage, jitted.read_lowered(stage), program, mesh)
+
+
+def _read_module(
+    stage: jax.stages.Lowered | jax.stages.Compiled,
+    facts: jitted.StageFacts,
+    program: Program | None = None,
+    mesh: Mesh | None = None,
+) -> JitModule:
     if program is None:
         program = _read_stage(stage, facts)
     shardings = [
@@ -544,7 +546,7 @@ def read_user_lowered(
     return replace(moved, program=replace(moved.program, unknown=unknown))
 
 
-def _check_platform(facts: jitted.LoweredFacts) -> None:
+def _check_platform(facts: jitted.StageFacts) -> None:
     """Raise if a stage was lowered for another platform, which JAX compiles without a word."""
     own = compiler.platform_of(facts.devices[0]) if facts.devices else "no platform"
     if own not in facts.platforms:
@@ -555,8 +557,7 @@ def _check_platform(facts: jitted.LoweredFacts) -> None:
 
 
 def _read_stage(
-    stage: jax.stages.Lowered | jax.stages.Compiled,
-    facts: jitted.LoweredFacts | jitted.JaxExecutable,
+    stage: jax.stages.Lowered | jax.stages.Compiled, facts: jitted.StageFacts
 ) -> CompiledOnly:
     """Return the program of a stage without its trace."""
     trees = in_default_registry(stage.in_tree), in_default_registry(stage.out_tree)
@@ -589,47 +590,22 @@ def read_compiled(stage: jax.stages.Compiled) -> Compilation:
     Raises:
         ArgumentError: If it does not run as one program.
     """
-    read = jitted.read_compiled(stage)
-    if read is None:
+    facts = jitted.read_compiled(stage)
+    if facts is None:
         raise ArgumentError(  # no-catalogue: JAX makes no such stage in the supported versions
             f"{type(stage).__name__} does not run as one program: pass the function and its "
             "arguments"
         )
-    program = _read_stage(stage, read)
-    avals = tuple(map(shaped, read.avals[0])), tuple(map(shaped, read.avals[1]))
-    shardings: Any = [
-        tuple(map(_read_sharding, side, types))
-        for side, types in zip(read.shardings, avals, strict=True)
-    ]
-    names = _name_parameters(program.arguments, read.parameters, len(avals[0]))
-    result_names = [value.path for value in program.results]
-    donated = [False] * len(avals[0])
-    for value, position in zip(program.arguments, read.parameters, strict=True):
-        if position is not None:
-            donated[position] = value.donated
-    none = (None,) * max(map(len, avals))
-    plan = ProgramPlan(
-        name=read.name,
-        devices=read.devices,
-        args=_plan_values(avals[0], shardings[0], none[: len(avals[0])], names),
-        results=_plan_values(avals[1], shardings[1], none[: len(avals[1])], result_names),
-        donated=tuple(donated),
-        partitioner=Partitioner.in_force(),
-    )
-    aliases, tokens = executables.aliases(read.executable), len(read.ordered_effects)
-    return Compilation(
-        program=program,
-        plan=plan,
-        shardings=(shardings[0], shardings[1]),
-        avals=avals,
-        parameters=read.parameters,
-        written=(),
-        tokens=tokens,
+    module, executable = _read_module(stage, facts), facts.executable
+    plan, aliases = module.plan, executables.aliases(executable)
+    chosen: Any = [[value.sharding for value in side] for side in (plan.args, plan.results)]
+    return module.as_compiled(
+        chosen,
         aliases=aliases,
-        refusals=explain_unused_donations(plan, aliases, tokens),
-        read_modules=lambda _: read_modules(read.executable),
+        refusals=explain_unused_donations(plan, aliases, module.tokens),
+        read_modules=lambda _: read_modules(executable),
         has_requests=False,
-        executable=read.executable,
+        executable=executable,
     )
 
 

@@ -35,13 +35,9 @@ from xlashard.core.pjit.stages.compiled import Compiled, Executable
 from xlashard.core.pjit.stages.info import StageInfo
 from xlashard.core.pjit.stages.traced import Lowered, Traced
 from xlashard.core.pjit.trace import Call, inner_shardings
-from xlashard.core.program.compile import compile_program
+from xlashard.core.program.compile import compile_program, resolve_program
 from xlashard.core.program.donation import NO_DONATION
-from xlashard.core.program.executables import (
-    HloShardings,
-    LoadedExecutable,
-    resolve_shardings,
-)
+from xlashard.core.program.executables import HloShardings, LoadedExecutable
 from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.program.lowered import LoweredProgram
 from xlashard.core.program.plan import option_items
@@ -243,24 +239,10 @@ class PjitModule(LoweredModule):
 
     def read_dump(self, module: HloProgram) -> Compilation:
         """Return the compiled form of a dumped module; see `LoweredModule.read_dump`."""
-        lowered: LoweredProgram = self.stage._program
-        ins, outs = resolve_shardings(HloShardings(module), self.plan, self.tokens)
-        compiled = CompiledProgram(
-            loaded=LoadedExecutable(),
-            plan=self.plan,
-            in_shardings=ins,
-            out_shardings=outs,
-            in_avals=self.avals[0],
-            out_avals=self.avals[1],
-            committed=True,
-            body=self.body,
-            kept=lowered.kept,
-            written=lowered.written,
-            lowered=lowered,
-        )
-        return _compilation(
-            self.program,
-            with_user_shardings(compiled, self.stage._request.placement),
+        compiled = resolve_program(self.stage._program, LoadedExecutable(), HloShardings(module))
+        named = with_user_shardings(compiled, self.stage._request.placement)
+        return self.as_compiled(
+            (named.in_shardings, named.out_shardings),
             aliases=module.aliases,
             refusals=compiled.refusals(module.aliases),
             read_modules=lambda _: (module,),
@@ -274,16 +256,25 @@ def read_lowered(stage: Lowered, program: PjitProgram | None = None) -> PjitModu
         stage: The stage.
         program: Its program; None to read it from the stage.
     """
-    lowered = stage._program
     program = program or read_call(stage._traced._function, stage._traced._call)
+    return _read_module(program, stage._program, stage)
+
+
+def _read_module(
+    program: Program, module: LoweredProgram | CompiledProgram, stage: Any = None
+) -> PjitModule:
+    # Parameters of closed-over arrays are the first.
+    numbers = count(len(module.in_avals) - sum(module.kept))
+    arguments = program.arguments
+    written = [arguments[r].path if isinstance(r, int) else "closed over" for r in module.written]
     return PjitModule(
         program=program,
-        plan=lowered.plan,
-        avals=(lowered.in_avals, lowered.out_avals),
-        parameters=_number_parameters(lowered),
-        written=_name_written(lowered, program.arguments),
-        tokens=len(lowered.body.ordered_effects),
-        body=lowered.body,
+        plan=module.plan,
+        avals=(module.in_avals, tuple(map(shaped, module.out_avals))),
+        parameters=tuple([next(numbers) if is_kept else None for is_kept in module.kept]),
+        written=tuple([f"{name} as written" for name in written]),
+        tokens=len(module.body.ordered_effects),
+        body=module.body,
         stage=stage,
     )
 
@@ -308,9 +299,8 @@ def read_executable(stage: Executable) -> Compilation:
 def read_compiled(compiled: CompiledProgram, program: Program) -> Compilation:
     """Return the compiled form of a program."""
     executable = compiled.executable
-    return _compilation(
-        program,
-        compiled,
+    return _read_module(program, compiled).as_compiled(
+        (compiled.in_shardings, compiled.out_shardings),
         aliases=executables.aliases(executable),
         refusals=compiled.refusals(),
         read_modules=lambda place: read_modules(compiled.executable_with_lines(place)),
@@ -318,34 +308,6 @@ def read_compiled(compiled: CompiledProgram, program: Program) -> Compilation:
         executable=executable,
         log=getattr(executable, "log", ""),
     )
-
-
-def _compilation(program: Program, compiled: CompiledProgram, **others: Any) -> Compilation:
-    return Compilation(
-        program=program,
-        plan=compiled.plan,
-        shardings=(compiled.in_shardings, compiled.out_shardings),
-        avals=(compiled.in_avals, tuple(map(shaped, compiled.out_avals))),
-        parameters=_number_parameters(compiled),
-        written=_name_written(compiled, program.arguments),
-        tokens=len(compiled.body.ordered_effects),
-        **others,
-    )
-
-
-type _Module = LoweredProgram | CompiledProgram
-
-
-def _number_parameters(module: _Module) -> tuple[int | None, ...]:
-    # Those of closed-over arrays are the first.
-    numbers = count(len(module.in_avals) - sum(module.kept))
-    return tuple([next(numbers) if is_kept else None for is_kept in module.kept])
-
-
-def _name_written(module: _Module, arguments: Sequence[ProgramValue]) -> tuple[str, ...]:
-    """Return the paths of the new values of references."""
-    names = [arguments[r].path if isinstance(r, int) else "closed over" for r in module.written]
-    return tuple([f"{name} as written" for name in names])
 
 
 def make_stage(module: LoweredModule, options: Mapping[str, Any] | None = None) -> Compiled:

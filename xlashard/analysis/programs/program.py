@@ -237,6 +237,28 @@ class LoweredModule(ABC):
         """Return the module as text."""
         return self.stage.as_text()
 
+    def as_compiled(
+        self,
+        shardings: tuple[Sequence[XLACompatibleSharding], Sequence[XLACompatibleSharding]],
+        **facts: Any,
+    ) -> "Compilation":
+        """Return the compiled form.
+
+        Args:
+            shardings: The shardings of the module's parameters, and of its results.
+            **facts: Other facts of the compilation, by the names of its attributes.
+        """
+        return Compilation(
+            program=self.program,
+            plan=self.plan,
+            shardings=(tuple(shardings[0]), tuple(shardings[1])),
+            avals=self.avals,
+            parameters=self.parameters,
+            written=self.written,
+            tokens=self.tokens,
+            **facts,
+        )
+
     def move(self, devices: DevicesByPosition) -> "LoweredModule":
         """Return the module for other devices, lowered again where its program keeps a trace."""
         return self.program.lower(devices)

@@ -17,7 +17,7 @@ from xlashard._jax.trace.tracing import abstractify, mesh_in_force
 from xlashard.analysis.recompile.recompile_report import RecompileReport
 from xlashard.core.pjit.arguments import describe_arguments
 from xlashard.core.pjit.cache_miss import CacheMiss, CallKey, StaticValue
-from xlashard.core.pjit.compile_log import CompileLog, StageEvent
+from xlashard.core.pjit.compile_log import CompileLog
 from xlashard.core.pjit.options import Selected
 from xlashard.core.pjit.parameters import Parameters
 from xlashard.core.program import wrapper_paths
@@ -44,7 +44,7 @@ class _JitLog:
         miss, key = call.record
         miss.record_stage(stage, time.perf_counter() - seconds)
         miss.executable_source = source
-        self.compile_log.take(StageEvent(miss, lambda: key, stage == "compile"))
+        self.compile_log.take(miss, lambda: key, is_last=stage == "compile")
 
     def _key(self, call: JitCall) -> CallKey:
         args, kwargs = call.arguments or ((), {})

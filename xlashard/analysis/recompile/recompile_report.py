@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from xlashard.analysis.recompile.call_differences import FUNCTIONS, CallDifference, differences
-from xlashard.core.pjit.cache_miss import DerivedProgram, MissRecord
+from xlashard.core.pjit.cache_miss import CacheMiss, DerivedProgram
 from xlashard.errors import counted
 from xlashard.support.formatting import in_seconds
 from xlashard.support.lazily import dataclass
@@ -105,7 +105,7 @@ class Explanation:
 
 
 def explain_record(
-    record: MissRecord, earlier: Sequence[MissRecord], of_others: Collection[int] = ()
+    record: CacheMiss, earlier: Sequence[CacheMiss], of_others: Collection[int] = ()
 ) -> Explanation:
     """Explain a record by comparing it with earlier ones.
 
@@ -132,14 +132,14 @@ def explain_record(
     )
 
 
-def _kind(record: MissRecord) -> Kind:
+def _kind(record: CacheMiss) -> Kind:
     """Return the last stage of a record."""
     if record.executable_source in COMPILED:
         return "compilation"
     return "lowering" if "lower" in record.seconds else "tracing"
 
 
-def _candidates(record: MissRecord, earlier: Sequence[MissRecord]) -> Sequence[MissRecord]:
+def _candidates(record: CacheMiss, earlier: Sequence[CacheMiss]) -> Sequence[CacheMiss]:
     """List the earlier records whose result the call could have reused."""
     if record.executable_source is not None:
         candidates = [r for r in earlier if r.executable_source is not None]
@@ -152,8 +152,8 @@ def _candidates(record: MissRecord, earlier: Sequence[MissRecord]) -> Sequence[M
 
 
 def _reason(
-    record: MissRecord, candidates: Sequence[MissRecord]
-) -> tuple[Reason, MissRecord | None, tuple[CallDifference, ...]]:
+    record: CacheMiss, candidates: Sequence[CacheMiss]
+) -> tuple[Reason, CacheMiss | None, tuple[CallDifference, ...]]:
     compared = [(differences(other.key, record.key), other) for other in candidates]
     if not compared:
         return "first", None, ()
@@ -172,7 +172,7 @@ _NARROW = 110
 
 
 def hints(
-    explained: Sequence[Explanation], records: Sequence[MissRecord], num_functions: int = 1
+    explained: Sequence[Explanation], records: Sequence[CacheMiss], num_functions: int = 1
 ) -> tuple[str, ...]:
     """Return distinct hints for some cache misses.
 
@@ -195,7 +195,7 @@ def hints(
     return tuple(texts)
 
 
-def _hints_of(difference: CallDifference, records: Sequence[MissRecord]) -> Iterator[str]:
+def _hints_of(difference: CallDifference, records: Sequence[CacheMiss]) -> Iterator[str]:
     path = difference.path
     if difference.part == "shape":
         yield from _about_shapes(path, records)
@@ -230,7 +230,7 @@ def _hints_of(difference: CallDifference, records: Sequence[MissRecord]) -> Iter
         yield f"{path} is passed by position in some calls and by name in others: use one of them"
 
 
-def _about_shapes(path: str, records: Sequence[MissRecord]) -> Iterator[str]:
+def _about_shapes(path: str, records: Sequence[CacheMiss]) -> Iterator[str]:
     shapes = list(dict.fromkeys(tuple(a.aval.shape) for a in _arguments(path, records)))
     if len({len(shape) for shape in shapes}) != 1:
         return
@@ -244,7 +244,7 @@ def _about_shapes(path: str, records: Sequence[MissRecord]) -> Iterator[str]:
             )
 
 
-def _about_types(path: str, records: Sequence[MissRecord]) -> Iterator[str]:
+def _about_types(path: str, records: Sequence[CacheMiss]) -> Iterator[str]:
     arguments = list(_arguments(path, records))
     weak = [a for a in arguments if a.aval.weak_type]
     dtypes = list(dict.fromkeys(str(a.aval.dtype) for a in reversed(arguments)))
@@ -266,11 +266,11 @@ def _about_types(path: str, records: Sequence[MissRecord]) -> Iterator[str]:
         )
 
 
-def _arguments(path: str, records: Sequence[MissRecord]) -> Iterable:
+def _arguments(path: str, records: Sequence[CacheMiss]) -> Iterable:
     return (a for record in records for a in record.key.arguments if a.path == path)
 
 
-def _about_statics(name: str, records: Sequence[MissRecord]) -> Iterator[str]:
+def _about_statics(name: str, records: Sequence[CacheMiss]) -> Iterator[str]:
     values = [s for record in records for s in record.key.statics if s.name == name]
     different = list(dict.fromkeys(replace(value, by_name=False) for value in values))
     texts = list(dict.fromkeys(value.text for value in different))

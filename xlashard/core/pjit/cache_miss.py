@@ -35,22 +35,29 @@ class CacheMiss:
         executable_source: Origin of the executable, once there is one.
         arguments: The arguments, once their placement has been looked up.
         began: Start of the call, on a monotonic clock.
-        location: File and line of the call, once a stage has been recorded.
-        number: Number in the function's history, once a stage has been recorded.
         stages: Number of stages that ran.
         recorded: Number of those stages that the history contains.
         logged: Number of those stages that have been logged.
+        number: Number in the function's history, counted from 1 since the function was made or its
+            cache cleared; 0 before a stage is recorded.
+        location: File and line of the call, once a stage is recorded.
+        key: The key of the call, likewise.
+        ended: End of the last recorded stage.
+        clear_count: Number of calls of `jax.clear_caches()` until then.
     """
 
     seconds: dict[Stage, float] = field(default_factory=dict)
     executable_source: str | None = None
     arguments: tuple[Argument, ...] | None = None
     began: float = field(default_factory=time.perf_counter)
-    location: tuple[str, int] | None = None
-    number: int | None = None
     stages: int = 0
     recorded: int = 0
     logged: int = 0
+    number: int = 0
+    location: tuple[str, int] = field(init=False)
+    key: "CallKey" = field(init=False)
+    ended: float = 0.0
+    clear_count: int = 0
 
     def record_stage(self, stage: Stage, since: float | None = None) -> None:
         """Add a stage that has just ended.
@@ -134,31 +141,6 @@ class CallKey:
         rest = (self.mesh, self.in_shardings, self.out_shardings, self.donated, self.devices)
         settings = (self.statics, self.options, self.context)
         return hash((self.in_tree, tuple(arguments), rest, settings))
-
-
-@dataclass(frozen=True, eq=False)
-class MissRecord:
-    """Snapshot of one call's cache miss.
-
-    Attributes:
-        number: Counted from 1 since the function was made or its cache cleared.
-        location: File and line of the call.
-        key: The key of the call.
-        seconds: Duration of each stage that ran.
-        executable_source: Origin of the executable; None if the call did not need one.
-        began: Start of the call.
-        ended: End of its last stage.
-        clear_count: Number of calls of `jax.clear_caches()` until then.
-    """
-
-    number: int
-    location: tuple[str, int]
-    key: CallKey
-    seconds: dict[Stage, float]
-    executable_source: str | None
-    began: float
-    ended: float
-    clear_count: int
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Logs of what jitted functions traced, lowered and compiled."""
 
+import copy
 import functools
 import logging
 import threading
@@ -26,12 +27,11 @@ from xlashard.core.pjit.cache_miss import (
     KEPT,
     CacheMiss,
     CallKey,
-    MissRecord,
     StaticValue,
 )
 from xlashard.core.pjit.trace import Call
 from xlashard.support import hooks
-from xlashard.support.lazily import dataclass, deferred
+from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
     from xlashard.core.program import wrapper_paths
@@ -128,21 +128,6 @@ def _codes(fun: Any) -> list[CodeType]:
     return codes
 
 
-@dataclass(frozen=True, eq=False)
-class StageEvent:
-    """Stages that a call has run, perhaps after those of an earlier event.
-
-    Attributes:
-        miss: The stages of the call.
-        make_key: Returns the key of the call.
-        is_last: True if the call runs no further stage, so that its reason can be logged.
-    """
-
-    miss: CacheMiss
-    make_key: Callable[[], CallKey]
-    is_last: bool
-
-
 def make_call_key(
     call: Call, request: LoweringRequest | None, options: tuple[tuple[str, Any], ...]
 ) -> CallKey:
@@ -184,7 +169,7 @@ class CompileLog:
         self._function = function
         self._fun: Callable[..., Any] | None = fun
         self._lock = threading.Lock()
-        self._records: dict[int, MissRecord] = {}
+        self._records: dict[int, CacheMiss] = {}
         self._last = 0
 
     @cached_property
@@ -199,32 +184,33 @@ class CompileLog:
         _ = self._site
         self._fun = None
 
-    def take(self, event: StageEvent) -> None:
-        """Record the stages of an event, and log the reason of a cache miss after the last one."""
-        if event.miss.stages > event.miss.recorded:
-            self._record(event.miss, event.make_key())
-        if event.is_last:
-            self._log_reason(event.miss)
+    def take(self, miss: CacheMiss, make_key: Callable[[], CallKey], *, is_last: bool) -> None:
+        """Record the stages of a call, and log the reason of a cache miss after the last one.
+
+        Args:
+            miss: The stages, perhaps after those that are recorded.
+            make_key: Returns the key of the call.
+            is_last: True if the call runs no further stage, so that its reason can be logged.
+        """
+        if miss.stages > miss.recorded:
+            self._record(miss, make_key())
+        if is_last:
+            self._log_reason(miss)
 
     def _record(self, miss: CacheMiss, call_key: CallKey) -> None:
         miss.recorded = miss.stages
         if is_paused():
             return
-        miss.location = miss.location or calling_line()
-        ended = time.perf_counter()
+        if not miss.number:
+            miss.location = calling_line()
+        miss.key, miss.clear_count = call_key, CLEAR_COUNTER.count
+        miss.ended = time.perf_counter()
         with self._lock:
-            if miss.number is None:
+            if not miss.number:
                 self._last = miss.number = self._last + 1
-            self._records[miss.number] = MissRecord(
-                number=miss.number,
-                location=miss.location,
-                key=call_key,
-                seconds=dict(miss.seconds),
-                executable_source=miss.executable_source,
-                began=miss.began,
-                ended=ended,
-                clear_count=CLEAR_COUNTER.count,
-            )
+            # The call may run more stages while a report reads this.
+            self._records[miss.number] = snapshot = copy.copy(miss)
+            snapshot.seconds = dict(miss.seconds)
             while len(self._records) > KEPT:
                 del self._records[min(self._records)]
         site, number = self._site
@@ -236,7 +222,7 @@ class CompileLog:
         if miss.logged == miss.recorded or not LOGGER.isEnabledFor(level):
             return
         miss.logged = miss.recorded
-        records = [r for r in self._in_order() if r.number <= (miss.number or 0)]
+        records = [r for r in self._in_order() if r.number <= miss.number]
         if not records:
             return
         explanation = self._explain(records, len(records) - 1)
@@ -271,11 +257,11 @@ class CompileLog:
         for source in sources:
             DERIVED_PROGRAMS.drop(source)
 
-    def _in_order(self) -> tuple[MissRecord, ...]:
+    def _in_order(self) -> tuple[CacheMiss, ...]:
         with self._lock:
             return tuple(self._records[number] for number in sorted(self._records))
 
-    def _explain(self, records: Sequence[MissRecord], index: int) -> Any:
+    def _explain(self, records: Sequence[CacheMiss], index: int) -> Any:
         site, number = self._site
         earlier = site.calls_before(number)
         return hooks.recompile_report.explain_record(records[index], records[:index], earlier)

@@ -26,7 +26,7 @@ from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
 from xlashard.core.pjit.callables import constrained_body, pjit_p
 from xlashard.core.pjit.compile import PROGRAMS
-from xlashard.core.pjit.compile_log import CompileLog, StageEvent, make_call_key
+from xlashard.core.pjit.compile_log import CompileLog, make_call_key
 from xlashard.core.pjit.constraint import BoundaryArgument, constraint_p
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.core.pjit.lower import (
@@ -133,7 +133,7 @@ class Function:
             is_last: True if the call runs no further stage.
         """
         make_key = partial(make_call_key, call, request, self.options.compiler_options)
-        self.compile_log.take(StageEvent(call.miss, make_key, is_last))
+        self.compile_log.take(call.miss, make_key, is_last=is_last)
 
     def describe_arguments(self, call: Call, *, runs: bool = False) -> tuple[Argument, ...]:
         """Return types and placements of the arguments of a call.

@@ -324,7 +324,7 @@ def _plan(request: LoweringRequest, ready: Any, arguments: _Names, inputs: _Inpu
         args=args,
         results=tuple(map(_value, ready.out_avals, outs, out_layouts, result_names)),
         donated=tuple(
-            d and not v.is_token for d, v in zip(compress(donated, kept), args, strict=True)
+            [d and not v.is_token for d, v in zip(compress(donated, kept), args, strict=True)]
         ),
         partitioner=Partitioner.in_force(),
         options=request.options,

@@ -13,6 +13,7 @@ from xlashard.core.program.donation import bytes_of, sum_known
 from xlashard.core.program.executables import (
     EXECUTABLES,
     LoadedExecutable,
+    PropagatedShardings,
     Source,
     resolve_shardings,
 )
@@ -67,7 +68,29 @@ def compile_program(
         )
     with compiler_errors(plan, request):
         loaded, source = _loaded(lowered, request, fingerprint if share else None)
-    args, results = resolve_shardings(loaded, plan, len(body.ordered_effects))
+    facts = {"request": request, "source": source, "fingerprint": fingerprint}
+    return resolve_program(lowered, loaded, loaded, committed=committed, **facts)
+
+
+def resolve_program(
+    lowered: LoweredProgram,
+    loaded: LoadedExecutable,
+    chosen: PropagatedShardings,
+    *,
+    committed: bool = True,
+    **facts: Any,
+) -> CompiledProgram:
+    """Return a program with the shardings that the partitioner chose.
+
+    Args:
+        lowered: The annotated module.
+        loaded: The executable; an empty one for a program of which only the HLO is at hand.
+        chosen: Reader of the propagated shardings.
+        committed: Whether the results are bound to their devices.
+        **facts: Request, source and fingerprint.
+    """
+    plan, body = lowered.plan, lowered.body
+    args, results = resolve_shardings(chosen, plan, len(body.ordered_effects))
     return CompiledProgram(
         loaded=loaded,
         plan=plan,
@@ -78,12 +101,10 @@ def compile_program(
         committed=committed,
         body=body,
         kept=lowered.kept,
-        request=request,
-        source=source,
-        fingerprint=fingerprint,
         written=lowered.written,
         stateful=lowered.stateful,
         lowered=lowered,
+        **facts,
     )
 
 

@@ -91,7 +91,8 @@ def _unpaired(plan: ProgramPlan, pairs: Mapping[int, int]) -> list[int]:
 
 
 def _same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
-    same = _type(value), _layout_key(plan, value)
+    layout = None if value.layout is None else _layout_key(plan, value, value.layout)
+    same = value.shape, value.dtype, value.memory_kind, layout
     if len(plan.devices) == 1:
         return same
     if not value.is_settled or value.sharding is None:
@@ -99,21 +100,17 @@ def _same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
     return *same, value.sharding.rank_tiling(len(value.shape))
 
 
-def _layout_key(plan: ProgramPlan, value: ValuePlan) -> str | None:
-    """Return the layout of a value; None also where it spells out the default one."""
-    if value.layout is None or plan.devices[0].platform == "tpu":
-        return value.layout  # its default layouts have tiles
+def _layout_key(plan: ProgramPlan, value: ValuePlan, layout: str) -> str | None:
+    """Return the layout of a value; None where it spells out the default one."""
+    if plan.devices[0].platform == "tpu":
+        return layout  # its default layouts have tiles
     default = f"{{{','.join(map(str, reversed(range(value.physical_ndim))))}}}"
-    return None if value.layout == default else value.layout
+    return None if layout == default else layout
 
 
 def _perhaps_same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
     """Return a key that is equal where one sharding is open and may become the other."""
-    return value.is_settled != result, _type(value)
-
-
-def _type(value: ValuePlan) -> object:
-    return value.shape, value.dtype, value.memory_kind
+    return value.is_settled != result, value.shape, value.dtype, value.memory_kind
 
 
 def _same_bytes(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:

@@ -149,11 +149,7 @@ class ProgramPlan:
 
     def replicated(self, memory_kind: str | None) -> XLACompatibleSharding:
         """Return the sharding of a value that each device holds; on the plan's mesh, if any."""
-        if self.mesh is not None:
-            return NamedSharding(self.mesh, PartitionSpec(), memory_kind=memory_kind)
-        if len(self.devices) == 1:
-            return SingleDeviceSharding(self.devices[0], memory_kind=memory_kind)
-        return GSPMDSharding.get_replicated(self.devices, memory_kind=memory_kind)
+        return replicate_over(self.devices, self.mesh, memory_kind)
 
     def __post_init__(self) -> None:
         if len(self.donated) != len(self.args):
@@ -168,6 +164,17 @@ class ProgramPlan:
                     f"{value.name or 'a value'} is sharded over {texts[0]}, and the program runs "
                     f"on {texts[1]}"
                 )
+
+
+def replicate_over(
+    devices: tuple[Device, ...], mesh: Mesh | None, memory_kind: str | None = None
+) -> XLACompatibleSharding:
+    """Return the sharding of a value that each device holds; on a mesh of the devices, if any."""
+    if mesh is not None:
+        return NamedSharding(mesh, PartitionSpec(), memory_kind=memory_kind)
+    if len(devices) == 1:
+        return SingleDeviceSharding(devices[0], memory_kind=memory_kind)
+    return GSPMDSharding.get_replicated(devices, memory_kind=memory_kind)
 
 
 def open_dims(sharding: XLACompatibleSharding, ndim: int | None = None) -> tuple[int, ...]:

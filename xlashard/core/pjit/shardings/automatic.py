@@ -259,7 +259,15 @@ def _arguments(call: Call, compiled: CompiledProgram) -> Iterator[_Value]:
 def _results(call: Call, compiled: CompiledProgram) -> Iterator[_Value]:
     """Yield the results without a requested sharding, of types that no argument has."""
     jaxpr = call.traced.jaxpr
-    types = {(aval.shape, aval.dtype) for aval in compiled.in_avals if _is_array(aval)}
+    # Most values of a large program have one of few types.
+    types = {(aval.shape, aval.dtype) for aval in set(compiled.in_avals) if _is_array(aval)}
+    free = {
+        aval
+        for aval in set(jaxpr.out_avals)
+        if _is_array(aval)
+        and explicit_sharding(aval) is None
+        and (aval.shape, aval.dtype) not in types
+    }
     constrained = {eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name in CONSTRAINTS}
     for variable, path, requested, sharding in zip(
         jaxpr.outvars,
@@ -269,12 +277,8 @@ def _results(call: Call, compiled: CompiledProgram) -> Iterator[_Value]:
         strict=False,
     ):
         aval = variable.aval
-        is_free = requested is None and _is_array(aval) and explicit_sharding(aval) is None
-        if (
-            is_free
-            and (aval.shape, aval.dtype) not in types
-            and not (isinstance(variable, Hashable) and variable in constrained)
-        ):
+        pinned = isinstance(variable, Hashable) and variable in constrained
+        if requested is None and aval in free and not pinned:
             yield path or "the result", aval, sharding
 
 

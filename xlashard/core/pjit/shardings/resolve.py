@@ -29,9 +29,9 @@ from xlashard.core.pjit.shardings.device_assignment import (
 )
 from xlashard.core.pjit.shardings.resources import INFERRED, Resource, misfit
 from xlashard.core.pjit.shardings.unreduced import reshard_problem
+from xlashard.core.program.plan import replicate_over
 from xlashard.core.sharding import (
     AbstractMesh,
-    GSPMDSharding,
     Mesh,
     NamedSharding,
     PartitionSpec,
@@ -302,7 +302,7 @@ def _argument_shardings(
             sharding = argument.sharding
         elif len(devices) > 1 and aval.ndim == 0:
             # A scalar is replicated anyway; to request it keeps calls with and without one alike.
-            sharding = _replicated(devices, mesh)
+            sharding = replicate_over(devices, mesh)
         shardings.append(sharding if is_used else None)
     return tuple(shardings)
 
@@ -325,14 +325,6 @@ def _result_shardings(
     return tuple(shardings)
 
 
-def _replicated(devices: tuple[Device, ...], mesh: Mesh | None) -> XLACompatibleSharding:
-    if mesh is not None:
-        return NamedSharding(mesh, PartitionSpec())
-    if len(devices) == 1:
-        return SingleDeviceSharding(devices[0])
-    return GSPMDSharding.get_replicated(devices)
-
-
 type _Value = tuple[str, str, Any]
 """The keyword of a value's sharding, its path, and its abstract value."""
 
@@ -351,7 +343,7 @@ def _fitting(
         ResourceError: If it doesn't fit, or has tiles of different sizes.
     """
     if requested is REPLICATED:
-        return _replicated(devices, mesh)
+        return replicate_over(devices, mesh)
     keyword, path, aval = value
     shape = tuple(aval.shape)
     if not isinstance(requested, XLACompatibleSharding):
