@@ -9,6 +9,7 @@ from typing import Any
 
 from xlashard._jax.trace.origins import Line, Scope, is_variable, source_line
 from xlashard._jax.trace.primitive_names import PRODUCTS
+from xlashard.analysis.explain.closed_dimensions import DimensionSource, axes_of
 from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.core.sharding import NamedSharding
 from xlashard.geometry import MeshGrid
@@ -17,13 +18,7 @@ from xlashard.hlo.call_graph import makers
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Computation, Frame, Instruction
 from xlashard.predict.preflight.attribution.hlo_dataflow import HloDataflow
-from xlashard.predict.preflight.attribution.value_shardings import (
-    Axes,
-    DimensionSource,
-    ValueShardings,
-    axes_of,
-    spec_of,
-)
+from xlashard.predict.preflight.attribution.value_shardings import Axes, ValueShardings, spec_of
 
 
 @dataclass(frozen=True, eq=False)
