@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard._jax.trace.origins import Line, Origin, Scope, origins, source_line
+from xlashard._jax.trace.origins import Line, Scope, origins, source_line
 from xlashard._jax.trace.primitive_names import CONSTRAINT, CONSTRAINTS
 from xlashard.core.sharding import Mesh, NamedSharding, Sharding, from_jax
 from xlashard.errors import ShardingError
@@ -53,7 +53,7 @@ def find_closed_dimensions(
     """
     top = Scope.of(jaxpr)
     by_variable = dict(zip(jaxpr.invars, arguments, strict=True))
-    closed: dict[object, tuple[Any, NamedSharding, list[_ShardedOrigin]]] = {}
+    closed: dict[object, tuple[Any, NamedSharding, list[_Closed]]] = {}
     for scope in top.all():
         for eqn in scope.jaxpr.eqns:
             sharding = constraint_of(eqn, mesh)
@@ -61,25 +61,67 @@ def find_closed_dimensions(
                 # A gradient repeats the constraint, at the same line.
                 key = source_line(eqn), sharding, eqn.outvars[0].aval.shape
                 sources = closed.setdefault(key, (eqn, sharding, []))[2]
-                sources += _sharded_origins(scope, eqn, sharding, by_variable, mesh)
+                sources += _closed_by(scope, eqn, sharding, by_variable, mesh)
     return [_closed_dimension(*each) for each in closed.values() if each[2]]
 
 
 @dataclass(frozen=True, eq=False)
-class _ShardedOrigin:
-    """Origin of a closed dimension, where it was sharded.
+class DimensionSource:
+    """An argument or constraint that determines the sharding of a dimension of another value.
 
     Attributes:
-        dim: The dimension of the constrained value.
-        axes: The axes that it was sharded over.
-        lines: The lines of the operations in between.
-        argument: The path of the argument that is the origin, or empty.
+        path: Path of the argument; empty for a constraint.
+        line: Line of the constraint; None for an argument.
+        sharding: Its sharding.
+        shape: Shape of the argument or the constrained value.
+        dim: Its dimension.
+        lines: Lines of the operations between the two, its own included.
     """
 
+    path: str
+    line: Line | None
+    sharding: NamedSharding
+    shape: tuple[int, ...]
     dim: int
-    axes: frozenset[str]
     lines: frozenset[Line]
-    argument: str
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Mesh axes that shard the dimension."""
+        return axes_of(self.sharding, len(self.shape))[self.dim]
+
+
+type _Closed = tuple[int, DimensionSource]
+"""A dimension that a constraint closes, and where it was sharded."""
+
+
+def axes_of(sharding: NamedSharding, rank: int) -> list[tuple[str, ...]]:
+    """Return the axes of each dimension; none for an unconstrained dimension."""
+    return [tuple(axes or ()) for axes in sharding.normal_spec.for_rank(rank)]
+
+
+def find_sources(
+    scope: Scope, value: Any, dim: int, arguments: Mapping[Any, Argument], mesh: Mesh | None
+) -> Iterator[DimensionSource]:
+    """Yield the arguments and constraints that determine the sharding of a dimension.
+
+    Args:
+        scope: Scope of the value.
+        value: Variable of its jaxpr.
+        dim: The dimension.
+        arguments: The arguments of the program, by variable.
+        mesh: The mesh of the program, for constraints on an abstract mesh.
+    """
+    for origin in origins(scope, value, dim, CONSTRAINTS):
+        path, sharding = arguments.get(origin.variable, ("", None))
+        line = None
+        if origin.eqn is not None:
+            path, line = "", source_line(origin.eqn)
+            sharding = constraint_of(origin.eqn, mesh)
+        shape = tuple(origin.variable.aval.shape)
+        # Slices of stacked loop outputs can't always be mapped to a dimension.
+        if isinstance(sharding, NamedSharding) and origin.dim < len(shape):
+            yield DimensionSource(path, line, sharding, shape, origin.dim, origin.lines)
 
 
 def constraint_of(eqn: Any, mesh: Mesh | None) -> NamedSharding | None:
@@ -104,46 +146,33 @@ def constraint_of(eqn: Any, mesh: Mesh | None) -> NamedSharding | None:
     return sharding
 
 
-def _sharded_origins(
+def _closed_by(
     scope: Scope,
     eqn: Any,
     sharding: NamedSharding,
-    by_variable: Mapping[Any, Argument],
+    arguments: Mapping[Any, Argument],
     mesh: Mesh | None,
-) -> Iterator[_ShardedOrigin]:
-    value = eqn.invars[0]
-    used = frozenset(sharding.normal_spec.axes)
-    for dim, dim_axes in enumerate(sharding.normal_spec.for_rank(value.aval.ndim)):
-        if dim_axes != ():
-            continue
-        for origin in origins(scope, value, dim, CONSTRAINTS):
-            path, before = by_variable.get(origin.variable, ("", None))
-            if origin.eqn is not None:
-                path, before = "", constraint_of(origin.eqn, mesh)
-            axes = _axes(before, origin, sharding) - used
-            if axes:
-                yield _ShardedOrigin(dim, axes, origin.lines, path)
-
-
-def _axes(before: Sharding | None, origin: Origin, sharding: NamedSharding) -> frozenset[str]:
-    """Return the axes that the dimension of an origin is sharded over."""
-    if not isinstance(before, NamedSharding) or before.mesh != sharding.mesh:
-        return frozenset()
-    axes = before.normal_spec.for_rank(origin.variable.aval.ndim)[origin.dim]
-    return frozenset(axes or ())
+) -> Iterator[_Closed]:
+    value, spec = eqn.invars[0], sharding.normal_spec
+    for dim, dim_axes in enumerate(spec.for_rank(value.aval.ndim)):
+        for source in find_sources(scope, value, dim, arguments, mesh) if dim_axes == () else ():
+            is_sharded = not set(source.axes) <= set(spec.axes)
+            if is_sharded and source.sharding.mesh == sharding.mesh:
+                yield dim, source
 
 
 def _closed_dimension(
-    eqn: Any, sharding: NamedSharding, sources: list[_ShardedOrigin]
+    eqn: Any, sharding: NamedSharding, closed: Sequence[_Closed]
 ) -> ClosedDimension:
     line = source_line(eqn)
     own: frozenset[Line] = frozenset() if line is None else frozenset([line])
+    sources, used = [source for _, source in closed], sharding.normal_spec.axes
     return ClosedDimension(
         sharding=sharding,
         aval=eqn.outvars[0].aval,
-        dims=tuple(sorted({source.dim for source in sources})),
-        axes=frozenset().union(*(source.axes for source in sources)),
+        dims=tuple(sorted({dim for dim, _ in closed})),
+        axes=frozenset().union(*(source.axes for source in sources)).difference(used),
         frames=() if line is None else (Frame(*line),),
         lines=own.union(*(source.lines for source in sources)),
-        arguments=frozenset(source.argument for source in sources if source.argument),
+        arguments=frozenset(source.path for source in sources if source.path),
     )

@@ -157,10 +157,14 @@ def _move(value: ProgramValue) -> MoveReport | None:
 
 
 def find_aliases(program: Compilation) -> tuple[str | None, ...]:
-    """Return, for each argument, the path of the result that takes over its buffers, or None."""
+    """Return the path of the result that takes over the buffers of each argument, or None.
+
+    The arguments are followed by the closed-over arrays.
+    """
     tokens = program.tokens
     results = {argument: result - tokens for result, argument in program.aliases.items()}
-    takers = [None if i is None else results.get(tokens + i) for i in program.parameters]
+    positions = (*program.parameters, *program.closed_positions)
+    takers = [None if i is None else results.get(tokens + i) for i in positions]
     return tuple(None if i is None else program.results[i].path for i in takers)
 
 
@@ -170,7 +174,7 @@ def describe_donations(program: Compilation) -> tuple[DonationReport, ...]:
     own = program.results[: len(program.results) - len(program.written)]
     free = [r for r in own if r.path not in aliases]
     reports = []
-    for value, path in zip(program.arguments, aliases, strict=True):
+    for value, path in zip(program.arguments, aliases, strict=False):
         if value.donated:
             reports.append(DonationReport(value.path, True, path or "", value.device_bytes))
         elif not is_reference(value.aval) and (match := _reusing_result(value, free)) is not None:

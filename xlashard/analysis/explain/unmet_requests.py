@@ -52,8 +52,7 @@ def describe_unmet(program: Compilation) -> tuple[UnmetRequest, ...]:
 
 def _donations(program: Compilation) -> Iterator[UnmetRequest]:
     """Yield the donated arguments whose buffers no result takes over."""
-    aliases = find_aliases(program)
-    for value, alias in zip(program.arguments, aliases, strict=True):
+    for value, alias in zip(program.arguments, find_aliases(program), strict=False):
         if value.donated and alias is None:
             refused = program.refusals.get(value.path)
             yield UnmetRequest(

@@ -254,11 +254,6 @@ def _dumps_to(folder: Path) -> dict[str, Any]:
     return {"xla_dump_hlo_as_proto": True, "xla_dump_to": str(folder)}
 
 
-def _ran_out_of_hbm(folder: Path) -> bool:
-    """Return whether the program exceeded HBM, rather than another memory such as VMEM."""
-    return any(folder.glob("*.oom_intermediate_module.hlo.pb"))
-
-
 def _with_advice(error: ProgramTooLargeError, name: str, folder: Path) -> ProgramTooLargeError:
     """Return the error with advice, if buffers were assigned in HBM."""
     if not any(folder.glob("*.after_optimizations.hlo.pb")):
@@ -286,7 +281,8 @@ def _read(
     Raises:
         ProgramTooLargeError: If the program exceeds a memory other than HBM.
     """
-    if error is not None and not _ran_out_of_hbm(folder):
+    # The dump of a program that exceeds HBM, rather than another memory such as VMEM.
+    if error is not None and not any(folder.glob("*.oom_intermediate_module.hlo.pb")):
         # no-catalogue: an error of libtpu
         raise _with_advice(error, name, folder) from None
     # The name of the CPU compiler's dump is `cpu_after_optimizations`.

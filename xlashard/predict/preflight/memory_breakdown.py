@@ -13,7 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from xlashard._jax.runtime.executables import compiled_memory
-from xlashard.analysis.explain.descriptions import describe_inputs, describe_outputs
+from xlashard.analysis.explain.descriptions import (
+    describe_inputs,
+    describe_outputs,
+    find_aliases,
+)
 from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.programs.program import Compilation
 from xlashard.analysis.programs.source_lines import SourceLocator
@@ -101,43 +105,31 @@ def describe_values(
         program: The program.
         module: Its compiled module, with its buffer assignment.
     """
-    tokens = program.tokens
-    donated = [value.donated for value in program.arguments]
-    # The parameter that each aliasing result shares its buffer with.
-    aliases = {result - tokens: position for result, position in program.aliases.items()}
-    inputs, outputs = _parameter_numbers(program), describe_outputs(program)
-    takers = {argument: outputs[result].path for result, argument in aliases.items()}
-    by_parameter = _by_parameter(module.allocations)
+    tokens, buffers = program.tokens, _by_parameter(module.allocations)
+    positions = (*program.parameters, *program.closed_positions)
+    values = (*program.arguments, *program.closed_over)
+    takers = find_aliases(program)
     arguments = tuple(
-        replace(
-            _with_buffer(report, by_parameter.get(position)),
-            aliased=takers.get(position, ""),
-            donated=place < len(donated) and donated[place],
+        report
+        if position is None
+        else replace(
+            _with_buffer(report, buffers.get(tokens + position)),
+            aliased=taker or "",
+            donated=value.donated,
         )
-        if position is not None
-        else report
-        for place, (report, position) in enumerate(inputs)
+        for report, position, value, taker in zip(
+            describe_inputs(program), positions, values, takers, strict=True
+        )
     )
-    paths = {position: report.path for report, position in inputs}
-    places = _result_allocations(module)
+    paths = {position: report.path for position, report in zip(positions, arguments, strict=True)}
+    # The parameter that each aliasing result shares its buffer with.
+    aliases = {result - tokens: argument - tokens for result, argument in program.aliases.items()}
+    places = dict(enumerate(_result_allocations(module)[tokens:]))
     results = tuple(
-        replace(
-            _with_buffer(report, places[tokens + i] if tokens + i < len(places) else None),
-            aliased=paths.get(aliases.get(i), ""),
-        )
-        for i, report in enumerate(outputs)
+        replace(_with_buffer(report, places.get(i)), aliased=paths.get(aliases.get(i, -1), ""))
+        for i, report in enumerate(describe_outputs(program))
     )
     return arguments, results
-
-
-def _parameter_numbers(program: Compilation) -> list[tuple[ValueReport, int | None]]:
-    """Return arguments, then closed-over constants, with parameter numbers; None if pruned."""
-    tokens = program.tokens
-    positions = (*program.parameters, *program.closed_positions)
-    return [
-        (report, None if position is None else tokens + position)
-        for report, position in zip(describe_inputs(program), positions, strict=True)
-    ]
 
 
 def _by_parameter(allocations: Sequence[Allocation]) -> dict[int, Allocation]:

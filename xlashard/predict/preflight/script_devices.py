@@ -90,7 +90,7 @@ class ScriptDevices:
         undo = ExitStack()
         undo.callback(self.values.begin())
         undo.enter_context(assume_chip(devices[0], in_kernels=True, all_threads=True))
-        undo.callback(stand_in(dict(zip(emulated, devices, strict=True))))
+        undo.callback(stand_in(self._to_topology))
         self.end = undo.close
 
     def check_options(self) -> None:

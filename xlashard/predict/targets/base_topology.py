@@ -34,9 +34,9 @@ else:
     shardings = deferred("xlashard._jax.runtime.shardings")
 
 
-def counted_in_thousands(number: int, noun: str) -> str:
+def counted_in_thousands(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: `1 chip`, `8,960 chips`."""
-    return counted(number, noun).replace(str(number), f"{number:,}")
+    return counted(number, noun, plural).replace(str(number), f"{number:,}")
 
 
 @dataclass(frozen=True)

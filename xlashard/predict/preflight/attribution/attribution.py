@@ -10,6 +10,7 @@ from typing import Any
 from xlashard._jax.trace.jaxprs import without_equations
 from xlashard._jax.trace.origins import is_variable, source_line
 from xlashard._jax.trace.primitive_names import COLLECTIVES, PRODUCTS
+from xlashard.analysis.explain.closed_dimensions import DimensionSource, axes_of
 from xlashard.analysis.explain.descriptions import describe_collective
 from xlashard.analysis.explain.model import CollectiveReport, Origin
 from xlashard.analysis.programs.program import Compilation
@@ -25,12 +26,7 @@ from xlashard.predict.preflight.attribution.cause_finder import (
     operation_of,
 )
 from xlashard.predict.preflight.attribution.hlo_dataflow import HloDataflow
-from xlashard.predict.preflight.attribution.value_shardings import (
-    DimensionSource,
-    ValueShardings,
-    axes_of,
-    local_shape,
-)
+from xlashard.predict.preflight.attribution.value_shardings import ValueShardings, local_shape
 from xlashard.predict.preflight.time_estimate import network_costs
 from xlashard.predict.targets.base_topology import BaseTopology
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from xlashard._jax.trace.origins import Line, Scope, is_variable, source_line
 from xlashard._jax.trace.primitive_names import PRODUCTS
+from xlashard.analysis.explain.closed_dimensions import DimensionSource, axes_of
 from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.core.sharding import NamedSharding
 from xlashard.geometry import MeshGrid
@@ -17,13 +18,7 @@ from xlashard.hlo.call_graph import makers
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Computation, Frame, Instruction
 from xlashard.predict.preflight.attribution.hlo_dataflow import HloDataflow
-from xlashard.predict.preflight.attribution.value_shardings import (
-    Axes,
-    DimensionSource,
-    ValueShardings,
-    axes_of,
-    spec_of,
-)
+from xlashard.predict.preflight.attribution.value_shardings import Axes, ValueShardings, spec_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,15 +138,13 @@ class CauseFinder:
             for index, own_sources in enumerate(sources):
                 others = [s for i, s in enumerate(sources) if i != index]
                 moved = [s for dim in own_sources for s in dim if self.axes & set(s.axes)]
-                if not moved or not self._is_meant(moved):
+                # Of a moved argument, the sources are its own.
+                is_meant = not self.argument or any(s.path == self.argument for s in moved)
+                if not moved or not is_meant:
                     continue
                 required = self._required_axes(eqn, values[index], own_sources, others)
                 return self._suggest(moved[0], own_sources, required)
         return ""
-
-    def _is_meant(self, moved: Sequence[DimensionSource]) -> bool:
-        """Return whether the sources belong to the moved argument, if there is one."""
-        return not self.argument or any(s.path == self.argument for s in moved)
 
     def _is_made_there(self, scope: Scope, value: Any) -> bool:
         """Return whether a value is produced at the line of the collective's operand."""

@@ -109,7 +109,7 @@ class StepLines:
             left_out += len(spans) - len(kept)
             blocks.append(TimelineBlock(name, self.schedule.lengths[name], kept))
         timeline = Timeline(tuple(blocks), left_out=left_out)
-        return Timeline(timeline.blocks, self._memory(timeline, other_bytes), left_out)
+        return replace(timeline, memory=self._memory(timeline, other_bytes))
 
     @cached_property
     def _groups(self) -> dict[_Key, _Group]:

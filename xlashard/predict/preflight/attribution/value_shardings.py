@@ -1,43 +1,21 @@
 """Shardings of jaxpr values, as specified by arguments and constraints."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from xlashard._jax.trace.origins import Line, Scope, origins, source_line
-from xlashard._jax.trace.primitive_names import CONSTRAINTS
-from xlashard.analysis.explain.closed_dimensions import constraint_of
+from xlashard._jax.trace.origins import Line, Scope, source_line
+from xlashard.analysis.explain.closed_dimensions import (
+    DimensionSource,
+    axes_of,
+    constraint_of,
+    find_sources,
+)
 from xlashard.core.sharding import Mesh, NamedSharding, Sharding
 
 type Axes = tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class DimensionSource:
-    """An argument or constraint that determines the sharding of a dimension of another value.
-
-    Attributes:
-        path: Path of the argument; empty for a constraint.
-        line: Line of the constraint; None for an argument.
-        sharding: Its sharding.
-        shape: Shape of the argument or the constrained value.
-        dim: Its dimension.
-        lines: Lines of the operations between the two, its own included.
-    """
-
-    path: str
-    line: Line | None
-    sharding: NamedSharding
-    shape: tuple[int, ...]
-    dim: int
-    lines: frozenset[Line]
-
-    @property
-    def axes(self) -> Axes:
-        """Mesh axes that shard the dimension."""
-        return axes_of(self.sharding, len(self.shape))[self.dim]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +56,7 @@ class ValueShardings:
         return Scope.of(self.jaxpr)
 
     @cached_property
-    def _argument_shardings(self) -> Mapping[Any, tuple[str, Sharding | None]]:
+    def _arguments(self) -> Mapping[Any, tuple[str, Sharding | None]]:
         return dict(zip(self.jaxpr.invars, self.arguments, strict=False))
 
     @cached_property
@@ -109,9 +87,15 @@ class ValueShardings:
         for scope, eqn, sharding in self.constraints:
             value = eqn.invars[0]
             own = axes_of(sharding, value.aval.ndim)
-            sources = [s for dim in self.sources(scope, value) for s in dim]
-            dims = [dim for dim, each in enumerate(self.sources(scope, value)) for _ in each]
-            moved = {a for s, d in zip(sources, dims, strict=True) for a in set(s.axes) - {*own[d]}}
+            by_dim = self.sources(scope, value)
+            sources = [s for each in by_dim for s in each]
+            moved = {
+                axis
+                for dim, each in enumerate(by_dim)
+                for source in each
+                for axis in source.axes
+                if axis not in own[dim]
+            }
             if moved:
                 line = source_line(eqn)
                 lines = frozenset().union(*(s.lines for s in sources))
@@ -132,35 +116,17 @@ class ValueShardings:
             value: Variable of its jaxpr.
         """
         return [
-            list(self._sources(scope, value, dim))
+            [
+                source
+                for source in find_sources(scope, value, dim, self._arguments, self.mesh)
+                if source.sharding.mesh == self.mesh
+            ]
             for dim in range(len(getattr(value.aval, "shape", ())))
         ]
-
-    def _sources(self, scope: Scope, value: Any, dim: int) -> Iterator[DimensionSource]:
-        for origin in origins(scope, value, dim, CONSTRAINTS):
-            path, sharding = self._argument_shardings.get(origin.variable, ("", None))
-            line = None
-            if origin.eqn is not None:
-                path, sharding, line = (
-                    "",
-                    self._constraint_sharding(origin.eqn),
-                    source_line(origin.eqn),
-                )
-            if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
-                shape = tuple(origin.variable.aval.shape)
-                if origin.dim >= len(shape):
-                    # Slices of stacked loop outputs can't always be mapped to a dimension.
-                    continue
-                yield DimensionSource(path, line, sharding, shape, origin.dim, origin.lines)
 
     def _constraint_sharding(self, eqn: Any) -> NamedSharding | None:
         sharding = constraint_of(eqn, self.mesh)
         return sharding if sharding is not None and sharding.mesh == self.mesh else None
-
-
-def axes_of(sharding: NamedSharding, rank: int) -> list[Axes]:
-    """Return the axes of each dimension; none for an unconstrained dimension."""
-    return [tuple(axes or ()) for axes in sharding.normal_spec.for_rank(rank)]
 
 
 def local_shape(

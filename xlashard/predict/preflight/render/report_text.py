@@ -12,6 +12,7 @@ from xlashard.predict.preflight.report.preflight_model import (
 )
 from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
 from xlashard.predict.preflight.report.step_model import SpillReport
+from xlashard.predict.targets.base_topology import counted_in_thousands
 from xlashard.predict.targets.chip import Links
 from xlashard.support.formatting import (
     in_amount,
@@ -157,7 +158,8 @@ def topology_text(topology: TopologyReport) -> str:
     devices = ""
     if topology.devices != topology.chips:
         devices = f", {topology.devices:,} devices"
-    return f"{topology_name(topology)} ({many(topology.chips, words_of(topology).chip)}{devices})"
+    chips = counted_in_thousands(topology.chips, words_of(topology).chip)
+    return f"{topology_name(topology)} ({chips}{devices})"
 
 
 def topology_name(topology: TopologyReport) -> str:
@@ -321,11 +323,6 @@ def in_thousands(number: float) -> str:
 def price_with_currency(amount: float, currency: str = "") -> str:
     """Return a price with its currency: `0.089 USD`, `1,234.50 USD`."""
     return f"{price_text(amount)} {currency}".rstrip()
-
-
-def many(number: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun: `1 leaf`, `8,960 chips`."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def spill_remedy(spill: SpillReport) -> str:

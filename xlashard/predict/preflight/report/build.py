@@ -180,7 +180,6 @@ def build_report(
         is_laid_out: Whether xlashard laid out the mesh; None for a mesh of unknown origin, which
             is taken to be if its devices have that order.
     """
-    program = compilation
     if is_laid_out is None:
         is_laid_out = np.array_equal(topology.mesh(mesh.shape).devices, mesh.devices)
     chips = describe_topology(topology)
@@ -190,22 +189,22 @@ def build_report(
     time = estimate_time(compilation, topology, mesh, kernel_costs, schedule, rates)
     other_bytes = memory.argument_bytes + memory.result_bytes + memory.constant_bytes
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
-    inputs, outputs = describe_values(program, compilation.module)
+    inputs, outputs = describe_values(compilation, compilation.module)
     tokens = None if workload is None else workload.tokens
     report = PreflightReport(
-        name=program.name,
+        name=compilation.name,
         title=title,
         outcome="fits" if memory.fits and not compilation.too_large else "out of memory",
         topology=chips,
         mesh=describe_mesh(topology, mesh),
-        partitioner=program.plan.partitioner.value,
+        partitioner=compilation.plan.partitioner.value,
         memory=memory,
         time=time,
         traffic=describe_traffic(compilation, topology, mesh),
         inputs=inputs,
         outputs=outputs,
-        donations=describe_donations(program),
-        replicated=_fully_replicated(program, (*inputs, *outputs), replicated_above),
+        donations=describe_donations(compilation),
+        replicated=_fully_replicated(compilation, (*inputs, *outputs), replicated_above),
         replicated_above=replicated_above,
         throughput=_throughput(workload, time, chips),
         price=None if price is None else describe_price(price, time.seconds, chips.chips, tokens),
@@ -213,9 +212,9 @@ def build_report(
         versions=_versions(compilation, topology, calibration),
         is_estimate=compilation.is_estimate,
         spills=_find_spills(compilation, topology.chip),
-        forgotten=program.program.unknown,
+        forgotten=compilation.program.unknown,
         is_laid_out=is_laid_out,
-        **find_all(program, PreflightReport),
+        **find_all(compilation, PreflightReport),
     )
     return distinguish_lines(report)
 

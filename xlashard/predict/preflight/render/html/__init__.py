@@ -33,7 +33,6 @@ from xlashard.predict.preflight.render.report_text import (
     error_text,
     in_thousands,
     is_visible_ring,
-    many,
     peak_text,
     price_with_currency,
     spill_remedy,
@@ -57,6 +56,7 @@ from xlashard.predict.preflight.report.preflight_model import (
     PreflightFields,
     TimeEstimate,
 )
+from xlashard.predict.targets.base_topology import counted_in_thousands
 from xlashard.support.formatting import fold_axes, printable
 
 
@@ -148,7 +148,7 @@ def environment(*packages: str) -> Environment:
         is_visible_ring=is_visible_ring,
         lies_along=lies_along,
         line_choices=_line_choices,
-        many=many,
+        many=counted_in_thousands,
         mesh=axes_text,
         peak=peak_text,
         pixels=lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
