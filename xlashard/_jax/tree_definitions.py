@@ -4,6 +4,7 @@ A class may check its arrays as it is constructed: shapes that must agree, a dty
 numbers, shardings or paths it raises an error of its own, so definitions are built node by node.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -97,6 +98,9 @@ def _unflatten_one_level(tree: TreeDef, children: Sequence[Any]) -> Any:
 
 
 def leaf_paths(tree: Any, name: str) -> list[str]:
-    """Return the path of each leaf as source code."""
+    """Return the path of each leaf as source code, by position in nodes that name no keys."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [name + jax.tree_util.keystr(path) for path, _ in flat]
+    return [name + _FLAT_INDEX.sub(r"[\1]", jax.tree_util.keystr(path)) for path, _ in flat]
+
+
+_FLAT_INDEX = re.compile(r"\[<flat index (\d+)>\]")

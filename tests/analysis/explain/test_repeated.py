@@ -63,6 +63,23 @@ def test_sharded_products_are_not_listed(mesh):
 
 
 @pytest.mark.slow
+def test_parameters_are_to_be_sharded_and_not_the_other_dimension_of_a_batch(mesh):
+    def loss(params, x):
+        return ((x @ params["in"] @ params["out"]) ** 2).mean()
+
+    def step(params, momentum, x):
+        gradient = jax.grad(loss)(params, x)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, momentum, gradient)
+        return jax.tree.map(lambda p, m: p - 0.01 * m, params, momentum), momentum
+
+    whole, rows = named(mesh), named(mesh, ("x", "y"))
+    params = {"in": f32(128, 128), "out": f32(128, 128)}
+    report = explain(pjit(step, in_shardings=(whole, whole, rows)), params, params, f32(16, 128))
+    elementwise = [r for r in report.repeated if not r.flops]
+    assert elementwise and "x" not in {r.argument for r in elementwise}
+
+
+@pytest.mark.slow
 def test_loops_and_constraints(mesh):
     def scanned(weights, x):
         x, _ = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, weights)

@@ -3,6 +3,7 @@
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,58 @@ def test_calls_of_jax_jit_are_counted_and_located():
     assert {p.name for p in programs if p.is_operation} == {"add"}
     assert "double at tests/analysis/programs" in repr(first)
     assert "3 calls" in repr(first)
+
+
+LIBRARY = """\
+import functools
+import jax
+
+@jax.tree_util.register_pytree_node_class
+class Named:
+    def __init__(self, array): self.array = array
+    def tree_flatten(self): return (self.array,), None
+    @classmethod
+    def tree_unflatten(cls, _, children): return cls(*children)
+
+class Jit:
+    def __init__(self, fun):
+        self.__wrapped__ = fun
+        self._jitted = jax.jit(lambda dynamic: (self.__wrapped__(*dynamic[1]), dynamic[0]))
+    def __call__(self, *args):
+        return self._jitted((0, args))[0]
+
+def jit(fun):
+    @functools.wraps(fun)
+    def call(*args): return jax.jit(lambda dynamic: fun(*dynamic))(args)
+    return call
+
+class Trainer:
+    def train(self, state, *batch):
+        return jax.jit(lambda packed: packed[0] @ packed[1][0])((state, batch))
+"""
+
+
+def test_programs_of_a_librarys_wrapper_are_named_as_the_users_call():
+    library: dict[str, Any] = {}
+    file = Path(np.__file__).parents[1] / "wrapping" / "jit.py"
+    exec(compile(LIBRARY, str(file), "exec"), library)
+
+    def train(weights, x):
+        return x.array @ weights["w"]
+
+    weights, x = {"w": f32(8, 16)}, library["Named"](f32(4, 8))
+    with record_programs() as programs:
+        library["Jit"](train)(weights, x)
+        library["jit"](train)(weights, x)
+        library["Trainer"]().train(x.array, weights["w"])
+    place = f"tests/analysis/programs/test_from_script.py:{train.__code__.co_firstlineno}"
+    by_object, by_closure, by_method = jitted(programs)
+    for program in (by_object, by_closure):
+        assert (program.name, program.source) == ("train", place)
+        paths = [value.path for value in program.program.arguments]
+        assert [path for path in paths if "dynamic" not in path] == ["weights['w']", "x[0]"]
+    assert (by_method.name, by_method.source) == ("<lambda>", "")
+    assert [value.path for value in by_method.program.arguments] == ["state", "batch[0]"]
 
 
 def test_recording_restores_jax_and_its_fast_path():

@@ -94,6 +94,19 @@ def calling_line() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
+def library_frame() -> FrameType | None:
+    """Return the frame of an installed package that the user's files call; None if it is JAX's."""
+    library = None
+    for frame in callers():
+        file = frame.f_code.co_filename
+        if file.startswith((*_PASSED_BY, "<frozen")):
+            continue
+        if is_users_file(file):
+            return library
+        library = frame
+    return None
+
+
 def script_line() -> tuple[str, int]:
     """Return file and line of the innermost frame of the user's files.
 

@@ -416,7 +416,7 @@ def _remedies(operation: _Operation, program: Compilation, mesh: Mesh) -> tuple[
     """Return the arguments to shard, and the equation of a constraint that makes an operand."""
     assert program.jaxpr is not None
     by_variable = dict(zip(program.jaxpr.invars, program.arguments, strict=True))
-    remedies: dict[_Remedy, None] = {}
+    remedies: dict[_Remedy, bool] = {}
     constraint = None
     for value, dim in operation.dims():
         if not is_variable(value):
@@ -426,25 +426,24 @@ def _remedies(operation: _Operation, program: Compilation, mesh: Mesh) -> tuple[
                 constraint = constraint or origin.eqn
                 continue
             argument = by_variable.get(origin.variable)
-            spec = _spec(origin, argument, mesh, moves=operation.kind != "product")
+            spec = _spec(origin, argument, mesh)
             if argument is not None and spec:
-                remedies[argument.path, spec] = None
-    return list(remedies), constraint
+                remedies[argument.path, spec] = _is_sharded(argument)
+    # To move the shards of an argument, such as a batch, repeats other work in its place.
+    unsharded = [remedy for remedy, is_sharded in remedies.items() if not is_sharded]
+    return unsharded or list(remedies if operation.kind != "product" else ()), constraint
 
 
-def _spec(origin: Origin, argument: ProgramValue | None, mesh: Mesh, *, moves: bool) -> str:
-    """Return the spec of an argument that shards the dimension of an origin; empty without one.
+def _is_sharded(argument: ProgramValue) -> bool:
+    sharding = argument.sharding
+    return sharding is not None and not sharding.rank_tiling(argument.aval.ndim).is_replicated
 
-    Args:
-        origin: The origin.
-        argument: Its argument.
-        mesh: The mesh.
-        moves: True to shard the dimension of a sharded argument instead of others.
-    """
+
+def _spec(origin: Origin, argument: ProgramValue | None, mesh: Mesh) -> str:
+    """Return the spec of an argument that shards the dimension of an origin; empty without one."""
     if argument is None or argument.sharding is None:
         return ""
-    tiling = argument.sharding.rank_tiling(argument.aval.ndim)
-    if tiling.counts[origin.dim] > 1 or not (moves or tiling.is_replicated):
+    if argument.sharding.rank_tiling(argument.aval.ndim).counts[origin.dim] > 1:
         return ""
     names = fitting_axes(argument.aval.shape[origin.dim], mesh.shape)
     entry = names[0] if len(names) == 1 else tuple(names)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from xlashard._jax import originals
 from xlashard._jax.lowering import LoweredBody
@@ -56,6 +55,7 @@ from xlashard.core.program.wrapper_paths import (
     NnxPaths,
     cached_arguments,
     equinox_paths,
+    find_users_paths,
     is_equinox,
 )
 from xlashard.core.sharding import (
@@ -167,7 +167,11 @@ def read_function(
         names = module_names
         # The arguments that `nnx.jit_partial` was given precede those of the call.
         if trace.values is not None and not getattr(fun, "partial_args", None):
-            names = _find_users_paths(trace.values, module_names, user, args, kwargs)
+            leaves = jax.tree_util.tree_leaves((args, kwargs))
+            users_paths = Signature.of(user).paths(args, kwargs)
+            names = find_users_paths(
+                trace.values, module_names, zip(users_paths, leaves, strict=True)
+            )
         if results is not None:
             users = dict(zip(module_names, names, strict=True))
             results = [users.get(path, path) for path in results]
@@ -669,27 +673,3 @@ def _delegate(fun: Callable[..., Any]) -> Callable[..., Any]:
     functools.update_wrapper(call, fun, updated=())
     call.__name__ = function_name(fun)
     return call
-
-
-def _find_users_paths(
-    values: Sequence[Any],
-    own: Sequence[str],
-    user: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[str, ...]:
-    """Return a path of each argument, in the caller's tree where an array is found in it.
-
-    A wrapper passes the arrays of its arguments on in a tree of its own.
-    """
-    leaves = zip(
-        Signature.of(user).paths(args, kwargs),
-        jax.tree_util.tree_leaves((args, kwargs)),
-        strict=True,
-    )
-    paths: dict[int, str | None] = {}
-    for path, value in leaves:
-        if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
-            # An array that was passed twice has two paths.
-            paths[id(value)] = None if id(value) in paths else path
-    return tuple(paths.get(id(value)) or name for value, name in zip(values, own, strict=True))

@@ -25,7 +25,14 @@ from xlashard._jax.tree_definitions import in_default_registry
 from xlashard.analysis.programs import from_jax
 from xlashard.analysis.programs.program import Program
 from xlashard.core.program import explicit_errors
-from xlashard.core.program.wrapper_paths import NnxPaths, call_under_way, equinox_paths
+from xlashard.core.program.wrapper_paths import (
+    NnxPaths,
+    call_under_way,
+    equinox_paths,
+    find_code,
+    find_users_paths,
+    library_call_under_way,
+)
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.support.formatting import in_bytes, near_line
 from xlashard.support.lazily import deferred
@@ -141,19 +148,29 @@ def _trace(program: JitLowering) -> JitTrace:
     return replace(make_trace(program.jaxpr, program.params, program.types), values=program.values)
 
 
-def _find_users_paths(jaxpr: Any) -> tuple[Sequence[str], Sequence[str]] | None:
-    """Return the user's paths of a program of `nnx.jit` or `eqx.filter_jit` that is under way."""
+def _find_users_paths(
+    jaxpr: Any, arguments: Sequence[Any], leaves: Sequence[tuple[str, Any]]
+) -> tuple[Sequence[str], Sequence[str]] | None:
+    """Return the user's paths of a program of a wrapper of `jax.jit` that is under way.
+
+    Args:
+        jaxpr: The program's jaxpr.
+        arguments: Its arguments; empty if it is not called.
+        leaves: Path and value of each leaf of the wrapper's arguments.
+    """
     debug = jaxpr.debug_info
     own = debug.safe_arg_names(len(jaxpr.in_avals))
+    results = debug.safe_result_paths(len(jaxpr.out_avals))
     call = call_under_way(own)
     if call is not None:
-        return equinox_paths(call, own, debug.safe_result_paths(len(jaxpr.out_avals)))
+        return equinox_paths(call, own, results)
     trees = observed_programs.trees_under_way(jaxpr)
-    if trees is None:
-        return None
-    ins, outs = map(in_default_registry, trees)
-    paths = NnxPaths.of(ins, outs, own)
-    return None if paths is None else (paths.arguments, paths.results)
+    if trees is not None:
+        ins, outs = map(in_default_registry, trees)
+        nnx = NnxPaths.of(ins, outs, own)
+        if nnx is not None:
+            return nnx.arguments, nnx.results
+    return (find_users_paths(arguments, own, leaves), results) if arguments and leaves else None
 
 
 class ProgramRecorder:
@@ -177,7 +194,7 @@ class ProgramRecorder:
 
     def lowered(self, program: ObservedProgram) -> None:
         """Record a program."""
-        self._recorded(program)
+        self._recorded(program, ())
 
     def failed(self, error: Exception) -> None:
         """Add argument, axes and fix to an error of JAX about explicit mesh axes, as a note."""
@@ -187,39 +204,44 @@ class ProgramRecorder:
 
     def called(self, call: ObservedCall) -> list[Any]:
         """Record a program and count its call, and return the call's results."""
-        recorded = self._recorded(call.program)
+        recorded = self._recorded(call.program, call.arguments)
         with self._lock:
             recorded.calls += 1
         return call.run() if self._on_call is None else self._on_call(recorded, call)
 
-    def _recorded(self, program: ObservedProgram) -> RecordedProgram:
+    def _recorded(self, program: ObservedProgram, arguments: Sequence[Any]) -> RecordedProgram:
         key = program.key
         with self._lock:
             recorded = self._by_key.get(key)
             if recorded is None:
-                recorded = self._by_key[key] = _record(program)
+                recorded = self._by_key[key] = _record(program, arguments)
                 self._programs.append(recorded)
         return recorded
 
 
-def _record(program: ObservedProgram) -> RecordedProgram:
+def _record(program: ObservedProgram, arguments: Sequence[Any]) -> RecordedProgram:
     values = program.values
-    kept, paths = program, None
-    if isinstance(program, JitLowering):
-        paths = _find_users_paths(program.jaxpr)
-    else:
+    kept, paths, user = program, None, None
+    is_operation = observed_programs.is_operation(program.jaxpr)
+    if not isinstance(program, JitLowering):
         # Without the arrays, which the program may donate.
         own: Any = program
         kept = replace(own, call=own.call.on(values))
+    elif not is_operation:
+        user, leaves = library_call_under_way()
+        paths = _find_users_paths(program.jaxpr, arguments, leaves)
     _, at, source = source_of(program.jaxpr).rpartition(" at ")
     # A wrapper such as that of equinox is no place of the user's function.
-    is_own = is_users_file(source.rpartition(":")[0])
+    is_own = at and ":" in source and is_users_file(source.rpartition(":")[0])
+    name, place = program.name, near_line(*source.rsplit(":", 1)) if is_own else ""
+    if not is_own and (code := find_code(user)) is not None:
+        name, place = code.co_name, near_line(code.co_filename, code.co_firstlineno)
     file, line = script_line()
     return RecordedProgram(
-        name=program.name,
-        source=near_line(*source.rsplit(":", 1)) if at and ":" in source and is_own else "",
+        name=name,
+        source=place,
         caller=near_line(file, line),
-        is_operation=observed_programs.is_operation(program.jaxpr),
+        is_operation=is_operation,
         function=_number_function(program),
         num_devices=max([1, *(getattr(s, "num_devices", 1) for s in _shardings(program))]),
         _program=kept,

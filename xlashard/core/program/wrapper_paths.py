@@ -1,19 +1,22 @@
-"""Paths of arguments and results that `nnx.jit` and `eqx.filter_jit` pass to JAX as flat lists."""
+"""Paths of arguments and results that wrappers of `jax.jit` pass to JAX in trees of their own."""
 
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 import jax
 import numpy as np
-from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
+from jax.tree_util import all_leaves, keystr, tree_flatten_with_path, tree_leaves
 
+from xlashard._jax.runtime.tracebacks import library_frame
 from xlashard._jax.trace.observed_programs import caller_locals
-from xlashard._jax.tree_definitions import outline
+from xlashard._jax.tree_definitions import leaf_paths, outline
 from xlashard.core.program.signature import Signature, function_name
 from xlashard.support.lazily import dataclass
+from xlashard.support.tracebacks import is_users_file
 
 type Paths = tuple[str, ...]
 
@@ -266,6 +269,62 @@ def call_under_way(own: Paths) -> Call | None:
         return None
     values = caller_locals(_FILE, "_call")
     return None if values is None else tuple(values[n] for n in ("jit_wrapper", "args", "kwargs"))
+
+
+def library_call_under_way() -> tuple[Any, list[tuple[str, Any]]]:
+    """Return what the user's file calls of a library that calls JAX.
+
+    Returns:
+        The user's function inside of a wrapper of the library, or None; and path and value of each
+        leaf of the arguments, by the parameters of that function, or else by those of the library.
+    """
+    frame = library_frame()
+    if frame is None:
+        return None, []
+    names, rest, more, values = inspect.getargvalues(frame)
+    args = [values[name] for name in names if name in values]
+    positional, keywords = values.get(rest or "", ()), values.get(more or "", {})
+    user = next(filter(_is_users_function, map(values.get, frame.f_code.co_freevars)), None)
+    if user is None and args and _is_users_function(args[0]):
+        user, args = args[0], args[1:]
+    if user is None:
+        named = [(name, values[name]) for name in names if name in values]
+        named += [(f"{rest}[{i}]", value) for i, value in enumerate(positional)]
+        named += [(f"{more}[{name!r}]", value) for name, value in keywords.items()]
+        paths = [path for name, value in named for path in leaf_paths(value, name)]
+        return None, list(zip(paths, tree_leaves([value for _, value in named]), strict=True))
+    call = (*args, *positional), keywords
+    return user, list(zip(Signature.of(user).paths(*call), tree_leaves(call), strict=True))
+
+
+def find_code(fun: Any) -> CodeType | None:
+    """Return the code of a function, also of one in wrappers; None without Python code."""
+    return getattr(inspect.unwrap(fun), "__code__", None)
+
+
+def _is_users_function(value: Any) -> bool:
+    code = find_code(value) if callable(value) else None
+    return code is not None and is_users_file(code.co_filename)
+
+
+def find_users_paths(
+    values: Sequence[Any], own: Sequence[str], leaves: Iterable[tuple[str, Any]]
+) -> tuple[str, ...]:
+    """Return a path of each argument, in the caller's tree where an array is found in it.
+
+    A wrapper passes the arrays of its arguments on in a tree of its own.
+
+    Args:
+        values: The arguments.
+        own: JAX's path of each.
+        leaves: Path and value of each leaf of the caller's arguments.
+    """
+    paths: dict[int, str | None] = {}
+    for path, value in leaves:
+        if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+            # An array that was passed twice has two paths.
+            paths[id(value)] = None if id(value) in paths else path
+    return tuple(paths.get(id(value)) or name for value, name in zip(values, own, strict=True))
 
 
 def is_equinox(fun: Any) -> bool:
