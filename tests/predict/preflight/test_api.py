@@ -330,11 +330,27 @@ def test_preflight_parses_the_module_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert (len(parsed), len(searched)) == (1, 1)
 
 
+WRONG = (
+    *(("topology", value) for value in (8, b"v5e-8", ("v5e-8",), None)),
+    *(("mesh", value) for value in (8, "data", ["data"], P("data"))),
+    *(("workload", value) for value in (1, {"tokens": 1})),
+    *(("replicated_above", value) for value in (None, "1 MiB")),
+    *(("compiler_options", value) for value in ("xla_a", 1, [("xla_a", 1)])),
+    *(("rates", value) for value in (1, b"rates.toml")),
+    *(("title", value) for value in (None, 1)),
+)
+"""Arguments of `preflight` with values of wrong types."""
+
+
 def test_invalid_arguments_fail_before_compilation() -> None:
     with pytest.raises(ArgumentError, match="price='cheap' is invalid"):
         preflight(layers, X, W, topology="v5e-99", price="cheap")
     with pytest.raises(TopologyError, match="v5e-99"):
         preflight(layers, X, W, topology="v5e-99")
+    for name, value in WRONG:
+        keywords: dict[str, Any] = {"topology": "v5e-8", name: value}
+        with pytest.raises(ArgumentError, match=naming(name, type(value).__name__, "expected")):
+            preflight(lambda x: x, X, **keywords)
     with pytest.raises(TopologyError, match=re.escape("data=3")):
         preflight(layers, X, W, topology=POD, mesh={"data": 3})
 

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import NoneType
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from xlashard._jax.trace.tracing import inner_shardings
 from xlashard.analysis.programs.from_jax import unwrap
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.programs.program import Compilation, CompiledOnly, LoweredModule, Program
-from xlashard.analysis.programs.program_reader import find_stage, read
+from xlashard.analysis.programs.program_reader import check_tracers, find_stage, read
 from xlashard.core.sharding import Mesh
 from xlashard.errors import (
     ArgumentError,
@@ -22,6 +23,7 @@ from xlashard.errors import (
     MeshError,
     ShardingTypeError,
     XlashardError,
+    check_type,
     counted,
 )
 from xlashard.predict.costs.kernel_costs import KernelCosts, read_kernel_costs
@@ -113,6 +115,7 @@ def preflight(
         >>> [(c.kind, c.along) for c in report.traffic]
         [('all-gather', 'data')]
     """
+    _check_options(workload, replicated_above, compiler_options, title)
     chip_hour = None if price is None else parse_price(price)
     costs = read_kernel_costs(kernel_costs)
     with short_tracebacks, unobserved(), warnings.catch_warnings():
@@ -142,6 +145,17 @@ def preflight(
             calibration=calibrations.get(place.chip.name),
             is_laid_out=is_laid_out,
         )
+
+
+def _check_options(workload: Any, replicated_above: Any, options: Any, title: Any) -> None:
+    expected = "Workload(tokens, model_flops, parameters, active_parameters) of a step"
+    check_type("workload", workload, (Workload, NoneType), expected)
+    check_type("replicated_above", replicated_above, (int, float), "a number of bytes")
+    expected = "values by option, such as {'xla_tpu_scoped_vmem_limit_kib': 65536}"
+    check_type("compiler_options", options, (Mapping, NoneType), expected)
+    for option in options or {}:
+        check_type(f"option {option!r} of compiler_options", option, str, "its name")
+    check_type("title", title, str, "text")
 
 
 class PlacedProgram(NamedTuple):
@@ -194,6 +208,7 @@ def _place_call(
     one of axis sizes alone, the function is traced with that mesh in force.
     """
     fun, args, kwargs = unwrap(fun, args, kwargs)
+    check_tracers(fun, args, kwargs)
     leaves = leaves_by_path(fun, args, kwargs)
     own = meshes_of_arguments(leaves) or meshes_of_function(fun)
     if mesh is None and not own:
