@@ -1,6 +1,6 @@
 """The mesh of a preflight, and the shardings of a program mapped to it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -79,6 +79,8 @@ def _only_mesh(topology: BaseTopology, meshes: Mapping[str, MeshLike]) -> MeshLi
     different = {tuple(_sizes(mesh).items()): (path, mesh) for path, mesh in meshes.items()}
     if len(different) == 1:
         return different.popitem()[1][1]
+    if have_one_order(meshes.values()):
+        return next(iter(meshes.values()))
     count = topology.num_devices
     if not different:
         raise ArgumentError(
@@ -90,6 +92,12 @@ def _only_mesh(topology: BaseTopology, meshes: Mapping[str, MeshLike]) -> MeshLi
     raise ArgumentError(
         f"the arguments have different meshes, {meshes_text}: specify one, mesh={{'data': {count}}}"
     )
+
+
+def have_one_order(meshes: Iterable[MeshLike]) -> bool:
+    """Return True if all meshes have the same devices in the same order."""
+    orders = [tuple(mesh.devices.flat) if isinstance(mesh, Mesh) else None for mesh in meshes]
+    return None not in orders and len(set(orders)) == 1
 
 
 def _sizes(mesh: MeshLike) -> Mapping[Any, int]:

@@ -34,6 +34,7 @@ from xlashard.predict.preflight.mesh_mapping import (
     axes_code,
     axes_text,
     find_topology,
+    have_one_order,
     leaves_by_path,
     meshes_of_arguments,
     meshes_of_function,
@@ -235,9 +236,9 @@ def _are_on(topology: BaseTopology, meshes: Sequence[MeshLike | None]) -> bool:
 
 
 def _is_alike(meshes: Mapping[str, MeshLike], on: Mesh) -> bool:
-    """Return True if the mesh of a call has devices, and the axes of a topology's."""
+    """Return True if the first mesh of a call has the axes of a topology's, others its devices."""
     alike = [isinstance(m, Mesh) and dict(m.shape) == dict(on.shape) for m in meshes.values()]
-    return bool(alike) and all(alike)
+    return bool(alike) and (all(alike) or (alike[0] and have_one_order(meshes.values())))
 
 
 def _read_placed(
@@ -360,6 +361,13 @@ def check_devices(lowered: LoweredModule, topology: BaseTopology) -> None:
             f"{name} is placed on {counted(len(devices), 'device')} of {kind}, "
             f"not on those of {topology.name}: leave device= and backend= out, or make its mesh "
             f"with tpu.topology({topology.name!r}).mesh({{...}})"
+        )
+    mesh = lowered.program.mesh
+    if mesh is not None and len(devices) < mesh.size:
+        raise ArgumentError(
+            f"{name} runs on {counted(len(devices), 'device')}: jax.jit drops its arguments on "
+            f"{axes_text(mesh)}, since no result depends on them; return a value that depends on "
+            "them, or write keep_unused=True"
         )
     _check_size(name, devices, topology)
 
