@@ -116,7 +116,9 @@ def preflight(
         >>> [(c.kind, c.along) for c in report.traffic]
         [('all-gather', 'data')]
     """
-    _check_options(workload, replicated_above, compiler_options, title)
+    check_options(workload, compiler_options)
+    check_type("replicated_above", replicated_above, (int, float), "a number of bytes")
+    check_type("title", title, str, "text")
     chip_hour = None if price is None else parse_price(price)
     costs = read_kernel_costs(kernel_costs)
     with short_tracebacks, unobserved(), warnings.catch_warnings():
@@ -148,15 +150,14 @@ def preflight(
         )
 
 
-def _check_options(workload: Any, replicated_above: Any, options: Any, title: Any) -> None:
+def check_options(workload: Workload | None, options: Mapping[str, Any] | None) -> None:
+    """Raise if the workload of a step, or options of the compiler, are of another type."""
     expected = "Workload(tokens, model_flops, parameters, active_parameters) of a step"
     check_type("workload", workload, (Workload, NoneType), expected)
-    check_type("replicated_above", replicated_above, (int, float), "a number of bytes")
     expected = "values by option, such as {'xla_tpu_scoped_vmem_limit_kib': 65536}"
     check_type("compiler_options", options, (Mapping, NoneType), expected)
     for option in options or {}:
         check_type(f"option {option!r} of compiler_options", option, str, "its name")
-    check_type("title", title, str, "text")
 
 
 class PlacedProgram(NamedTuple):
