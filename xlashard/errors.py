@@ -199,6 +199,22 @@ class ArgumentError(XlashardError, TypeError, ValueError):
     """An argument of a type that the function does not accept."""
 
 
+def check_type(name: str, value: object, types: type | tuple[type, ...], expected: str) -> None:
+    """Check the type of an argument.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        types: The valid types.
+        expected: What to write, for the error message.
+
+    Raises:
+        ArgumentError: The value is of another type.
+    """
+    if not isinstance(value, types):
+        raise ArgumentError(f"{name} is of type {type(value).__name__}: expected {expected}")
+
+
 class DLPackError(XlashardError, BufferError, ValueError):
     """Memory that cannot be shared with another library."""
 

@@ -31,7 +31,7 @@ from xlashard.auto.auto_shard import solve
 from xlashard.auto.plan.plan_model import PlannedConstraint, spec_of_text
 from xlashard.auto.problem import machine_of
 from xlashard.auto.proof import Prover
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, XlashardError
 from xlashard.gpu import topology as gpu_topology
 
 
@@ -67,6 +67,19 @@ def test_layouts_are_ranked_at_measured_rates():
     assert work[0] == pytest.approx(2 * work[1])
     with pytest.raises(ArgumentError, match="is of v6e, but the topology has v5e"):
         auto_shard(double, DOUBLED, DOUBLED, mesh={"data": 8}, rates=slow | {"chip": "v6e"})
+
+
+def test_arguments_of_wrong_types_are_named():
+    for fun in (None, [double], jnp.ones(4), jax.jit(double).trace(DOUBLED, DOUBLED)):
+        with pytest.raises(ArgumentError, match=naming("auto_shard", type(fun).__name__)):
+            auto_shard(fun, DOUBLED, DOUBLED, mesh={"data": 8})
+    for mesh in (8, ("data",), P("data"), jax.devices()[0]):
+        with pytest.raises(ArgumentError, match=naming("mesh", type(mesh).__name__)):
+            auto_shard(double, DOUBLED, DOUBLED, mesh=mesh)
+    with pytest.raises(ArgumentError, match=naming("topology", "int")):
+        auto_shard(double, DOUBLED, DOUBLED, mesh={"data": 8}, topology=8)
+    with pytest.raises(XlashardError, match=naming("axes=", "invalid")):
+        auto_shard(double, DOUBLED, DOUBLED, mesh=jax.sharding.Mesh(np.empty((), object), ()))
 
 
 @pytest.mark.slow

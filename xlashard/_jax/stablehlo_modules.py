@@ -64,6 +64,26 @@ def to_bytecode(module: Module) -> bytes:
     return code.getvalue()
 
 
+_INSPECTION = "InspectSharding"
+"""Target of the calls of `jax.debug.inspect_array_sharding`."""
+
+
+def to_portable_bytecode(module: Module) -> bytes:
+    """Serialize a module for a compiler in another process.
+
+    A call that inspects a sharding holds addresses of this process, at which a compiler elsewhere
+    ends; it has no effect on values, and is left out.
+    """
+    code = to_bytecode(module)
+    if _INSPECTION.encode() not in code:
+        return code
+    copy = from_bytecode(code)
+    for op in list(operations(copy.operation)):
+        if _call_target(op) == _INSPECTION:
+            op.erase()
+    return to_bytecode(copy)
+
+
 def from_bytecode(code: bytes) -> Module:
     """Return the module of MLIR bytecode."""
     with mlir.make_ir_context() as context:
@@ -106,6 +126,7 @@ def without_layout_modes(
 
 
 _PORTABLE = (
+    _INSPECTION,
     "Sharding",
     "SPMD",
     "annotate_device_placement",
@@ -118,12 +139,14 @@ _PORTABLE = (
 
 def list_unportable_calls(module: Module) -> list[str]:
     """Return the targets of custom calls that one platform alone has."""
-    targets = {
-        ir.StringAttr(op.attributes["call_target_name"]).value
-        for op in operations(module.operation)
-        if op.name == "stablehlo.custom_call"
-    }
-    return sorted(target for target in targets if not target.startswith(_PORTABLE))
+    targets = set(map(_call_target, operations(module.operation)))
+    return sorted(t for t in targets if t and not t.startswith(_PORTABLE))
+
+
+def _call_target(op: Any) -> str:
+    """Return the target of a custom call; empty for another operation."""
+    is_call = op.name == "stablehlo.custom_call"
+    return ir.StringAttr(op.attributes["call_target_name"]).value if is_call else ""
 
 
 def source_locations(module: Module) -> Iterator[tuple[SourceLocation, ...]]:

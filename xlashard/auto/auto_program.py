@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import NoneType
 from typing import Any, Self
 
 import jax
@@ -17,7 +18,7 @@ from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard._jax.tree_definitions import split_leaves
 from xlashard.analysis.programs.from_jax import unwrap
 from xlashard.analysis.programs.program import LoweredModule, Program, ProgramValue
-from xlashard.analysis.programs.program_reader import read_call
+from xlashard.analysis.programs.program_reader import check_tracers, find_stage, read_call
 from xlashard.auto.problem import (
     AutoProblem,
     ProgramLayout,
@@ -26,7 +27,7 @@ from xlashard.auto.problem import (
     machine_of,
 )
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
-from xlashard.errors import ArgumentError, MeshError, counted
+from xlashard.errors import ArgumentError, MeshError, check_type, counted
 from xlashard.geometry.strides import divisors
 from xlashard.predict.costs.rates import Rates
 from xlashard.predict.preflight.mesh_mapping import (
@@ -193,6 +194,7 @@ def read_program(
         TopologyError: If the topology is unknown, or the mesh doesn't match it.
     """
     fun, args, kwargs = unwrap(fun, args, dict(kwargs))
+    check_tracers(fun, args, kwargs)
     place, on, at_hand = _target(mesh, topology, meshes_of_function(fun))
     bare = jax.tree.map(unplaced, (args, kwargs))
     program = _trace(fun, bare[0], bare[1], on)
@@ -256,14 +258,22 @@ def read_programs(
             meshes with the axes `data` and `model`.
         topology: Topology of the devices.
     """
+    if find_stage(fun) is not None or not callable(fun):
+        raise ArgumentError(
+            f"auto_shard takes a function, not {type(fun).__name__}: write "
+            "xlashard.auto_shard(f, x, mesh={'data': 8}), without calling f"
+        )
+    types = Mesh, jax.sharding.AbstractMesh, Mapping, BaseTopology, str, NoneType
+    expected = "a mesh, its axis sizes such as {'data': 8}, or a topology such as 'v5e-8'"
+    check_type("mesh", mesh, types, expected)
     if isinstance(mesh, BaseTopology) or (isinstance(mesh, str) and mesh != "auto"):
         own = meshes_of_function(unwrap(fun, args, kwargs)[0])
         mesh, topology = None if own else "auto", mesh
+    if topology is not None:
+        topology = find_topology(topology)
     if mesh != "auto":
         yield read_program(fun, args, kwargs, mesh, topology)
         return
-    if isinstance(topology, str):
-        topology = find_topology(topology)
     count = len(jax.devices()) if topology is None else topology.num_devices
     first, second = _AXES
     for size in (n for n in divisors(count) if n <= _LONGEST):
@@ -281,7 +291,7 @@ def _target(
         mesh = next(iter(own.values()))
     at_hand = None
     if topology is None:
-        at_hand = mesh = mesh if isinstance(mesh, Mesh) else _local_mesh(mesh)
+        at_hand = mesh = mesh if isinstance(mesh, Mesh) and not mesh.empty else _local_mesh(mesh)
         topology = topology_of(mesh)
     on = at_hand if topology is None else resolve_mesh(topology, mesh, own)
     assert isinstance(on, Mesh)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import xlashard
 from tests.core.pjit.helpers import f32, make_mesh
 from tests.message_patterns import naming
-from xlashard import explain
+from xlashard import explain, testing
 from xlashard.errors import ArgumentError
 
 MESH = make_mesh((4, 2), ("data", "model"))
@@ -300,6 +300,38 @@ def test_a_program_that_jax_refuses_is_refused_with_its_reason():
         refused(x)
     with pytest.raises(ValueError, match="incompatible devices"):
         explain(refused, x)
+
+
+REPORTS = {
+    "explain": explain,
+    "preflight": partial(xlashard.preflight, topology="v5e-8", mesh={"data": 4, "model": 2}),
+    "auto_shard": partial(xlashard.auto_shard, mesh=MESH),
+    "assert_collectives": lambda f, x: testing.assert_collectives(f, (x,), total=0),
+}
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.jacfwd])
+@pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
+def test_a_tracer_among_the_arguments_is_named(report, transform):
+    fun = jax.jit(lambda batch: batch["x"][0] * 2)
+
+    def inside(x):
+        report(fun, {"x": [x]})
+        return x
+
+    with pytest.raises(ArgumentError, match=naming("batch['x'][0]", "tracer", "outside")):
+        transform(inside)(f32(4))
+
+
+def with_members(**members: Any) -> Any:
+    """Return a callable object with members of the names by which wrappers are recognized."""
+    return type("Doubler", (), {"__call__": lambda self, x: x * 2, **members})()
+
+
+def test_members_of_a_callable_object_do_not_make_it_a_wrapper():
+    for name in ("trace", "lower", "_function"):
+        report = explain(with_members(**{name: 3.0}), f32(4))
+        assert [value.path for value in report.inputs] == ["x"]
 
 
 def stage_of(kind):

@@ -22,7 +22,7 @@ from jax.sharding import AxisType
 
 import xlashard
 from tests.message_patterns import naming
-from xlashard import Mesh, NamedSharding, P, PreflightReport, preflight, tpu
+from xlashard import Mesh, NamedSharding, P, PreflightReport, explain, preflight, tpu
 from xlashard.core.program import uneven_shardings as uneven
 from xlashard.errors import ArgumentError, CompileError, ReplicationWarning, TopologyError
 from xlashard.hlo import hlo_program
@@ -330,13 +330,75 @@ def test_preflight_parses_the_module_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert (len(parsed), len(searched)) == (1, 1)
 
 
+WRONG = (
+    *(("topology", value) for value in (8, b"v5e-8", ("v5e-8",), None)),
+    *(("mesh", value) for value in (8, "data", ["data"], P("data"))),
+    *(("workload", value) for value in (1, {"tokens": 1})),
+    *(("replicated_above", value) for value in (None, "1 MiB")),
+    *(("compiler_options", value) for value in ("xla_a", 1, [("xla_a", 1)])),
+    *(("rates", value) for value in (1, b"rates.toml")),
+    *(("title", value) for value in (None, 1)),
+)
+"""Arguments of `preflight` with values of wrong types."""
+
+
 def test_invalid_arguments_fail_before_compilation() -> None:
     with pytest.raises(ArgumentError, match="price='cheap' is invalid"):
         preflight(layers, X, W, topology="v5e-99", price="cheap")
     with pytest.raises(TopologyError, match="v5e-99"):
         preflight(layers, X, W, topology="v5e-99")
+    for name, value in WRONG:
+        keywords: dict[str, Any] = {"topology": "v5e-8", name: value}
+        with pytest.raises(ArgumentError, match=naming(name, type(value).__name__, "expected")):
+            preflight(lambda x: x, X, **keywords)
     with pytest.raises(TopologyError, match=re.escape("data=3")):
         preflight(layers, X, W, topology=POD, mesh={"data": 3})
+
+
+def test_arguments_on_meshes_of_one_order_keep_their_tiles() -> None:
+    row = NamedSharding(Mesh(np.array(jax.devices()), ("all",)), P("all"))
+    shapes = [
+        jax.ShapeDtypeStruct((16, 8), np.float32, sharding=sharding)
+        for sharding in (local("data"), row)
+    ]
+    fun = jax.jit(lambda x, y: (x @ y.T, y))
+    report = preflight(fun, *shapes, topology="v5e-8", estimate=True)
+    assert [dict((axis.name, axis.size) for axis in report.mesh)] == [{"data": 4, "model": 2}]
+    assert [(v.path, v.copies) for v in report.inputs] == [("x", 2), ("y", 1)]
+    compiled = explain(fun, *shapes)
+    assert [v.spec for v in report.inputs] == [v.spec for v in compiled.inputs]
+
+
+def test_inspections_of_shardings_are_left_out() -> None:
+    def inspected(x: Any) -> Any:
+        y = x @ x.T
+        jax.debug.inspect_array_sharding(y, callback=print)
+        return y * 2
+
+    x = jax.ShapeDtypeStruct((16, 8), np.float32, sharding=local("data"))
+    # A function of Python in the module ends the worker process that compiles it.
+    reports = [
+        preflight(fun, *args, topology="v5e-8", estimate=True)
+        for fun, args in (
+            (jax.jit(inspected), (x,)),
+            (jax.jit(inspected).lower(x), ()),
+            (xlashard.pjit(inspected), (x,)),
+            (lambda x: x @ x.T * 2, (x,)),
+        )
+    ]
+    assert len({report.memory.total_bytes for report in reports}) == 1
+    assert {tuple((c.kind, c.count) for c in report.traffic) for report in reports} == {
+        (("all-gather", 1),)
+    }
+
+
+def test_a_program_that_drops_its_arguments_is_refused_with_the_reason() -> None:
+    x = jax.ShapeDtypeStruct((16, 8), np.float32, sharding=local("data"))
+    for drop in (lambda x: None, jax.grad(lambda x: x.sum())):
+        with pytest.raises(ArgumentError, match=naming("1 device", "data=4", "keep_unused=True")):
+            preflight(jax.jit(drop), x, topology="v5e-8")
+    kept = jax.jit(lambda x: 1.0, keep_unused=True)
+    assert preflight(kept, x, topology="v5e-8", estimate=True).inputs[0].path == "x"
 
 
 def test_exceptions_of_the_function_propagate() -> None:

@@ -3,9 +3,13 @@
 import html
 from dataclasses import replace
 
+import jax
 import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
 
 from tests.predict.preflight.examples import FITTING
+from tests.predict.targets.gpu.plugin import needs_plugin
+from xlashard import preflight
 from xlashard.errors import ArgumentError
 from xlashard.hlo import read
 from xlashard.predict.preflight.memory_breakdown import available_bytes, runtime_memory
@@ -63,6 +67,26 @@ def test_gpu_page_draws_nodes() -> None:
     assert "at the peak; JAX's allocator leaves 10.2 MiB." in " ".join(text.split())
     for words in ("compiler lets a program", "the runtime reserves"):
         assert words not in text and words in html.unescape(FITTING.to_html())
+
+
+@needs_plugin
+@pytest.mark.slow
+def test_rules_of_partitioning_of_this_process_apply() -> None:
+    double = custom_partitioning(lambda x: x * 2)
+    double.def_partition(
+        partition=lambda mesh, args, result: (
+            *(mesh, lambda x: x * 2, result.sharding),
+            tuple([arg.sharding for arg in args]),
+        ),
+        infer_sharding_from_operands=lambda mesh, args, result: args[0].sharding,
+        sharding_rule="i j -> i j",
+    )
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    x = jax.ShapeDtypeStruct((16, 8), "float32", sharding=rows)
+    # The rules are functions of Python, which the worker process lacks.
+    report = preflight(jax.jit(double), x, topology="h100-8")
+    assert report.outcome == "fits" and report.traffic == ()
 
 
 def test_comparison_of_a_tpu_and_a_gpu_report() -> None:

@@ -213,6 +213,12 @@ WRONG = {
         "is of v6e, but the topology has v5e",
     ),
     "price": ({"price": "cheap"}, ArgumentError, "price='cheap' is invalid"),
+    **{
+        f"{name} of another type": ({name: b"1"}, ArgumentError, f"^{name} is of type bytes")
+        for name in ("folder", "workers", "timeout", "workload", "compiler_options", "rates")
+    },
+    "topologies of another type": ({"topologies": 8}, ArgumentError, "^topology is of type int"),
+    "shardings of another type": ({"shardings": {}}, ArgumentError, "shardings={} is invalid"),
 }
 
 

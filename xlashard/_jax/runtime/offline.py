@@ -97,7 +97,7 @@ class CompileInput(NamedTuple):
         options = compile_options(module, request).SerializeAsString()
         devices = request.devices
         ids = tuple(device.id for device in devices)
-        return cls(modules.to_bytecode(module), options, request_of(devices[0]), ids)
+        return cls(modules.to_portable_bytecode(module), options, request_of(devices[0]), ids)
 
     save = save_input
 
@@ -222,7 +222,7 @@ class PhaseInput(NamedTuple):
         """
         topology, slices = serialized_slice(request.devices)
         options = compile_options(module, request).SerializeAsString()
-        return cls(modules.to_bytecode(module), options, topology, slices)
+        return cls(modules.to_portable_bytecode(module), options, topology, slices)
 
     save = save_input
 

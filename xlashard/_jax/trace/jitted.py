@@ -205,7 +205,8 @@ def capture(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JitTrace
     """
     with _recorded() as recorded:
         try:
-            stage = fun.trace(*args, **kwargs) if hasattr(fun, "trace") else None
+            has_trace = callable(getattr(fun, "trace", None))
+            stage = fun.trace(*args, **kwargs) if has_trace else None
             if stage is None:
                 with _stopped():
                     fun.lower(*args, **kwargs)

@@ -640,7 +640,8 @@ def unwrap(
 
 def is_wrapper(fun: Any) -> bool:
     """Return True for a function of `jax.jit`, or one with its methods."""
-    return callable(fun) and (hasattr(fun, "trace") or hasattr(fun, "lower"))
+    methods = getattr(fun, "trace", None), getattr(fun, "lower", None)
+    return callable(fun) and not isinstance(fun, type) and any(map(callable, methods))
 
 
 def _capture(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jitted.JitTrace | None:

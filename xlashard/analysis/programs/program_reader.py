@@ -11,7 +11,7 @@ from xlashard._jax.trace.tracing import Tracer
 from xlashard.analysis.programs import from_jax
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
-from xlashard.core.program.signature import function_name
+from xlashard.core.program.signature import Signature, function_name
 from xlashard.errors import ArgumentError
 from xlashard.hlo.compiler_log import captured_log
 from xlashard.support.lazily import deferred
@@ -77,9 +77,10 @@ def read_call(
     Raises:
         ArgumentError: If an argument is a tracer.
     """
-    _check_tracers(fun, args, kwargs)
-    if hasattr(fun, "_function"):
-        return from_pjit.read_function(fun._function, args, kwargs, device)
+    check_tracers(fun, args, kwargs)
+    function = find_pjit_function(fun)
+    if function is not None:
+        return from_pjit.read_function(function, args, kwargs, device)
     return from_jax.read_function(fun, args, kwargs, device)
 
 
@@ -118,11 +119,21 @@ def compile_program(program: Program | LoweredModule | Compilation) -> Compilati
     return replace(compiled, log="".join([compiled.log, *log]))
 
 
-def _check_tracers(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for leaf in jax.tree_util.tree_leaves((args, kwargs)):
-        if isinstance(leaf, Tracer):
-            raise ArgumentError(
-                f"{function_name(fun)} got a tracer: inside jax.jit, grad or vmap the "
-                "call is part of another program; call explain or preflight outside of it, with "
-                "arrays or jax.ShapeDtypeStructs"
-            )
+def find_pjit_function(fun: Any) -> Any:
+    """Return what `pjit` keeps of a function that it returned; None for any other callable."""
+    function = getattr(fun, "_function", None)
+    return function if type(function).__module__.startswith("xlashard.") else None
+
+
+def check_tracers(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise if an argument of a call is a tracer."""
+    leaves = jax.tree_util.tree_leaves((args, kwargs))
+    if not any(isinstance(leaf, Tracer) for leaf in leaves):
+        return
+    paths = Signature.of(getattr(fun, "__wrapped__", fun)).paths(args, kwargs)
+    path = next(p for p, leaf in zip(paths, leaves, strict=True) if isinstance(leaf, Tracer))
+    raise ArgumentError(
+        f"{path} of {function_name(fun)} is a tracer: inside jax.jit, grad or vmap the call is "
+        "part of another program; call explain or preflight outside of it, with arrays or "
+        "jax.ShapeDtypeStructs"
+    )

@@ -99,8 +99,8 @@ def _result(answer: Mapping[str, Any], folder: Path) -> tuple[executables.Offlin
     return replace(executable, log=answer.get("log", "")), code
 
 
-_UNREGISTERED = r"No (?:FFI handler registered|registered implementation)"
-"""Refusal of custom calls, which this process may have registered."""
+_UNREGISTERED = r"No (?:FFI handler registered|registered implementation)|custom_partitioner: Tr"
+"""Refusal of custom calls, whose implementation or rules of partitioning this process may have."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The mesh of a preflight, and the shardings of a program mapped to it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -11,9 +11,10 @@ from jax.sharding import NamedSharding as JaxNamedSharding
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.tracing import abstract_meshes_in, mesh_in_force
 from xlashard.analysis.programs.program import LoweredModule, Program
+from xlashard.analysis.programs.program_reader import find_pjit_function
 from xlashard.core.program.signature import Signature
 from xlashard.core.sharding import Mesh, NamedSharding
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, check_type
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.predict.targets.gpu.gpu_names import is_gpu_name
 from xlashard.predict.targets.gpu.topologies import topology as gpu_topology
@@ -32,10 +33,12 @@ def find_topology(topology: str | BaseTopology, slices: int = 1) -> BaseTopology
         slices: Number of slices of TPUs; number by which to multiply the nodes of GPUs.
 
     Raises:
+        ArgumentError: If it is of another type.
         TopologyError: If the name is unknown, or the compiler for its chips is missing.
     """
     if isinstance(topology, BaseTopology):
         return topology
+    check_type("topology", topology, str, "a name or a topology, such as 'v5e-8' or 'h100-8'")
     return (gpu_topology if is_gpu_name(topology) else tpu_topology)(topology, slices)
 
 
@@ -56,11 +59,15 @@ def resolve_mesh(
     """
     if mesh is None:
         mesh = _only_mesh(topology, meshes)
-    devices = topology.match_devices(mesh.devices.flat) if isinstance(mesh, Mesh) else None
+    expected = "a mesh or its axis sizes, such as {'data': 8}"
+    check_type("mesh", mesh, (Mesh, jax.sharding.AbstractMesh, Mapping), expected)
+    devices = None
+    if isinstance(mesh, Mesh) and not mesh.empty:
+        devices = topology.match_devices(mesh.devices.flat)
     if devices is not None and isinstance(mesh, Mesh):
         grid = np.array(devices, dtype=object).reshape(mesh.devices.shape)
     else:
-        grid = topology.mesh({str(name): int(n) for name, n in _sizes(mesh).items()}).devices
+        grid = topology.mesh({str(name): n for name, n in _sizes(mesh).items()}).devices
     if isinstance(mesh, Mapping):
         return Mesh(grid, tuple(map(str, mesh)))
     # Inside shard_map a mesh has manual axes.
@@ -72,6 +79,8 @@ def _only_mesh(topology: BaseTopology, meshes: Mapping[str, MeshLike]) -> MeshLi
     different = {tuple(_sizes(mesh).items()): (path, mesh) for path, mesh in meshes.items()}
     if len(different) == 1:
         return different.popitem()[1][1]
+    if have_one_order(meshes.values()):
+        return next(iter(meshes.values()))
     count = topology.num_devices
     if not different:
         raise ArgumentError(
@@ -83,6 +92,12 @@ def _only_mesh(topology: BaseTopology, meshes: Mapping[str, MeshLike]) -> MeshLi
     raise ArgumentError(
         f"the arguments have different meshes, {meshes_text}: specify one, mesh={{'data': {count}}}"
     )
+
+
+def have_one_order(meshes: Iterable[MeshLike]) -> bool:
+    """Return True if all meshes have the same devices in the same order."""
+    orders = [tuple(mesh.devices.flat) if isinstance(mesh, Mesh) else None for mesh in meshes]
+    return None not in orders and len(set(orders)) == 1
 
 
 def _sizes(mesh: MeshLike) -> Mapping[Any, int]:
@@ -125,7 +140,7 @@ def meshes_of_function(fun: Any) -> dict[str, MeshLike]:
     Args:
         fun: A function of `xlashard.pjit` or `jax.jit`, or a wrapper of one.
     """
-    own, inner = getattr(fun, "_function", None), jitted.jitted_within(fun)
+    own, inner = find_pjit_function(fun), jitted.jitted_within(fun)
     requested: list[Any] = []
     if own is not None:
         requested = list(own.requested_shardings)

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import NoneType
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from xlashard._jax.trace.tracing import inner_shardings
 from xlashard.analysis.programs.from_jax import unwrap
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.programs.program import Compilation, CompiledOnly, LoweredModule, Program
-from xlashard.analysis.programs.program_reader import find_stage, read
+from xlashard.analysis.programs.program_reader import check_tracers, find_stage, read
 from xlashard.core.sharding import Mesh
 from xlashard.errors import (
     ArgumentError,
@@ -22,6 +23,7 @@ from xlashard.errors import (
     MeshError,
     ShardingTypeError,
     XlashardError,
+    check_type,
     counted,
 )
 from xlashard.predict.costs.kernel_costs import KernelCosts, read_kernel_costs
@@ -32,6 +34,7 @@ from xlashard.predict.preflight.mesh_mapping import (
     axes_code,
     axes_text,
     find_topology,
+    have_one_order,
     leaves_by_path,
     meshes_of_arguments,
     meshes_of_function,
@@ -113,6 +116,9 @@ def preflight(
         >>> [(c.kind, c.along) for c in report.traffic]
         [('all-gather', 'data')]
     """
+    check_options(workload, compiler_options)
+    check_type("replicated_above", replicated_above, (int, float), "a number of bytes")
+    check_type("title", title, str, "text")
     chip_hour = None if price is None else parse_price(price)
     costs = read_kernel_costs(kernel_costs)
     with short_tracebacks, unobserved(), warnings.catch_warnings():
@@ -142,6 +148,16 @@ def preflight(
             calibration=calibrations.get(place.chip.name),
             is_laid_out=is_laid_out,
         )
+
+
+def check_options(workload: Workload | None, options: Mapping[str, Any] | None) -> None:
+    """Raise if the workload of a step, or options of the compiler, are of another type."""
+    expected = "Workload(tokens, model_flops, parameters, active_parameters) of a step"
+    check_type("workload", workload, (Workload, NoneType), expected)
+    expected = "values by option, such as {'xla_tpu_scoped_vmem_limit_kib': 65536}"
+    check_type("compiler_options", options, (Mapping, NoneType), expected)
+    for option in options or {}:
+        check_type(f"option {option!r} of compiler_options", option, str, "its name")
 
 
 class PlacedProgram(NamedTuple):
@@ -194,6 +210,7 @@ def _place_call(
     one of axis sizes alone, the function is traced with that mesh in force.
     """
     fun, args, kwargs = unwrap(fun, args, kwargs)
+    check_tracers(fun, args, kwargs)
     leaves = leaves_by_path(fun, args, kwargs)
     own = meshes_of_arguments(leaves) or meshes_of_function(fun)
     if mesh is None and not own:
@@ -220,9 +237,9 @@ def _are_on(topology: BaseTopology, meshes: Sequence[MeshLike | None]) -> bool:
 
 
 def _is_alike(meshes: Mapping[str, MeshLike], on: Mesh) -> bool:
-    """Return True if the mesh of a call has devices, and the axes of a topology's."""
+    """Return True if the first mesh of a call has the axes of a topology's, others its devices."""
     alike = [isinstance(m, Mesh) and dict(m.shape) == dict(on.shape) for m in meshes.values()]
-    return bool(alike) and all(alike)
+    return bool(alike) and (all(alike) or (alike[0] and have_one_order(meshes.values())))
 
 
 def _read_placed(
@@ -345,6 +362,13 @@ def check_devices(lowered: LoweredModule, topology: BaseTopology) -> None:
             f"{name} is placed on {counted(len(devices), 'device')} of {kind}, "
             f"not on those of {topology.name}: leave device= and backend= out, or make its mesh "
             f"with tpu.topology({topology.name!r}).mesh({{...}})"
+        )
+    mesh = lowered.program.mesh
+    if mesh is not None and len(devices) < mesh.size:
+        raise ArgumentError(
+            f"{name} runs on {counted(len(devices), 'device')}: jax.jit drops its arguments on "
+            f"{axes_text(mesh)}, since no result depends on them; return a value that depends on "
+            "them, or write keep_unused=True"
         )
     _check_size(name, devices, topology)
 

@@ -95,7 +95,7 @@ def runner_of(shardings: str | None) -> str:
     Raises:
         ArgumentError: If the shardings are others.
     """
-    if shardings not in RUNNERS:
+    if not isinstance(shardings, str | None) or shardings not in RUNNERS:
         raise ArgumentError(
             f"shardings={shardings!r} is invalid: expected 'auto', or None for those of the target"
         )

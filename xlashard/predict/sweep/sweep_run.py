@@ -6,11 +6,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, check_type
 from xlashard.predict.costs.kernel_costs import KernelCost, KernelCosts, read_kernel_costs
 from xlashard.predict.preflight.mesh_mapping import find_topology
+from xlashard.predict.preflight.preflight_run import check_options
 from xlashard.predict.preflight.report.measured import (
     Calibration,
     RatesSources,
@@ -143,6 +145,10 @@ def preflight_sweep(
         >>> report.best.axes  # doctest: +SKIP
         'data=8 model=2'
     """
+    check_options(workload, compiler_options)
+    check_type("folder", folder, (str, os.PathLike, NoneType), "a path")
+    check_type("workers", workers, (int, NoneType), "a number of processes")
+    check_type("timeout", timeout, (int, float, NoneType), "seconds for each mesh, or 0")
     name = target_name(target)
     runner = runner_of(shardings)
     load_function(name)
@@ -185,7 +191,7 @@ def find_topologies(
     names: str | BaseTopology | Sequence[str | BaseTopology], slices: int = 1
 ) -> tuple[BaseTopology, ...]:
     """Return the named topologies without duplicates."""
-    requested = [names] if isinstance(names, str | BaseTopology) else list(names)
+    requested: Sequence[Any] = names if isinstance(names, list | tuple) else [names]
     if not requested:
         raise ArgumentError("topologies is empty: write topologies=['v5e-16', 'v5p-16']")
     topologies = (find_topology(t, slices) for t in requested)

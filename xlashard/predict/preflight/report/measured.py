@@ -22,7 +22,7 @@ from xlashard.analysis.explain.tables import (
     section,
     table,
 )
-from xlashard.errors import ArgumentError, counted
+from xlashard.errors import ArgumentError, check_type, counted
 from xlashard.hlo.collective_kinds import REDUCING_KINDS
 from xlashard.predict.costs.models_by_target import rates_for
 from xlashard.predict.costs.rates import Rates
@@ -343,8 +343,7 @@ def read_calibrations(
     if sources is None:
         return {}
     with short_tracebacks:
-        is_one = isinstance(sources, str | os.PathLike | Mapping | Calibration)
-        several = [sources] if is_one else list(sources)
+        several: Sequence[Any] = sources if isinstance(sources, list | tuple) else [sources]
         names = list(dict.fromkeys(chip.name for chip in chips))
         calibrations: dict[str, Calibration] = {}
         for source in several:
@@ -369,6 +368,8 @@ def _path(source: RatesSource) -> str:
 def _read(source: RatesSource) -> Calibration:
     if isinstance(source, Calibration):
         return source
+    expected = "a file that xlashard preflight --calibrate wrote, or its content"
+    check_type("rates", source, (str, os.PathLike, Mapping), expected)
     path = _path(source)
     try:
         document = source if isinstance(source, Mapping) else read_toml(Path(source))
