@@ -21,6 +21,7 @@ from xlashard.analysis.programs.program import Compilation, ProgramValue
 from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.core.program import uneven_shardings as settings
 from xlashard.core.program.annotate import is_open
+from xlashard.core.program.donation import NO_USE
 from xlashard.core.program.ignored_shardings import find_ignored, find_unplaced
 from xlashard.core.program.uneven_shardings import tile_bytes, uneven_constraints
 from xlashard.core.sharding import (
@@ -55,13 +56,14 @@ def _donations(program: Compilation) -> Iterator[UnmetRequest]:
     for value, alias in zip(program.arguments, find_aliases(program), strict=False):
         if value.donated and alias is None:
             refused = program.refusals.get(value.path)
+            dropped = NO_USE if value.sharding is None else ""
             yield UnmetRequest(
                 kind="donation",
                 path=value.path,
                 requested="donated",
                 actual="not reused",
                 nbytes=value.device_bytes,
-                reason="" if refused is None else refused.reason,
+                reason=dropped if refused is None else refused.reason,
                 advice="" if refused is None else refused.advice,
             )
 

@@ -41,7 +41,6 @@ from xlashard.analysis.programs.program import (
     put_on_mesh,
 )
 from xlashard.core.program.compile import compile_request, compiler_errors, compiler_input
-from xlashard.core.program.donation import UnusedDonation, refusal
 from xlashard.core.program.executables import (
     HloShardings,
     LoadedExecutable,
@@ -371,7 +370,6 @@ class JitModule(LoweredModule):
         return self.as_compiled(
             shardings,
             aliases=aliases,
-            refusals=explain_unused_donations(plan.settled(*shardings), aliases, tokens),
             **others,
         )
 
@@ -495,24 +493,6 @@ def _plan_values(
     )
 
 
-def explain_unused_donations(
-    plan: ProgramPlan, aliases: Mapping[int, int], tokens: int
-) -> dict[str, UnusedDonation]:
-    """Return the reasons why donated arguments keep their buffers, by path.
-
-    Args:
-        plan: The module's values, with the shardings that the compiler chose.
-        aliases: For each result that reuses an argument's buffers, the position of that argument.
-        tokens: Number of tokens, which the positions count.
-    """
-    aliased = {result - tokens: argument - tokens for result, argument in aliases.items()}
-    return {
-        value.name: refusal(plan, i, dict(aliased))
-        for i, (value, donated) in enumerate(zip(plan.args, plan.donated, strict=True))
-        if donated and i not in aliased.values()
-    }
-
-
 def read_user_lowered(
     stage: jax.stages.Lowered, devices: DevicesByPosition | None = None
 ) -> JitModule:
@@ -606,7 +586,6 @@ def read_compiled(stage: jax.stages.Compiled) -> Compilation:
     return module.as_compiled(
         chosen,
         aliases=aliases,
-        refusals=explain_unused_donations(plan, aliases, module.tokens),
         read_modules=lambda _: read_modules(executable),
         has_requests=False,
         executable=executable,

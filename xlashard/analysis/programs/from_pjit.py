@@ -244,7 +244,6 @@ class PjitModule(LoweredModule):
         return self.as_compiled(
             (named.in_shardings, named.out_shardings),
             aliases=module.aliases,
-            refusals=compiled.refusals(module.aliases),
             read_modules=lambda _: (module,),
         )
 
@@ -302,7 +301,6 @@ def read_compiled(compiled: CompiledProgram, program: Program) -> Compilation:
     return _read_module(program, compiled).as_compiled(
         (compiled.in_shardings, compiled.out_shardings),
         aliases=executables.aliases(executable),
-        refusals=compiled.refusals(),
         read_modules=lambda place: read_modules(compiled.executable_with_lines(place)),
         has_requests=compiled.lowered is not None,
         executable=executable,

@@ -16,7 +16,7 @@ from xlashard._jax.trace.jaxprs import callback_results
 from xlashard._jax.trace.lower_for import DevicesByPosition
 from xlashard._jax.trace.tracing import count_bytes
 from xlashard.analysis.programs.source_lines import SourceLocator
-from xlashard.core.program.donation import UnusedDonation
+from xlashard.core.program.donation import UnusedDonation, find_unused
 from xlashard.core.program.plan import ProgramPlan
 from xlashard.core.sharding import Mesh, Sharding, XLACompatibleSharding
 from xlashard.errors import ArgumentError
@@ -304,7 +304,6 @@ class Compilation:
         tokens: Number of ordering tokens before the parameters, and before the results.
         aliases: For each result that reuses an argument's buffers, the position of that argument,
             both counted with the tokens.
-        refusals: Reason of each unused donation, by path.
         read_modules: Returns the compiled modules, given a picker of lines.
         has_requests: True if the shardings requested of its results are known.
         executable: PJRT's executable; None for an estimate, and if the program is too large.
@@ -323,7 +322,6 @@ class Compilation:
     written: tuple[str, ...]
     tokens: int
     aliases: Mapping[int, int]
-    refusals: Mapping[str, UnusedDonation]
     read_modules: Callable[[LinePicker], tuple[HloProgram, ...]] = field(repr=False)
     has_requests: bool = True
     executable: Any = None
@@ -373,6 +371,12 @@ class Compilation:
         """Return the collectives of the compiled modules."""
         collectives = (module.collectives_on(self.mesh) for module in self.modules)
         return tuple(chain.from_iterable(collectives))
+
+    @cached_property
+    def refusals(self) -> Mapping[str, UnusedDonation]:
+        """Return the reasons why donated parameters keep their buffers, by path."""
+        unused = find_unused(self.plan.settled(self.shardings), self.aliases, self.tokens)
+        return {refused.value.name: refused for refused in unused.values()}
 
     @cached_property
     def argument_names(self) -> Mapping[str, str]:

@@ -166,6 +166,10 @@ def _is_certain(plan: ProgramPlan, i: int, j: int) -> bool:
     return len(plan.devices) == 1 or (arg.is_settled and result.is_settled)
 
 
+NO_USE = "the function makes no use of it, so its buffers stay as they are"
+"""Reason of an argument that the program drops."""
+
+
 @dataclass(frozen=True)
 class UnusedDonation:
     """A donated argument whose buffers stay as they are.
@@ -194,6 +198,21 @@ def report_text(refusals: Sequence[UnusedDonation], function: str) -> str:
         f"{'it' if one else 'them'} out of donate_argnums, or follow the advice:\n  "
         + "\n  ".join(lines)
     )
+
+
+def find_unused(
+    plan: ProgramPlan, aliases: Mapping[int, int], tokens: int
+) -> dict[int, UnusedDonation]:
+    """Return the reasons why donated arguments keep their buffers, by position.
+
+    Args:
+        plan: The program's plan, with the compiler's choices.
+        aliases: For each result that reuses an argument's buffers, the position of that argument.
+        tokens: Number of tokens, which the positions of `aliases` count.
+    """
+    takers = {result - tokens: argument - tokens for result, argument in aliases.items()}
+    donated = (i for i, is_donated in enumerate(plan.donated) if is_donated)
+    return {i: refusal(plan, i, dict(takers)) for i in donated if i not in takers.values()}
 
 
 def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) -> UnusedDonation:

@@ -1,7 +1,6 @@
 """Execution of compiled programs on buffer handles."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from xlashard._jax.runtime.shardings import is_compile_only, layout_text
 from xlashard._jax.runtime.topologies import compile_only_error
 from xlashard._jax.runtime.transfer import shared_pair
 from xlashard.core.program.consistency import CONSISTENCY
-from xlashard.core.program.donation import UnusedDonation, local_bytes, refusal, sum_known
+from xlashard.core.program.donation import UnusedDonation, find_unused, local_bytes, sum_known
 from xlashard.core.program.executables import LoadedExecutable, Source
 from xlashard.core.program.lowered import LoweredProgram
 from xlashard.core.program.plan import ProgramPlan, ValuePlan
@@ -34,8 +33,6 @@ else:
     hlo = deferred("xlashard.hlo.module")
 
 type Handle = compiler.Handle
-type _Layouts = tuple[Sequence[str | None], Sequence[str | None]]
-"""Layouts of arguments and of results."""
 
 
 @dataclass(eq=False)
@@ -115,24 +112,6 @@ class CompiledProgram:
         if self.lowered is not None and any(self.plan.donated):
             self.lowered.report_donation(mode, function, self._left_donations(self.lowered))
 
-    def refusals(self, aliases: Mapping[int, int] | None = None) -> dict[str, UnusedDonation]:
-        """Return the reasons why donated arguments keep their buffers, by path.
-
-        Args:
-            aliases: The argument whose buffers each result takes over, with tokens counted, of a
-                program without its executable; None to read the executable.
-        """
-        lowered = self.lowered
-        if lowered is None:
-            return {}
-        if aliases is None:
-            left = self._left_donations(lowered)
-        else:
-            layouts = [v.layout for v in self.plan.args], [v.layout for v in self.plan.results]
-            left = self._unused_donations(lowered, layouts, aliases)
-        refusals = [*lowered.find_useless_donations(), *left]
-        return {refused.value.name: refused for refused in refusals}
-
     def _left_donations(self, lowered: LoweredProgram) -> list[UnusedDonation]:
         """Return the refusals of donated arguments that the compiler left unused."""
         donation = lowered.donation
@@ -144,31 +123,10 @@ class CompiledProgram:
             return []
         ins = map(layout_text, self.in_layouts, [aval.dtype for aval in self.in_avals])
         outs = map(layout_text, self.out_layouts, [aval.dtype for aval in self.out_avals])
-        aliases = executables.aliases(self.executable)
-        return self._unused_donations(lowered, (list(ins), list(outs)), aliases)
-
-    def _unused_donations(
-        self, lowered: LoweredProgram, layouts: "_Layouts", aliases: Mapping[int, int]
-    ) -> list[UnusedDonation]:
-        plan, tokens = self._plan_with_choices(layouts), len(self.body.ordered_effects)
-        aliased = {result - tokens: argument - tokens for result, argument in aliases.items()}
-        left = lowered.donation.pairs.keys() - aliased.values()
-        return [refusal(plan, i, dict(aliased)) for i in sorted(left)]
-
-    def _plan_with_choices(self, layouts: "_Layouts") -> ProgramPlan:
-        """Return the plan with the compiler's choices."""
-
-        def with_choices(values: Any, shardings: Any, layouts: Any) -> tuple[ValuePlan, ...]:
-            return tuple(
-                replace(value, sharding=sharding, annotated=False, layout=layout)
-                for value, sharding, layout in zip(values, shardings, layouts, strict=True)
-            )
-
-        return replace(
-            self.plan,
-            args=with_choices(self.plan.args, self.in_shardings, layouts[0]),
-            results=with_choices(self.plan.results, self.out_shardings, layouts[1]),
-        )
+        plan = self.plan.settled((self.in_shardings, self.out_shardings), (list(ins), list(outs)))
+        aliases, tokens = executables.aliases(self.executable), len(self.body.ordered_effects)
+        unused = find_unused(plan, aliases, tokens)
+        return [refused for i, refused in unused.items() if i in donation.pairs]
 
     def executable_with_lines(
         self, place: "Callable[[Sequence[hlo.Frame]], object]"

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard.core.program.annotate import write_main
-from xlashard.core.program.donation import Donation, UnusedDonation, refusal, report_text
+from xlashard.core.program.donation import (
+    NO_USE,
+    Donation,
+    UnusedDonation,
+    refusal,
+    report_text,
+)
 from xlashard.core.program.plan import ProgramPlan, ValuePlan
 from xlashard.errors import DonationError, DonationWarning
 from xlashard.support.lazily import dataclass
@@ -18,7 +24,6 @@ from xlashard.support.lazily import dataclass
 if TYPE_CHECKING:
     from xlashard.core.program.consistency.fingerprint import ClosedOver
 
-_NO_USE = "the function makes no use of it, so its buffers stay as they are"
 # A warning names the line of the caller of this package.
 _OWN_FILES = str(Path(__file__).parents[2])
 
@@ -93,7 +98,7 @@ class LoweredProgram:
         """Return the refusals of donated arguments that are known before compilation."""
         takers = dict.fromkeys(self.plan.aliased) | {j: i for i, j in self.donation.pairs.items()}
         refusals = [refusal(self.plan, i, takers) for i in self.donation.unusable]
-        return refusals + [UnusedDonation(value, _NO_USE) for value in self.unused]
+        return refusals + [UnusedDonation(value, NO_USE) for value in self.unused]
 
 
 def lower_program(

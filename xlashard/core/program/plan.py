@@ -79,6 +79,10 @@ class ValuePlan:
         return len(self.shape) + self.trailing
 
 
+type _Chosen = Sequence[Sequence[Any]]
+"""What the compiler chose for each argument, and for each result."""
+
+
 @dataclass(frozen=True)
 class ProgramPlan:
     """Everything but the body that decides the compiled program.
@@ -132,18 +136,22 @@ class ProgramPlan:
         first = self.devices[0].process_index
         return all([device.process_index == first for device in self.devices])
 
-    def settled(self, *shardings: Sequence[XLACompatibleSharding | None]) -> "ProgramPlan":
-        """Return the plan with the shardings that the compiler chose.
+    def settled(self, shardings: "_Chosen", layouts: "_Chosen | None" = None) -> "ProgramPlan":
+        """Return the plan with what the compiler chose.
 
         Args:
-            *shardings: Those of the arguments, and those of the results.
+            shardings: The shardings of the arguments, and of the results.
+            layouts: Their layouts; None for those of the plan.
         """
+        sides = self.args, self.results
+        if layouts is None:
+            layouts = [[value.layout for value in side] for side in sides]
         args, results = (
             tuple(
-                replace(value, sharding=sharding, annotated=False)
-                for value, sharding in zip(values, chosen, strict=True)
+                replace(value, sharding=sharding, annotated=False, layout=layout)
+                for value, sharding, layout in zip(values, chosen, orders, strict=True)
             )
-            for values, chosen in zip((self.args, self.results), shardings, strict=True)
+            for values, chosen, orders in zip(sides, shardings, layouts, strict=True)
         )
         return replace(self, args=args, results=results)
 
