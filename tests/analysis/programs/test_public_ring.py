@@ -34,6 +34,7 @@ READERS = {
     "trace.tracing.inner_shardings": "devices that the program names inside",
     "trace.tracing.is_token": "tokens among the results",
     "trace.tracing.physical_aval": "bytes of PRNG keys",
+    "stablehlo_modules._call_target": "calls that hold addresses of this process",
     # Shardings: JAX has classes for them that are not public.
     "runtime.shardings.<lambda>": "no requested sharding, and one of the partitioner",
     "runtime.shardings.device_list": "the devices of a sharding of the partitioner",

@@ -325,10 +325,14 @@ USES = {
 def test_functions_of_jax_may_be_replaced_by_ours(monkeypatch) -> None:
     x = device_put(V, named("x", "y"))
 
+    # JAX itself can't call an export with constraints under GSPMD.
+    unable = () if jax.config.jax_use_shardy_partitioner else ("export",)
+    uses = {use: call for use, call in USES.items() if use not in unable}
+
     def results() -> dict[str, Any]:
         return {
             use: jax.tree.map(np.asarray, call(xlashard.numpy.copy(x)))
-            for use, call in USES.items()
+            for use, call in uses.items()
         }
 
     wanted = results()
@@ -337,5 +341,5 @@ def test_functions_of_jax_may_be_replaced_by_ours(monkeypatch) -> None:
             monkeypatch.setattr(module, name, getattr(xlashard, name))
     jax.clear_caches()
     got = results()
-    for use in USES:
+    for use in uses:
         jax.tree.map(near, got[use], wanted[use])

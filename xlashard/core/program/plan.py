@@ -80,7 +80,7 @@ class ValuePlan:
 
 
 type _Chosen = Sequence[Sequence[Any]]
-"""What the compiler chose for each argument, and for each result."""
+"""Values chosen for the arguments, and for the results."""
 
 
 @dataclass(frozen=True)

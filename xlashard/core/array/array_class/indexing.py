@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 from xlashard._jax import originals
+from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, copy_to, make_aval, split
 from xlashard.core.array.array_class.base import ArrayBase, check_alive, reshape_buffer, type_text
@@ -277,7 +278,11 @@ class Indexing(ArrayBase):
                 check_alive(self)
                 yield wrap_results(type(self), row_at(row), ())
             return
-        typed = _rows_uncut(self._handle) if has_explicit_axes(self._handle) else None
+        typed = None
+        if has_explicit_axes(self._handle):
+            typed = _rows_uncut(self._handle)
+        elif not uses_shardy():
+            typed = self._handle  # JAX can't name all tiles that GSPMD chooses for many rows
         for start in starts:
             check_alive(self)
             count = min(_ROWS_AT_ONCE, length - start)
