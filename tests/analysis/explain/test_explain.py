@@ -318,7 +318,7 @@ def test_a_function_without_arguments_or_results_is_explained():
 
 
 def test_a_loaded_program_is_explained(step):
-    compiled = step.lower(f32(8, 16), f32(64, 8)).compile()
+    compiled = step.lower(f32(8, 24), f32(64, 8)).compile()
     report, loaded = explain(compiled), explain(type(compiled).deserialize(compiled.serialize()))
     assert loaded.collectives == report.collectives
     assert loaded.inputs == report.inputs

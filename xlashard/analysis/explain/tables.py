@@ -5,6 +5,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -290,12 +291,14 @@ class _Table:
     def _table(self, widths: Sequence[int]) -> Table:
         table = Table(
             box=None,
-            padding=(0, _GAP, 0, 0),
+            padding=0,
             header_style="dim",
             pad_edge=False,
             show_header=any(self._names()),
         )
         for column, name, width in zip(self.columns, self._names(), widths, strict=True):
+            if table.columns:
+                table.add_column(width=_GAP)  # Releases of rich count padding in different ways.
             right = column.startswith(">")
             table.add_column(
                 name,
@@ -304,8 +307,8 @@ class _Table:
                 overflow="fold",
                 width=width,
             )
-        for row in self.rows:
-            table.add_row(*row)
+        for first, *others in self.rows:
+            table.add_row(first, *chain.from_iterable((None, cell) for cell in others))
         return table
 
     def _list(self) -> Table:
