@@ -216,6 +216,19 @@ def test_suggestion_for_a_lookup_unshards_the_table_and_leaves_its_indices(indic
     assert found(None, None) == ()
 
 
+@pytest.mark.slow
+def test_suggestion_for_a_lookup_by_columns_unshards_the_indices():
+    out, table = NamedSharding(MESH, P(None, None, "data")), struct((1024, 1024), None, "data")
+
+    def found(*spec):
+        rows = jax.ShapeDtypeStruct((64, 256), jnp.int32, sharding=NamedSharding(MESH, P(*spec)))
+        return traffic(lambda table, rows: table[rows], table, rows, out_shardings=out)
+
+    (moved,) = [report for report in found(None, "data") if not report.requested]
+    assert moved.suggestion == "pass in_shardings P(None, None) for rows"
+    assert found(None, None) == ()
+
+
 def test_suggestion_shards_both_matmul_operands_over_the_contraction():
     mesh = PLACE.mesh({"data": 4, "model": 2})
     by_rows = NamedSharding(mesh, P("data", None))

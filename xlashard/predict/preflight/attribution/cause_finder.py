@@ -22,6 +22,8 @@ from xlashard.predict.preflight.attribution.value_shardings import Axes, ValueSh
 
 # An axis moved to another dimension of the table or of the indices has a collective as before.
 _LOOKUPS = SCATTERS | {"gather"}
+# JAX broadcasts the indices of a lookup.
+_UNSHARDING = PRODUCTS | _LOOKUPS | {"broadcast_in_dim"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +178,7 @@ class CauseFinder:
                 other_axes = [_cut(dim) for dim in other]
                 if len(other_axes) == len(now) and any(other_axes) and other_axes != now:
                     return other_axes
-        return free if name in PRODUCTS | _LOOKUPS else self._elsewhere(shape, now, free)
+        return free if name in _UNSHARDING else self._elsewhere(shape, now, free)
 
     def _for_product(
         self,
