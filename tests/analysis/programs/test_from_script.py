@@ -2,6 +2,7 @@
 
 import re
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,32 @@ def test_programs_of_a_librarys_wrapper_are_named_as_the_users_call():
         assert [path for path in paths if "dynamic" not in path] == ["weights['w']", "x[0]"]
     assert (by_method.name, by_method.source) == ("<lambda>", "")
     assert [value.path for value in by_method.program.arguments] == ["state", "batch[0]"]
+
+
+def test_programs_of_pmap_are_named_as_the_users_function():
+    def scale(x, power, *, by):
+        return x**power * jax.lax.psum(by["rate"], "i")
+
+    class Scale:
+        def __call__(self, x):
+            return x * 2
+
+    x, devices = f32(2, 4), jax.devices()
+    statics = {"static_broadcasted_argnums": 1, "axis_name": "i", "devices": devices[2:4]}
+    mapped = jax.pmap(scale, **statics)
+    with record_programs() as programs:
+        mapped(x, 3, by={"rate": x})
+        mapped.lower(x, 2, by={"rate": x})
+        jax.pmap(partial(scale, power=1), "i")(x, by={"rate": x})
+        jax.pmap(Scale(), devices=devices[2:4])(x)
+    called, lowered, by_partial, by_object = jitted(programs)
+    place = f"tests/analysis/programs/test_from_script.py:{scale.__code__.co_firstlineno}"
+    for program in (called, lowered, by_partial):
+        assert (program.name, program.source) == ("scale", place)
+        paths = [value.path for value in program.program.arguments]
+        assert (program.program.name, paths) == ("scale", ["x", "by['rate']"])
+    assert (by_object.name, by_object.source, by_object.num_devices) == ("Scale", "", 2)
+    assert [value.path for value in by_object.program.arguments] == ["x"]
 
 
 def test_recording_restores_jax_and_its_fast_path():

@@ -1,5 +1,6 @@
 """Record the programs that JAX and pjit-ed functions compile in this process."""
 
+import inspect
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from xlashard._jax.tree_definitions import in_default_registry
 from xlashard.analysis.programs import from_jax
 from xlashard.analysis.programs.program import Program
 from xlashard.core.program import explicit_errors
+from xlashard.core.program.signature import function_name
 from xlashard.core.program.wrapper_paths import (
     NnxPaths,
     call_under_way,
@@ -32,6 +34,7 @@ from xlashard.core.program.wrapper_paths import (
     find_code,
     find_users_paths,
     library_call_under_way,
+    pmap_call_under_way,
 )
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.support.formatting import in_bytes, near_line
@@ -111,7 +114,8 @@ class RecordedProgram:
         program = self._program
         if not isinstance(program, JitLowering):
             return from_pjit.read_call(program.function, program.call)
-        return from_jax.read_trace(_trace(program), paths=self._paths)
+        read = from_jax.read_trace(_trace(program), paths=self._paths)
+        return replace(read, name=self.name)
 
     @property
     def reported_program(self) -> Program:
@@ -132,12 +136,13 @@ class RecordedProgram:
         names = [f"closed over [{number}]" for number in range(count)]
         paths = self._paths or ([value.path for value in program.arguments], None)
         results = paths[1] or [value.path for value in program.results]
-        return from_jax.read_trace(
+        read = from_jax.read_trace(
             _trace(hoisted),
             paths=([*names, *paths[0]], results),
             unknown=f"closed-over arrays as constants: jax.jit puts {in_bytes(nbytes)} into each "
             "device's program, and here they are arguments",
         )
+        return replace(read, name=self.name)
 
     def __repr__(self) -> str:
         place = f" at {self.source}" if self.source else ""
@@ -148,29 +153,34 @@ def _trace(program: JitLowering) -> JitTrace:
     return replace(make_trace(program.jaxpr, program.params, program.types), values=program.values)
 
 
-def _find_users_paths(
-    jaxpr: Any, arguments: Sequence[Any], leaves: Sequence[tuple[str, Any]]
-) -> tuple[Sequence[str], Sequence[str]] | None:
-    """Return the user's paths of a program of a wrapper of `jax.jit` that is under way.
+def _find_users_call(
+    jaxpr: Any, arguments: Sequence[Any]
+) -> tuple[Any, tuple[Sequence[str], Sequence[str]] | None]:
+    """Return the user's function and paths of a program of a wrapper of `jax.jit` under way.
 
     Args:
         jaxpr: The program's jaxpr.
         arguments: Its arguments; empty if it is not called.
-        leaves: Path and value of each leaf of the wrapper's arguments.
     """
     debug = jaxpr.debug_info
     own = debug.safe_arg_names(len(jaxpr.in_avals))
     results = debug.safe_result_paths(len(jaxpr.out_avals))
+    mapped = pmap_call_under_way(own)
+    if mapped is not None:
+        return mapped[0], (mapped[1], results)
+    user, leaves = library_call_under_way()
     call = call_under_way(own)
     if call is not None:
-        return equinox_paths(call, own, results)
+        return user, equinox_paths(call, own, results)
     trees = observed_programs.trees_under_way(jaxpr)
     if trees is not None:
         ins, outs = map(in_default_registry, trees)
         nnx = NnxPaths.of(ins, outs, own)
         if nnx is not None:
-            return nnx.arguments, nnx.results
-    return (find_users_paths(arguments, own, leaves), results) if arguments and leaves else None
+            return user, (nnx.arguments, nnx.results)
+    if arguments and leaves:
+        return user, (find_users_paths(arguments, own, leaves), results)
+    return user, None
 
 
 class ProgramRecorder:
@@ -228,14 +238,15 @@ def _record(program: ObservedProgram, arguments: Sequence[Any]) -> RecordedProgr
         own: Any = program
         kept = replace(own, call=own.call.on(values))
     elif not is_operation:
-        user, leaves = library_call_under_way()
-        paths = _find_users_paths(program.jaxpr, arguments, leaves)
+        user, paths = _find_users_call(program.jaxpr, arguments)
     _, at, source = source_of(program.jaxpr).rpartition(" at ")
     # A wrapper such as that of equinox is no place of the user's function.
     is_own = at and ":" in source and is_users_file(source.rpartition(":")[0])
     name, place = program.name, near_line(*source.rsplit(":", 1)) if is_own else ""
-    if not is_own and (code := find_code(user)) is not None:
-        name, place = code.co_name, near_line(code.co_filename, code.co_firstlineno)
+    if not is_own and user is not None:
+        name, code = function_name(inspect.unwrap(user)), find_code(user)
+        if code is not None and is_users_file(code.co_filename):
+            place = near_line(code.co_filename, code.co_firstlineno)
     file, line = script_line()
     return RecordedProgram(
         name=name,

@@ -1,5 +1,6 @@
 """Paths of arguments and results that wrappers of `jax.jit` pass to JAX in trees of their own."""
 
+import functools
 import inspect
 import re
 import sys
@@ -271,6 +272,29 @@ def call_under_way(own: Paths) -> Call | None:
     return None if values is None else tuple(values[n] for n in ("jit_wrapper", "args", "kwargs"))
 
 
+def pmap_call_under_way(own: Paths) -> tuple[Any, Paths] | None:
+    """Return the user's function of the call of `jax.pmap` that this thread makes, and its paths.
+
+    JAX passes all arguments to a `jax.jit` of its own as one list.
+
+    Args:
+        own: JAX's path of each argument of the program.
+    """
+    if not all(name.startswith("flat_args[") for name in own):
+        return None
+    values = caller_locals(_PMAP_FILE, "wrapped") or caller_locals(_PMAP_FILE, "lower")
+    pmapped = inspect.getclosurevars(values["infer_params"]).nonlocals if values else {}
+    if values is None or "wrapped_fun" not in pmapped:
+        return None
+    user, static = pmapped["wrapped_fun"].f, pmapped["static_broadcasted_tuple"]
+    args = [None if i in static else arg for i, arg in enumerate(values["args"])]
+    paths = tuple(Signature.of(user).paths(args, values["kwargs"]))
+    return (user, paths) if len(paths) == len(own) else None
+
+
+_PMAP_FILE = "jax/_src/pmap.py"
+
+
 def library_call_under_way() -> tuple[Any, list[tuple[str, Any]]]:
     """Return what the user's file calls of a library that calls JAX.
 
@@ -299,6 +323,8 @@ def library_call_under_way() -> tuple[Any, list[tuple[str, Any]]]:
 
 def find_code(fun: Any) -> CodeType | None:
     """Return the code of a function, also of one in wrappers; None without Python code."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
     return getattr(inspect.unwrap(fun), "__code__", None)
 
 

@@ -200,6 +200,35 @@ def test_suggestion_removes_the_collective(function, before, suggestion, after, 
     assert found(after) == ()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("indices", [("data", None), (None, "data")])
+def test_suggestion_for_a_lookup_unshards_the_table_and_leaves_its_indices(indices):
+    rows = jax.ShapeDtypeStruct((64, 256), jnp.int32, sharding=NamedSharding(MESH, P(*indices)))
+    out = NamedSharding(MESH, P(*indices, None))
+
+    def found(*spec):
+        table = struct((1024, 1024), *spec)
+        return traffic(lambda table, rows: table[rows], table, rows, out_shardings=out)
+
+    for before in ((None, "data"), ("data", None)):
+        suggestions = {report.suggestion for report in found(*before) if not report.requested}
+        assert suggestions == {"pass in_shardings P(None, None) for table"}
+    assert found(None, None) == ()
+
+
+@pytest.mark.slow
+def test_suggestion_for_a_lookup_by_columns_unshards_the_indices():
+    out, table = NamedSharding(MESH, P(None, None, "data")), struct((1024, 1024), None, "data")
+
+    def found(*spec):
+        rows = jax.ShapeDtypeStruct((64, 256), jnp.int32, sharding=NamedSharding(MESH, P(*spec)))
+        return traffic(lambda table, rows: table[rows], table, rows, out_shardings=out)
+
+    (moved,) = [report for report in found(None, "data") if not report.requested]
+    assert moved.suggestion == "pass in_shardings P(None, None) for rows"
+    assert found(None, None) == ()
+
+
 def test_suggestion_shards_both_matmul_operands_over_the_contraction():
     mesh = PLACE.mesh({"data": 4, "model": 2})
     by_rows = NamedSharding(mesh, P("data", None))

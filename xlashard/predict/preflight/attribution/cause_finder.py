@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xlashard._jax.trace.origins import Line, Scope, is_variable, source_line
-from xlashard._jax.trace.primitive_names import PRODUCTS
+from xlashard._jax.trace.primitive_names import PRODUCTS, SCATTERS
 from xlashard.analysis.explain.closed_dimensions import DimensionSource, axes_of
 from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.core.sharding import NamedSharding
@@ -19,6 +19,11 @@ from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Computation, Frame, Instruction
 from xlashard.predict.preflight.attribution.hlo_dataflow import HloDataflow
 from xlashard.predict.preflight.attribution.value_shardings import Axes, ValueShardings, spec_of
+
+# An axis moved to another dimension of the table or of the indices has a collective as before.
+_LOOKUPS = SCATTERS | {"gather"}
+# JAX broadcasts the indices of a lookup.
+_UNSHARDING = PRODUCTS | _LOOKUPS | {"broadcast_in_dim"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +137,9 @@ class CauseFinder:
     def _by_equations(self) -> str:
         """Suggest sharding the source of the value as the operation requires."""
         for scope, eqn in self.equations:
-            values = [v for v in eqn.invars if is_variable(v) and v.aval.shape]
+            # With the indices sharded otherwise, the devices still hold other parts of the table.
+            operands = eqn.invars[:1] if eqn.primitive.name in _LOOKUPS else eqn.invars
+            values = [v for v in operands if is_variable(v) and v.aval.shape]
             values.sort(key=lambda v: not self._is_made_there(scope, v))
             sources = [self.shardings.sources(scope, v) for v in values]
             for index, own_sources in enumerate(sources):
@@ -171,7 +178,7 @@ class CauseFinder:
                 other_axes = [_cut(dim) for dim in other]
                 if len(other_axes) == len(now) and any(other_axes) and other_axes != now:
                     return other_axes
-        return free if name in PRODUCTS else self._elsewhere(shape, now, free)
+        return free if name in _UNSHARDING else self._elsewhere(shape, now, free)
 
     def _for_product(
         self,
@@ -235,7 +242,8 @@ class CauseFinder:
             if name == path and isinstance(sharding, NamedSharding):
                 now = axes_of(sharding, len(aval.shape))
                 free = [tuple(a for a in axes if a not in self.axes) for axes in now]
-                spec = self._elsewhere(aval.shape, now, free)
+                is_looked_up = any(eqn.primitive.name in _LOOKUPS for _, eqn in self.equations)
+                spec = free if is_looked_up else self._elsewhere(aval.shape, now, free)
                 if spec != now:
                     return f"pass in_shardings {spec_of(spec)} for {path}"
         return ""
