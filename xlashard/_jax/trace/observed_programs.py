@@ -7,6 +7,7 @@ dispatcher's cache reaches the functions that are replaced for them, so repeat c
 cost without it.
 """
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -209,6 +210,23 @@ def caller_locals(file: str, function: str) -> dict[str, Any] | None:
     return None
 
 
+def pmap_under_way() -> tuple[Any, Sequence[Any], Mapping[str, Any]] | None:
+    """Return function and arguments of the call of `jax.pmap` that this thread makes.
+
+    Static arguments are None. No public function of JAX has them. None is returned without a call,
+    and where JAX keeps them otherwise.
+    """
+    values = caller_locals(_PMAP_FILE, "wrapped") or caller_locals(_PMAP_FILE, "lower") or {}
+    try:
+        own = inspect.getclosurevars(values["infer_params"]).nonlocals
+        user, static = own["wrapped_fun"].f, own["static_broadcasted_tuple"]
+        args = [None if i in static else arg for i, arg in enumerate(values["args"])]
+        return user, args, values["kwargs"]
+    except (AttributeError, KeyError, TypeError):
+        return None
+
+
+_PMAP_FILE = "jax/_src/pmap.py"
 _lock = threading.Lock()
 _thread = threading.local()
 all_observers: tuple[ProgramObserver, ...] = ()

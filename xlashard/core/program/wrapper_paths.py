@@ -13,7 +13,7 @@ import numpy as np
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path, tree_leaves
 
 from xlashard._jax.runtime.tracebacks import library_frame
-from xlashard._jax.trace.observed_programs import caller_locals
+from xlashard._jax.trace.observed_programs import caller_locals, pmap_under_way
 from xlashard._jax.tree_definitions import leaf_paths, outline
 from xlashard.core.program.signature import Signature, function_name
 from xlashard.support.lazily import dataclass
@@ -282,17 +282,12 @@ def pmap_call_under_way(own: Paths) -> tuple[Any, Paths] | None:
     """
     if not all(name.startswith("flat_args[") for name in own):
         return None
-    values = caller_locals(_PMAP_FILE, "wrapped") or caller_locals(_PMAP_FILE, "lower")
-    pmapped = inspect.getclosurevars(values["infer_params"]).nonlocals if values else {}
-    if values is None or "wrapped_fun" not in pmapped:
+    call = pmap_under_way()
+    if call is None:
         return None
-    user, static = pmapped["wrapped_fun"].f, pmapped["static_broadcasted_tuple"]
-    args = [None if i in static else arg for i, arg in enumerate(values["args"])]
-    paths = tuple(Signature.of(user).paths(args, values["kwargs"]))
+    user, args, kwargs = call
+    paths = tuple(Signature.of(user).paths(args, kwargs))
     return (user, paths) if len(paths) == len(own) else None
-
-
-_PMAP_FILE = "jax/_src/pmap.py"
 
 
 def library_call_under_way() -> tuple[Any, list[tuple[str, Any]]]:
