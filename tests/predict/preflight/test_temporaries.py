@@ -1,5 +1,6 @@
 """Live values at the peak of a heap: generated heaps, against a brute-force count."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -131,20 +132,25 @@ ENTRY %main (x: f32[64]) -> f32[64] {
 
 
 def temporaries(
-    *values: str, index: tuple[int, ...] = ()
+    *values: str, index: tuple[int, ...] = (), arguments: Mapping[str, str] | None = None
 ) -> list[tuple[str, int, int, int | None]]:
     """Return the reports of values that are live at the same time."""
     held = (BufferValue(v, index, 512, 512 * i, F32, (0, 1)) for i, v in enumerate(values))
     module = read(HLO)
     assert module.not_understood == {}
     heap = Allocation(0, 9999, values=tuple(held))
-    found = describe_temporaries(replace(module, allocations=(heap,)), NOWHERE)
+    found = describe_temporaries(replace(module, allocations=(heap,)), NOWHERE, arguments or {})
     assert all(t.type == "f32[64]" for t in found)
     return [(t.op_name, t.device_bytes, t.count, t.source and t.source.line) for t in found]
 
 
 def test_temporary_is_attributed_to_its_producer() -> None:
     assert temporaries("grown") == [("f/while/body/grow", 512, 1, 7)]
+
+
+def test_copy_of_an_argument_has_the_users_path() -> None:
+    ((path, *_),) = temporaries("grown", arguments={"f/while/body/grow": "model.kernel"})
+    assert path == "model.kernel"
 
 
 def test_equal_temporaries_of_fusions_are_counted() -> None:

@@ -81,7 +81,7 @@ class _JitLog:
 
 _UNWATCHED = (
     "functions of jax.jit are recorded on request: write xlashard.watch() before the first call, "
-    "or set XLASHARD_EXPLAIN_RECOMPILES=1"
+    "or set XLASHARD_EXPLAIN_RECOMPILES=1; a call after xlashard.explain reuses its program"
 )
 
 

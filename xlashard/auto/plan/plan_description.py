@@ -35,6 +35,7 @@ from xlashard.errors import counted
 from xlashard.hlo.collectives import add_up
 from xlashard.hlo.module import Frame
 from xlashard.predict.preflight.memory_breakdown import describe_temporaries
+from xlashard.predict.preflight.report.preflight_model import TemporaryReport
 from xlashard.support.formatting import typed
 
 _MOST_HELD = 20
@@ -275,10 +276,10 @@ def _held(
 ) -> tuple[HeldMemory, ...]:
     """Return what holds the memory, largest first."""
     arguments = [HeldMemory(v.path, v.type, v.device_bytes) for v in inputs]
-    module = None if best.compilation is None else best.compilation.module
-    temporaries = (
-        [] if module is None else describe_temporaries(module, SourceLocator.of(described))
-    )
+    temporaries: Sequence[TemporaryReport] = ()
+    if (compilation := best.compilation) is not None:
+        sources, names = SourceLocator.of(described), compilation.argument_names
+        temporaries = describe_temporaries(compilation.module, sources, names)
     inside = [
         HeldMemory(t.op_name or t.name, t.type, t.device_bytes, t.source) for t in temporaries
     ]

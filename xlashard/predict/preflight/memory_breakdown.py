@@ -53,12 +53,15 @@ _NCCL_SOURCE = (
 _FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
 
 
-def describe_temporaries(module: HloProgram, sources: SourceLocator) -> tuple[TemporaryReport, ...]:
+def describe_temporaries(
+    module: HloProgram, sources: SourceLocator, arguments: Mapping[str, str]
+) -> tuple[TemporaryReport, ...]:
     """Return the temporaries that are live at the heap's peak, grouped, largest first.
 
     Args:
         module: The compiled module, with its buffer assignment.
         sources: Filter for lines of user code.
+        arguments: The path of each argument, by its path in the module.
 
     Returns:
         Temporaries whose sum never exceeds the heap. Gaps between buffers, and the pointer tables
@@ -70,6 +73,7 @@ def describe_temporaries(module: HloProgram, sources: SourceLocator) -> tuple[Te
         if held.is_table:
             continue
         report = _describe(held, operations, sources)
+        report = replace(report, op_name=arguments.get(report.op_name, report.op_name))
         alike.setdefault(replace(report, name="", device_bytes=0), []).append(report)
     together = [
         replace(reports[0], device_bytes=sum(r.device_bytes for r in reports), count=len(reports))
@@ -237,7 +241,7 @@ def describe_memory(compilation: Compilation, topology: BaseTopology) -> MemoryB
         temporary_bytes=temporary_bytes,
         constant_bytes=constant_bytes,
         code_bytes=code,
-        temporaries=describe_temporaries(module, compilation.sources),
+        temporaries=describe_temporaries(module, compilation.sources, compilation.argument_names),
         host_bytes=_bytes(a for a in module.allocations if a.memory == HOST),
         runtime=runtime,
     )

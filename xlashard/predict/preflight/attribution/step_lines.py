@@ -311,9 +311,11 @@ def add_lines(
         grid_of(mesh),
         compilation.sources,
     )
+    names = compilation.argument_names
+    lines = [replace(x, op_name=names.get(x.op_name, x.op_name)) for x in step_lines.lines]
     return replace(
         time,
-        lines=step_lines.lines,
+        lines=tuple(lines),
         other_lines_seconds=step_lines.other_seconds,
         timeline=step_lines.timeline(other_bytes),
     )
