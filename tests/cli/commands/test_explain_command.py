@@ -374,6 +374,29 @@ def test_an_invalid_variable_is_named_before_a_script_runs(folder: Path, capsys,
         assert printed.out == ""
 
 
+COMPILED_TWICE = """\
+import jax
+import numpy as np
+import xlashard
+
+double = jax.jit(lambda x: x * 2)
+double(np.ones(4, np.float32)), double(np.ones(5, np.float32))
+print(xlashard.explain_recompile(double))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "explain", "preflight --topology v5e-8"])
+def test_functions_of_a_script_are_watched(folder: Path, capsys, monkeypatch, command: str) -> None:
+    monkeypatch.setattr(spawn, "get_preparation_data", spawn.get_preparation_data)
+    (folder / "twice.py").write_text(COMPILED_TWICE)
+    main([*command.split(), "--", "twice.py"])  # Preflight refuses a program on one device.
+    assert "differs from number 1 in x: float32[4] → float32[5] (shape)" in capsys.readouterr().out
+    unwatched = jax.jit(lambda x: x * 3)
+    unwatched(1.0)
+    assert not xlashard.explain_recompile(unwatched).watched
+
+
 @pytest.mark.parametrize("command", ["run", "legacy"])
 def test_an_error_of_the_script_is_printed_once(
     folder: Path, capsys, monkeypatch, command: str

@@ -157,6 +157,8 @@ class _LazyRecorder:
         undo = contextlib.ExitStack()
         undo.enter_context(topologies.quiet_backends())
         undo.callback(observing.observe(self))
+        with contextlib.suppress(AttributeError):
+            undo.enter_context(xlashard.watch())
         self.end = undo.close
 
     def lowered(self, program: Any) -> None:
@@ -373,7 +375,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     # An error of the script is Python's to print.
     try:
-        with _when_imported("jax", _apply_settings):
+        with (
+            contextlib.ExitStack() as settings,
+            _when_imported("jax", partial(_apply_settings, settings)),
+        ):
             run_program(program)
     except ProgramNotFoundError as error:
         print_error(error)
@@ -381,7 +386,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _apply_settings() -> None:
-    """Run the body of the package, which reads the environment, unless that imports JAX itself."""
+def _apply_settings(settings: contextlib.ExitStack) -> None:
+    """Run the body of the package, which reads the environment, unless that imports JAX itself.
+
+    Functions of `jax.jit` are watched for `explain_recompile`.
+
+    Args:
+        settings: Ends the watch.
+    """
     with contextlib.suppress(AttributeError):
         _ = xlashard.Array
+        settings.enter_context(xlashard.watch())

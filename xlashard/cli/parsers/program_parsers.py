@@ -144,7 +144,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Runs a script as it is, with xlashard imported beside JAX, so that its settings apply: "
         "XLASHARD_CHECK_PROGRAMS=1 compares programs of jax.jit between processes before their "
-        "first run, XLASHARD_EXPLAIN_RECOMPILES=1 logs why a function is compiled again."
+        "first run, XLASHARD_EXPLAIN_RECOMPILES=1 logs why a function is compiled again. Functions "
+        "of jax.jit are watched for xlashard.explain_recompile."
     )
 
 
