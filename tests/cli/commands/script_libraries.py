@@ -52,7 +52,11 @@ def outer(x):
     return gram(x).sum()
 
 
-mean = jax.pmap(lambda x: jax.lax.pmean(x, "i"), axis_name="i")
+def device_mean(x):
+    return jax.lax.pmean(x, "i")
+
+
+mean = jax.pmap(device_mean, axis_name="i")
 
 model = Model(nnx.Rngs(0))
 nnx.update(model, jax.device_put(nnx.state(model), everywhere))

@@ -305,7 +305,7 @@ def test_libraries_read_the_values_of_a_real_run(folder: Path, capsys) -> None:
     assert (code, shown.out[: len(printed)]) == (0, printed), shown.err
     results = PreflightReports.from_json(Path("all.json").read_text())
     names = {report.name for report in results.reports}
-    assert names == {"nnx_step", "eqx_step", "outer", "<lambda>"}
+    assert names == {"nnx_step", "eqx_step", "outer", "<lambda>", "device_mean"}
     assert not results.unreported
 
 
