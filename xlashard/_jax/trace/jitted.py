@@ -379,8 +379,8 @@ def read_lowered(lowered: Any) -> StageFacts:
         platforms=tuple(lowering._platforms),
         avals=(tuple(parts["global_in_avals"]), tuple(parts["global_out_avals"])),
         shardings=(
-            tuple([_requested(sharding, devices) for sharding in parts["in_shardings"]]),
-            tuple([_requested(sharding, devices) for sharding in parts["out_shardings"]]),
+            tuple([_name_request(sharding, devices) for sharding in parts["in_shardings"]]),
+            tuple([_name_request(sharding, devices) for sharding in parts["out_shardings"]]),
         ),
         layouts=(tuple(parts["in_layouts"]), tuple(parts["out_layouts"])),
         donated=tuple(lowering._donated_invars),
@@ -411,7 +411,7 @@ def _number_parameters(kept: Any, first: int, count: int) -> tuple[int | None, .
     return tuple([next(numbers) if first + i in kept else None for i in range(count)])
 
 
-def _requested(sharding: Any, devices: Sequence[Any]) -> Any:
+def _name_request(sharding: Any, devices: Sequence[Any]) -> Any:
     # jax.jit(device=...) names its device by the same sharding for all values.
     if isinstance(sharding, UnspecifiedValue) or getattr(sharding, "_device_backend", False):
         return None

@@ -228,16 +228,16 @@ def _replace_bodies(eqn: Any, new: Iterable[Jaxpr]) -> Any:
     """Return an equation with other inner jaxprs, in the order of `bodies`."""
     left = iter(new)
 
-    def swapped(value: Any) -> Any:
+    def swap_value(value: Any) -> Any:
         return next(left) if is_jaxpr(value) else value
 
-    def rebuilt(value: Any) -> Any:
+    def rebuild(value: Any) -> Any:
         if not isinstance(value, tuple) or not any(map(is_jaxpr, value)):
-            return swapped(value)
-        members = map(swapped, value)
+            return swap_value(value)
+        members = map(swap_value, value)
         return type(value)(*members) if hasattr(value, "_fields") else tuple(members)
 
-    return eqn.replace(params={name: rebuilt(value) for name, value in eqn.params.items()})
+    return eqn.replace(params={name: rebuild(value) for name, value in eqn.params.items()})
 
 
 def _all_same(new: Iterable[Any], old: Iterable[Any]) -> bool:

@@ -88,14 +88,14 @@ class DimensionSource:
     @property
     def axes(self) -> tuple[str, ...]:
         """Mesh axes that shard the dimension."""
-        return axes_of(self.sharding, len(self.shape))[self.dim]
+        return list_axes(self.sharding, len(self.shape))[self.dim]
 
 
 type _Closed = tuple[int, DimensionSource]
 """A dimension that a constraint closes, and where it was sharded."""
 
 
-def axes_of(sharding: NamedSharding, rank: int) -> list[tuple[str, ...]]:
+def list_axes(sharding: NamedSharding, rank: int) -> list[tuple[str, ...]]:
     """Return the axes of each dimension; none for an unconstrained dimension."""
     return [tuple(axes or ()) for axes in sharding.normal_spec.for_rank(rank)]
 

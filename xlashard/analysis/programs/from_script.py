@@ -14,7 +14,7 @@ import jax
 from xlashard._jax.runtime.stand_in_values import StandInValues, first_line
 from xlashard._jax.runtime.tracebacks import script_line
 from xlashard._jax.trace import observed_programs
-from xlashard._jax.trace.jitted import JitTrace, make_trace
+from xlashard._jax.trace.jitted import make_trace
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedCall, ObservedProgram
 from xlashard._jax.trace.tracing import (
     count_bytes,
@@ -114,8 +114,7 @@ class RecordedProgram:
         program = self._program
         if not isinstance(program, JitLowering):
             return from_pjit.read_call(program.function, program.call)
-        read = from_jax.read_trace(_trace(program), paths=self._paths)
-        return replace(read, name=self.name)
+        return self._read(program, self._paths)
 
     @property
     def reported_program(self) -> Program:
@@ -136,21 +135,26 @@ class RecordedProgram:
         names = [f"closed over [{number}]" for number in range(count)]
         paths = self._paths or ([value.path for value in program.arguments], None)
         results = paths[1] or [value.path for value in program.results]
-        read = from_jax.read_trace(
-            _trace(hoisted),
-            paths=([*names, *paths[0]], results),
-            unknown=f"closed-over arrays as constants: jax.jit puts {in_bytes(nbytes)} into each "
+        return self._read(
+            hoisted,
+            ([*names, *paths[0]], results),
+            f"closed-over arrays as constants: jax.jit puts {in_bytes(nbytes)} into each "
             "device's program, and here they are arguments",
         )
-        return replace(read, name=self.name)
+
+    def _read(
+        self,
+        program: JitLowering,
+        paths: tuple[Sequence[str], Sequence[str]] | None,
+        unknown: str = "",
+    ) -> Program:
+        trace = make_trace(program.jaxpr, program.params, program.types)
+        trace = replace(trace, values=program.values)
+        return replace(from_jax.read_trace(trace, paths=paths, unknown=unknown), name=self.name)
 
     def __repr__(self) -> str:
         place = f" at {self.source}" if self.source else ""
         return f"<RecordedProgram {self.name}{place}, {self.calls} calls>"
-
-
-def _trace(program: JitLowering) -> JitTrace:
-    return replace(make_trace(program.jaxpr, program.params, program.types), values=program.values)
 
 
 def _find_users_call(

@@ -375,7 +375,7 @@ class Compilation:
     @cached_property
     def refusals(self) -> Mapping[str, UnusedDonation]:
         """Return the reasons why donated parameters keep their buffers, by path."""
-        unused = find_unused(self.plan.settled(self.shardings), self.aliases, self.tokens)
+        unused = find_unused(self.plan.settle_values(self.shardings), self.aliases, self.tokens)
         return {refused.value.name: refused for refused in unused.values()}
 
     @cached_property

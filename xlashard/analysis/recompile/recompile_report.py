@@ -190,12 +190,12 @@ def hints(
         )
         texts[hint] = None
     for difference in (d for explanation in explained for d in explanation.differences):
-        for hint in _hints_of(difference, records):
+        for hint in _find_hints(difference, records):
             texts[hint] = None
     return tuple(texts)
 
 
-def _hints_of(difference: CallDifference, records: Sequence[CacheMiss]) -> Iterator[str]:
+def _find_hints(difference: CallDifference, records: Sequence[CacheMiss]) -> Iterator[str]:
     path = difference.path
     if difference.part == "shape":
         yield from _about_shapes(path, records)

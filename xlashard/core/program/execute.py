@@ -123,7 +123,9 @@ class CompiledProgram:
             return []
         ins = map(layout_text, self.in_layouts, [aval.dtype for aval in self.in_avals])
         outs = map(layout_text, self.out_layouts, [aval.dtype for aval in self.out_avals])
-        plan = self.plan.settled((self.in_shardings, self.out_shardings), (list(ins), list(outs)))
+        plan = self.plan.settle_values(
+            (self.in_shardings, self.out_shardings), (list(ins), list(outs))
+        )
         aliases, tokens = executables.aliases(self.executable), len(self.body.ordered_effects)
         unused = find_unused(plan, aliases, tokens)
         return [refused for i, refused in unused.items() if i in donation.pairs]

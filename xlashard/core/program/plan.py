@@ -136,7 +136,9 @@ class ProgramPlan:
         first = self.devices[0].process_index
         return all([device.process_index == first for device in self.devices])
 
-    def settled(self, shardings: "_Chosen", layouts: "_Chosen | None" = None) -> "ProgramPlan":
+    def settle_values(
+        self, shardings: "_Chosen", layouts: "_Chosen | None" = None
+    ) -> "ProgramPlan":
         """Return the plan with what the compiler chose.
 
         Args:

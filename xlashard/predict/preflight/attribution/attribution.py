@@ -10,7 +10,7 @@ from typing import Any
 from xlashard._jax.trace.jaxprs import without_equations
 from xlashard._jax.trace.origins import is_variable, source_line
 from xlashard._jax.trace.primitive_names import COLLECTIVES, PRODUCTS
-from xlashard.analysis.explain.closed_dimensions import DimensionSource, axes_of
+from xlashard.analysis.explain.closed_dimensions import DimensionSource, list_axes
 from xlashard.analysis.explain.descriptions import describe_collective
 from xlashard.analysis.explain.model import CollectiveReport, Origin
 from xlashard.analysis.programs.program import Compilation
@@ -192,7 +192,7 @@ class Attributor:
             and not self._could_add_up(finder)
             and any(
                 finder.axes
-                <= {a for dim in axes_of(sharding, eqn.invars[0].aval.ndim) for a in dim}
+                <= {a for dim in list_axes(sharding, eqn.invars[0].aval.ndim) for a in dim}
                 for eqn, sharding in self._constraints_of(finder)
             )
         )

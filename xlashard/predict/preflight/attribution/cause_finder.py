@@ -9,7 +9,7 @@ from typing import Any
 
 from xlashard._jax.trace.origins import Line, Scope, is_variable, source_line
 from xlashard._jax.trace.primitive_names import PRODUCTS, SCATTERS
-from xlashard.analysis.explain.closed_dimensions import DimensionSource, axes_of
+from xlashard.analysis.explain.closed_dimensions import DimensionSource, list_axes
 from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.core.sharding import NamedSharding
 from xlashard.geometry import MeshGrid
@@ -218,7 +218,7 @@ class CauseFinder:
         required: list[Axes],
     ) -> str:
         """Return the suggestion that gives the source of a value the required sharding."""
-        dims = axes_of(source.sharding, len(source.shape))
+        dims = list_axes(source.sharding, len(source.shape))
         for dim, each in enumerate(own_sources):
             for s in each:
                 if (s.path, s.line) == (source.path, source.line):
@@ -240,7 +240,7 @@ class CauseFinder:
             shardings.arguments, shardings.jaxpr.in_avals, strict=False
         ):
             if name == path and isinstance(sharding, NamedSharding):
-                now = axes_of(sharding, len(aval.shape))
+                now = list_axes(sharding, len(aval.shape))
                 free = [tuple(a for a in axes if a not in self.axes) for axes in now]
                 is_looked_up = any(eqn.primitive.name in _LOOKUPS for _, eqn in self.equations)
                 spec = free if is_looked_up else self._elsewhere(aval.shape, now, free)

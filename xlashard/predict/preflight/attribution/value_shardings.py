@@ -9,9 +9,9 @@ from typing import Any
 from xlashard._jax.trace.origins import Line, Scope, source_line
 from xlashard.analysis.explain.closed_dimensions import (
     DimensionSource,
-    axes_of,
     constraint_of,
     find_sources,
+    list_axes,
 )
 from xlashard.core.sharding import Mesh, NamedSharding, Sharding
 
@@ -86,7 +86,7 @@ class ValueShardings:
         changes = []
         for scope, eqn, sharding in self.constraints:
             value = eqn.invars[0]
-            own = axes_of(sharding, value.aval.ndim)
+            own = list_axes(sharding, value.aval.ndim)
             by_dim = self.sources(scope, value)
             sources = [s for each in by_dim for s in each]
             moved = {
@@ -134,7 +134,7 @@ def local_shape(
 ) -> tuple[int, ...]:
     """Return the shape of a shard, ignoring some axes."""
     sizes = sharding.mesh.shape
-    cut = axes_of(sharding, len(shape))
+    cut = list_axes(sharding, len(shape))
     return tuple(
         size // max(math.prod(sizes[a] for a in axes if a not in without), 1)
         for size, axes in zip(shape, cut, strict=True)
