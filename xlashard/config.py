@@ -23,10 +23,11 @@ The launcher of emulated pods (`xlashard pod`) is the only program that sets the
 """
 
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from xlashard.errors import ConfigError, XlashardError
+from xlashard.errors import ConfigError, ConfigWarning, XlashardError
 from xlashard.support import hooks
 from xlashard.support.formatting import closest
 from xlashard.support.lazily import dataclass
@@ -72,6 +73,7 @@ _KNOWN = (*_FOR_USERS, *_POD)
 _WORDS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False, "": False}
 # Read by the project's tests, which run in the same environment.
 _FOR_TESTS = f"{PREFIX}TEST_"
+_OWN_FILES = os.path.dirname(__file__)
 
 
 @dataclass(frozen=True)
@@ -136,15 +138,12 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
         environment: For example `os.environ`.
 
     Raises:
-        ConfigError: A variable has a value that it can't have, or a name that none has.
+        ConfigError: A variable has a value that it can't have.
 
     Example:
         >>> read_flags({"XLASHARD_PARTITIONER": "gspmd"}).partitioner
         'gspmd'
     """
-    for name in environment:
-        if name.startswith(PREFIX) and name not in _KNOWN and not name.startswith(_FOR_TESTS):
-            raise ConfigError(_unknown_text(name))
     return Flags(
         partitioner=_one_of(PARTITIONER, environment, PartitionerName),
         explain_recompiles=_switch(EXPLAIN_RECOMPILES, environment.get(EXPLAIN_RECOMPILES, "")),
@@ -163,16 +162,35 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
 def apply_environment(environment: Mapping[str, str]) -> None:
     """Apply the variables that act on a process as a whole; without them nothing is imported.
 
+    A variable that no setting has is a warning: another release may read it.
+
     Args:
         environment: For example `os.environ`.
 
     Raises:
         ConfigError: As `read_flags`.
     """
+    for text in describe_unknown_variables(environment):
+        warnings.warn(text, ConfigWarning, skip_file_prefixes=(_OWN_FILES,))
     flags = read_flags(environment)
     XlashardError.docs_url = flags.docs_url
     if flags.concern_jax:
         hooks.startup.apply(flags)
+
+
+def describe_unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable with the project's prefix that is no setting.
+
+    Args:
+        environment: For example `os.environ`.
+
+    Example:
+        >>> describe_unknown_variables({"XLASHARD_STRIKT": "1"})
+        ['the environment sets XLASHARD_STRIKT, which is not a setting of xlashard; did you mean \
+XLASHARD_STRICT?']
+    """
+    names = [n for n in environment if n.startswith(PREFIX) and not n.startswith(_FOR_TESTS)]
+    return [_unknown_text(name) for name in sorted(names) if name not in _KNOWN]
 
 
 def split_globs(text: str) -> tuple[str, ...]:

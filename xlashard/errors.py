@@ -418,6 +418,10 @@ class XlashardWarning(UserWarning):
         return "\n".join([super().__str__(), *_page_notes(type(self))])
 
 
+class ConfigWarning(XlashardWarning):
+    """An environment variable `XLASHARD_*` that is not a setting of this release."""
+
+
 class JaxVersionWarning(XlashardWarning):
     """A JAX that is newer than the versions that this release is tested with."""
 

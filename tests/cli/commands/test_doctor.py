@@ -97,11 +97,11 @@ def test_missing_extra_is_noted_with_the_pip_command() -> None:
     assert "pip install 'xlashard[legacy]'" in found["extra legacy"].advice
 
 
-def test_unknown_environment_variable_fails_with_a_suggestion() -> None:
+def test_an_unknown_environment_variable_is_noted_with_a_suggestion() -> None:
     (only,) = check_environment({"HOME": "/root"})
     assert only.status == "ok"
     found = list(check_environment({"XLASHARD_PARTITIONR": "gspmd", "JAX_PLATFORMS": "cpu"}))
-    assert [check.subject for check in found if check.status == "fail"] == ["environment"]
+    assert (found[0].subject, found[0].status) == ("environment", "note")
     assert "did you mean XLASHARD_PARTITIONER?" in found[0].observed
     assert ("JAX_PLATFORMS", "ok", "cpu", "") in found
 
@@ -140,7 +140,7 @@ def test_report_includes_the_checks_of_the_probe(
     assert checks["jax"]["observed"] == jax.__version__
     assert "8 × cpu" in checks["devices"]["observed"]
 
-    monkeypatch.setenv("XLASHARD_CHECKS", "1")
+    monkeypatch.setenv("XLASHARD_STRICT", "perhaps")
     assert main(["doctor"]) == 1
     out, err = capsys.readouterr()
     assert "FAIL  environment" in out and err == "error: to be repaired: environment\n"

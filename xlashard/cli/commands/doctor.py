@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Literal, NamedTuple
 
-from xlashard.config import read_flags
+from xlashard.config import describe_unknown_variables, read_flags
 from xlashard.errors import ConfigError
 from xlashard.support.background import python_path
 from xlashard.support.formatting import print_error, printable, signal_name
@@ -231,6 +231,8 @@ def check_environment(environment: Mapping[str, str]) -> Iterator[Check]:
         read_flags(environment)
     except ConfigError as error:
         yield Check("environment", "fail", str(error), "correct it, or unset the variable")
+    for text in describe_unknown_variables(environment):
+        yield Check("environment", "note", text, "correct it, or unset the variable")
     names = sorted(name for name in environment if name.startswith(_PREFIXES))
     if not names:
         yield Check("environment", "ok", "no variable of xlashard, JAX, XLA or libtpu is set")
