@@ -422,6 +422,10 @@ class ConfigWarning(XlashardWarning):
     """An environment variable `XLASHARD_*` that is not a setting of this release."""
 
 
+class DamagedCacheWarning(XlashardWarning):
+    """A file of a cache that can't be read: what it held is computed again."""
+
+
 class JaxVersionWarning(XlashardWarning):
     """A JAX that is newer than the versions that this release is tested with."""
 

@@ -1,8 +1,9 @@
 """Plans of automatic layouts: their reports, and the functions that they compile."""
 
 import functools
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import equinox as eqx
 import jax
@@ -143,6 +144,21 @@ def test_plan_round_trips_through_json_and_applies_to_a_mesh():
     mesh = jax.make_mesh((4, 2), ("data", "model"))
     value = again.apply(step, mesh=mesh)(make_state(), make_batch())[1]
     np.testing.assert_allclose(value, step(make_state(), make_batch())[1], rtol=1e-5)
+    for field, change in {
+        "mesh": [["data", 4], ["data", 2]],
+        "layouts": [],
+        "inputs": [{"spec": "P(print())"}],
+        "outputs": [{"spec": "P('nosuch')"}],
+        "constraints": [{"spec": "P('data', 'data')"}],
+        "arguments": [{"path": "state if print() else state"}],
+    }.items():
+        content = plan.to_dict()
+        content["constraints"] = [asdict(inside_dot())]
+        changed = change
+        if change and isinstance(change[0], dict):
+            changed = [content[field][0] | change[0], *content[field][1:]]
+        with pytest.raises(ArgumentError, match=f"not a layout plan: {field}"):
+            AutoPlan.from_json(json.dumps(content | {field: changed}))
     schema = AutoPlan.json_schema()
     assert set(plan.to_dict()) == set(schema["properties"])
 
@@ -173,20 +189,27 @@ def test_generated_code_has_the_shardings_of_the_plan():
         )
 
 
+def inside_dot(number=0):
+    """Return a constraint of the result of an operation."""
+    type_, spec = "float32[64,64]", "P(None, 'model')"
+    return PlannedConstraint("dot_general", "result", 0, type_, spec, None, (number,))
+
+
 @pytest.mark.slow
 def test_generated_code_compiles_with_constraints_of_a_stored_plan(tmp_path):
     plan, (state, batch) = mlp_plan(), shapes()
     assert "from_plan" not in plan.code() or plan.constraints
     jaxpr = jax.make_jaxpr(step)(state, batch)
     number = [eqn.primitive.name for eqn in jaxpr.eqns].index("dot_general")
-    inside = PlannedConstraint(
-        "dot_general", "result", 0, "float32[64,64]", "P(None, 'model')", None, (number,)
-    )
-    plan = replace(plan, constraints=(inside,))
+    plan = replace(plan, constraints=(inside_dot(number),))
     stored = tmp_path / "plan.json"
     stored.write_text(plan.to_json())
     names = {"step": step, "state": state, "batch": batch}
     exec(compile(plan.code(), "planned.py", "exec"), names)
+    for wrong in (inside_dot(999), replace(inside_dot(number), spec="P(None, None, 'model')")):
+        foreign = replace(plan, constraints=(wrong,)).apply(step, mesh=names["mesh"])
+        with pytest.raises(ArgumentError, match=naming("step", "not one of this program")):
+            foreign.lower(state, batch)
     lowered = names["step_from_plan"](stored).lower(state, batch)
     assert lowered.as_text().count("sdy.sharding_constraint") == 1
     assert all(info.donated for info in jax.tree.leaves(lowered.args_info[0][0]))

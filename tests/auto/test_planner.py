@@ -1,5 +1,6 @@
 """The planner of `AUTO`: its plans, and its cache."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 
 from tests.core.pjit.helpers import f32, make_mesh
+from tests.message_patterns import naming
 from xlashard import AUTO, UNSPECIFIED, NamedSharding, P, explain_recompile, pjit, record_programs
 from xlashard.auto import planner
 from xlashard.auto.problem import ConstraintSite, ProgramLayout
-from xlashard.errors import ProcessesError
+from xlashard.errors import DamagedCacheWarning, ProcessesError
 
 SITE = ConstraintSite((0,), "result", 0)
 INSIDE = (SITE, P(None, ("x", "y")))
@@ -102,7 +104,8 @@ def test_compilation_cache_stores_the_layout(mesh, solved, tmp_path, monkeypatch
         assert str(bodies[0]) == str(bodies[1]) and "sharding_constraint" in str(bodies[0])
         file.write_text("{")
         planner._LAYOUTS.cache_clear()
-        call(mesh, STATE, BATCH)
+        with pytest.warns(DamagedCacheWarning, match=naming(file.name, "step")):
+            call(mesh, STATE, BATCH)
         assert len(solved) == 2 and file.read_text() != "{"
         monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
         planner._LAYOUTS.cache_clear()
@@ -135,6 +138,44 @@ def test_specs_are_kept_as_they_are():
     specs = P(P.UNCONSTRAINED, "x"), P(("x", "y"), None), P()
     layout = replace(LAYOUT, in_specs=specs, constraints=((SITE, specs[0]),))
     assert planner._read(planner._text(layout)) == layout
+
+
+X = [["x"]]
+WRONG_FILES = {
+    "another type": [1],
+    "no object": None,
+    "specs of another type": {"in_specs": 5},
+    "an unknown axis": {"in_specs": [X, [["nosuch"]]]},
+    "an axis twice": {"out_specs": [[["x"], ["x"]], []]},
+    "too few specs": {"in_specs": [X]},
+    "too many specs": {"out_specs": [X, [], []]},
+    "more entries than dimensions": {"in_specs": [X, [["x"], [], []]]},
+    "an object in place of a spec": {"in_specs": [X, {"entries": X}]},
+    "a site that does not exist": {"constraints": [[[99], "result", 0, X]]},
+    "a site in no inner program": {"constraints": [[[0, 5, 1], "result", 0, X]]},
+    "a site from the end": {"constraints": [[[-1], "result", 0, X]]},
+    "a value that does not exist": {"constraints": [[[0], "result", 7, X]]},
+    "an unknown kind": {"constraints": [[[0], "neither", 0, X]]},
+    "a site of another type": {"constraints": [["x", "result", "y", None]]},
+    "text in place of a number": {"seconds": "1"},
+}
+
+
+@pytest.mark.parametrize("changes", WRONG_FILES.values(), ids=WRONG_FILES)
+def test_a_wrong_file_of_the_cache_is_planned_again(changes, mesh, tmp_path, monkeypatch):
+    jaxpr = jax.make_jaxpr(make_step())(STATE, BATCH)
+    program = SimpleNamespace(jaxpr=jaxpr, mesh=mesh, program=SimpleNamespace(name="step"))
+    monkeypatch.setattr(planner, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(planner, "plan_program", lambda program: LAYOUT)
+    kept = planner._LayoutStore(program)
+    assert kept._stored_layout("digest") == kept._stored_layout("digest") == LAYOUT
+    (file,) = tmp_path.iterdir()
+    good = file.read_text()
+    content = json.loads(good) | changes if isinstance(changes, dict) else changes
+    file.write_text(json.dumps(content))
+    with pytest.warns(DamagedCacheWarning, match=naming(file.name, "step")):
+        assert kept._stored_layout("digest") == LAYOUT
+    assert file.read_text() == good
 
 
 def test_one_process_plans_and_the_others_receive_the_layout(mesh, solved, monkeypatch):

@@ -22,7 +22,7 @@ from xlashard._version import __version__
 from xlashard.analysis.programs.from_pjit import read_call
 from xlashard.auto.auto_program import AutoProgram, topology_of
 from xlashard.auto.auto_shard import PROOF_SECONDS, solve
-from xlashard.auto.problem import ConstraintSite, ProgramLayout, insert_constraints
+from xlashard.auto.problem import ConstraintSite, ProgramLayout, check_layout, insert_constraints
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
 from xlashard.core.pjit.compile import PROGRAMS
@@ -34,9 +34,11 @@ from xlashard.core.program.consistency import CONSISTENCY
 from xlashard.core.program.environment import flags_here, versions
 from xlashard.core.program.lowered import LoweredProgram
 from xlashard.core.program.saved_format import entries_to_json, spec_from_json
+from xlashard.core.program.uneven_shardings import warn
 from xlashard.core.sharding import Mesh
-from xlashard.errors import ProcessesError
-from xlashard.support.documents import write_whole
+from xlashard.errors import DamagedCacheWarning, ProcessesError
+from xlashard.support.documents import decode, parse_json, read_text, write_whole
+from xlashard.support.formatting import error_line
 
 _FOLDER = "xlashard_layouts"
 
@@ -136,12 +138,25 @@ class _LayoutStore:
         used = versions(self._program.mesh.devices.flat[0].platform)
         facts = [digest, __version__, used, flags_here()]
         file = folder / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()}.json"
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            return _read(file.read_text())
+        try:
+            return self._read_file(file)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            warn(
+                f"{file} is no layout of {self._program.program.name} ({error_line(error)}): the "
+                "layout is planned again, and the file is replaced",
+                DamagedCacheWarning,
+            )
         layout = plan_program(self._program)
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(file, _text(layout))
+        return layout
+
+    def _read_file(self, file: Path) -> ProgramLayout:
+        layout = _read(read_text(file))
+        check_layout(self._program.jaxpr, self._program.mesh, layout)
         return layout
 
     def _planned(self, digest: str) -> ProgramLayout:
@@ -197,10 +212,16 @@ def _text(layout: ProgramLayout) -> str:
 
 
 def _read(text: str) -> ProgramLayout:
-    record = json.loads(text)
+    """Return the layout of a text.
+
+    Raises:
+        ValueError: The text is not one of `_text`, as are KeyError and TypeError.
+    """
+    record = parse_json(text)
     constraints = tuple(
-        (ConstraintSite(tuple(path), kind, index), spec_from_json(entries))
+        (decode(ConstraintSite, dict(path=path, kind=kind, index=index)), spec_from_json(entries))
         for path, kind, index, entries in record["constraints"]
     )
     specs = {side: tuple(map(spec_from_json, record[side])) for side in ("in_specs", "out_specs")}
-    return ProgramLayout(**{**record, **specs, "constraints": constraints, "transfers": ()})
+    numbers = {name: decode(float, record[name], name) for name in ("seconds", "memory_bytes")}
+    return ProgramLayout(str(record["name"]), **specs, constraints=constraints, **numbers)

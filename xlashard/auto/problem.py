@@ -109,6 +109,30 @@ def insert_constraints(
     return insert_equations(jaxpr, constraint_p, constraint_params, sites)
 
 
+def check_layout(jaxpr: Any, mesh: Mesh, layout: ProgramLayout) -> None:
+    """Check that a layout, which may come from a file, is one of a program.
+
+    Args:
+        jaxpr: The program's closed jaxpr.
+        mesh: Its mesh.
+        layout: The layout.
+
+    Raises:
+        IndexError: A constraint leads to no value.
+        ValueError: A spec doesn't match the mesh or its value, or values lack one.
+    """
+    avals = [*jaxpr.in_avals, *jaxpr.out_avals]
+    if (len(layout.in_specs), len(layout.out_specs)) != (len(jaxpr.in_avals), len(jaxpr.out_avals)):
+        raise ValueError("the layout has other numbers of arguments and results")
+    for site, _ in layout.constraints:
+        if min((site.index, *site.path)) < 0:
+            raise IndexError(f"a position below 0 in {site}")
+        avals.append(site_value(jaxpr, site)[1].aval)
+    specs = (*layout.in_specs, *layout.out_specs, *(spec for _, spec in layout.constraints))
+    for aval, spec in zip(avals, specs, strict=True):
+        NamedSharding(mesh, spec).check_compatible_aval(getattr(aval, "shape", ()))
+
+
 def site_value(jaxpr: Any, site: ConstraintSite) -> tuple[Any, Any]:
     """Return the equation and the value of a site; the equation is None for an argument.
 

@@ -14,7 +14,7 @@ import re
 import threading
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
@@ -240,11 +240,18 @@ class ReportFormat:
         """Convert a report to dicts, lists, strings and numbers, with the version as `format`."""
         return {"format": self.version, **json.loads(json.dumps(asdict(report)))}
 
-    def read[T](self, kind: type[T], text: str) -> T:
+    def read[T](
+        self, kind: type[T], text: str, check: Callable[[T], None] = lambda report: None
+    ) -> T:
         """Read a report from its JSON.
 
         Unknown fields are ignored, and missing fields with a default get it: both come from
         versions of xlashard that write the same format.
+
+        Args:
+            kind: Class of the report.
+            text: The JSON.
+            check: Raises a ValueError for a report with invalid values.
 
         Raises:
             ArgumentError: If the text is not JSON, of another format, or of another shape.
@@ -267,7 +274,9 @@ class ReportFormat:
                 f"reads format {self.version}: write it again with {self.producer}"
             )
         try:
-            return decode(kind, content)
+            report = decode(kind, content)
+            check(report)
+            return report
         except ValueError as error:
             raise ArgumentError(
                 f"the text is not a {self.noun}: {error}. Write it again with {self.producer}"

@@ -24,7 +24,7 @@ from xlashard.analysis.programs.program import LoweredModule
 from xlashard.auto.auto_program import AutoProgram, unplaced
 from xlashard.auto.plan.plan_model import PathRule, PlanFields, path_rules, spec_of_text
 from xlashard.auto.plan.plan_text import plan_code, plan_sections
-from xlashard.auto.problem import ConstraintSite, ProgramLayout, insert_constraints
+from xlashard.auto.problem import ConstraintSite, ProgramLayout, check_layout, insert_constraints
 from xlashard.core.pjit.api import callable_of, pjit
 from xlashard.core.pjit.compile import PROGRAMS
 from xlashard.core.pjit.function import Function
@@ -84,6 +84,20 @@ class AutoPlan(SerializableReport, PlanFields):
 
     _format = ReportFormat("layout plan", _FORMAT, "xlashard.auto_shard(...).to_json()")
     _program: ClassVar[AutoProgram | None] = None
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a plan that `to_json` wrote.
+
+        Args:
+            text: The JSON.
+
+        Raises:
+            ArgumentError: If the text is not JSON, of another format, or of another shape, or if a
+                spec or path in it is invalid.
+        """
+        with short_tracebacks:
+            return cls._format.read(cls, text, cls.check)
 
     def bound_to(self, program: AutoProgram) -> Self:
         """Return the plan itself, after it has got the program that it was made for."""
@@ -309,6 +323,13 @@ class PlannedProgram:
     def _constrained(self, call: Call) -> Any:
         self._check(call)
         jaxpr = without_high_level(call.traced.jaxpr)
+        try:
+            check_layout(jaxpr, self.mesh, self.layout)
+        except (IndexError, ValueError) as error:
+            raise ArgumentError(
+                f"the plan of {self.name} is not one of this program ({error}): make a plan for "
+                f"it, xlashard.auto_shard({self.name}, ..., mesh=mesh)"
+            ) from None
         return insert_constraints(jaxpr, self.mesh, self.layout.constraints)
 
     def _check(self, call: Call) -> None:

@@ -24,6 +24,7 @@ from xlashard.auto.plan.plan_model import (
     PlannedArgument,
     PlannedConstraint,
     PlannedLayout,
+    is_parameter_path,
     text_of_spec,
 )
 from xlashard.auto.problem import AutoProblem, ProgramLayout, site_value
@@ -115,6 +116,8 @@ def _arguments(program: AutoProgram) -> Iterator[PlannedArgument]:
             for path, suffix in [(own.arguments[leaf].path, jax.tree_util.keystr(keys))]
         }
         path = prefixes.pop() if len(prefixes) == 1 else ""
+        # Of code, an argument is a name or an entry of `*args`.
+        path = path if is_parameter_path(path) else ""
         is_donated = bool(leaves) and all(own.arguments[leaf].donated for _, leaf in leaves)
         yield PlannedArgument(path, keyword, is_donated)
 

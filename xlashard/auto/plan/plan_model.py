@@ -1,11 +1,12 @@
 """Data model of automatic layouts: frozen values of plain types."""
 
 import ast
+import keyword
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from xlashard.analysis.explain.model import CollectiveReport, ValueReport
 from xlashard.analysis.programs.source_lines import SourceLine
@@ -161,6 +162,27 @@ class PlanFields:
     smallest_slice: str = ""
     links: Links = "ici"
 
+    def check(self) -> None:
+        """Check the facts that code is written from: a plan may come from a stranger's file.
+
+        Raises:
+            ValueError: A mesh, spec, path or site is invalid; the text has its path and value.
+        """
+        axes = {name for name, size in self.mesh if size > 0}
+        if not axes or len(axes) < len(self.mesh):
+            raise ValueError(f"mesh is {self.mesh}, not distinct axes with sizes above 0")
+        if not self.layouts:
+            raise ValueError("layouts is empty: the first is the plan's own")
+        for number, argument in enumerate(self.arguments):
+            if argument.path and not is_parameter_path(argument.path):
+                raise ValueError(
+                    f"arguments[{number}].path is {argument.path!r}, not the path of an argument, "
+                    "such as state or others[0]"
+                )
+        for side in ("inputs", "outputs", "constraints"):
+            for number, value in enumerate(getattr(self, side)):
+                _check_spec(f"{side}[{number}].spec", value.spec, axes)
+
     @property
     def fits(self) -> bool:
         """True if the layout fits in the memory."""
@@ -177,18 +199,68 @@ class PlanFields:
         return next((layout for layout in self.layouts[1:] if layout.outcome == "fits"), None)
 
 
+_UNCONSTRAINED = "P.UNCONSTRAINED"
+_AXIS = r"""(?:'(?:[^'\\\n\r]|\\.)*+'|"(?:[^"\\\n\r]|\\.)*+")"""
+_ENTRY = rf"(?:None|P\.UNCONSTRAINED|{_AXIS}|\({_AXIS}(?:, {_AXIS})*+,?\))"
+_SPEC = re.compile(rf"P\((?:{_ENTRY}(?:, {_ENTRY})*+)?\)")
+_PARAMETER = re.compile(r"([^\W\d]\w*)(?:\[\d+\])?")
+
+
+def is_parameter_path(path: str) -> bool:
+    """Return True for the path of an argument: a name, or a name with an index.
+
+    Args:
+        path: The path.
+    """
+    match = _PARAMETER.fullmatch(path)
+    return match is not None and not keyword.iskeyword(match[1])
+
+
+def read_spec_entries(text: str) -> tuple[Any, ...]:
+    """Return the entries of the text of a spec; `...` stands for `P.UNCONSTRAINED`.
+
+    Args:
+        text: Text of `text_of_spec`. No other expression is accepted, since code has it.
+
+    Raises:
+        ValueError: The text is another one.
+    """
+    if _SPEC.fullmatch(text) is None:
+        raise ValueError("not a spec such as P('data', None)")
+    entries = re.findall(_ENTRY, text[2:-1])
+    try:
+        return tuple([... if e == _UNCONSTRAINED else ast.literal_eval(e) for e in entries])
+    except SyntaxError:
+        raise ValueError("not a spec: an axis name has an invalid escape") from None
+
+
+def _check_spec(path: str, text: str, axes: Set[str]) -> None:
+    try:
+        entries = read_spec_entries(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is {text[:60]!r}, {error}") from None
+    names = [n for e in entries if e for n in ([] if e is ... else [e] if type(e) is str else e)]
+    if len(set(names)) < len(names) or not axes >= set(names):
+        known = ", ".join(sorted(axes))
+        raise ValueError(f"{path} is {text[:60]!r}, not a spec over the axes {known}")
+
+
 def spec_of_text(text: str) -> "jax_sharding.PartitionSpec":
     """Return the spec of its text.
 
     Args:
         text: Text such as `P('data', None)`.
 
+    Raises:
+        ValueError: The text is not a spec.
+
     Example:
         >>> spec_of_text("P(('data', 'model'), None)")
         P(('data', 'model'), None)
     """
-    inner = text.removeprefix("P(").removesuffix(")")
-    return jax_sharding.PartitionSpec(*(ast.literal_eval(f"({inner},)") if inner else ()))
+    unconstrained = jax_sharding.PartitionSpec.UNCONSTRAINED
+    entries = [unconstrained if e is ... else e for e in read_spec_entries(text)]
+    return jax_sharding.PartitionSpec(*entries)
 
 
 def text_of_spec(spec: "jax_sharding.PartitionSpec") -> str:
@@ -196,7 +268,8 @@ def text_of_spec(spec: "jax_sharding.PartitionSpec") -> str:
     dims = list(spec)
     while dims and dims[-1] is None:
         dims.pop()
-    return f"P({', '.join(map(repr, dims))})"
+    free = jax_sharding.PartitionSpec.UNCONSTRAINED
+    return f"P({', '.join([_UNCONSTRAINED if dim is free else repr(dim) for dim in dims])})"
 
 
 _KEYS = re.compile(r"^[^\[.]+|\[[^\]]*\]|\.\w+")

@@ -19,10 +19,18 @@ from xlashard.auto.plan.plan_model import (
     PlanFields,
     PlannedConstraint,
     PlannedLayout,
+    is_parameter_path,
     path_rules,
 )
 from xlashard.predict.preflight.render.report_text import WORDS
-from xlashard.support.formatting import elided, in_bytes, in_percent, in_seconds, sizes_text
+from xlashard.support.formatting import (
+    elided,
+    in_bytes,
+    in_percent,
+    in_seconds,
+    printable,
+    sizes_text,
+)
 
 COLOURS: dict[Outcome, str] = {
     "fits": "green",
@@ -217,6 +225,8 @@ def _unforeseen(plan: PlanFields, page: Page) -> RenderableType | None:
 def _code_template() -> Template:
     environment = make_environment(__package__ or "", autoescape=False, keep_trailing_newline=True)
     environment.filters["repr"] = repr
+    # A line's file may have any name.
+    environment.filters["comment"] = lambda text: printable(" ".join(text.split()))
     return environment.get_template("plan_code.jinja")
 
 
@@ -230,7 +240,7 @@ def plan_code(plan: PlanFields) -> str:
     sides = {"ARGUMENTS": plan.inputs, "RESULTS": plan.outputs}
     positional = [argument.path for argument in plan.arguments if not argument.keyword]
     named = [argument.path for argument in plan.arguments if argument.keyword]
-    fun = plan.name if plan.name.isidentifier() else "fun"
+    fun = plan.name if is_parameter_path(plan.name) and plan.name.isidentifier() else "fun"
     return _code_template().render(
         plan=plan,
         names=names,
