@@ -348,6 +348,10 @@ class CompileError(XlashardError, RuntimeError):
     """A program that the compiler rejects, or for which its report is incomplete."""
 
 
+class IncompleteDumpError(CompileError):
+    """A compilation whose temporary files are missing or cut off, as on a full disk."""
+
+
 class ProgramTooLargeError(CompileError, MemoryError):
     """A program that needs more memory than its devices have."""
 

@@ -1,6 +1,9 @@
 """JSON and TOML of any content: a value, or a ValueError, soon and in bounded memory."""
 
+import errno
+import os
 import random
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -132,3 +135,39 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_whole(folder, "a folder is in its place")
     assert file.read_bytes() == b"new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_written_file_keeps_its_link_and_mode_and_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = [], os.fsync
+
+    def fsync(opened: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(opened).st_mode))
+        sync(opened)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    file, link, pipe = (tmp_path / name for name in ("file", "link", "pipe"))
+    file.write_text("old")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    write_whole(link, "new")
+    assert link.is_symlink() and file.read_text() == "new"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    # The file, then its folder.
+    assert synced == [False, True]
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(errno.EBUSY, "a file that is mounted")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    write_whole(file, "in place")
+    assert file.read_text() == "in place"
+    with pytest.raises(OSError, match="mounted"):
+        write_whole(tmp_path / "other", "")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link", "pipe"}

@@ -1,6 +1,7 @@
 """The processes of a sweep: a failure affects one job only, and no process is left running."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,6 +107,28 @@ def test_real_time_signal_is_reported_by_number():
     found = ran(behaving("die", "well", signal=signal.SIGRTMIN + 1), workers=1)
     assert f"signal {signal.SIGRTMIN + 1}" in found["0 die"]["reason"]
     assert found["1 well"]["outcome"] == "fits"
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_or_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(job_pool, "_STOPPED_SECONDS", 0.1)
+    found = ran(behaving("stop", "well"), workers=1)
+    assert re.search(r"process \d+ was stopped for 0.1 s, as by SIGSTOP", found["0 stop"]["reason"])
+    assert found["1 well"]["outcome"] == "fits"
+    monkeypatch.setattr(job_pool, "_IDLE_SECONDS", 0.1)
+    (reason,) = [answer["reason"] for answer in ran(behaving("wait"), workers=1).values()]
+    assert re.search(r"process \d+ used no CPU for 0.1 s", reason)
+
+
+def test_time_in_which_a_worker_computes_or_the_pool_is_stopped_does_not_count(monkeypatch):
+    activity = iter([("S", 1), ("S", 1), ("T", 2), ("S", 2), ("S", 3), ("S", 3)])
+    monkeypatch.setattr(job_pool, "_read_activity", lambda pid: next(activity))
+    monkeypatch.setattr(
+        job_pool.time, "monotonic", iter([0, 500, 1000, 1500, *range(2000, 2003)]).__next__
+    )
+    stall = job_pool._Stall()
+    assert [stall.observe(1) for _ in range(6)] == [""] * 6
+    assert (stall._idle, stall._stopped) == (1.0, 0.0)
 
 
 @pytest.mark.slow

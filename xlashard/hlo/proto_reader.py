@@ -148,8 +148,15 @@ def read_proto(data: bytes, buffers: bytes = b"") -> HloModule:
 
 
 def buffers_of(data: bytes) -> bytes:
-    """Return the serialized BufferAssignmentProto of a serialized HloProto."""
-    return _FILE(data).assignment
+    """Return the serialized BufferAssignmentProto of a serialized HloProto.
+
+    Raises:
+        ValueError: The bytes are cut off, or have no buffer assignment.
+    """
+    assignment = _FILE(data).assignment
+    if not assignment:
+        raise ValueError("no buffer assignment")  # no-catalogue: a report states its reason
+    return assignment
 
 
 class _ModuleReader:

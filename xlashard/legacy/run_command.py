@@ -21,6 +21,7 @@ from xlashard.legacy.modes.config_flags import config, jax_array, parallel_funct
 from xlashard.legacy.recorder import Recorder
 from xlashard.legacy.usage_report import Report, json_of, show_report
 from xlashard.support.background import at_exit
+from xlashard.support.documents import write_whole
 from xlashard.support.formatting import print_error
 from xlashard.support.program_runner import ProgramNotFoundError, ScriptOrModule, run
 
@@ -209,9 +210,9 @@ def _write_report(recorder: Recorder, file: str) -> None:
     path = Path(_own_file(file))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json_of(report), encoding="utf-8")
-    except OSError as error:
-        print_error(f"the report cannot be written to {error.filename!r}")
+        write_whole(path, json_of(report))
+    except OSError:
+        print_error(f"the report cannot be written to {str(path)!r}")
 
 
 def _own_folder() -> str:

@@ -7,10 +7,12 @@ The JSON of dataclasses, and its schema, follow from their annotations and docst
 others may read meanwhile is written whole.
 """
 
+import errno
 import inspect
 import json
 import os
 import re
+import stat
 import threading
 import types
 import typing
@@ -62,8 +64,12 @@ def read_text(path: str | os.PathLike[str], largest: int = LARGEST) -> str:
     return data.decode("utf-8")
 
 
-def write_whole(path: Path, data: str | bytes) -> None:
+def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
     """Write a file, whole or not at all: another process reads the old file or the new one.
+
+    It is on the disk when this returns. A link keeps its target, and an existing file its mode and
+    owner. What can't be replaced is written in place: a device, a pipe, a file that is mounted, or
+    one whose folder takes no other.
 
     Args:
         path: The file, in an existing folder.
@@ -72,13 +78,54 @@ def write_whole(path: Path, data: str | bytes) -> None:
     Raises:
         OSError: The file can't be written; the old one stays.
     """
-    unfinished = path.with_name(f".{os.getpid()}.{threading.get_ident()}")
+    content = data.encode() if isinstance(data, str) else data
+    file = Path(os.path.realpath(path))
+    if file.exists() and not file.is_file():
+        file.write_bytes(content)
+        return
     try:
-        unfinished.write_bytes(data.encode() if isinstance(data, str) else data)
-        unfinished.replace(path)
+        _replace(file, content)
+    except OSError as error:
+        if error.errno not in _NOT_REPLACEABLE or not file.is_file():
+            raise
+        _write_synced(file, content)
+
+
+# Of a folder that takes no file, and of a file that is mounted.
+_NOT_REPLACEABLE = errno.EACCES, errno.EPERM, errno.EBUSY
+
+
+def _replace(file: Path, content: bytes) -> None:
+    unfinished = file.with_name(f".{os.getpid()}.{threading.get_ident()}")
+    try:
+        _write_synced(unfinished, content)
+        if file.exists():
+            old = file.stat()
+            with suppress(OSError):
+                os.chown(unfinished, old.st_uid, old.st_gid)
+            unfinished.chmod(stat.S_IMODE(old.st_mode))
+        unfinished.replace(file)
+        _sync_folder(file.parent)
     finally:
         with suppress(OSError):
             unfinished.unlink()
+
+
+def _write_synced(file: Path, content: bytes) -> None:
+    with file.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Write the name of a new file to the disk, where the file system can."""
+    with suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -222,6 +222,72 @@ at_exit(_close_pools)
 os.register_at_fork(after_in_child=_begin_child)
 
 
+def _open_log() -> IO[bytes]:
+    """Open the file of a worker's standard error; in memory, since a full disk would cut it off."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("log"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+# Seconds after which a worker that is stopped, or that uses no CPU, has failed. A stopped process
+# may be continued soon; one that computes nothing may read a file over a slow network.
+_STOPPED_SECONDS, _IDLE_SECONDS = 60.0, 600.0
+_STOPPED_STATES = "Tt"
+
+
+class _Stall:
+    """Time that a worker spends stopped, or without computing."""
+
+    def __init__(self) -> None:
+        self._seen = time.monotonic()
+        self._cpu_ticks = -1
+        self._stopped = self._idle = 0.0
+
+    def observe(self, pid: int) -> str:
+        """Look at a process; return why it is given up, empty if it isn't.
+
+        Args:
+            pid: Its process id.
+        """
+        now = time.monotonic()
+        # This process may have been stopped, too.
+        passed, self._seen = min(now - self._seen, 2 * _TICK), now
+        state, ticks = _read_activity(pid)
+        self._stopped = self._stopped + passed if state in _STOPPED_STATES else 0.0
+        is_idle, self._cpu_ticks = ticks == self._cpu_ticks, ticks
+        self._idle = self._idle + passed if is_idle else 0.0
+        if self._stopped > _STOPPED_SECONDS:
+            return f"its process {pid} was stopped for {_STOPPED_SECONDS:g} s, as by SIGSTOP"
+        if self._idle > _IDLE_SECONDS:
+            return f"its process {pid} used no CPU for {_IDLE_SECONDS:g} s"
+        return ""
+
+
+def _read_activity(pid: int) -> tuple[str, int]:
+    """Return the state of a process, and the CPU time of it and its children, in clock ticks.
+
+    Without /proc it is always computing.
+    """
+    try:
+        fields = [_read_stat(each) for each in (pid, *_read_children(pid))]
+    except OSError:
+        return "R", time.monotonic_ns()
+    return fields[0][0], sum(sum(map(int, each[11:15])) for each in fields)
+
+
+def _read_stat(pid: int) -> list[str]:
+    # The name of the program, in parentheses, may hold anything.
+    return _PROC.joinpath(str(pid), "stat").read_text().rpartition(")")[2].split()
+
+
+def _read_children(pid: int) -> list[int]:
+    lists = _PROC.joinpath(str(pid), "task").glob("*/children")
+    return [int(child) for each in lists for child in each.read_text().split()]
+
+
+_PROC = Path("/proc")
+
+
 class _Worker:
     """Worker process."""
 
@@ -229,11 +295,12 @@ class _Worker:
         self.job: WorkerJob | None = None
         self.is_alive = True
         self._started = 0.0
+        self._stall = _Stall()
         self._unread = b""
         if not sys.executable or getattr(sys, "frozen", False):
             # no-catalogue: needs a program that Python is a part of
             raise OSError(f"this process has no Python interpreter to start: {sys.executable!r}")
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+        self._errors = _open_log()
         try:
             self._process = subprocess.Popen(
                 # Started by path, without importing the package.
@@ -265,6 +332,7 @@ class _Worker:
     def give(self, job: WorkerJob) -> None:
         """Send a job to the process."""
         self.job, self._started = job, time.monotonic()
+        self._stall = _Stall()
         self._errors.truncate(0)
         self._errors.seek(0)
         with contextlib.suppress(BrokenPipeError):  # `answer` handles the end of the process
@@ -306,6 +374,10 @@ class _Worker:
         if limits.seconds and self.seconds > limits.seconds:
             self._end()
             return _failure(f"{TIMED_OUT} {limits.seconds:g} s")
+        stalled = self._stall.observe(self._process.pid)
+        if stalled:
+            self._end()
+            return _failure(stalled)
         return None
 
     def close(self) -> None:

@@ -24,10 +24,17 @@ import xlashard
 from tests.message_patterns import naming
 from xlashard import Mesh, NamedSharding, P, PreflightReport, explain, preflight, tpu
 from xlashard.core.program import uneven_shardings as uneven
-from xlashard.errors import ArgumentError, CompileError, ReplicationWarning, TopologyError
+from xlashard.errors import (
+    ArgumentError,
+    CompileError,
+    IncompleteDumpError,
+    ReplicationWarning,
+    TopologyError,
+)
 from xlashard.hlo import hlo_program
+from xlashard.predict.preflight import compilation
 from xlashard.predict.preflight.preflight_run import read_on_topology
-from xlashard.preflights import Workload
+from xlashard.preflights import Workload, broken_limits, read_budget
 
 POD = "v5e-16"
 AXES = {"data": 8, "model": 2}
@@ -215,6 +222,31 @@ def without_code(report: PreflightReport) -> PreflightReport:
         compile_seconds=0.0,
         is_estimate=True,
     )
+
+
+@pytest.mark.slow
+def test_a_report_without_the_whole_dump_is_degraded(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = compilation._find_whole_dump
+
+    def cut_dump(folder: Path) -> Path | None:
+        """Cut the dump off at several places, as a full disk does, and remove it."""
+        (file,) = folder.glob("*after_optimizations.hlo.pb")
+        content = file.read_bytes()
+        assert find(folder) == file
+        for size in (0, 1, len(content) // 2, len(content) - 1):
+            file.write_bytes(content[:size])
+            assert find(folder) is None
+        file.unlink()
+        return find(folder)
+
+    monkeypatch.setattr(compilation, "_find_whole_dump", cut_dump)
+    where = {"topology": "v5e-4", "mesh": {"data": 4}}
+    found = preflight(jnp.dot, SQUARE, SQUARE, **where)
+    assert "TMPDIR" in found.degraded and found.fits
+    assert found.memory.argument_bytes == 2 * SQUARE.size * SQUARE.dtype.itemsize
+    assert len(broken_limits(found, read_budget(["hbm=90%", "time=1min"]))) == 2
+    with pytest.raises(IncompleteDumpError, match=naming("dot", "TMPDIR")):
+        preflight(jnp.dot, SQUARE, SQUARE, **where, estimate=True)
 
 
 def test_estimate_equals_the_preflight_except_for_code(report: PreflightReport) -> None:

@@ -261,7 +261,7 @@ class Breach:
         limit: The limit.
         key: Key of the limit.
         value: Figure of the program in the unit of the limit; None if the report lacks it.
-        lines: Largest contributions, first the largest.
+        lines: Largest contributions, first the largest; without a figure, the reason.
     """
 
     limit: Limit
@@ -272,7 +272,8 @@ class Breach:
     def __str__(self) -> str:
         key = self.key
         if self.value is None:
-            return f"{self.limit.text} can't be checked: the report has no {key.description}"
+            why = "; ".join(self.lines) or f"the report has no {key.description}"
+            return f"{self.limit.text} can't be checked: {why}"
         text = FORMATTERS[self.limit.quantity]
         value, limit = text(self.value), text(self.limit.value)
         side = "less than" if key.at_least else "more than"

@@ -35,6 +35,7 @@ from xlashard.analysis.pictures.picture_text import (
 )
 from xlashard.analysis.pictures.subject import PictureSubject
 from xlashard.errors import ArgumentError
+from xlashard.support.documents import write_whole
 from xlashard.support.formatting import plain_text
 
 # With sixteen colours, the nearest to ours would be only four.
@@ -307,7 +308,7 @@ class Printable(ABC):
                 f"path is {str(path)!r}, but this picture is written as {', '.join(others)} or "
                 f"{last}: write picture.save({str(path.with_suffix('.html'))!r})"
             )
-        path.write_text(writers[path.suffix]() + "\n", encoding="utf-8")
+        write_whole(path, writers[path.suffix]() + "\n")
 
     def _writers(self) -> Mapping[str, Callable[[], str]]:
         return {".html": self.to_html, ".txt": self.to_text}

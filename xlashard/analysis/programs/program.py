@@ -312,6 +312,7 @@ class Compilation:
         too_large: Whether the compiler rejected the program for its memory.
         is_estimate: Whether the compiler was stopped before code generation.
         log: What the compiler wrote to its log; empty if unknown, as for a cached program.
+        degraded: Reason why the compiler's dump is missing or cut off; empty if it is whole.
     """
 
     program: Program
@@ -330,6 +331,7 @@ class Compilation:
     too_large: bool = False
     is_estimate: bool = False
     log: str = ""
+    degraded: str = ""
 
     @property
     def name(self) -> str:

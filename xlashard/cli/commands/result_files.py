@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from xlashard.config import SKIP_FILES, split_globs
 from xlashard.errors import ArgumentError
+from xlashard.support.documents import write_whole
 
 if TYPE_CHECKING:
     from xlashard.analysis.explain.tables import PrintableReport
@@ -205,7 +206,7 @@ def write(path: str, text: str) -> None:
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         content = (text.rstrip("\n") + "\n").encode()
-        Path(path).write_bytes(gzip.compress(content) if path.endswith(".gz") else content)
+        write_whole(path, gzip.compress(content) if path.endswith(".gz") else content)
     except OSError as error:
         raise ArgumentError(f"{path} can't be written: {reason_of(error)}") from None
 

@@ -13,7 +13,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -52,7 +52,8 @@ def compile_module(module: Any, request: compiler.CompileRequest) -> tuple[Any, 
             crashes.
     """
     if offline.compiles_elsewhere(request):
-        with temporary_dump_folder() as folder:
+        # Without room for its files, as without a process.
+        with suppress(OSError), temporary_dump_folder() as folder:
             saved = offline.CompileInput.of(module, request)
             answer = run_job(saved.runner, saved.save(folder) | {"keep": True})
             if answer is not None and _is_final(answer, folder):

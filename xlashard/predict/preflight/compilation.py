@@ -7,7 +7,7 @@ cases: the scheduled module, buffer assignment and live ranges.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,12 @@ from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.offline import BEGUN, CompileInput, PhaseInput, RefusalError
 from xlashard.analysis.programs.program import Compilation, LoweredModule
 from xlashard.core.program.remote_compile import crash_text, run_job
-from xlashard.errors import CompileError, ProgramTooLargeError, XlashardError
+from xlashard.errors import (
+    CompileError,
+    IncompleteDumpError,
+    ProgramTooLargeError,
+    XlashardError,
+)
 from xlashard.hlo.hlo_program import HloProgram, read, read_executable
 from xlashard.hlo.proto_reader import buffers_of
 from xlashard.workers.dump_folder import temporary_dump_folder
@@ -41,23 +46,27 @@ def compile_for_report(
 
     Raises:
         CompileError: If compilation fails for a reason other than memory.
+        IncompleteDumpError: If temporary files can't be written.
         ProgramTooLargeError: If the program exceeds a memory other than HBM.
         TopologyError: If the installed libtpu can't stop before code generation.
     """
     if estimate and lowered.plan.devices[0].platform != "gpu":
         with Estimate.saved(lowered, options) as started:
             return started.result(run_job(started.runner, started.request))
-    compiled, error = None, None
+    compiled, error, degraded = None, None, ""
     requested = dict(options or {})
-    with temporary_dump_folder() as folder:
+    name = lowered.program.name
+    with _full_disk_errors(name), temporary_dump_folder() as folder:
         began = time.perf_counter()
         try:
             compiled = lowered.compile(requested | _dumps_to(folder))
         except ProgramTooLargeError as raised:
             error = raised
         seconds = time.perf_counter() - began
-        executable = None if compiled is None else compiled.executable
-        module = _read(folder, executable, lowered.program.name, error)
+        if compiled is None:
+            module = _read_dump(folder, name, error)
+        else:
+            module, degraded = _read_compiled(folder, compiled.executable)
     result = lowered.read_dump(module) if compiled is None else compiled
     return replace(
         result,
@@ -65,6 +74,7 @@ def compile_for_report(
         seconds=seconds,
         options=tuple(requested.items()),
         too_large=error is not None,
+        degraded=degraded,
     )
 
 
@@ -130,6 +140,7 @@ class Estimate:
         """
         with ExitStack() as stack:
             estimate = stack.enter_context(cls(lowered, options))
+            stack.enter_context(_full_disk_errors(lowered.program.name))
             with estimate._passes() as passes:
                 estimate.runner, estimate.request = passes.runner, passes.save(estimate._folder)
             stack.pop_all()
@@ -176,7 +187,7 @@ class Estimate:
         self, seconds: float, error: ProgramTooLargeError | None, log: str = ""
     ) -> Compilation:
         lowered = self._lowered
-        module = _read(self._folder, None, lowered.program.name, error)
+        module = _read_dump(self._folder, lowered.program.name, error)
         return replace(
             lowered.read_dump(module),
             seconds=seconds,
@@ -265,28 +276,78 @@ def _with_advice(error: ProgramTooLargeError, name: str, folder: Path) -> Progra
     )
 
 
-def _read(
-    folder: Path, executable: Any, name: str, error: ProgramTooLargeError | None
-) -> HloProgram:
-    """Read the dump, or the executable's module with the buffer assignment of the dump.
+_DEGRADED = (
+    "the compiler's dump is missing or cut off, as on a full disk: memory is known by its sums "
+    "alone, and the time lacks what they hold; free room for temporary files, or set TMPDIR to "
+    "another folder"
+)
+
+
+def _read_compiled(folder: Path, executable: Any) -> tuple[HloProgram, str]:
+    """Read the executable's module with the buffer assignment of the dump.
 
     The executable's module has the compiler's cycle estimates; dumps are written earlier.
 
     Args:
         folder: Folder of the dump.
-        executable: The executable; None without one.
+        executable: The executable.
+
+    Returns:
+        The module, and the reason why its buffers are missing; empty if they aren't.
+    """
+    dump = _find_whole_dump(folder)
+    if dump is not None:
+        return read_executable(executable, buffers_of(dump.read_bytes()))[0], ""
+    buffers = executables.buffer_assignment(executable)
+    return read_executable(executable, buffers)[0], _DEGRADED
+
+
+def _read_dump(folder: Path, name: str, error: ProgramTooLargeError | None) -> HloProgram:
+    """Read the dump of a program without an executable.
+
+    Args:
+        folder: Folder of the dump.
         name: Name of the program.
         error: The compiler's error if the program exceeds a memory.
 
     Raises:
+        IncompleteDumpError: If the dump is missing or cut off.
         ProgramTooLargeError: If the program exceeds a memory other than HBM.
     """
     # The dump of a program that exceeds HBM, rather than another memory such as VMEM.
     if error is not None and not any(folder.glob("*.oom_intermediate_module.hlo.pb")):
         # no-catalogue: an error of libtpu
         raise _with_advice(error, name, folder) from None
-    # The name of the CPU compiler's dump is `cpu_after_optimizations`.
-    dump = min(folder.glob("*after_optimizations.hlo.pb"))
-    if executable is None:
-        return read(dump)
-    return read_executable(executable, buffers_of(dump.read_bytes()))[0]
+    dump = _find_whole_dump(folder)
+    if dump is None:
+        cause = "" if error is None else f" {name} exceeds the memory: {error}"
+        raise IncompleteDumpError(  # no-catalogue: needs a full disk
+            f"{name} can't be reported: the compiler's dump is missing or cut off, as on a full "
+            f"disk; free room for temporary files, or set TMPDIR to another folder.{cause}"
+        )
+    return read(dump)
+
+
+def _find_whole_dump(folder: Path) -> Path | None:
+    """Return the file of the dump; None if it is missing or cut off."""
+    # The name of the CPU compiler's dump is `cpu_after_optimizations`. There are two if a worker
+    # process could not hand its executable over.
+    for dump in sorted(folder.glob("*after_optimizations.hlo.pb")):
+        with suppress(OSError, ValueError):
+            buffers_of(dump.read_bytes())
+            return dump
+    return None
+
+
+@contextmanager
+def _full_disk_errors(name: str) -> Iterator[None]:
+    """Raise errors of temporary files within a block as this package's."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, XlashardError):
+            raise
+        raise IncompleteDumpError(  # no-catalogue: needs a full disk
+            f"compiling {name} needs temporary files, which can't be written: "
+            f"{error.strerror or error}; free room, or set TMPDIR to another folder"
+        ) from None

@@ -19,7 +19,7 @@ from xlashard._jax.runtime.topologies import cuda_plugin_version, libtpu_version
 from xlashard._jax.trace.tracing import count_bytes
 from xlashard.core.program.environment import flags_here
 from xlashard.core.sharding import Mesh
-from xlashard.errors import ArgumentError, XlashardError
+from xlashard.errors import ArgumentError, IncompleteDumpError, XlashardError
 from xlashard.predict.preflight.memory_breakdown import available_bytes
 from xlashard.predict.preflight.mesh_mapping import argument_placer, find_topology
 from xlashard.predict.preflight.preflight_run import preflight
@@ -129,6 +129,8 @@ def evaluate_mesh(
         if too_much:
             return {"outcome": "out of memory", "reason": too_much}
         return _compiled(request, program, place, mesh)
+    except IncompleteDumpError as error:
+        return {"outcome": "failed", "reason": str(error)}
     except XlashardError as error:
         return {"outcome": "impossible", "reason": str(error)}
 
@@ -153,6 +155,9 @@ def _compiled(
             title=request.title,
             **program.kwargs,
         )
+    if report.degraded:
+        # Not kept: the next sweep tries again.
+        return {"outcome": "failed", "reason": report.degraded}
     reason = ""
     if not report.fits:
         memory = report.memory

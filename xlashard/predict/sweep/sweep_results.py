@@ -226,10 +226,22 @@ class ResultStore:
         return place
 
     def keep(self, result: SweepResult) -> None:
-        """Append a result."""
+        """Append a result.
+
+        Raises:
+            ArgumentError: If the file can't be written.
+        """
         line = json.dumps(_RESULT_FORMAT.to_dict(result), separators=(",", ":"))
-        file = self.folder / _LINES
-        with file.open("ab+") as lines:
+        try:
+            self._append(line)
+        except OSError as error:
+            raise ArgumentError(  # no-catalogue: needs a folder of its own
+                f"the folder of the sweep, {self.folder}, can't be written ({_LINES}: "
+                f"{error.strerror}); specify another one, or continue here once there is room"
+            ) from None
+
+    def _append(self, line: str) -> None:
+        with (self.folder / _LINES).open("ab+") as lines:
             # Start a new line after a truncated one.
             lines.seek(0, os.SEEK_END)
             if lines.tell():

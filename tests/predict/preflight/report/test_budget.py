@@ -8,6 +8,7 @@ import pytest
 from tests.predict.preflight.examples import FITTING, OUT_OF_MEMORY, SMALL, TWO_SLICES
 from xlashard.errors import ArgumentError
 from xlashard.predict.preflight.report.comparison import KEYS, broken_limits, read_budget
+from xlashard.predict.preflight.report.preflight_report import PreflightReport
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,15 @@ def test_invalid_limits_are_refused(word: str, expected: str) -> None:
 def test_program_within_its_budget_breaks_no_limit() -> None:
     words = ["hbm=90%", "all_gather_bytes=10GiB", "time=1min", "mfu=40%", "dcn_bytes=0"]
     assert broken_limits(FITTING, read_budget(words)) == ()
+
+
+def test_a_degraded_report_meets_no_budget() -> None:
+    degraded = replace(FITTING, degraded="the dump is cut off")
+    (breach,) = broken_limits(degraded, read_budget(["hbm=90%"]))
+    assert str(breach) == "hbm=90% can't be checked: the dump is cut off"
+    assert broken_limits(degraded, ()) == ()
+    assert "the dump is cut off" in str(degraded) and "the dump is cut off" in degraded.to_html()
+    assert PreflightReport.from_json(degraded.to_json()) == degraded
 
 
 def test_broken_limit_names_the_responsible_source_lines() -> None:

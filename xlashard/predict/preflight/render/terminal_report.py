@@ -83,6 +83,8 @@ def _head(report: PreflightFields) -> RenderableType:
 
 
 def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
+    if report.degraded:
+        yield "degraded", Text(report.degraded, "red")
     if report.is_estimate:
         yield "estimate", ESTIMATE
     fits = report.outcome == "fits"

@@ -214,6 +214,7 @@ def build_report(
         spills=_find_spills(compilation, topology.chip),
         forgotten=compilation.program.unknown,
         is_laid_out=is_laid_out,
+        degraded=compilation.degraded,
         **find_all(compilation, PreflightReport),
     )
     return distinguish_lines(report)

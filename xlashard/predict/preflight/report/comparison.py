@@ -375,7 +375,7 @@ def _current(word: str) -> str:
 
 
 def broken_limits(report: PreflightReport, limits: Iterable[Limit]) -> tuple[Breach, ...]:
-    """Return the limits that a program exceeds.
+    """Return the limits that a program exceeds, and all for a degraded report.
 
     Args:
         report: Report of the program.
@@ -391,4 +391,6 @@ def broken_limits(report: PreflightReport, limits: Iterable[Limit]) -> tuple[Bre
         >>> breach.limit.key
         'all_gather_bytes'
     """
+    if report.degraded:
+        return tuple(Breach(limit, KEYS[limit.key], None, (report.degraded,)) for limit in limits)
     return find_breaches(report, limits, KEYS)

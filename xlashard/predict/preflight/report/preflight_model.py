@@ -318,6 +318,7 @@ class PreflightFields:
     spills: tuple[SpillReport, ...] = ()
     forgotten: str = ""
     is_laid_out: bool = False
+    degraded: str = ""
 
     @property
     def heading(self) -> str:

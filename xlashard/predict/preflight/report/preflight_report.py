@@ -56,6 +56,8 @@ class PreflightReport(SerializableReport, PreflightFields):
             clause; empty for a function.
         is_laid_out: Whether xlashard laid out the mesh, from its axis sizes; else the devices have
             the order of the mesh that was given.
+        degraded: Reason why figures are missing or rough, such as a full disk that cut the
+            compiler's dump off; empty for a whole report. No budget is met by a degraded one.
 
     Example:
         >>> import jax
