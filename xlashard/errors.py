@@ -348,6 +348,18 @@ class CompileError(XlashardError, RuntimeError):
     """A program that the compiler rejects, or for which its report is incomplete."""
 
 
+class UnsupportedOperationError(CompileError, NotImplementedError):
+    """An operation that the compiler of a topology does not take.
+
+    Attributes:
+        operation: Its name: a primitive, or the target of a custom call.
+        source: Its line, `model.py:12`; empty if unknown.
+    """
+
+    operation: str
+    source: str = ""
+
+
 class IncompleteDumpError(CompileError):
     """A compilation whose temporary files are missing or cut off, as on a full disk."""
 

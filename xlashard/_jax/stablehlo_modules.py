@@ -149,6 +149,13 @@ def _call_target(op: Any) -> str:
     return ir.StringAttr(op.attributes["call_target_name"]).value if is_call else ""
 
 
+def find_call(module: Module, target: str) -> tuple[SourceLocation, ...]:
+    """Return the call stack of the first custom call with a target; empty without one."""
+    ops = (op for op in operations(module.operation) if _call_target(op) == target)
+    op = next(ops, None)
+    return () if op is None else tuple(_source_locations(op.location))
+
+
 def source_locations(module: Module) -> Iterator[tuple[SourceLocation, ...]]:
     """Yield the call stack that each operation of a module comes from, innermost call first."""
     for op in operations(module.operation):

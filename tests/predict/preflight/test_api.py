@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental import pallas as pl
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 from jax.experimental.topologies import get_topology_desc
 from jax.sharding import AxisType
@@ -30,6 +32,7 @@ from xlashard.errors import (
     IncompleteDumpError,
     ReplicationWarning,
     TopologyError,
+    UnsupportedOperationError,
 )
 from xlashard.hlo import hlo_program
 from xlashard.predict.preflight import compilation
@@ -222,6 +225,54 @@ def without_code(report: PreflightReport) -> PreflightReport:
         compile_seconds=0.0,
         is_estimate=True,
     )
+
+
+PARTITIONED = custom_partitioning(jnp.sin)
+PARTITIONED.def_partition(
+    partition=lambda mesh, args, out: (mesh, jnp.sin, out.sharding, (args[0].sharding,)),
+    sharding_rule="i j -> i j",
+)
+
+
+def copy_kernel(x: Any, out: Any) -> None:
+    out[...] = x[...]
+
+
+REFUSED = {
+    "eig": lambda x: jnp.linalg.eigvals(x),
+    "schur": lambda x: jax.scipy.linalg.schur(x)[0],
+    "pallas_call": lambda x: pl.pallas_call(copy_kernel, out_shape=x)(x),
+    "a_target": lambda x: jax.ffi.ffi_call("a_target", x)(x),
+    "custom_partitioning": lambda x: PARTITIONED(x),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", REFUSED)
+def test_an_operation_that_no_topology_takes_is_named_with_its_line(operation: str) -> None:
+    refused = REFUSED[operation]
+    line = refused.__code__.co_firstlineno
+    calls = {
+        "preflight": lambda: preflight(
+            jax.jit(refused), SQUARE, topology="v5e-4", mesh={"data": 4}
+        ),
+        "explain": lambda: explain(jax.jit(refused), on_topology(SQUARE)),
+        "pjit": lambda: preflight(
+            xlashard.pjit(refused), SQUARE, topology="v5e-4", mesh={"data": 4}
+        ),
+    }
+    for call in calls.values():
+        with pytest.raises(UnsupportedOperationError) as caught:
+            call()
+        assert caught.value.operation == operation
+        assert caught.value.source.endswith(f"test_api.py:{line}")
+        assert caught.value.source in str(caught.value)
+
+
+def on_topology(x: Any) -> Any:
+    """Return a shape that is placed on devices of a topology."""
+    sharding = NamedSharding(tpu.topology("v5e-4").mesh({"data": 4}), P("data"))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 @pytest.mark.slow

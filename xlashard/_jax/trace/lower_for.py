@@ -1,7 +1,9 @@
 """Lower what `jax.jit` traced for the devices of another mesh, by JAX's own path."""
 
 import copy
+import re
 import threading
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +13,19 @@ import numpy as np
 
 from xlashard._jax.private import jax_dispatch, mlir, pxla, replace_name, sharding_impls
 from xlashard._jax.runtime.compiler import NamedClient, client_of, platform_of
-from xlashard._jax.runtime.shardings import Device, default_memory_kind, device_list
+from xlashard._jax.runtime.shardings import (
+    Device,
+    default_memory_kind,
+    device_list,
+    is_compile_only,
+)
 from xlashard._jax.stablehlo_modules import without_layout_modes
 from xlashard._jax.trace.observed_programs import unobserved
+from xlashard._jax.trace.origins import user_line
 from xlashard._jax.trace.target_chip import assume_chip, has_kernels
+from xlashard._jax.trace.tracing import bodies, equations
+from xlashard.errors import UnsupportedOperationError, XlashardError
+from xlashard.support.formatting import near_line
 
 type DevicesByPosition = Mapping[Device, Device]
 """The new device of each device of a program, in the order of its mesh."""
@@ -51,6 +62,70 @@ def lower_for(traced: jax.stages.Traced, devices: DevicesByPosition) -> jax.stag
             lowering_platforms=(platform,), _private_parameters=_parameters_of_one_call()
         )
     return _with_arguments(lowered, devices, lowered._lowering._device_list)
+
+
+@contextmanager
+def rule_errors(name: str, jaxpr: Any, device: Device | None) -> Iterator[None]:
+    """Raise errors of JAX's lowering rules for a topology as one that names the operation.
+
+    JAX gives them the traceback of the operation as their cause. Errors of programs for devices at
+    hand stay JAX's.
+
+    Args:
+        name: Name of the program.
+        jaxpr: Its closed jaxpr.
+        device: A device that it is lowered for; None if unknown.
+
+    Raises:
+        UnsupportedOperationError: If a rule failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause, is_known = error.__cause__, isinstance(error, XlashardError)
+        is_of_rule = type(cause).__name__ == "JaxStackTraceBeforeTransformation"
+        if is_known or not is_of_rule or device is None or not is_compile_only(device):
+            raise
+        platform = "TPUs" if platform_of(device) == "tpu" else "GPUs"
+        operation, source = _find_failing_operation(jaxpr, error)
+        text = " ".join(str(error).split()) or type(error).__name__
+        advice = next((words for sign, words in _ADVICE.items() if sign in text), _OTHERWISE)
+        raise UnsupportedOperationError(  # no-catalogue: needs a topology
+            f"{name} can't be lowered for {platform}: {operation} at {source or 'an unknown line'} "
+            f"is refused ({text.rstrip('.')}); {advice}",
+            operation=operation,
+            source=source,
+        ) from None
+
+
+_OTHERWISE = "choose another operation for this platform, such as by jax.lax.platform_dependent"
+_ADVICE = {
+    "cannot be automatically partitioned": "wrap the call in jax.shard_map",
+    "Compiler params": "write compiler_params of this platform, or leave them out",
+    "translation rule": "compute it on the host by jax.pure_callback, or before the program",
+}
+"""What to write instead, by a part of JAX's message."""
+
+
+def _find_failing_operation(jaxpr: Any, error: Exception) -> tuple[str, str]:
+    """Return the name and the line of the operation whose lowering rule failed."""
+    stack = traceback.walk_tb(error.__cause__ and error.__cause__.__traceback__)
+    lines = {(frame.f_code.co_filename, line) for frame, line in stack}
+    words, all_eqns = set(re.findall(r"\w+", str(error))), equations(jaxpr)
+    found = [eqn for eqn in all_eqns if user_line(eqn) in lines]
+    found = found or [eqn for eqn in all_eqns if eqn.primitive.name in words]
+    # The operation rather than the calls around it.
+    found.sort(
+        key=lambda eqn: (
+            eqn.primitive.name not in words,
+            eqn.primitive.name != "pallas_call",
+            bool(list(bodies(eqn))),
+        )
+    )
+    if not found:
+        return "an operation", ""
+    line = user_line(found[0])
+    return found[0].primitive.name, "" if line is None else near_line(*line)
 
 
 def _parameters_of_one_call() -> Any:

@@ -26,7 +26,13 @@ from xlashard._jax.stablehlo_modules import list_unportable_calls
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.closure_names import find_variable_name
 from xlashard._jax.trace.jaxprs import closed_over_arrays
-from xlashard._jax.trace.lower_for import DevicesByPosition, lower_for, move_lowered, move_mesh
+from xlashard._jax.trace.lower_for import (
+    DevicesByPosition,
+    lower_for,
+    move_lowered,
+    move_mesh,
+    rule_errors,
+)
 from xlashard._jax.trace.target_chip import trace_for_chip
 from xlashard._jax.trace.tracing import inner_shardings, is_token, physical_aval, shaped
 from xlashard._jax.tree_definitions import in_default_registry
@@ -93,7 +99,13 @@ class JitProgram(Program):
     def lower(self, devices: DevicesByPosition | None = None) -> "JitModule":
         """Lower the program; see `Program.lower`."""
         stage = self.trace.stage
-        lowered = stage.lower() if devices is None else lower_for(stage, devices)
+        own = () if self.mesh is None else tuple(self.mesh.devices.flat)
+        target = next(iter(own if devices is None else devices.values()), None)
+        if devices is None and target is not None and is_compile_only(target):
+            # JAX's rules of kernels and callbacks ask for a device at hand.
+            devices = dict(zip(own, own, strict=True)) if target.platform == "gpu" else None
+        with rule_errors(self.name, self.jaxpr, target):
+            lowered = stage.lower() if devices is None else lower_for(stage, devices)
         mesh = self.mesh if devices is None or self.mesh is None else move_mesh(self.mesh, devices)
         return read_lowered(lowered, self, mesh)
 
@@ -335,7 +347,7 @@ class JitModule(LoweredModule):
         For devices at hand, JAX compiles it as for a call. A worker process compiles for others.
         """
         request = compile_request(self.plan, self.body, option_items(options))
-        with compiler_errors(self.plan, request):
+        with compiler_errors(self.plan, request, self.module):
             if is_compile_only(self.plan.devices[0]):
                 executable = compile_module(self.module, request)[0]
             else:

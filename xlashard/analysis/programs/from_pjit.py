@@ -10,7 +10,7 @@ import jax
 
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.shardings import Device
-from xlashard._jax.trace.lower_for import DevicesByPosition, move_mesh
+from xlashard._jax.trace.lower_for import DevicesByPosition, move_mesh, rule_errors
 from xlashard._jax.trace.target_chip import trace_for_chip
 from xlashard._jax.trace.tracing import shaped, source_of
 from xlashard.analysis.programs.program import (
@@ -74,7 +74,8 @@ class PjitProgram(Program):
         if devices is not None:
             request = _move_request(request, devices)
         traced = Traced(self.function, call)
-        lowered = self.function.lower(call, request)
+        with rule_errors(self.name, self.jaxpr, request.placement.devices[0]):
+            lowered = self.function.lower(call, request)
         platform = compiler.platform_of(request.placement.devices[0])
         return read_lowered(Lowered(traced, request, lowered, platform), program)
 

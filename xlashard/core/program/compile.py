@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler
 from xlashard._jax.runtime.shardings import is_compile_only
@@ -24,9 +25,11 @@ from xlashard.errors import (
     CompileError,
     ProcessesError,
     ProgramTooLargeError,
+    UnsupportedOperationError,
 )
-from xlashard.support.formatting import in_bytes
+from xlashard.support.formatting import in_bytes, near_line
 from xlashard.support.lazily import deferred
+from xlashard.support.tracebacks import is_users_file
 
 if TYPE_CHECKING:
     from xlashard._jax.runtime import offline
@@ -66,7 +69,7 @@ def compile_program(
         fingerprint = fingerprints.ProgramFingerprint(
             plan, body.module, request, body.callbacks, lowered.closed
         )
-    with compiler_errors(plan, request):
+    with compiler_errors(plan, request, body.module):
         loaded, source = _loaded(lowered, request, fingerprint if share else None)
     facts = {"request": request, "source": source, "fingerprint": fingerprint}
     return resolve_program(lowered, loaded, loaded, committed=committed, **facts)
@@ -129,13 +132,21 @@ def compiler_input(
     """
     request = compile_request(plan, body, options)
     kind = offline.input_kind(request.devices[0])
-    with compiler_errors(plan, request):
+    with compiler_errors(plan, request, body.module):
         yield kind.of(body.module, request)
 
 
 @contextmanager
-def compiler_errors(plan: ProgramPlan, request: compiler.CompileRequest) -> Iterator[None]:
-    """Raise the compiler's errors as this package's."""
+def compiler_errors(
+    plan: ProgramPlan, request: compiler.CompileRequest, module: Any
+) -> Iterator[None]:
+    """Raise the compiler's errors as this package's.
+
+    Args:
+        plan: Plan of the module.
+        request: Request of the compilation.
+        module: The module.
+    """
     try:
         yield
     except ProcessesError:
@@ -144,7 +155,65 @@ def compiler_errors(plan: ProgramPlan, request: compiler.CompileRequest) -> Iter
         if compiler.ran_out_of_memory(error):
             text = _oom_text(plan, compiler.error_text(error))
             raise ProgramTooLargeError(text) from None
+        _check_custom_calls(plan, request, module, compiler.error_text(error))
         raise CompileError(_refusal_text(plan.function_name, error, request.options)) from error
+
+
+_UNKNOWN_CALL = re.compile(
+    r"Custom emitter for (\S+) not found|No FFI handler registered for (\S+)"
+    r"|No registered implementation for \S+ custom call to \"?([^\s\"]+)"
+)
+_SUSPECTED = re.compile(r"^\s+(\S[^\n]*?):(\d+):\d+ \[", re.MULTILINE)
+_PYTHON_ERROR = re.compile(r"^\w[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
+_PYTHON_PARTITIONING = "custom_partitioner: Traceback"
+_PARTITIONED = "CustomSPMDPartitioning"
+_OWN_PARTITIONING = (
+    "custom_partitioning",
+    "its partitioning is a Python function, which the compiler of a topology can't call; wrap it "
+    "in jax.shard_map, or write an implementation without it, such as implementation='xla'",
+)
+
+
+def _check_custom_calls(
+    plan: ProgramPlan, request: compiler.CompileRequest, module: Any, text: str
+) -> None:
+    """Raise if the compiler of a topology refused a custom call.
+
+    Args:
+        plan: Plan of the module.
+        request: Request of the compilation.
+        module: The module.
+        text: The compiler's message.
+
+    Raises:
+        UnsupportedOperationError: With the operation and its line.
+    """
+    match = _UNKNOWN_CALL.search(text)
+    is_partitioned = _PYTHON_PARTITIONING in text
+    if not is_compile_only(request.devices[0]) or not (match or is_partitioned):
+        return
+    target = _PARTITIONED if match is None else next(filter(None, match.groups()))
+    stack = [(place.file, place.line) for place in modules.find_call(module, target)]
+    # A call in an inner function has its own line alone; XLA knows those of its callers.
+    stack += [(file, int(line)) for file, line in _SUSPECTED.findall(text)]
+    users = [line for line in stack if is_users_file(line[0])]
+    source = near_line(*(users or stack)[0]) if stack else ""
+    operation, why = _OWN_PARTITIONING
+    if target != _PARTITIONED:
+        operation = target
+        why = (
+            "its handler is code of a process with such devices; leave it out here by "
+            "jax.lax.platform_dependent, or write the operation in JAX"
+        )
+    elif is_partitioned:
+        errors = _PYTHON_ERROR.findall(text)
+        why = f"{errors[-1]}; {why}" if errors else why
+    raise UnsupportedOperationError(  # no-catalogue: an error of XLA
+        f"XLA can't compile {plan.function_name} for {request.devices[0].device_kind}: {operation} "
+        f"at {source or 'an unknown line'}: {why}",
+        operation=operation,
+        source=source,
+    )
 
 
 def _loaded(
