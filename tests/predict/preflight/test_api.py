@@ -238,6 +238,7 @@ def copy_kernel(x: Any, out: Any) -> None:
     out[...] = x[...]
 
 
+FLOATS = jax.ShapeDtypeStruct((512, 512), jnp.float32)
 REFUSED = {
     "eig": lambda x: jnp.linalg.eigvals(x),
     "schur": lambda x: jax.scipy.linalg.schur(x)[0],
@@ -254,11 +255,11 @@ def test_an_operation_that_no_topology_takes_is_named_with_its_line(operation: s
     line = refused.__code__.co_firstlineno
     calls = {
         "preflight": lambda: preflight(
-            jax.jit(refused), SQUARE, topology="v5e-4", mesh={"data": 4}
+            jax.jit(refused), FLOATS, topology="v5e-4", mesh={"data": 4}
         ),
-        "explain": lambda: explain(jax.jit(refused), on_topology(SQUARE)),
+        "explain": lambda: explain(jax.jit(refused), on_topology(FLOATS)),
         "pjit": lambda: preflight(
-            xlashard.pjit(refused), SQUARE, topology="v5e-4", mesh={"data": 4}
+            xlashard.pjit(refused), FLOATS, topology="v5e-4", mesh={"data": 4}
         ),
     }
     for call in calls.values():

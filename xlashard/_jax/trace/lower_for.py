@@ -21,11 +21,12 @@ from xlashard._jax.runtime.shardings import (
 )
 from xlashard._jax.stablehlo_modules import without_layout_modes
 from xlashard._jax.trace.observed_programs import unobserved
-from xlashard._jax.trace.origins import user_line
+from xlashard._jax.trace.origins import Line, user_line
 from xlashard._jax.trace.target_chip import assume_chip, has_kernels
-from xlashard._jax.trace.tracing import bodies, equations
+from xlashard._jax.trace.tracing import bodies
 from xlashard.errors import UnsupportedOperationError, XlashardError
 from xlashard.support.formatting import near_line
+from xlashard.support.tracebacks import is_users_file
 
 type DevicesByPosition = Mapping[Device, Device]
 """The new device of each device of a program, in the order of its mesh."""
@@ -111,21 +112,29 @@ def _find_failing_operation(jaxpr: Any, error: Exception) -> tuple[str, str]:
     """Return the name and the line of the operation whose lowering rule failed."""
     stack = traceback.walk_tb(error.__cause__ and error.__cause__.__traceback__)
     lines = {(frame.f_code.co_filename, line) for frame, line in stack}
-    words, all_eqns = set(re.findall(r"\w+", str(error))), equations(jaxpr)
-    found = [eqn for eqn in all_eqns if user_line(eqn) in lines]
-    found = found or [eqn for eqn in all_eqns if eqn.primitive.name in words]
-    # The operation rather than the calls around it.
-    found.sort(
-        key=lambda eqn: (
-            eqn.primitive.name not in words,
-            eqn.primitive.name != "pallas_call",
-            bool(list(bodies(eqn))),
-        )
-    )
+    words, every = set(re.findall(r"\w+", str(error))), list(_equations_with_lines(jaxpr, None))
+    found = [(eqn, line) for eqn, line in every if line in lines]
+    found = found or [(eqn, line) for eqn, line in every if eqn.primitive.name in words]
     if not found:
         return "an operation", ""
-    line = user_line(found[0])
-    return found[0].primitive.name, "" if line is None else near_line(*line)
+
+    def rank(each: tuple[Any, Line | None]) -> tuple[bool, ...]:
+        # The operation rather than the calls around it.
+        name = each[0].primitive.name
+        return name not in words, name != "pallas_call", bool(list(bodies(each[0])))
+
+    eqn, line = min(found, key=rank)
+    return eqn.primitive.name, "" if line is None else near_line(*line)
+
+
+def _equations_with_lines(jaxpr: Any, caller: Line | None) -> Iterator[tuple[Any, Line | None]]:
+    """Yield all equations with their lines; those of a function of JAX have its caller's."""
+    for eqn in jaxpr.eqns:
+        line = user_line(eqn)
+        line = caller if line is None or not is_users_file(line[0]) else line
+        yield eqn, line
+        for body in bodies(eqn):
+            yield from _equations_with_lines(body, line)
 
 
 def _parameters_of_one_call() -> Any:
