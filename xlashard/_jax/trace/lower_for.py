@@ -105,7 +105,7 @@ _ADVICE = {
     "Compiler params": "write compiler_params of this platform, or leave them out",
     "translation rule": "compute it on the host by jax.pure_callback, or before the program",
 }
-"""What to write instead, by a part of JAX's message."""
+"""Advice by a part of JAX's message."""
 
 
 def _find_failing_operation(jaxpr: Any, error: Exception) -> tuple[str, str]:
