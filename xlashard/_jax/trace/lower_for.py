@@ -113,9 +113,9 @@ def _find_failing_operation(jaxpr: Any, error: Exception) -> tuple[str, str]:
     stack = traceback.walk_tb(error.__cause__ and error.__cause__.__traceback__)
     lines = {(frame.f_code.co_filename, line) for frame, line in stack}
     words, every = set(re.findall(r"\w+", str(error))), list(_equations_with_lines(jaxpr, None))
-    found = [(eqn, line) for eqn, line in every if line in lines]
-    found = found or [(eqn, line) for eqn, line in every if eqn.primitive.name in words]
-    if not found:
+    candidates = [(eqn, line) for eqn, line in every if line in lines]
+    candidates = candidates or [(eqn, line) for eqn, line in every if eqn.primitive.name in words]
+    if not candidates:
         return "an operation", ""
 
     def rank(each: tuple[Any, Line | None]) -> tuple[bool, ...]:
@@ -123,7 +123,7 @@ def _find_failing_operation(jaxpr: Any, error: Exception) -> tuple[str, str]:
         name = each[0].primitive.name
         return name not in words, name != "pallas_call", bool(list(bodies(each[0])))
 
-    eqn, line = min(found, key=rank)
+    eqn, line = min(candidates, key=rank)
     return eqn.primitive.name, "" if line is None else near_line(*line)
 
 
