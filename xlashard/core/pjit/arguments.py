@@ -183,7 +183,8 @@ def check_values(values: Sequence[Any], paths: Sequence[str], *, static: bool = 
         except OverflowError:
             raise ArgumentError(
                 f"{path} is the int {value}, which does not fit the default integer type: pass "
-                "np.int64(...) with jax_enable_x64, or a float"
+                "np.int64(...) with jax_enable_x64, or a float",
+                also=OverflowError,
             ) from None
         except (TypeError, ValueError):
             raise ArgumentError(
@@ -313,7 +314,8 @@ def check_unshared(
     donated_path = first if donated[pair[0]] else second
     raise DonationError(
         f"{name} got the same buffers as {first} and as {second}, and {donated_path} is donated: "
-        f"pass a copy as one of them (jnp.copy(x)), or take {donated_path} out of donate_argnums"
+        f"pass a copy as one of them (jnp.copy(x)), or take {donated_path} out of donate_argnums",
+        also=jax.errors.JaxRuntimeError,
     )
 
 

@@ -53,7 +53,13 @@ from xlashard.core.sharding import (
     partition_spec,
 )
 from xlashard.core.sharding.replicated import REPLICATED, custom_memory_kind, names_devices
-from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
+from xlashard.errors import (
+    DuplicateAxisError,
+    GeometryError,
+    MeshError,
+    ResourceError,
+    ShardingError,
+)
 from xlashard.geometry import DimAxes, Spec
 from xlashard.support.tracebacks import short_tracebacks
 
@@ -137,7 +143,7 @@ def _fitting(requested: Sharding, aval: Any, path: str) -> XLACompatibleSharding
         sharding.check_compatible_aval(aval.shape)
     except (GeometryError, ShardingError) as error:
         kind = lowering.aval_text(aval)
-        raise misfit("the sharding", path, kind, requested, error) from None
+        raise misfit("the sharding", path, kind, requested, error, also=type(error)) from None
     return sharding
 
 
@@ -180,6 +186,7 @@ def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompa
                 "a constraint changes no type, and these axes are explicit; write "
                 f"jax.sharding.reshard({path}, {sharding.spec})",
                 path=path,
+                also=AssertionError,
             )
     return sharding.with_spec(partition_spec(replace(spec, dims=tuple(dims))))
 
@@ -299,7 +306,8 @@ def batched_spec(spec: Spec, dim: int, axes: DimAxes) -> PartitionSpec:
     if clash:
         raise ResourceError(
             f"vmap shards its batch over {clash[0]!r} (spmd_axis_name), but the spec "
-            f"{spec.describe()} inside uses that axis already: leave it out of one of them"
+            f"{spec.describe()} inside uses that axis already: leave it out of one of them",
+            also=DuplicateAxisError,
         )
     return partition_spec(spec.insert(dim, axes))
 

@@ -236,7 +236,8 @@ class Function:
         except RuntimeError as error:
             raise ArgumentError(
                 f"backend={backend!r} of {self.name} is invalid: {error}; write "
-                f"backend={jax.default_backend()!r}"
+                f"backend={jax.default_backend()!r}",
+                also=type(error),
             ) from None
 
     def lower(self, call: Call, request: LoweringRequest) -> LoweredProgram:

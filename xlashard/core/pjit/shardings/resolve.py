@@ -261,7 +261,7 @@ def _spec_on(
         validate_spec(spec_of(spec), grid_of(mesh))
         return named(mesh, spec)
     except (GeometryError, ShardingError) as error:
-        raise ResourceError(f"{path} is {spec}: {error}", path=path) from None
+        raise ResourceError(f"{path} is {spec}: {error}", path=path, also=type(error)) from None
 
 
 def _on_devices(
@@ -366,7 +366,8 @@ def _fitting(
             pad = f"Pad dimension {error.dim} to a multiple of {error.tiles}"
             hint = f". {or_whole(pad, requested, [error.dim])}"
         kind = aval_text(aval)
-        raise misfit(keyword, path, kind, requested, f"{error}{hint}") from None
+        text = f"{error}{hint}"
+        raise misfit(keyword, path, kind, requested, text, also=type(error)) from None
     return requested
 
 
