@@ -14,8 +14,8 @@ from xlashard.errors import JaxVersionError
 def find_error_class(name: str) -> type[Exception] | None:
     """Return a class of JAX by its name; None where the installed JAX lacks it.
 
-    Two classes derive from `Exception` alone and have no public name: whoever catches the errors of
-    an explicit mesh or of a repeated axis can only write the private one.
+    Two classes derive from `Exception` alone and have no public name, so that handlers of errors
+    about explicit meshes and repeated axes write the private one.
     """
     with suppress(JaxVersionError):
         match name:
