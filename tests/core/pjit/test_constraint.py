@@ -24,6 +24,7 @@ from xlashard import (
 from xlashard.errors import (
     ArgumentError,
     DeletedError,
+    DeviceMismatchError,
     MeshError,
     ResourceError,
     UnevenShardingWarning,
@@ -35,6 +36,19 @@ U = P.UNCONSTRAINED
 def pinned(spec, mesh=None):
     sharding = spec if mesh is None else NamedSharding(mesh, spec)
     return lambda x: with_sharding_constraint(x * 2, sharding) + 1
+
+
+def test_constraint_leaves_the_explicit_mesh_of_its_value_as_with_jax():
+    """The axis `x` has other sizes in both meshes, so that the spec means other tiles."""
+    types = (jax.sharding.AxisType.Explicit,) * 2
+    explicit, flat = jax.make_mesh((2, 4), ("x", "y"), axis_types=types), make_mesh((8,), ("x",))
+    x = device_put(f32(8, 4), NamedSharding(explicit, P("x")))
+    f = pjit(lambda x: (x + 1, with_sharding_constraint(x * 2, NamedSharding(flat, P("x")))))
+    kept, moved = f(x)
+    assert kept.sharding.is_equivalent_to(x.sharding, 2)
+    assert moved.sharding == NamedSharding(flat, P("x"))
+    np.testing.assert_array_equal(moved, f32(8, 4) * 2)
+    assert "all-gather" not in f.lower(x).compile().as_text()
 
 
 @pytest.mark.parametrize("jit", [pjit, jax.jit])
@@ -370,3 +384,22 @@ def test_memory_kinds_inside_a_program(mesh, partitioner):
         np.testing.assert_allclose(jit(offloaded)(f32(8)), np.sin(f32(8) * 2), rtol=1e-6)
     gradient = jax.grad(lambda x: pjit(offloaded)(x).sum())(f32(8))
     np.testing.assert_allclose(gradient, 2 * np.cos(f32(8) * 2), rtol=1e-5)
+
+
+def test_mismatch_of_devices_names_the_line_of_the_constraint(mesh):
+    turned = make_mesh((8,), ("x",), mesh.devices.ravel()[::-1])
+    x = device_put(f32(8, 4), NamedSharding(turned, P("x")))
+    sharding = NamedSharding(mesh, P("x"))
+    bodies = [
+        lambda x: with_sharding_constraint(x, sharding),
+        lambda x: jax.lax.with_sharding_constraint(x, sharding),
+        lambda x: pjit(lambda x: x * 2, out_shardings=sharding)(x),
+        lambda x: jax.lax.cond(True, lambda: with_sharding_constraint(x, sharding), lambda: x),
+    ]
+    for body in bodies:
+        line = body.__code__.co_firstlineno
+        for f in (pjit(body), jax.grad(lambda x, body=body: pjit(body)(x).sum())):
+            with pytest.raises(
+                DeviceMismatchError, match=rf"inside at \S*test_constraint.py:{line} "
+            ):
+                f(x)
