@@ -120,7 +120,7 @@ def find_tree_difference(path: str, expected: TreeDef, actual: TreeDef) -> tuple
     for tree in (expected, actual):
         kind, data = tree.node_data() or (None, None)
         kinds.append(kind)
-        keys.append(list(data) if kind is dict else data)
+        keys.append(list(data or ()) if kind is dict else data)
     if kinds[0] is not kinds[1]:
         return path, _describe_node(expected), _describe_node(actual)
     children = expected.children(), actual.children()
