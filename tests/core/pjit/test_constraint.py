@@ -403,3 +403,21 @@ def test_mismatch_of_devices_names_the_line_of_the_constraint(mesh):
                 DeviceMismatchError, match=rf"inside at \S*test_constraint.py:{line} "
             ):
                 f(x)
+
+
+def test_replicated_arguments_join_the_device_order_of_the_others():
+    forward, backward = (make_mesh((8,), ("x",), jax.devices()[::step]) for step in (1, -1))
+    whole, other = (device_put(f32(8), NamedSharding(m, P())) for m in (forward, backward))
+    rows = device_put(f32(8), NamedSharding(backward, P("x")))
+    f = pjit(lambda a, b: a * 2 + b)
+    for a, b, mesh in ((whole, other, forward), (whole, rows, backward), (rows, whole, backward)):
+        for _ in range(2):
+            out = f(a, b)
+            np.testing.assert_array_equal(out, f32(8) * 3)
+            assert tuple(out.sharding.mesh.devices) == tuple(mesh.devices)
+        np.testing.assert_array_equal(f.lower(a, b).compile()(a, b), f32(8) * 3)
+        np.testing.assert_array_equal(jax.grad(lambda a, b: f(a, b).sum())(a, b), 2)
+    # Sharded ones would have to move.
+    for a in (device_put(f32(8), NamedSharding(forward, P("x"))), whole):
+        with pytest.raises(DeviceMismatchError, match=r"\[0, 1, 2, .* \[7, 6, 5"):
+            pjit(lambda a, b: a + b, out_shardings=NamedSharding(forward, P("x")))(a, rows)

@@ -35,6 +35,7 @@ from xlashard._jax.trace.tracing import Tracer, abstractify, all_shaped, escaped
 from xlashard.core.array import Array
 from xlashard.core.array.array_class.base import deleted_text, type_text
 from xlashard.core.sharding import Sharding, XLACompatibleSharding, as_tiles, from_jax
+from xlashard.core.sharding.replicated import custom_memory_kind, names_devices
 from xlashard.errors import ArgumentError, DeletedError, DonationError
 from xlashard.support.formatting import shortened
 from xlashard.support.lazily import dataclass
@@ -61,6 +62,14 @@ class Argument:
     def describe(self) -> str:
         """Return path and type: `state['w'] (float32[8,16])`."""
         return f"{self.path} ({aval_text(self.aval)})"
+
+    @property
+    def is_replicated(self) -> bool:
+        """Return True if each of several devices holds the whole value, in its default memory."""
+        own = self.sharding
+        if own is None or not names_devices(own) or own.is_unreduced:
+            return False
+        return own.is_fully_replicated and custom_memory_kind(own) is None
 
     def unbound(self) -> "Argument":
         """Return the argument without a placement, which the program may place anywhere."""

@@ -140,6 +140,25 @@ class ShardingRequest:
             [(path, aval) for path, aval, requested in outs if requested is None],
         )
 
+    def in_one_order(self) -> "ShardingRequest":
+        """Return the request with replicated arguments on their devices in the program's order.
+
+        Each device holds the whole value, so that nothing moves.
+        """
+        whole = [a.committed and a.is_replicated for a in self.arguments]
+        pairs = list(zip(self.arguments, whole, strict=True))
+        others = replace(self, arguments=tuple(a.unbound() if w else a for a, w in pairs))
+        named = [*device_sources(others), *device_sources(self)]
+        devices = next((s.devices for s in named if s.devices is not None and s.decides), ())
+
+        def reorder(argument: Argument) -> Argument:
+            own = argument.sharding
+            if own is None or own.devices == devices or set(own.devices) != set(devices):
+                return argument
+            return replace(argument, sharding=GSPMDSharding.get_replicated(devices))
+
+        return replace(self, arguments=tuple(reorder(a) if w else a for a, w in pairs))
+
     def on(self, devices: Sequence[Device]) -> "ShardingRequest":
         """Return the request with these devices in place of abstract meshes."""
 

@@ -47,6 +47,7 @@ from xlashard.core.sharding.named import check_fits
 from xlashard.core.sharding.replicated import REPLICATED, custom_memory_kind
 from xlashard.core.sharding.sharding_texts import as_code, described, or_whole
 from xlashard.errors import (
+    DeviceMismatchError,
     DivisibilityError,
     GeometryError,
     MeshError,
@@ -121,7 +122,16 @@ def resolve(request: ShardingRequest) -> ProgramPlacement:
             committed argument.
     """
     sources = device_sources(request)
-    devices, abstract = agreed_devices(sources, request.names), abstract_source(sources)
+    try:
+        devices = agreed_devices(sources, request.names)
+    except DeviceMismatchError as error:
+        request = request.in_one_order()
+        sources = device_sources(request)
+        try:
+            devices = agreed_devices(sources, request.names)
+        except DeviceMismatchError:
+            raise error from None  # no-catalogue: raises the first error again
+    abstract = abstract_source(sources)
     if devices is None and abstract is None:
         abstract = typed_source(request)
     committed = devices is not None or abstract is not None
