@@ -1,14 +1,19 @@
 """Exception classes of the project.
 
 Each class also derives from the matching built-in exception (`ValueError`, `TypeError`,
-`RuntimeError`), so code that does not import this module still catches it. The facts behind a
-message are attributes, given as keywords: an upper layer can raise them again with a path.
+`RuntimeError`), so code that does not import this module still catches it. JAX's own class of the
+same mistake joins the bases when an error is created: this module works where JAX is absent. The
+facts behind a message are attributes, given as keywords: an upper layer can raise them again with a
+path.
 """
 
+import sys
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
+
+from xlashard.support.hooks import jax_errors
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -20,24 +25,84 @@ class XlashardError(Exception):
     """Base class of all exceptions that this project raises.
 
     A traceback shows the address of the class's page below the message, as an exception note;
-    `str(error)` is the message alone. Keywords of the constructor set attributes.
+    `str(error)` is the message alone. Keywords of the constructor set attributes, except for
+    `also`: a further class of exceptions of which the error becomes an instance.
 
     Attributes:
         docs_url: Address of the site with the documentation; None for addresses within the site;
             "" for tracebacks without an address.
+        jax_class: JAX's class of the same mistake, of which errors are instances where JAX is
+            loaded; "" without one.
     """
 
     docs_url: ClassVar[str | None] = None
+    jax_class: ClassVar[str] = ""
 
-    def __init__(self, *args: object, **attributes: Any) -> None:
-        super().__init__(*args)
+    def __new__(cls, *args: object, also: type[Exception] | None = None, **attributes: Any) -> Self:
+        """Create an error of a class that joins the class with JAX's."""
+        joined = _join_classes(cls, also)
+        maker: Any = joined
+        # Python creates an instance by the class in C whose memory layout it has.
+        while maker.__module__ != "builtins":
+            maker = maker.__base__ or Exception
+        return maker.__new__(joined, *args)
+
+    def __init__(
+        self, *args: object, also: type[Exception] | None = None, **attributes: Any
+    ) -> None:
+        # Not super(): the class of JAX may take other arguments.
+        Exception.__init__(self, *args)
         for name, value in attributes.items():
             setattr(self, name, tuple(value) if isinstance(value, list) else value)
+
+    # KeyError would quote the message.
+    __str__ = Exception.__str__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle an error by its public class: Python can't find a joined one by its name."""
+        cls, also = vars(type(self)).get("_joined_from", (type(self), None))
+        return _rebuild, (cls, also, self.args), self.__dict__
 
     @cached_property
     def __notes__(self) -> list[str]:
         """Notes of the exception, made when they are first read: raising takes no more time."""
         return _page_notes(type(self))
+
+
+def _join_classes(cls: type[XlashardError], also: type[Exception] | None) -> type[XlashardError]:
+    """Return a class of errors that derives from JAX's class and from another one, too.
+
+    Of a class of this package only JAX's counterpart joins, for handlers read its attributes.
+    """
+    bases = [_find_jax_class(cls)]
+    if also is not None:
+        bases.append(_find_jax_class(also) if issubclass(also, XlashardError) else also)
+    new = [b for b in dict.fromkeys(bases) if b is not None and not issubclass(cls, b)]
+    return _join_bases(cls, also, *new) if new else cls
+
+
+def _find_jax_class(cls: type[XlashardError]) -> type[Exception] | None:
+    if not cls.jax_class or "jax.errors" not in sys.modules:
+        return None
+    return jax_errors.find_error_class(cls.jax_class)
+
+
+@lru_cache(maxsize=256)
+def _join_bases(
+    cls: type[XlashardError], also: type[Exception] | None, *bases: type[Exception]
+) -> type[XlashardError]:
+    own = vars(cls).get("_joined_from", (cls, None))[0]
+    members = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    try:
+        return type(cls.__name__, (cls, *bases), {**members, "_joined_from": (own, also)})
+    except TypeError:
+        return cls  # Python can't join every two classes that are written in C.
+
+
+def _rebuild(
+    cls: type[XlashardError], also: type[Exception] | None, args: tuple[object, ...]
+) -> XlashardError:
+    return cls(*args) if also is None else cls(*args, also=also)
 
 
 def _page_notes(cls: type) -> list[str]:
@@ -116,6 +181,8 @@ class DuplicateAxisError(GeometryError):
         dims: The dimensions sharded over it, once per use.
     """
 
+    jax_class = "DuplicateSpecError"
+
     axis: str
     dims: tuple[int, ...]
 
@@ -141,6 +208,8 @@ class DivisibilityError(GeometryError):
         shape: Shape of the array.
         axes: `(name, size)` of the mesh axes that shard the dimension, if known.
     """
+
+    jax_class = "IndivisibleError"
 
     dim: int
     tiles: int
@@ -186,6 +255,8 @@ class ShardingTypeError(ShardingError, TypeError):
         source: File and line of the operation: `train.py:41`.
     """
 
+    jax_class = "ShardingTypeError"
+
     operation: str = ""
     paths: tuple[str, ...] = ()
     source: str = ""
@@ -218,9 +289,13 @@ def check_type(name: str, value: object, types: type | tuple[type, ...], expecte
 class DLPackError(XlashardError, BufferError, ValueError):
     """Memory that cannot be shared with another library."""
 
+    jax_class = "JaxRuntimeError"
+
 
 class DeletedError(XlashardError, RuntimeError):
     """A use of an array whose buffers were deleted or donated."""
+
+    jax_class = "JaxRuntimeError"
 
 
 class NotAddressableError(XlashardError, RuntimeError):
@@ -230,9 +305,13 @@ class NotAddressableError(XlashardError, RuntimeError):
 class UnreducedError(XlashardError, RuntimeError):
     """A use of an unreduced array that requires its partial results to be reduced first."""
 
+    jax_class = "JaxRuntimeError"
+
 
 class TransferGuardError(XlashardError, RuntimeError):
     """A transfer that a transfer guard forbids."""
+
+    jax_class = "JaxRuntimeError"
 
 
 class ProcessesError(XlashardError, RuntimeError):
@@ -241,6 +320,8 @@ class ProcessesError(XlashardError, RuntimeError):
     Attributes:
         processes: Indices of these processes.
     """
+
+    jax_class = "JaxRuntimeError"
 
     processes: tuple[int, ...]
 
@@ -272,6 +353,8 @@ class ProgramsDifferError(ProcessesError):
 
 class OutOfMemoryError(XlashardError, MemoryError):
     """A placement that needs at least `bytes_per_device` of memory, which is not available."""
+
+    jax_class = "JaxRuntimeError"
 
     bytes_per_device: int
 
@@ -332,7 +415,7 @@ class ExecutionError(XlashardError, RuntimeError):
     """A program that would run where execution is disabled."""
 
 
-class MeshError(XlashardError, RuntimeError):
+class MeshError(XlashardError, RuntimeError, ValueError):
     """A partition spec outside any mesh context."""
 
 
@@ -346,6 +429,8 @@ class PlanError(XlashardError, ValueError):
 
 class CompileError(XlashardError, RuntimeError):
     """A program that the compiler rejects, or for which its report is incomplete."""
+
+    jax_class = "JaxRuntimeError"
 
 
 class UnsupportedOperationError(CompileError, NotImplementedError):
@@ -394,6 +479,8 @@ class TopologyError(XlashardError, ValueError):
 
 class CompileOnlyError(NotAddressableError):
     """An operation that requires devices, on a `topology` for which programs only compile."""
+
+    jax_class = "JaxRuntimeError"
 
     topology: str
 

@@ -27,14 +27,14 @@ class Outcome:
 
     Attributes:
         kind: The class of the exception, or of the warning; "" without either.
-        bases: The names of all its classes.
+        cls: The class itself.
         text: Its text, with its notes.
         sites: File (relative to the package) and line of every place in the package where it, or
             one that it replaced, was raised.
     """
 
     kind: str = ""
-    bases: tuple[str, ...] = ()
+    cls: type[Exception] | None = None
     text: str = ""
     sites: tuple[tuple[str, int], ...] = ()
 
@@ -68,7 +68,7 @@ def run(setup: str, source: str) -> Outcome:
     if not caught:
         return Outcome()
     warning = caught[0].message
-    return _outcome(warning) if isinstance(warning, Warning) else Outcome("str", (), warning)
+    return _outcome(warning) if isinstance(warning, Warning) else Outcome("str", None, warning)
 
 
 @contextmanager
@@ -106,8 +106,7 @@ def _alive(array: Any) -> bool:
 
 def _outcome(error: Exception) -> Outcome:
     text = "\n".join([str(error) + _suggestion(error), *getattr(error, "__notes__", [])])
-    bases = tuple(base.__name__ for base in type(error).__mro__)
-    return Outcome(type(error).__name__, bases, _without_place(text), tuple(_sites(error)))
+    return Outcome(type(error).__name__, type(error), _without_place(text), tuple(_sites(error)))
 
 
 def _suggestion(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Every mistake is refused as its entry specifies, its correction runs, and JAX reports less."""
 
 import builtins
+import pickle
 from typing import Any
 
 import jax
@@ -78,6 +79,55 @@ def test_jax_messages_have_fewer_facts(mistake: Mistake) -> None:
     assert score.is_whole == mistake.jax_is_as_good, outcome
     assert mistake.jax_path in outcome.text
     assert mistake.jax_fix in outcome.text
+
+
+# JAX's own code fails there, on a value that it does not check.
+ACCIDENTS = frozenset(
+    {
+        *("compiler-options-that-are-not-a-dict", "a-sharding-compared-with-a-layout"),
+        *("compiling-for-other-devices-than-those-of-the-shardings",),
+        *("a-namedsharding-without-a-partitionspec", "a-namedsharding-on-a-list-of-devices"),
+        *("an-array-placed-on-an-empty-mesh", "a-memory-kind-that-is-not-a-string"),
+        *("the-shard-shape-of-a-shape-with-too-few-dimensions", "a-shape-of-negative-size"),
+        *("a-sharding-on-an-abstract-mesh-of-other-axes-than-those-of-the-mesh-in-force",),
+        *("a-deleted-array-among-the-single-device-arrays", "a-layout-for-single-device-arrays"),
+        *("a-name-in-place-of-a-spec", "a-number-as-the-name-of-a-barrier"),
+        *("an-array-constructed-directly", "an-invalid-policy-of-to_host"),
+        *("slices-of-an-unreduced-array", "a-reduced-argument-with-an-unreduced-sharding"),
+    }
+)
+
+
+@pytest.mark.slow  # All together, for they run JAX; those above have run most of them.
+@pytest.mark.parametrize("mistake", WITH_JAX)
+def test_handlers_of_jax_classes_catch_the_same_mistake(mistake: Mistake) -> None:
+    theirs_cls, our_cls = theirs(mistake).cls, ours(mistake).cls
+    if theirs_cls is None or our_cls is None or issubclass(our_cls, Warning):
+        return
+    if theirs_cls.__module__ == "jax._src.dtypes":
+        theirs_cls = TypeError  # the only public name of its class for values that are no arrays
+    assert issubclass(our_cls, theirs_cls) != (mistake.slug in ACCIDENTS), theirs_cls
+
+
+def test_errors_of_jax_classes_keep_them_through_pickles() -> None:
+    for cls in (errors.CompileError, errors.ShardingTypeError, errors.DuplicateAxisError):
+        error = cls("text", also=AssertionError)
+        copied = pickle.loads(pickle.dumps(error))
+        assert type(copied) is type(error)
+        assert isinstance(copied, AssertionError)
+        assert str(copied) == "text"
+    assert isinstance(errors.CompileError(""), jax.errors.JaxRuntimeError)
+    # Of a class of this package, JAX's class alone joins: handlers read its attributes.
+    joined = errors.ResourceError("text", also=errors.DivisibilityError)
+    assert not isinstance(joined, errors.DivisibilityError)
+    assert type(joined).__mro__[1:3] == (errors.ResourceError, errors.XlashardError)
+
+
+def test_class_that_python_cannot_join_leaves_the_error_as_it_is() -> None:
+    error = errors.LaunchError("text", also=AttributeError)
+    assert type(error) is errors.LaunchError
+    # KeyError would quote it.
+    assert str(errors.ResourceError("text", also=KeyError)) == "text"
 
 
 def test_every_entry_has_a_path_a_fix_and_a_known_error() -> None:

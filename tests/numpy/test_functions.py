@@ -362,3 +362,20 @@ def test_deleted_arguments_are_named() -> None:
 def test_error_of_a_missing_argument_names_the_function(name: str) -> None:
     with pytest.raises(TypeError, match=rf"^{name}\(\) missing"):
         getattr(xnp, name)()
+
+
+def test_constructors_of_dtypes_return_arrays() -> None:
+    x = device_put(np.ones(8, np.float16), SHARDINGS["single"])
+    for name in ("float32", "complex64", "int8", "bfloat16", "bool_"):
+        jax_type, our_type = getattr(jnp, name), getattr(xnp, name)
+        agree(our_type(x), jax_type(np.ones(8, np.float16)))
+        agree(our_type(3), jax_type(3))
+        assert our_type(x).sharding == x.sharding
+        # It stays the dtype that JAX and NumPy know.
+        assert our_type == jax_type
+        assert hash(our_type) == hash(jax_type)
+        assert np.dtype(our_type) == np.dtype(jax_type)
+        assert pickle.loads(pickle.dumps(our_type)) is our_type
+    assert xnp.single is xnp.float32
+    assert xnp.float16(x) is x
+    assert jax.eval_shape(xnp.float32, x).dtype == np.float32

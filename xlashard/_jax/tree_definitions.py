@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from xlashard.support.formatting import shortened
+
 type TreeDef = Any
 
 
@@ -104,3 +106,64 @@ def leaf_paths(tree: Any, name: str) -> list[str]:
 
 
 _FLAT_INDEX = re.compile(r"\[<flat index (\d+)>\]")
+
+
+def find_tree_difference(path: str, expected: TreeDef, actual: TreeDef) -> tuple[str, str, str]:
+    """Return the path of the first node that differs in two trees, and what each has there.
+
+    Args:
+        path: The path of both roots.
+        expected: A tree.
+        actual: Another one.
+    """
+    kinds, keys = [], []
+    for tree in (expected, actual):
+        kind, data = tree.node_data() or (None, None)
+        kinds.append(kind)
+        keys.append(list(data or ()) if kind is dict else data)
+    if kinds[0] is not kinds[1]:
+        return path, _describe_node(expected), _describe_node(actual)
+    children = expected.children(), actual.children()
+    if kinds[0] is dict:
+        missing = [key for key in keys[0] if key not in keys[1]]
+        new = [key for key in keys[1] if key not in keys[0]]
+        if missing or new:
+            return path, _describe_keys(missing, new), _describe_keys(new, missing)
+        names = [f"[{key!r}]" for key in keys[0]]
+    else:
+        if len(children[0]) != len(children[1]) or keys[0] != keys[1]:
+            return path, _describe_node(expected), _describe_node(actual)
+        fields = getattr(kinds[0], "_fields", None)
+        names = [f".{name}" for name in fields] if fields else []
+        names = names or [f"[{i}]" for i in range(len(children[0]))]
+    for name, one, other in zip(names, *children, strict=True):
+        if one != other:
+            return find_tree_difference(path + name, one, other)
+    return path, _describe_node(expected), _describe_node(actual)
+
+
+def _describe_keys(own: Sequence[Any], others: Sequence[Any]) -> str:
+    """Describe the keys that one of two dicts has alone."""
+    if not own:
+        return f"no {_list_keys(others)}"
+    return f"the {'key' if len(own) == 1 else 'keys'} {_list_keys(own)}"
+
+
+def _list_keys(keys: Sequence[Any]) -> str:
+    shown = ", ".join(repr(key) for key in keys[:_SHOWN])
+    return f"{shown} and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else shown
+
+
+_SHOWN = 4
+
+
+def _describe_node(tree: Any) -> str:
+    """Describe the root of a tree: `a list of 3`, `an array`, `None`."""
+    kind, data = tree.node_data() or (None, None)
+    if kind in (None, type(None)):
+        return "an array" if tree.num_leaves else "None"
+    count = len(tree.children())
+    if kind in (dict, list, tuple):
+        return f"a {kind.__name__} of {count}"
+    text = "" if data is None else f" ({shortened(repr(data))})"
+    return f"{kind.__name__} of {count}{text}"

@@ -59,7 +59,7 @@ class Namespace:
         """
         if name == "__all__":
             return self.listing()
-        member = None if name.startswith("_") else getattr(self._jax_module, name, None)
+        member: Any = None if name.startswith("_") else getattr(self._jax_module, name, None)
         if member is None and name not in self.listing():
             close = difflib.get_close_matches(name, self.listing(), n=1)
             hint = f": did you mean {close[0]}?" if close else ""
@@ -67,12 +67,37 @@ class Namespace:
                 f"{self._name} has no {name!r}, nor has {self._jax_module.__name__}{hint}",
                 name=name,
             )
-        if isinstance(member, jnp.ufunc):
+        if isinstance(member, _JaxScalarType):
+            if member.__name__ != name:  # `single` is `float32`
+                return self._members.get(member.__name__) or self.get(member.__name__)
+            member = _scalar_type_over(member, self._name)
+        elif isinstance(member, jnp.ufunc):
             member = ufunc.over(member, self._name)
         elif callable(member) and not isinstance(member, type):
             member = function_over(member, name, self._name)
         # Of several threads that create one at once, all get the same.
         return self._members.setdefault(name, member)
+
+
+# The metaclass of `jax.numpy.float32` and its siblings, which are dtypes and convert arrays.
+_JaxScalarType: Any = type(jnp.float32)
+
+
+class _ScalarType(_JaxScalarType):
+    """A dtype that JAX and NumPy accept, and which converts values to Arrays when it is called."""
+
+    convert: Function
+
+    def __call__(cls, x: Any) -> Any:  # pyright: ignore[reportSelfClsParameterName]
+        """Return a value as an Array of this dtype."""
+        return cls.convert(x, dtype=cls.dtype)
+
+
+def _scalar_type_over(jax_type: Any, module: str) -> _ScalarType:
+    name = jax_type.__name__
+    convert = function_over(jnp.asarray, name, module)
+    members = {"dtype": jax_type.dtype, "convert": staticmethod(convert)}
+    return _ScalarType(name, (), {**members, "__module__": module, "__doc__": jax_type.__doc__})
 
 
 def function_over(jax_function: Function, name: str, module: str) -> Function:

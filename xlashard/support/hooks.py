@@ -2,6 +2,7 @@
 
 | hook | called by |
 |---|---|
+| `jax_errors` | `errors`, for JAX's class of a mistake |
 | `startup` | `config`, for environment variables that concern JAX |
 | `pictures` | `Array`, for the picture in a notebook |
 | `recompile_report` | the log of cache misses, for a line or a report |
@@ -12,6 +13,7 @@ from typing import Any
 
 from xlashard.support.lazily import deferred
 
+jax_errors: Any = deferred("xlashard._jax.error_classes")
 startup: Any = deferred("xlashard.startup")
 pictures: Any = deferred("xlashard.analysis.pictures.sharding_picture")
 recompile_report: Any = deferred("xlashard.analysis.recompile.recompile_report")

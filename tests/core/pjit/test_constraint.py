@@ -24,6 +24,7 @@ from xlashard import (
 from xlashard.errors import (
     ArgumentError,
     DeletedError,
+    DeviceMismatchError,
     MeshError,
     ResourceError,
     UnevenShardingWarning,
@@ -35,6 +36,19 @@ U = P.UNCONSTRAINED
 def pinned(spec, mesh=None):
     sharding = spec if mesh is None else NamedSharding(mesh, spec)
     return lambda x: with_sharding_constraint(x * 2, sharding) + 1
+
+
+def test_constraint_leaves_the_explicit_mesh_of_its_value_as_with_jax():
+    """The axis `x` has other sizes in both meshes, so that the spec means other tiles."""
+    types = (jax.sharding.AxisType.Explicit,) * 2
+    explicit, flat = jax.make_mesh((2, 4), ("x", "y"), axis_types=types), make_mesh((8,), ("x",))
+    x = device_put(f32(8, 4), NamedSharding(explicit, P("x")))
+    f = pjit(lambda x: (x + 1, with_sharding_constraint(x * 2, NamedSharding(flat, P("x")))))
+    kept, moved = f(x)
+    assert kept.sharding.is_equivalent_to(x.sharding, 2)
+    assert moved.sharding == NamedSharding(flat, P("x"))
+    np.testing.assert_array_equal(moved, f32(8, 4) * 2)
+    assert "all-gather" not in f.lower(x).compile().as_text()
 
 
 @pytest.mark.parametrize("jit", [pjit, jax.jit])
@@ -370,3 +384,40 @@ def test_memory_kinds_inside_a_program(mesh, partitioner):
         np.testing.assert_allclose(jit(offloaded)(f32(8)), np.sin(f32(8) * 2), rtol=1e-6)
     gradient = jax.grad(lambda x: pjit(offloaded)(x).sum())(f32(8))
     np.testing.assert_allclose(gradient, 2 * np.cos(f32(8) * 2), rtol=1e-5)
+
+
+def test_mismatch_of_devices_names_the_line_of_the_constraint(mesh):
+    turned = make_mesh((8,), ("x",), mesh.devices.ravel()[::-1])
+    x = device_put(f32(8, 4), NamedSharding(turned, P("x")))
+    sharding = NamedSharding(mesh, P("x"))
+    bodies = [
+        lambda x: with_sharding_constraint(x, sharding),
+        lambda x: jax.lax.with_sharding_constraint(x, sharding),
+        lambda x: pjit(lambda x: x * 2, out_shardings=sharding)(x),
+        lambda x: jax.lax.cond(True, lambda: with_sharding_constraint(x, sharding), lambda: x),
+    ]
+    for body in bodies:
+        line = body.__code__.co_firstlineno
+        for f in (pjit(body), jax.grad(lambda x, body=body: pjit(body)(x).sum())):
+            with pytest.raises(
+                DeviceMismatchError, match=rf"inside at \S*test_constraint.py:{line} "
+            ):
+                f(x)
+
+
+def test_replicated_arguments_join_the_device_order_of_the_others():
+    forward, backward = (make_mesh((8,), ("x",), jax.devices()[::step]) for step in (1, -1))
+    whole, other = (device_put(f32(8), NamedSharding(m, P())) for m in (forward, backward))
+    rows = device_put(f32(8), NamedSharding(backward, P("x")))
+    f = pjit(lambda a, b: a * 2 + b)
+    for a, b, mesh in ((whole, other, forward), (whole, rows, backward), (rows, whole, backward)):
+        for _ in range(2):
+            out = f(a, b)
+            np.testing.assert_array_equal(out, f32(8) * 3)
+            assert tuple(out.sharding.mesh.devices) == tuple(mesh.devices)
+        np.testing.assert_array_equal(f.lower(a, b).compile()(a, b), f32(8) * 3)
+        np.testing.assert_array_equal(jax.grad(lambda a, b: f(a, b).sum())(a, b), 2)
+    # Sharded ones would have to move.
+    for a in (device_put(f32(8), NamedSharding(forward, P("x"))), whole):
+        with pytest.raises(DeviceMismatchError, match=r"\[0, 1, 2, .* \[7, 6, 5"):
+            pjit(lambda a, b: a + b, out_shardings=NamedSharding(forward, P("x")))(a, rows)

@@ -356,9 +356,8 @@ def bits_of(dtype: Any) -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if an error reports that the host or a device is out of memory."""
-    if isinstance(error, jax.errors.JaxRuntimeError):
-        return "RESOURCE_EXHAUSTED" in str(error)
-    return isinstance(error, MemoryError)
+    exhausted = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    return exhausted or isinstance(error, MemoryError)
 
 
 HOST_MEMORY = 1

@@ -289,12 +289,24 @@ def sharding_of_type(aval: Any) -> tuple[AbstractMesh, Any] | None:
     return mesh, spec
 
 
+def leaves_explicit_mesh(aval: Any, mesh: Mesh | AbstractMesh) -> bool:
+    """Return True for a constraint on automatic axes that are not those of a value's type."""
+    before = aval.sharding.mesh
+    if before.empty or not before._any_axis_explicit or before.manual_axes:
+        return False
+    axes = before.axis_names, before.axis_sizes
+    return mesh.are_all_axes_auto and axes != (mesh.axis_names, mesh.axis_sizes)
+
+
 def with_auto_mesh(aval: Any, mesh: Mesh | AbstractMesh) -> Any:
     """Return the type of a value that a constraint puts on a mesh, if all its axes are automatic.
 
-    A type with other axes is returned unchanged.
+    A type with explicit axes of the same mesh is returned unchanged.
     """
     before = aval.sharding.mesh
+    if leaves_explicit_mesh(aval, mesh):
+        whole = jax.sharding.PartitionSpec(*[None] * aval.ndim)
+        return aval.update(sharding=jax.sharding.NamedSharding(mesh.abstract_mesh, whole))
     if not mesh.are_all_axes_auto or not (before.empty or before.are_all_axes_auto):
         return aval
     return aval.update(sharding=aval.sharding.update(mesh=mesh.abstract_mesh))

@@ -35,6 +35,7 @@ from xlashard._jax.trace.tracing import Tracer, abstractify, all_shaped, escaped
 from xlashard.core.array import Array
 from xlashard.core.array.array_class.base import deleted_text, type_text
 from xlashard.core.sharding import Sharding, XLACompatibleSharding, as_tiles, from_jax
+from xlashard.core.sharding.replicated import custom_memory_kind, names_devices
 from xlashard.errors import ArgumentError, DeletedError, DonationError
 from xlashard.support.formatting import shortened
 from xlashard.support.lazily import dataclass
@@ -61,6 +62,14 @@ class Argument:
     def describe(self) -> str:
         """Return path and type: `state['w'] (float32[8,16])`."""
         return f"{self.path} ({aval_text(self.aval)})"
+
+    @property
+    def is_replicated(self) -> bool:
+        """Return True if each of several devices holds the whole value, in its default memory."""
+        own = self.sharding
+        if own is None or not names_devices(own) or own.is_unreduced:
+            return False
+        return own.is_fully_replicated and custom_memory_kind(own) is None
 
     def unbound(self) -> "Argument":
         """Return the argument without a placement, which the program may place anywhere."""
@@ -183,7 +192,8 @@ def check_values(values: Sequence[Any], paths: Sequence[str], *, static: bool = 
         except OverflowError:
             raise ArgumentError(
                 f"{path} is the int {value}, which does not fit the default integer type: pass "
-                "np.int64(...) with jax_enable_x64, or a float"
+                "np.int64(...) with jax_enable_x64, or a float",
+                also=OverflowError,
             ) from None
         except (TypeError, ValueError):
             raise ArgumentError(
@@ -313,7 +323,8 @@ def check_unshared(
     donated_path = first if donated[pair[0]] else second
     raise DonationError(
         f"{name} got the same buffers as {first} and as {second}, and {donated_path} is donated: "
-        f"pass a copy as one of them (jnp.copy(x)), or take {donated_path} out of donate_argnums"
+        f"pass a copy as one of them (jnp.copy(x)), or take {donated_path} out of donate_argnums",
+        also=jax.errors.JaxRuntimeError,
     )
 
 

@@ -44,7 +44,12 @@ from xlashard.core.pjit.parameters import Parameters
 from xlashard.core.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.core.pjit.shardings.resolve import resolve, resolve_layouts
 from xlashard.core.pjit.shardings.unreduced import has_reductions
-from xlashard.core.pjit.trace import OF_CONSTRAINED_BODIES, inner_shardings, used_parts_of
+from xlashard.core.pjit.trace import (
+    OF_CONSTRAINED_BODIES,
+    find_constraint_line,
+    inner_shardings,
+    used_parts_of,
+)
 from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.sharding import NamedSharding, to_jax
 from xlashard.core.sharding.replicated import REPLICATED, names_devices
@@ -292,6 +297,7 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
         result_paths=tuple(f"result {i} of {label}" for i in range(len(outs))),
         used=used.args,
         inner=used.inner,
+        find_line=functools.partial(find_constraint_line, jaxpr),
         mesh=None if placed else tracing.mesh_in_force(),
         names=(keyword, "out_shardings"),
         commits=used.moves,

@@ -53,8 +53,15 @@ from xlashard.core.sharding import (
     partition_spec,
 )
 from xlashard.core.sharding.replicated import REPLICATED, custom_memory_kind, names_devices
-from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
+from xlashard.errors import (
+    DuplicateAxisError,
+    GeometryError,
+    MeshError,
+    ResourceError,
+    ShardingError,
+)
 from xlashard.geometry import DimAxes, Spec
+from xlashard.support.formatting import format_axes
 from xlashard.support.tracebacks import short_tracebacks
 
 
@@ -137,7 +144,7 @@ def _fitting(requested: Sharding, aval: Any, path: str) -> XLACompatibleSharding
         sharding.check_compatible_aval(aval.shape)
     except (GeometryError, ShardingError) as error:
         kind = lowering.aval_text(aval)
-        raise misfit("the sharding", path, kind, requested, error) from None
+        raise misfit("the sharding", path, kind, requested, error, also=type(error)) from None
     return sharding
 
 
@@ -166,6 +173,9 @@ def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompa
             f"write jax.sharding.reshard({path}, {sharding.spec})",
             path=path,
         )
+    if tracing.leaves_explicit_mesh(aval, sharding.mesh):
+        _check_mesh_in_force(sharding, aval, path)
+        return sharding
     requested = spec.for_rank(aval.ndim)
     for dim, (axes, cut) in enumerate(zip(requested, typed, strict=True)):
         named = tuple(axis for axis in axes or () if axis in explicit)
@@ -180,8 +190,29 @@ def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompa
                 "a constraint changes no type, and these axes are explicit; write "
                 f"jax.sharding.reshard({path}, {sharding.spec})",
                 path=path,
+                also=AssertionError,
             )
     return sharding.with_spec(partition_spec(replace(spec, dims=tuple(dims))))
+
+
+def _check_mesh_in_force(sharding: NamedSharding, aval: Any, path: str) -> None:
+    """Refuse a constraint on another mesh while one of explicit axes is in force.
+
+    Raises:
+        ResourceError: With both meshes.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not mesh.explicit_axes:
+        return
+    axes, others = format_axes(sharding.mesh.shape), format_axes(mesh.shape)
+    raise ResourceError(
+        f"the sharding of {path} is {sharding.spec} on a mesh of {axes}, but {path}, "
+        f"{lowering.aval_text(aval)}, is typed on the mesh in force, of {others}: a constraint "
+        "changes no type, and these axes are explicit; write "
+        f"jax.sharding.reshard({path}, P(...)) over the axes of that mesh",
+        path=path,
+        also=AssertionError,
+    )
 
 
 def constrain(value: Any, sharding: XLACompatibleSharding) -> Any:
@@ -299,7 +330,8 @@ def batched_spec(spec: Spec, dim: int, axes: DimAxes) -> PartitionSpec:
     if clash:
         raise ResourceError(
             f"vmap shards its batch over {clash[0]!r} (spmd_axis_name), but the spec "
-            f"{spec.describe()} inside uses that axis already: leave it out of one of them"
+            f"{spec.describe()} inside uses that axis already: leave it out of one of them",
+            also=DuplicateAxisError,
         )
     return partition_spec(spec.insert(dim, axes))
 

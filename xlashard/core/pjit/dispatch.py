@@ -15,6 +15,7 @@ from xlashard.core.array import Array, device_put, wrap_kinds, wrap_tree
 from xlashard.core.array.array_class.base import DonationTracker
 from xlashard.core.array.array_class.handles import KindOf, unwrapped, wrap_result
 from xlashard.core.array.cross_process_check import process_copies
+from xlashard.core.array.reshard.execute import with_device_order
 from xlashard.core.pjit.arguments import (
     arguments_may_move,
     bare,
@@ -174,8 +175,13 @@ def _typed(handles: list[Any], avals: Sequence[Any]) -> list[Any]:
 
 
 def _resharded(handle: Any, sharding: XLACompatibleSharding) -> Any:
-    """Return a handle as a program takes it, if JAX can't place it: unreduced, or of peers too."""
+    """Return a handle as a program takes it, if JAX can't place it: unreduced, or of peers too.
+
+    A replicated one lists its devices in the program's order: nothing moves.
+    """
     is_concrete = type(handle) is HandleType
+    if is_concrete and handle.committed and handle.is_fully_replicated:
+        handle = with_device_order(handle, sharding.devices)
     if not sharding.is_unreduced and (not is_concrete or handle.is_fully_addressable):
         return handle
     if is_concrete and sharding.is_equivalent_to(handle.sharding, handle.ndim):

@@ -46,6 +46,7 @@ from xlashard.core.pjit.trace import (
     Call,
     ObservedPjit,
     all_parts_of,
+    find_constraint_line,
     inner_shardings,
     trace_call,
     used_parts_of,
@@ -219,6 +220,7 @@ class Function:
             result_paths=traced.result_paths,
             used=used.args,
             inner=used.inner,
+            find_line=partial(find_constraint_line, jaxpr),
             closed=closed,
             mesh=call.mesh if device is None else None,
             device=device,
@@ -236,7 +238,8 @@ class Function:
         except RuntimeError as error:
             raise ArgumentError(
                 f"backend={backend!r} of {self.name} is invalid: {error}; write "
-                f"backend={jax.default_backend()!r}"
+                f"backend={jax.default_backend()!r}",
+                also=type(error),
             ) from None
 
     def lower(self, call: Call, request: LoweringRequest) -> LoweredProgram:

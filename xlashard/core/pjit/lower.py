@@ -273,7 +273,8 @@ def lower_jaxpr(
     try:
         body = lower_body(ready, request.name, arg_names, target)
     except CompileError as error:
-        raise CompileError(f"{request.name} can't be lowered: {error}") from None
+        text = f"{request.name} can't be lowered: {error}"
+        raise CompileError(text, also=ValueError) from None
     lowered = lower_program(plan, body, (in_avals, ready.out_avals), source_of(ready))
     check_open_layouts(plan, lowered.donation, request.name)
     count, used = len(consts), tuple(compress(consts, kept))

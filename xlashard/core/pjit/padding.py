@@ -179,7 +179,8 @@ def _padded_shape(sharding: Any, aval: Any, path: str) -> tuple[int, ...]:
     try:
         sharding.check_compatible_aval(shape)
     except GeometryError as error:
-        raise misfit("the sharding", path, _typed(aval), sharding, error) from None
+        kind = _typed(aval)
+        raise misfit("the sharding", path, kind, sharding, error, also=type(error)) from None
     sizes = {uneven.dim: uneven.padded_size for uneven in uneven_dimensions(sharding, shape)}
     return tuple([sizes.get(dim, size) for dim, size in enumerate(shape)])
 

@@ -13,6 +13,7 @@ from xlashard._jax.runtime.shardings import Device, layout_problem
 from xlashard._jax.runtime.tracebacks import with_errors_as
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import used_parts
+from xlashard._jax.trace.origins import user_line
 from xlashard._jax.trace.primitives import is_call_primitive
 from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.core.array.array_class.handles import KindOf
@@ -34,6 +35,7 @@ from xlashard.core.pjit.shardings.unreduced import check_axes
 from xlashard.core.sharding import AbstractMesh, Mesh, Sharding, from_jax, to_jax
 from xlashard.core.sharding.replicated import names_devices
 from xlashard.errors import ResourceError, TracingError
+from xlashard.support.formatting import near_line
 from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
@@ -297,6 +299,26 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
         shardings |= constraints_in(rest)
         shardings |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
     return tuple(shardings)
+
+
+def find_constraint_line(jaxpr: Any, sharding: Sharding) -> str:
+    """Return file and line of the first operation inside that names a sharding or its mesh."""
+    lines = map(user_line, _find_constraint(jaxpr, sharding))
+    return next((near_line(*line) for line in lines if line is not None), "")
+
+
+def _find_constraint(jaxpr: Any, sharding: Sharding) -> list[Any]:
+    """Return the operation, and those around it, which have the line of `out_shardings` inside."""
+    mesh = getattr(sharding, "mesh", None)
+    for eqn in tracing.sharding_equations(jaxpr):
+        named = [eqn.params.get("sharding"), *eqn.params.get("shardings", ())]
+        own = [from_jax(s) if isinstance(s, jax.sharding.Sharding) else s for s in named]
+        if sharding in own or (mesh is not None and eqn.params.get("mesh") == mesh):
+            return [eqn]
+        for body in () if "witness" in eqn.params else tracing.bodies(eqn):
+            if found := _find_constraint(body, sharding):
+                return [*found, eqn]
+    return []
 
 
 # Found with those of the jaxpr inside, so that the equations of a nested call are read once.

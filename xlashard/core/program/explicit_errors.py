@@ -36,10 +36,12 @@ def explained(error: Exception) -> Exception:
     The traceback stays.
     """
     failure = None if isinstance(error, XlashardError) else read_type_failure(error)
-    return error if failure is None else _error(failure).with_traceback(error.__traceback__)
+    if failure is None:
+        return error
+    return _error(failure, type(error)).with_traceback(error.__traceback__)
 
 
-def _error(failure: TypeFailure) -> ShardingTypeError:
+def _error(failure: TypeFailure, also: type[Exception]) -> ShardingTypeError:
     problem = failure.problem
     if isinstance(problem, InvalidSpec):
         text = _invalid_spec(problem, failure)
@@ -53,6 +55,7 @@ def _error(failure: TypeFailure) -> ShardingTypeError:
         operation=failure.operation,
         paths=tuple(paths),
         source=f"{failure.file}:{failure.line}",
+        also=also,
     )
 
 

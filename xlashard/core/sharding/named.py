@@ -147,7 +147,8 @@ class NamedSharding(MeshSharding):
         if not isinstance(spec, PartitionSpec):
             raise ShardingError(
                 f"the spec of a NamedSharding must be a PartitionSpec, not "
-                f"{type(spec).__name__}: write P{_as_call(spec)}"
+                f"{type(spec).__name__}: write P{_as_call(spec)}",
+                also=TypeError,
             )
         if isinstance(spec, tuple):
             # A spec of `legacy.shardings.partition_spec` is a tuple too; JAX's spec is compared.

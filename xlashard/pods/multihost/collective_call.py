@@ -128,7 +128,8 @@ def _opened(path: str, x: Any, use: str) -> HostLeaf:
     if isinstance(x, Tracer):
         raise ArgumentError(
             f"it is a traced value, but {use} exchanges concrete values: call it outside of jit, "
-            "grad and vmap"
+            "grad and vmap",
+            also=jax.errors.TracerArrayConversionError,
         )
     keys = x if is_key_array(x) else None
     if keys is not None:

@@ -191,7 +191,8 @@ def error_at(error: XlashardError, path: str, host: HostMesh, spec: PartitionSpe
     """Return an error with the path of its leaf; that of a shape with its spec and mesh too."""
     if isinstance(error, GeometryError):
         return PlacementError(
-            f"{path} under {spec_of(spec).describe()} on {host.describe()}: {error}"
+            f"{path} under {spec_of(spec).describe()} on {host.describe()}: {error}",
+            also=type(error),
         )
     return at_path(error, path)
 

@@ -175,7 +175,11 @@ def test_compiled_program_refuses_other_structures_and_types(f):
         lambda: compiled(PARAMS): "structure",
         lambda: compiled(PARAMS, f32(8, 4), f32(1)): "structure",
         lambda: compiled(PARAMS, x=f32(8, 4)): "structure",
-        lambda: compiled({"w": f32(4, 8)}, f32(8, 4)): "structure",
+        lambda: compiled({"w": f32(4, 8)}, f32(8, 4)): "with the key 'b', .* no 'b'",
+        lambda: compiled(PARAMS | {"n": 1.0}, f32(8, 4)): "with no 'n', .* the key 'n'",
+        lambda: compiled(PARAMS | {"b": None}, f32(8, 4)): r"\['b'\] with an array, .* None:",
+        lambda: compiled(PARAMS | {"b": [1.0]}, f32(8, 4)): r"\['b'\] .* a list of 1:",
+        lambda: compiled([*PARAMS.values()], f32(8, 4)): "a dict of 2, .* a list of 2",
         lambda: compiled(PARAMS, f32(16, 4)): r"x as float32\[8,4\], but.*float32\[16,4\]",
         lambda: compiled(PARAMS | {"b": np.zeros(8, np.int32)}, f32(8, 4)): (
             r"params\['b'\] as float32\[8\], but.*int32\[8\]"

@@ -31,7 +31,7 @@ from xlashard.core.array.array_class.shard import Shard
 from xlashard.core.array.placement.read import BRING_HERE, Policy, start_read, to_host
 from xlashard.core.sharding import Sharding, from_jax, is_of_jax, to_jax
 from xlashard.core.sharding.base import is_index
-from xlashard.errors import ArgumentError, NotAddressableError
+from xlashard.errors import ArgumentError, NotAddressableError, PlacementError
 from xlashard.support.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         """Return the address of the buffer on the only device, valid while the array is alive.
 
         Raises:
-            ValueError: The array is on several devices.
+            PlacementError: The array is on several devices.
         """
         return self._only("unsafe_buffer_pointer").unsafe_buffer_pointer()
 
@@ -224,7 +224,7 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         """Return the runtime's own object for the buffer on the only device.
 
         Raises:
-            ValueError: The array is on several devices.
+            PlacementError: The array is on several devices.
         """
         return self._only("unsafe_raw_buffer").unsafe_raw_buffer()
 
@@ -232,9 +232,10 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         check_alive(self)
         count = self._handle.sharding.num_devices
         if count != 1:
-            raise ValueError(
-                f"{name}() requires an array on one device, but this Array {type_text(self)} is "
-                f"on {count} devices: write [shard.data.{name}() for shard in x.addressable_shards]"
+            raise PlacementError(
+                f"{name}() requires an array on one device, but this Array {type_text(self)} is on "
+                f"{count} devices: write [shard.data.{name}() for shard in x.addressable_shards]",
+                also=jax.errors.JaxRuntimeError,
             )
         return self._handle
 

@@ -323,7 +323,7 @@ def leaf_path(tree: Any, number: int, name: str) -> str:
 def at_path(error: XlashardError, path: str) -> XlashardError:
     """Return an error with the path of a leaf in front; those of lower layers become ours."""
     if isinstance(error, GeometryError | PlacementError):
-        return PlacementError(f"{path}: {error}")
+        return PlacementError(f"{path}: {error}", also=type(error))
     if isinstance(error, OutOfMemoryError):
         return OutOfMemoryError(f"{path}: {error}", bytes_per_device=error.bytes_per_device)
     # Errors with attributes stay as they are; a ResourceError names its value itself.

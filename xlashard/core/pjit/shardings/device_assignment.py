@@ -6,7 +6,7 @@ arguments and of closed-over arrays. All of them must name the same devices in t
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
@@ -105,6 +105,7 @@ class ShardingRequest:
         used: For each argument, True if the program takes it; others have no say in the devices.
             Empty for all.
         inner: Shardings of constraints inside the function.
+        find_line: Returns file and line of a constraint by its sharding; empty if unknown.
         closed: Description and sharding of each closed-over array that has a say in the devices.
         mesh: The mesh in force, or None.
         device: The requested single device, or None.
@@ -121,6 +122,7 @@ class ShardingRequest:
     result_paths: tuple[str, ...]
     used: tuple[bool, ...] = ()
     inner: tuple[Sharding, ...] = ()
+    find_line: Callable[[Sharding], str] = lambda _: ""
     closed: tuple[tuple[Callable[[], str], Sharding], ...] = ()
     mesh: Mesh | None = None
     device: Device | None = None
@@ -137,6 +139,25 @@ class ShardingRequest:
             [(a.path, a.aval, a.sharding) for a, is_used in pairs if a.committed and not is_used],
             [(path, aval) for path, aval, requested in outs if requested is None],
         )
+
+    def in_one_order(self) -> "ShardingRequest":
+        """Return the request with replicated arguments on their devices in the program's order.
+
+        Each device holds the whole value, so that nothing moves.
+        """
+        whole = [a.committed and a.is_replicated for a in self.arguments]
+        pairs = list(zip(self.arguments, whole, strict=True))
+        others = replace(self, arguments=tuple(a.unbound() if w else a for a, w in pairs))
+        named = [*device_sources(others), *device_sources(self)]
+        devices = next((s.devices for s in named if s.devices is not None and s.decides), ())
+
+        def reorder(argument: Argument) -> Argument:
+            own = argument.sharding
+            if own is None or own.devices == devices or set(own.devices) != set(devices):
+                return argument
+            return replace(argument, sharding=GSPMDSharding.get_replicated(devices))
+
+        return replace(self, arguments=tuple(reorder(a) if w else a for a, w in pairs))
 
     def on(self, devices: Sequence[Device]) -> "ShardingRequest":
         """Return the request with these devices in place of abstract meshes."""
@@ -158,7 +179,8 @@ class DeviceAssignmentSource(NamedTuple):
 
     Attributes:
         kind: The part of the request.
-        subject: The argument, the path of the result, or the description of the closed-over array.
+        subject: The argument, the path of the result, or a function that returns the line of the
+            constraint or the description of the closed-over array.
         devices: The devices that it names; None for an abstract mesh, and for `REPLICATED`.
         mesh: The mesh on which its sharding stands, or None.
         decides: False for a committed argument that moves to the devices of its `in_shardings`.
@@ -195,7 +217,8 @@ class DeviceAssignmentSource(NamedTuple):
             case "type":
                 return f"the type of {self.subject}"
             case "constraint":
-                return "a sharding constraint inside"
+                line = self.subject()
+                return "a sharding constraint inside" + (f" at {line}" if line else "")
         return self.subject()
 
 
@@ -218,7 +241,7 @@ def device_sources(request: ShardingRequest) -> list[DeviceAssignmentSource]:
         *[("in", argument, requested, None) for argument, requested in pairs],
         *[("argument", a, a.sharding, requested) for a, requested in pairs if a.committed],
         *[("out", path, requested, None) for path, requested in outs],
-        *[("constraint", None, sharding, None) for sharding in request.inner],
+        *[("constraint", partial(request.find_line, s), s, None) for s in request.inner],
         *[("closed over", describe, sharding, None) for describe, sharding in request.closed],
     ]
     devices_by_id: dict[int, tuple[Device, ...] | None] = {}

@@ -47,6 +47,7 @@ from xlashard.core.sharding.named import check_fits
 from xlashard.core.sharding.replicated import REPLICATED, custom_memory_kind
 from xlashard.core.sharding.sharding_texts import as_code, described, or_whole
 from xlashard.errors import (
+    DeviceMismatchError,
     DivisibilityError,
     GeometryError,
     MeshError,
@@ -121,7 +122,16 @@ def resolve(request: ShardingRequest) -> ProgramPlacement:
             committed argument.
     """
     sources = device_sources(request)
-    devices, abstract = agreed_devices(sources, request.names), abstract_source(sources)
+    try:
+        devices = agreed_devices(sources, request.names)
+    except DeviceMismatchError as error:
+        request = request.in_one_order()
+        sources = device_sources(request)
+        try:
+            devices = agreed_devices(sources, request.names)
+        except DeviceMismatchError:
+            raise error from None  # no-catalogue: raises the first error again
+    abstract = abstract_source(sources)
     if devices is None and abstract is None:
         abstract = typed_source(request)
     committed = devices is not None or abstract is not None
@@ -261,7 +271,7 @@ def _spec_on(
         validate_spec(spec_of(spec), grid_of(mesh))
         return named(mesh, spec)
     except (GeometryError, ShardingError) as error:
-        raise ResourceError(f"{path} is {spec}: {error}", path=path) from None
+        raise ResourceError(f"{path} is {spec}: {error}", path=path, also=type(error)) from None
 
 
 def _on_devices(
@@ -366,7 +376,8 @@ def _fitting(
             pad = f"Pad dimension {error.dim} to a multiple of {error.tiles}"
             hint = f". {or_whole(pad, requested, [error.dim])}"
         kind = aval_text(aval)
-        raise misfit(keyword, path, kind, requested, f"{error}{hint}") from None
+        text = f"{error}{hint}"
+        raise misfit(keyword, path, kind, requested, text, also=type(error)) from None
     return requested
 
 

@@ -210,7 +210,15 @@ def _wrong_leaf(leaf: Any, path: str) -> str:
     return f"{path} is {leaf!r} ({type(leaf).__name__}), which is no sharding: {advice}"
 
 
-def misfit(what: str, path: str, kind: str, sharding: Sharding, problem: object) -> ResourceError:
+def misfit(
+    what: str,
+    path: str,
+    kind: str,
+    sharding: Sharding,
+    problem: object,
+    *,
+    also: type[Exception] | None = None,
+) -> ResourceError:
     """Return the error for a sharding that does not fit its value.
 
     Args:
@@ -219,9 +227,10 @@ def misfit(what: str, path: str, kind: str, sharding: Sharding, problem: object)
         kind: The type of the value: `float32[8,16]`.
         sharding: The sharding.
         problem: What does not fit, and what to write.
+        also: The class of the error that reported it, if any.
     """
     return ResourceError(
-        f"{what} of {path} ({kind}) is {described(sharding)}: {problem}", path=path
+        f"{what} of {path} ({kind}) is {described(sharding)}: {problem}", path=path, also=also
     )
 
 

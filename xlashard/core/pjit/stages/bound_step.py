@@ -13,6 +13,7 @@ from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.execute import Runner
 from xlashard._jax.runtime.transfer import HandleType, lacks_buffer
 from xlashard._jax.trace.tracing import Tracer
+from xlashard._jax.tree_definitions import find_tree_difference
 from xlashard.core.array import Array, wrap_tree
 from xlashard.core.array.array_class.base import SHARDS, release_shards
 from xlashard.core.array.array_class.handles import wrap_result
@@ -220,9 +221,10 @@ class BoundStep:
                 return placed
         leaves, tree = _flatten(rest)
         if tree != plan.rest_tree:
+            path, before, after = find_tree_difference("arguments", plan.rest_tree, tree)
             raise ArgumentError(
-                f"{plan.name} was bound for arguments of the structure {plan.rest_tree}, but was "
-                f"called with {tree}: give all arguments by position, without the state"
+                f"{plan.name} was bound for {path} with {before}, but was called with {after}: "
+                "give all arguments by position, without the state"
             )
         return [
             self._placed(x, i)

@@ -9,6 +9,7 @@ import jax
 from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.transfer import base_handle, shared_pair
 from xlashard._jax.trace.tracing import is_extended
+from xlashard._jax.tree_definitions import find_tree_difference
 from xlashard.core.pjit.arguments import (
     arguments_may_move,
     bare,
@@ -147,9 +148,10 @@ def place_state(
     """
     leaves, tree = jax.tree_util.tree_flatten(state)
     if tree != plan.state_tree:
+        path, before, after = find_tree_difference("state", plan.state_tree, tree)
         raise ArgumentError(
-            f"{plan.name} was compiled for a state of the structure {plan.state_tree}, but bind "
-            f"got {tree}: give a state of that structure, or lower and compile for this one"
+            f"{plan.name} was compiled for {path} with {before}, but bind got {after}: give a "
+            "state like that, or lower and compile for this one"
         )
     number, paths = len(leaves), plan.state_paths
     avals, shardings = compiled.out_avals[:number], compiled.out_shardings[:number]

@@ -8,7 +8,7 @@ import numpy as np
 
 from xlashard._jax.lowering import aval_text
 from xlashard._jax.trace.tracing import Tracer, abstractify, is_token, struct_of
-from xlashard._jax.tree_definitions import outline
+from xlashard._jax.tree_definitions import find_tree_difference, outline
 from xlashard.core.array.array_class.handles import KindOf
 from xlashard.core.pjit.arguments import Argument, check_concrete, check_values
 from xlashard.core.pjit.trace import Call
@@ -101,9 +101,10 @@ class StageInfo:
                 "part of the program already, and pass the others by position or name as before"
             )
         part = next(part for part in expected if expected[part] != actual[part])
+        path, before, after = find_tree_difference(part, expected[part], actual[part])
         raise ArgumentError(
-            f"{self.name} was {verb} for {part} of the structure {expected[part]}, but was called "
-            f"with {actual[part]}: {self._otherwise(verb)}"
+            f"{self.name} was {verb} for {path} with {before}, but was called with {after}: "
+            f"{self._otherwise(verb)}"
         )
 
     def _otherwise(self, verb: str) -> str:
