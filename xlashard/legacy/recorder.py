@@ -25,9 +25,11 @@ from xlashard._jax.legacy_api import call_when_set, code_of_reads
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER
 from xlashard.core.sharding import Mesh
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
+from xlashard.legacy.entries.keywords import SIGNATURES, keyword_entries
 from xlashard.legacy.modes import config_flags as flags
 from xlashard.legacy.modes.pjit import LegacyFunction
 from xlashard.legacy.modules import Entry, entries
+from xlashard.legacy.modules.keywords import convert_arguments
 from xlashard.legacy.modules.maps import ThreadResources
 
 # Code in these folders is not the user's program.
@@ -47,6 +49,9 @@ _PARTIAL_FUNCTION: Any = vars(partial)["func"]
 
 _PJIT = LegacyFunction.__init__.__code__
 """Code that `pjit` runs once it has flattened the resources."""
+
+_CONVERSION = convert_arguments.__code__
+"""Code that runs where a call has removed keywords."""
 
 _CALLED_BY_NAME = re.compile(r"\w+\s*\(")
 
@@ -222,7 +227,7 @@ class Recorder:
         frame: FrameType | None = sys._getframe(1)
         entries_of_call = self._watched[code](frame)
         caller = frame.f_back
-        skipped = _NOT_USER_CODE if code is _PJIT else _CONTEXTS
+        skipped = _NOT_USER_CODE if code in (_PJIT, _CONVERSION) else _CONTEXTS
         while caller is not None and caller.f_code.co_filename.startswith(skipped):
             caller = caller.f_back
         if caller is None or caller.f_code.co_filename.startswith(_NOT_USER_CODE):
@@ -303,6 +308,7 @@ def observed_code() -> dict[CodeType, Watcher]:
     return {
         Mesh.__enter__.__code__: lambda _: (WITH_MESH,),
         _PJIT: _none_in_resources,
+        _CONVERSION: _removed_keywords,
         code_of_reads(): _read_flag,
         _code(env.fget): lambda _: reads_mesh,
         _code(env.fset): lambda _: reads_mesh,
@@ -325,6 +331,14 @@ def _code(function: Any) -> CodeType:
 def _read_flag(frame: FrameType) -> Sequence[Entry]:
     flag = frame.f_locals.get("flag")
     return tuple(entries()[f"jax.config.{own.name}"] for own in flags.OWN if own is flag)
+
+
+def _removed_keywords(frame: FrameType) -> Sequence[Entry]:
+    call = frame.f_locals
+    signature, entries_of_function = SIGNATURES[call["name"]], keyword_entries()[call["name"]]
+    keywords = signature.keywords.keys() & call["kwargs"].keys()
+    positional = signature.list_positional(len(call["args"]))
+    return [entries_of_function[name] for name in (*sorted(keywords), *positional)]
 
 
 def _none_in_resources(frame: FrameType) -> Sequence[Entry]:

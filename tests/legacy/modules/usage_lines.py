@@ -229,6 +229,10 @@ _BRIDGE = "from jax.lib import xla_bridge as b; "
 EVERYDAY = {
     **TREES,
     "jax.ShapedArray": "assert jax.ShapedArray((2,), np.dtype('float32')).shape == (2,)",
+    "jax.xla_computation": "made, out = jax.xla_computation(lambda x, n: x + n, static_argnums=1,"
+    "return_shape=True, backend='cpu')(jnp.ones(3), 2);"
+    "assert 'add' in made.as_hlo_text() and out.shape == (3,)",
+    "jax.experimental.loops": "from jax.experimental import loops",
     "jax.curry": "assert jax.curry(max)(2)(3) == 3",
     # Calling it would end the backend of all other tests.
     "jax.clear_backends": "import jax.extend.backend as b;"

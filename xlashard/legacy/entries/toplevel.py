@@ -24,8 +24,8 @@ ENTRIES: EntryTable = {
         "device_put_sharded": works(
             "0.10.0", "jax.device_put(stacked, jax.NamedSharding(mesh, jax.P('x')))", "xlashard"
         ),
-        "xla_computation": refused("0.4.34", "jax.jit(f).lower(x).compiler_ir('hlo')").because(
-            "only `jit` lowers functions"
+        "xla_computation": works("0.4.34", "jax.jit(f).lower(x).compiler_ir('hlo')").but(
+            "`axis_env`, `in_parts` and `out_parts` are refused"
         ),
         "soft_pmap": refused("0.3.25", "jax.vmap").because("it was removed with xmap"),
         "mask": refused("0.3.16", "jax.numpy.where(valid, x, 0)").because(
@@ -50,7 +50,10 @@ ENTRIES: EntryTable = {
     "jax.experimental": {
         "disable_x64": works("0.9.0", "jax.enable_x64(False)"),
         "enable_x64": works("0.9.0", "jax.enable_x64(True)"),
-        "loops": refused("0.3.16", "jax.lax.fori_loop").because(
+    },
+    "jax.experimental.loops": {
+        "": works("0.3.16", "jax.lax.fori_loop", "jax.lax").but("`Scope` is refused"),
+        "Scope": refused("0.3.16", "jax.lax.fori_loop").because(
             "JAX's loops are functions of their state"
         ),
     },
