@@ -167,6 +167,26 @@ def test_changed_behaviours_without_a_removed_name_are_counted(recorder: Recorde
     }
 
 
+def test_removed_arguments_are_counted_at_the_lines_of_the_program(recorder: Recorder, run) -> None:
+    run(
+        "import jax, jax.numpy as jnp\n"
+        "x = jnp.arange(4.0)\n"
+        "for _ in range(3): jnp.clip(x, a_min=1, a_max=2)\n"
+        "jax.jit(lambda x: x.clip(a_min=0))(x)\n"
+        "jnp.sort(x, 0, 'stable'); jnp.sort(x, 0); jnp.array(x, jnp.float32, True)\n"
+        "jax.ShapeDtypeStruct((2,), jnp.float32, named_shape={})\n"
+        "jnp.clip(x, 0, 1)\n"
+    )
+    assert counted(recorder) == {
+        ("jax.numpy.clip(a_min=)", 3): 3,
+        ("jax.numpy.clip(a_max=)", 3): 3,
+        ("jax.Array.clip(a_min=)", 4): 1,
+        ("jax.numpy.sort(kind=)", 5): 1,
+        ("jax.numpy.array(..., copy)", 5): 1,
+        ("jax.ShapeDtypeStruct(named_shape=)", 6): 1,
+    }
+
+
 HOSTILE = """\
 import functools, jax
 from jax.experimental.pjit import pjit
