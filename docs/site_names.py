@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Iterator, Sequence
 
+from xlashard.legacy.entries.keywords import list_keyword_entries
 from xlashard.legacy.modules import Entry, entries_by_module
 
 _HEAD = "| name | until JAX | what it does | today |\n|---|---|---|---|"
@@ -11,7 +12,8 @@ _VERBS = {"works": "works", "differs": "works, but ", "refused": "is refused: "}
 
 def table() -> str:
     """Return the table of all entries, by module."""
-    sections = (_section(*item) for item in entries_by_module().items())
+    sections = [_section(*item) for item in entries_by_module().items()]
+    sections.append(_section("keywords", tuple(list_keyword_entries())))
     return "\n\n".join("\n".join(lines) for lines in sections)
 
 

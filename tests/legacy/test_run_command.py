@@ -160,6 +160,7 @@ def test_report_lists_names_and_lines_also_after_an_exception(scripted) -> None:
     assert tree_map["today"] == "jax.tree.map"
     assert tree_map["count"] == 7
     assert {line["file"] for line in tree_map["lines"]} == {str(folder / "old" / "script.py")}
+    assert report["failure"] == "RefusedError"
 
 
 @pytest.mark.slow
@@ -226,7 +227,7 @@ def test_option_m_runs_a_module_and_prints_a_report(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert done.stdout == "__main__ package.old ['one']\n5\n"
     assert done.stderr.splitlines() == [
-        "2 removed names used, at 2 lines",
+        "2 removed names used, at 2 lines, before exit code 3 ended the program",
         "jax.linear_util (until JAX 0.4.24); today: import jax.extend.linear_util",
         "  package/old.py:2",
         "jax.linear_util.wrap_init (until JAX 0.4.24); today: jax.extend.linear_util.wrap_init",
@@ -251,6 +252,7 @@ def test_command_line_is_parsed() -> None:
 WRONG = {
     "nothing": ([], "missing program to run"),
     "no module": (["-m"], "-m requires a module name"),
+    "a migration": (["--migrate", "a.py"], "write python -m xlashard legacy --migrate FILE"),
     "an option": (["--steps=3", "a.py"], "unknown option --steps"),
     "no file": (["--report=", "a.py"], "--report=uses.json"),
 }

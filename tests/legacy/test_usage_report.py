@@ -167,6 +167,89 @@ def test_changed_behaviours_without_a_removed_name_are_counted(recorder: Recorde
     }
 
 
+def test_removed_arguments_are_counted_at_the_lines_of_the_program(recorder: Recorder, run) -> None:
+    run(
+        "import jax, jax.numpy as jnp\n"
+        "x = jnp.arange(4.0)\n"
+        "for _ in range(3): jnp.clip(x, a_min=1, a_max=2)\n"
+        "jax.jit(lambda x: x.clip(a_min=0))(x)\n"
+        "jnp.sort(x, 0, 'stable'); jnp.sort(x, 0); jnp.array(x, jnp.float32, True)\n"
+        "jax.ShapeDtypeStruct((2,), jnp.float32, named_shape={})\n"
+        "jnp.clip(x, 0, 1)\n"
+    )
+    assert counted(recorder) == {
+        ("jax.numpy.clip(a_min=)", 3): 3,
+        ("jax.numpy.clip(a_max=)", 3): 3,
+        ("jax.Array.clip(a_min=)", 4): 1,
+        ("jax.numpy.sort(kind=)", 5): 1,
+        ("jax.numpy.array(..., copy)", 5): 1,
+        ("jax.ShapeDtypeStruct(named_shape=)", 6): 1,
+    }
+
+
+HOSTILE = """\
+import functools, jax
+from jax.experimental.pjit import pjit
+from jax.experimental import PartitionSpec as P
+LOG = []
+def note(name):
+    def record(*args, **kwargs):
+        LOG.append(name)
+        raise KeyError(name)
+    return record
+ASKED = ("__getattribute__", "__getattr__", "__eq__", "__ne__", "__hash__", "__bool__", "__repr__",
+    "__instancecheck__", "__subclasscheck__", "__len__", "__iter__", "__contains__", "__get__")
+MEMBERS = {**{name: note(name) for name in ASKED}, "__class__": property(note("__class__")),
+    "__self__": property(note("__self__")), "__func__": property(note("__func__")),
+    "__module__": property(note("__module__")), "func": property(note("func"))}
+Meta = type("Meta", (type,), dict(MEMBERS))
+def work(self, *rest): return 5
+Proxy = Meta("Proxy", (), {**MEMBERS, "__call__": work, "__setattr__": work, "work": work,
+    "__init__": lambda self: None})
+type.__setattr__(Proxy, "of_class", classmethod(work))
+proxy = Proxy()
+def take(x=None, *rest): pass
+def method(x): return object.__getattribute__(x, "work")
+HIDDEN = {name: MEMBERS[name] for name in ("func", "__class__")}
+Partial = type("Partial", (functools.partial,), HIDDEN)
+class Node:
+    flattened = 0
+    def flatten(self):
+        Node.flattened += 1
+        return (None,), None
+jax.tree_util.register_pytree_node(Node, Node.flatten, lambda _, leaves: Node())
+for again in range(2):
+    proxy(); method(proxy)(proxy); object.__setattr__(proxy, "x", proxy); take(proxy); take(x=proxy)
+    type.__getattribute__(Proxy, "of_class")(proxy); type.__call__(Proxy)
+    functools.partial(take, proxy)()
+    Partial(take)(proxy); super(Proxy, proxy).__setattr__("y", proxy)
+    jax.tree_leaves([proxy]); jax.tree_map(take, [proxy])
+    pjit(take, Node(), P()); isinstance(3, jax.core.Var)
+jax.interpreters.pxla.of_program = proxy
+jax.interpreters.pxla.of_program()
+"""
+
+
+def test_recorder_runs_no_code_of_the_program(run, tmp_path: Path) -> None:
+    def run_it() -> tuple[list[str], int]:
+        space = runpy.run_path(str(tmp_path / "hostile.py"))
+        return space["LOG"], space["Node"].flattened
+
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    INSTALLER.install()
+    expected = run_it()
+    INSTALLER.uninstall()
+    recorder = Recorder()
+    INSTALLER.install(recorder.listen)
+    recorder.start()
+    try:
+        assert run_it() == expected
+    finally:
+        recorder.end()
+        INSTALLER.uninstall()
+    assert {"jax.tree_leaves", "in_axis_resources=None"} <= {name for name, _ in counted(recorder)}
+
+
 def test_names_of_current_jax_are_not_reported() -> None:
     staying = [entry for entry in entries().values() if entry.stays]
     assert {"jax.sharding.Mesh", "jax.pmap"} <= {entry.name for entry in staying}
@@ -195,6 +278,8 @@ def test_text_of_a_report() -> None:
     assert "needs" not in text_of(Report.of([TREE_MAP]))
     assert "no removed names" in text_of(Report.of([]))
     assert "no removed names" in text_of(Report.of([INSTALLED]))
+    crashed = Report.of([], failure="KeyError")
+    assert text_of(crashed) == "no removed names were used, before KeyError ended the program\n"
     behaviour = Use(BEHAVIOURS[0], "/far/away.py", 3, 1)
     assert "\nwith mesh:; today: with jax.set_mesh(mesh):\n" in text_of(Report.of([behaviour]))
 
@@ -232,6 +317,24 @@ def test_report_is_coloured_only_in_a_terminal(monkeypatch) -> None:
     assert file.getvalue() == text_of(report)
     show_report(Report.of([]), terminal)
     assert "no removed names" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (KeyError("w"), "KeyError"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (SystemExit(2), "exit code 2"),
+        (SystemExit("no data"), "exit code 1"),
+        (SystemExit(0), ""),
+        (SystemExit(False), ""),
+        (SystemExit(), ""),
+    ],
+)
+def test_failure_of_the_program_is_recorded(error: BaseException, failure: str) -> None:
+    recorder = Recorder()
+    recorder.record_failure(error)
+    assert recorder.failure == failure
 
 
 def test_end_of_recorder_unregisters_monitoring_callbacks() -> None:

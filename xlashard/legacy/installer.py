@@ -18,8 +18,10 @@ from typing import Any
 import jax
 
 from xlashard._jax.legacy_api import concrete_class, watch_computations
+from xlashard._jax.trace.tracing import Tracer
 from xlashard.core.array import Array
 from xlashard.legacy.entries.entry import ALIASES
+from xlashard.legacy.entries.keywords import SIGNATURES
 from xlashard.legacy.modes.config_flags import check_computation, hide_flags, show_flags
 from xlashard.legacy.module_shims import (
     MISSING,
@@ -32,6 +34,7 @@ from xlashard.legacy.module_shims import (
     resolve_source,
 )
 from xlashard.legacy.modules import Entry, entries
+from xlashard.legacy.modules.keywords import EarlierFunction, make_method
 from xlashard.support.tracebacks import short_tracebacks
 
 _OTHER_NAMES = {**ALIASES, **{name: alias for alias, name in ALIASES.items()}}
@@ -61,7 +64,7 @@ class Installation:
             show_flags()
             watch_computations(check_computation)
             self._install_shims()
-            parents = {name.rpartition(".")[0] for name in self._table} - self._own
+            parents = {_parent(name) for name in (*self._table, *SIGNATURES)} - self._own
             for parent in sorted(parents):
                 if not self._is_inside(parent):
                     self._patch_parent(parent)
@@ -148,10 +151,23 @@ class Installation:
                 member = self._with_listener(entry, resolve_source(entry.source))
                 for owner in _classes_of(shown):
                     self._change(owner, name, member)
+            self._patch_methods(parent, shown)
+
+    def _patch_methods(self, parent: str, shown: type) -> None:
+        """Let methods and constructors of a class accept their earlier arguments."""
+        owners = [*_classes_of(shown), *[Tracer] * (shown is jax.Array)]
+        for full in filter(lambda name: _parent(name) == parent, SIGNATURES):
+            for owner in owners:
+                today = vars(owner).get(_last(full))
+                if isinstance(today, staticmethod):  # a constructor
+                    self._change(owner, _last(full), staticmethod(make_method(full, today)))
+                elif today is not None:
+                    self._change(owner, _last(full), make_method(full, today))
 
     def _patch(self, module: ModuleType) -> None:
         members = self._members_of(module.__name__)
         namespace = vars(module)
+        self._patch_functions(module)
         for name in list(members.values):
             if not isinstance(namespace.get(name, module), ModuleType):
                 # `jax.config` is both an object and a module.
@@ -163,6 +179,18 @@ class Installation:
         self._change(namespace, "__getattr__", self._member_function(namespace, members, hidden))
         if "__dir__" not in namespace:
             self._change(namespace, "__dir__", lambda: sorted({*namespace, *members.names()}))
+
+    def _patch_functions(self, module: ModuleType) -> None:
+        """Let functions of a module accept their earlier arguments.
+
+        JAX's own code calls them, too: an import through `__getattr__`, which would spare it,
+        takes longer than most calls.
+        """
+        namespace = vars(module)
+        for full in filter(lambda name: _parent(name) == module.__name__, SIGNATURES):
+            if _last(full) in namespace and full not in self._table:
+                earlier = EarlierFunction(full, namespace[_last(full)])
+                self._change(namespace, _last(full), earlier)
 
     def _member_function(
         self, namespace: dict[str, Any], members: ModuleMembers, hidden: Mapping[str, Any]

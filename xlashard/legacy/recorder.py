@@ -1,4 +1,9 @@
-"""Recording of removed names and behaviours that a program uses, with their lines."""
+"""Recording of removed names and behaviours that a program uses, with their lines.
+
+Python calls the recorder in the middle of the program, with the program's own objects. It compares
+their identities and types, and reads attributes of Python's own types through their descriptors:
+an attribute, `isinstance` or `==` would run code of the program (of a proxy that is not ready).
+"""
 
 import contextlib
 import inspect
@@ -13,18 +18,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from types import CodeType, FrameType
+from types import BuiltinMethodType, CodeType, FrameType, MethodType
 from typing import Any
-
-import jax
 
 from xlashard._jax.legacy_api import call_when_set, code_of_reads
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER
 from xlashard.core.sharding import Mesh
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
+from xlashard.legacy.entries.keywords import SIGNATURES, keyword_entries
 from xlashard.legacy.modes import config_flags as flags
-from xlashard.legacy.modes.pjit import pjit
+from xlashard.legacy.modes.pjit import LegacyFunction
 from xlashard.legacy.modules import Entry, entries
+from xlashard.legacy.modules.keywords import convert_arguments
 from xlashard.legacy.modules.maps import ThreadResources
 
 # Code in these folders is not the user's program.
@@ -39,6 +44,14 @@ _FREE_TOOLS = (3, 4)
 
 _CONTEXTS = contextlib.__file__
 """File of `contextlib`, through which programs enter contexts."""
+
+_PARTIAL_FUNCTION: Any = vars(partial)["func"]
+
+_PJIT = LegacyFunction.__init__.__code__
+"""Code that `pjit` runs once it has flattened the resources."""
+
+_CONVERSION = convert_arguments.__code__
+"""Code that runs where a call has removed keywords."""
 
 _CALLED_BY_NAME = re.compile(r"\w+\s*\(")
 
@@ -70,10 +83,16 @@ class Recorder:
     Uses are: importing a name, reading it from a module, calling it (also under another name or
     in another file), passing it to a function such as `functools.partial`, reading or setting a
     flag, and the behaviours `with mesh:` and `in_axis_resources=None`.
+
+    Attributes:
+        failure: What ended the program before its last line: `KeyError`, `exit code 2`; empty if
+            it ran to its end.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.failure = ""
+        # Reentrant: a signal handler or `__del__` of the program may run while it is held.
+        self._lock = threading.RLock()
         self._entries: dict[str, Entry] = {}
         self._accesses: Counter[_Place] = Counter()
         self._called: Counter[_Place] = Counter()
@@ -119,6 +138,17 @@ class Recorder:
                 monitoring.register_callback(self._tool, event, None)
             monitoring.free_tool_id(self._tool)
             self._tool = None
+
+    def record_failure(self, error: BaseException) -> None:
+        """Record the exception that ends the program; `sys.exit(0)` is a normal end."""
+        if type(error) is not SystemExit:
+            self.failure = type(error).__name__
+            return
+        code = error.code
+        if code is not None:
+            # As in Python: the exit code is 1 where the program passes a message.
+            number = int(code) if issubclass(type(code), int) else 1
+            self.failure = f"exit code {number}" if number else ""
 
     def listen(self, entry: Entry, value: Any, frame: FrameType) -> None:
         """Count an access to a name.
@@ -197,7 +227,8 @@ class Recorder:
         frame: FrameType | None = sys._getframe(1)
         entries_of_call = self._watched[code](frame)
         caller = frame.f_back
-        while caller is not None and caller.f_code.co_filename.startswith(_CONTEXTS):
+        skipped = _NOT_USER_CODE if code in (_PJIT, _CONVERSION) else _CONTEXTS
+        while caller is not None and caller.f_code.co_filename.startswith(skipped):
             caller = caller.f_back
         if caller is None or caller.f_code.co_filename.startswith(_NOT_USER_CODE):
             return
@@ -207,10 +238,14 @@ class Recorder:
 
 def _called(function: Any) -> list[Any]:
     """Return the called objects: also the function of a `partial`, or the class of a method."""
-    if isinstance(function, partial):
-        function = function.func
-    owner = getattr(function, "__self__", None)
-    return [getattr(function, "__func__", function), *[owner] * isinstance(owner, type)]
+    if issubclass(type(function), partial):
+        function = _PARTIAL_FUNCTION.__get__(function)
+    kind = type(function)
+    if kind is not MethodType and kind is not BuiltinMethodType:
+        return [function]
+    owner = function.__self__
+    called = function.__func__ if kind is MethodType else function
+    return [called, *[owner] * issubclass(type(owner), type)]
 
 
 def _is_legacy_object(value: Any) -> bool:
@@ -272,7 +307,8 @@ def observed_code() -> dict[CodeType, Watcher]:
     reads_mesh = (entries()["jax.experimental.maps.thread_resources"],)
     return {
         Mesh.__enter__.__code__: lambda _: (WITH_MESH,),
-        pjit.__code__: _none_in_resources,
+        _PJIT: _none_in_resources,
+        _CONVERSION: _removed_keywords,
         code_of_reads(): _read_flag,
         _code(env.fget): lambda _: reads_mesh,
         _code(env.fset): lambda _: reads_mesh,
@@ -297,17 +333,21 @@ def _read_flag(frame: FrameType) -> Sequence[Entry]:
     return tuple(entries()[f"jax.config.{own.name}"] for own in flags.OWN if own is flag)
 
 
+def _removed_keywords(frame: FrameType) -> Sequence[Entry]:
+    call = frame.f_locals
+    signature, entries_of_function = SIGNATURES[call["name"]], keyword_entries()[call["name"]]
+    keywords = signature.keywords.keys() & call["kwargs"].keys()
+    positional = signature.list_positional(len(call["args"]))
+    return [entries_of_function[name] for name in (*sorted(keywords), *positional)]
+
+
 def _none_in_resources(frame: FrameType) -> Sequence[Entry]:
-    arguments = frame.f_locals
+    options = frame.f_locals["options"]
     return [
         behaviour
-        for behaviour, names in (
-            (NONE_IN, ("in_axis_resources", "in_shardings")),
-            (NONE_OUT, ("out_axis_resources", "out_shardings")),
+        for behaviour, resources in (
+            (NONE_IN, options.in_resources),
+            (NONE_OUT, options.out_resources),
         )
-        if any(_has_none(arguments[name]) for name in names)
+        if any(resource.value is None for resource in resources.leaves)
     ]
-
-
-def _has_none(resources: Any) -> bool:
-    return any(leaf is None for leaf in jax.tree.leaves(resources, is_leaf=lambda x: x is None))

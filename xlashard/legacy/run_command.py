@@ -27,7 +27,8 @@ from xlashard.support.program_runner import ProgramNotFoundError, ScriptOrModule
 
 _USAGE = """\
 usage: python -m xlashard.legacy [--report[=FILE]] [--FLAG=VALUE ...] script.py ARGS ...
-       python -m xlashard.legacy [--report[=FILE]] [--FLAG=VALUE ...] -m module ARGS ..."""
+       python -m xlashard.legacy [--report[=FILE]] [--FLAG=VALUE ...] -m module ARGS ...
+       python -m xlashard legacy --migrate FILE ... [--write]"""
 
 _HELP = f"""{_USAGE}
 
@@ -40,8 +41,11 @@ Runs an unchanged program of 2022 or 2023, with the removed names of JAX install
   -m module        run a module, as `python -m module` does
   -h, --help       show this help
 
-Arguments after script.py or module are passed to the program. To rewrite a program for today's
-JAX: xlashard legacy --migrate script.py"""
+Arguments after script.py or module are passed to the program. The last form rewrites programs for
+today's JAX."""
+
+_OF_MIGRATION = ("--migrate", "--write", "--check")
+"""Options of `xlashard legacy` that migrate files."""
 
 
 class UsageError(Exception):
@@ -90,6 +94,12 @@ def read_command(words: Sequence[str]) -> RunCommand:
             report, file = True, value
         elif name.startswith(("--jax_", "--nojax_")):
             flags.update([parse_flag(word)])
+        elif name in _OF_MIGRATION:
+            # no-catalogue: an error of the command line
+            raise UsageError(
+                f"{name} is an option of another command: write "
+                "python -m xlashard legacy --migrate FILE"
+            )
         else:
             # no-catalogue: an error of the command line
             raise UsageError(f"unknown option {name}: write options of the program after it")
@@ -198,12 +208,16 @@ def run_old_program(command: RunCommand, flags: Mapping[str, Any]) -> int:
             cancel_report()
         print_error(error)
         return 1 if command.program.is_module else 2
+    except BaseException as error:
+        if recorder is not None:
+            recorder.record_failure(error)
+        raise
     return 0
 
 
 def _write_report(recorder: Recorder, file: str) -> None:
     recorder.end()
-    report = Report.of(recorder.uses(), _own_folder())
+    report = Report.of(recorder.uses(), _own_folder(), recorder.failure)
     if not file:
         show_report(report, sys.stderr)
         return

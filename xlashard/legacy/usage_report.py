@@ -28,24 +28,28 @@ class Report:
     Attributes:
         own: Uses in the program's own files.
         installed: Uses in installed packages.
+        failure: What ended the program early, such as `KeyError`; empty if it ran to its end.
     """
 
     own: Sequence[Use]
     installed: Sequence[Use]
+    failure: str = ""
 
     @classmethod
-    def of(cls, uses: Sequence[Use], folder: str = "") -> "Report":
+    def of(cls, uses: Sequence[Use], folder: str = "", failure: str = "") -> "Report":
         """Sort the uses of a run.
 
         Args:
             uses: The recorded uses.
             folder: The program's folder; its files are the program's own even if installed.
+            failure: What ended the program early.
         """
         removed = [use for use in uses if not use.entry.stays]
         own = (folder.rstrip(os.sep) + os.sep,) if folder else ()
         installed = {use for use in removed if use.file.startswith(_INSTALLED)}
         apart = {use for use in installed if not use.file.startswith(own)}
-        return cls([use for use in removed if use not in apart], [u for u in removed if u in apart])
+        inside = [use for use in removed if use not in apart]
+        return cls(inside, [use for use in removed if use in apart], failure)
 
 
 def show_report(report: Report, to: TextIO) -> None:
@@ -67,7 +71,7 @@ def text_of(report: Report) -> str:
     Args:
         report: The sorted uses.
     """
-    lines = [_title(report.own), *_lines(report.own)]
+    lines = [_title(report), *_lines(report.own)]
     if report.installed:
         lines += [_APART, *_lines(report.installed)]
     return "\n".join(lines) + "\n"
@@ -83,13 +87,13 @@ def _lines(uses: Sequence[Use]) -> Iterator[str]:
 
 
 def json_of(report: Report) -> str:
-    """Return the report as JSON: `{"uses": [{"name", "today", ...}], "installed": [...]}`.
+    """Return the report as JSON: `{"uses": [{"name", ...}], "installed": [...], "failure": ""}`.
 
     Args:
         report: The sorted uses.
     """
     parts = {"uses": _records(report.own), "installed": _records(report.installed)}
-    return json.dumps(parts, indent=1) + "\n"
+    return json.dumps({**parts, "failure": report.failure}, indent=1) + "\n"
 
 
 def _records(uses: Sequence[Use]) -> list[dict[str, Any]]:
@@ -114,17 +118,19 @@ def _by_name(uses: Sequence[Use]) -> Iterator[tuple[Any, list[Use]]]:
         yield of_name[0].entry, of_name
 
 
-def _title(uses: Sequence[Use]) -> str:
-    if not uses:
-        return _NOTHING
-    names = len({use.entry.name for use in uses})
-    lines = len({(use.file, use.line) for use in uses})
-    return f"{counted(names, 'removed name')} used, at {counted(lines, 'line')}"
+def _title(report: Report) -> str:
+    names = len({use.entry.name for use in report.own})
+    lines = len({(use.file, use.line) for use in report.own})
+    used = f"{counted(names, 'removed name')} used, at {counted(lines, 'line')}"
+    if report.failure:
+        used = used if report.own else "no removed names were used"
+        return f"{used}, before {report.failure} ended the program"
+    return used if report.own else _NOTHING
 
 
 def _coloured(report: Report) -> Iterator[RenderableType]:
     """Return the report for a terminal of any width, without columns."""
-    yield Text(_title(report.own), "italic")
+    yield Text(_title(report), "italic")
     yield from _coloured_lines(report.own)
     if report.installed:
         yield Text(f"\n{_APART}", "italic")

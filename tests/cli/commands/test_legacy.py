@@ -52,6 +52,13 @@ def test_lines_for_manual_migration_are_counted(program: Path, capsys) -> None:
     assert "1 line for a human marked by `# xlashard:`" in capsys.readouterr().err
 
 
+def test_syntax_warning_of_a_file_names_the_file(program: Path) -> None:
+    program.write_text("import jax\nnumber = '\\d'\n")
+    with pytest.warns(SyntaxWarning, match="invalid escape") as caught:
+        main(["legacy", "--migrate", str(program)])
+    assert {(warning.filename, warning.lineno) for warning in caught} == {(str(program), 2)}
+
+
 def test_migrate_keeps_encoding_and_line_ends(program: Path) -> None:
     old = "# -*- coding: latin-1 -*-\r\nimport jax\r\nx = jax.tree_map, 'é'\r\n"
     program.write_bytes(old.encode("latin-1"))

@@ -1,5 +1,7 @@
 """Invalid arguments of shardings, besides the catalogue of mistakes (tests/errors)."""
 
+from unittest import mock
+
 import jax
 import numpy as np
 import pytest
@@ -59,3 +61,23 @@ def test_user_defined_sharding_needs_devices_only():
     assert own.memory_kind is None
     assert own.is_equivalent_to(own, 1)
     assert not own.is_equivalent_to(Own(), 1)
+
+
+def test_mocked_memory_kind_of_a_mocked_device_is_accepted():
+    grid = np.empty(8, dtype=object)
+    for i in range(8):
+        grid[i] = mock.MagicMock(jax.Device, id=i, process_index=0, platform="tpu")
+    theirs = jax.sharding.NamedSharding(Mesh(grid, ("data",)), P("data"))
+    kind = theirs.memory_kind
+    assert kind is grid[0].default_memory().kind
+    own = from_jax(theirs)
+    assert isinstance(own, NamedSharding)
+    assert own == NamedSharding(own.mesh, own.spec, memory_kind=kind)
+    assert own.with_memory_kind(kind).with_spec(P()).memory_kind is kind
+    single = from_jax(jax.sharding.SingleDeviceSharding(grid[0]))
+    assert (single.memory_kind, single.with_memory_kind(kind)) == (kind, single)
+    assert GSPMDSharding(list(grid), "{replicated}", memory_kind=kind).memory_kind is kind
+    with pytest.raises(ShardingError, match="memory_kind=<MagicMock"):
+        NamedSharding(own.mesh, own.spec, memory_kind=mock.MagicMock())
+    with pytest.raises(ShardingError, match="memory_kind=<MagicMock"):
+        NamedSharding(mesh(), own.spec, memory_kind=kind)

@@ -209,6 +209,18 @@ NUMPY = {
     "jax.numpy.trapz": "assert jnp.trapz(jnp.array([1.0, 2.0])) == 1.5",
     "jax.numpy.round_": "assert jnp.round_(1.26, 1) == jnp.round(1.26, 1)",
     "jax.numpy.fix": "assert jnp.fix(jnp.array([-1.5, 1.5])).tolist() == [-1.0, 1.0]",
+    "jax.lax.pvary": "mesh = jax.sharding.Mesh(jax.devices(), 'x');"
+    "f = lambda x: jax.lax.pvary({'w': x}, 'x')['w'] * jax.lax.axis_index('x');"
+    "f = jax.shard_map(f, mesh=mesh, in_specs=jax.P(), out_specs=jax.P('x'));"
+    "assert f(jnp.ones(1)).shape == (len(jax.devices()),) and jax.lax.pvary(3, ()) == 3",
+    "jax.lax.all_gather_invariant": "mesh = jax.sharding.Mesh(jax.devices(), 'x');"
+    "f = lambda x: jax.lax.all_gather_invariant(x, 'x', tiled=True);"
+    "f = jax.shard_map(f, mesh=mesh, in_specs=jax.P('x'), out_specs=jax.P());"
+    "assert (f(jnp.arange(8.0)) == jnp.arange(8.0)).all()",
+    "jax.scipy.special.sph_harm": "one = jnp.array([1]); angle = jnp.array([0.3])\n"
+    "got = jax.scipy.special.sph_harm(one, one, angle, 2 * angle, n_max=2)\n"
+    "expected = jax.scipy.special.sph_harm_y(one, one, 2 * angle, angle, n_max=2)\n"
+    "assert (got == expected).all()",
     "jax.lax.tie_in": "assert jax.lax.tie_in(1, 2) == 2",
     "jax.lax.zeros_like_array": "assert jax.lax.zeros_like_array(jnp.ones(2)).tolist() == [0, 0]",
     "jax.nn.normalize": "np.testing.assert_allclose("
@@ -229,6 +241,34 @@ _BRIDGE = "from jax.lib import xla_bridge as b; "
 EVERYDAY = {
     **TREES,
     "jax.ShapedArray": "assert jax.ShapedArray((2,), np.dtype('float32')).shape == (2,)",
+    "jax.xla_computation": "made, out = jax.xla_computation(lambda x, n: x + n, static_argnums=1,"
+    "return_shape=True, backend='cpu')(jnp.ones(3), 2);"
+    "assert 'add' in made.as_hlo_text() and out.shape == (3,)",
+    "jax.experimental.loops": "from jax.experimental import loops",
+    "jax.array_ref": "ref = jax.array_ref(jnp.ones(2)); ref[0] = 3.0; assert ref[...].sum() == 4",
+    "jax.ArrayRef": "assert jax.ArrayRef is jax.Ref",
+    "jax.ref.array_ref": "assert jax.ref.array_ref is jax.new_ref",
+    "jax.ref.ArrayRef": "assert jax.ref.ArrayRef is jax.Ref",
+    "jax.experimental.mutable_array": "from jax.experimental import mutable_array;"
+    "assert mutable_array(jnp.ones(2))[...].sum() == 2",
+    "jax.experimental.MutableArray": "assert jax.experimental.MutableArray is jax.Ref",
+    "jax.experimental.with_sharding_constraint": "mesh = jax.sharding.Mesh(jax.devices(), 'x');"
+    "from jax.experimental import with_sharding_constraint as constrain\n"
+    "with mesh: x = jax.jit(lambda x: constrain(x, jax.P('x')))(jnp.ones(8))\n"
+    "assert len(x.sharding.device_set) == len(jax.devices())",
+    **{
+        f"jax.experimental.x64_context{name}": "from jax.experimental import x64_context\n"
+        "with x64_context.enable_x64(): assert jnp.arange(2.0).dtype == 'float64'\n"
+        "with x64_context.disable_x64(): assert jnp.arange(2.0).dtype == 'float32'"
+        for name in ("", ".enable_x64", ".disable_x64")
+    },
+    "jax.experimental.layout.DeviceLocalLayout": "from jax.experimental import layout\n"
+    "assert layout.DeviceLocalLayout((0, 1)).major_to_minor == (0, 1)",
+    "jax.experimental.layout.with_dll_constraint": "from jax.experimental.layout import *\n"
+    "from jax.experimental.layout import DeviceLocalLayout, with_dll_constraint\n"
+    "f = jax.jit(lambda x: with_dll_constraint(x, DeviceLocalLayout((0, 1))))\n"
+    "assert f(jnp.ones((2, 3))).shape == (2, 3)",
+    "jax.extend.ffi": "import jax.extend.ffi\nassert jax.extend.ffi.ffi_call is jax.ffi.ffi_call",
     "jax.curry": "assert jax.curry(max)(2)(3) == 3",
     # Calling it would end the backend of all other tests.
     "jax.clear_backends": "import jax.extend.backend as b;"

@@ -149,7 +149,7 @@ def _check(path: str, code: str) -> None:
     """Refuse what is not Python, and what the parser of libcst has no room for on its stack."""
     deepest = 0
     try:
-        nodes: list[tuple[ast.AST, int]] = [(ast.parse(code), 1)]
+        nodes: list[tuple[ast.AST, int]] = [(ast.parse(code, path), 1)]
         while nodes:
             node, depth = nodes.pop()
             deepest = max(deepest, depth)

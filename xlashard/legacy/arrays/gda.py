@@ -62,8 +62,9 @@ class GlobalDeviceArray(Array):
         (8, 2)
     """
 
-    __slots__ = ("_pieces",)
+    __slots__ = ("_mesh_axes", "_pieces")
 
+    _mesh_axes: tuple[Any, ...] | None
     _pieces: tuple[Shard, ...]
 
     # Results of programs are wrapped by calling the class without arguments and setting the handle.
@@ -86,6 +87,7 @@ class GlobalDeviceArray(Array):
                 )
             array = making.from_buffers((global_shape, global_mesh, mesh_axes), device_buffers)
         self._handle, self._own_sharding = array._handle, array._own_sharding
+        self._mesh_axes = mesh_axes
 
     @classmethod
     @shortened
@@ -111,7 +113,7 @@ class GlobalDeviceArray(Array):
             GeometryError: The axes do not fit the mesh, or do not divide the shape.
         """
         array = making.from_callback_pieces((global_shape, global_mesh, mesh_axes), data_callback)
-        return as_class(array, cls)
+        return _with_axes(as_class(array, cls), mesh_axes)
 
     @classmethod
     @shortened
@@ -137,7 +139,7 @@ class GlobalDeviceArray(Array):
         """
         target = (global_shape, global_mesh, mesh_axes)
         array = making.from_batched_callback_pieces(target, data_callback)
-        out = as_class(array, cls)
+        out = _with_axes(as_class(array, cls), mesh_axes)
         out._pieces = out._shards_here(committed=False)
         return out
 
@@ -165,7 +167,7 @@ class GlobalDeviceArray(Array):
         """
         target = (global_shape, global_mesh, mesh_axes)
         array = making.from_device_pieces(target, data_callback)
-        return as_class(array, cls)
+        return _with_axes(as_class(array, cls), mesh_axes)
 
     @classmethod
     def from_array(
@@ -187,7 +189,8 @@ class GlobalDeviceArray(Array):
             check_alive(source)
             if global_mesh is not None:
                 source = making.named(source, global_mesh, mesh_axes)
-            return as_class(source, cls)
+            gda = as_class(source, cls)
+            return gda if global_mesh is None else _with_axes(gda, mesh_axes)
 
     def to_array(self) -> Array:
         """Return the Array over the same buffers.
@@ -212,12 +215,14 @@ class GlobalDeviceArray(Array):
 
     @property
     def mesh_axes(self) -> PartitionSpec:
-        """The `PartitionSpec`.
+        """The `PartitionSpec`, with the entries that its constructor was given.
 
         Raises:
             MeshError: The sharding has no mesh.
         """
-        return PartitionSpec(*self._named("mesh_axes").spec)
+        # The spec of the sharding is today's, which changes `()` to None and `('x',)` to `'x'`.
+        axes = getattr(self, "_mesh_axes", None)
+        return PartitionSpec(*(self._named("mesh_axes").spec if axes is None else axes))
 
     def _named(self, attribute: str) -> NamedSharding:
         sharding = self.sharding
@@ -323,6 +328,11 @@ class GlobalDeviceArray(Array):
         if not isinstance(sharding, NamedSharding):
             return super().__reduce__()
         return _unpickle, (type(self), np.asarray(self._value), sharding)
+
+
+def _with_axes[G: GlobalDeviceArray](gda: G, mesh_axes: Any) -> G:
+    gda._mesh_axes = mesh_axes
+    return gda
 
 
 def _unpickle(

@@ -206,6 +206,10 @@ def imports(module: str, gone: str) -> dict[str, Entry]:
     }
 
 
+_WITHOUT_NAMES = ("entry", "keywords")
+"""Files of this folder that have no table of names."""
+
+
 @lru_cache(maxsize=1)
 def entries_by_module() -> dict[str, tuple[Entry, ...]]:
     """Return the entries of each table, by the name of the module that implements its names.
@@ -217,7 +221,7 @@ def entries_by_module() -> dict[str, tuple[Entry, ...]]:
     """
     listed = {}
     for info in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if info.name != __name__.rpartition(".")[2]:
+        if info.name not in _WITHOUT_NAMES:
             file = importlib.import_module(f"{__package__}.{info.name}")
             listed[info.name] = tuple(
                 read_table(f"xlashard.legacy.modules.{info.name}", file.ENTRIES)

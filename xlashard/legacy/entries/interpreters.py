@@ -51,6 +51,10 @@ _OPTIONS = "jax.extend.backend.get_compile_options"
 
 _MAPPING = "xlashard.legacy.shardings.parsed_specs.get_array_mapping(spec)"
 
+_PADDED = "jax.numpy.where(valid, x, 0)"
+
+_MASKING = "xlashard.legacy.modules.interpreters"
+
 _MLIR = "jax.interpreters.mlir.register_lowering(primitive, rule)"
 
 _RULES = "JAX's lowering rules emit MLIR instead of calling XLA builders"
@@ -132,10 +136,28 @@ ENTRIES: EntryTable = {
         **imports(_PXLA, "0.8.2"),
     },
     "jax.pxla": {"": works("0.4.14", "jax.sharding, xlashard"), **_SHARDED},
-    "jax.interpreters.sharded_jit": {
-        "": works("0.3.16", "jax.jit").but("`PartitionSpec` works; the functions are refused."),
-        "sharded_jit": refused("0.3.16", _JIT).because(_ARGUMENTS),
-        "with_sharding_constraint": refused("0.3.16", _CONSTRAINT).because(_ARGUMENTS),
+    **{
+        f"jax.{package}.sharded_jit": {
+            "": works("0.3.16", "jax.jit").but("`PartitionSpec` works; the functions are refused."),
+            "sharded_jit": refused("0.3.16", _JIT).because(_ARGUMENTS),
+            "with_sharding_constraint": refused("0.3.16", _CONSTRAINT).because(_ARGUMENTS),
+        }
+        for package in ("experimental", "interpreters")
+    },
+    "jax.interpreters.masking": {
+        "": works("0.3.16", _PADDED).but("rules can be registered, and masking is refused"),
+        **dict.fromkeys(
+            ("defnaryop", "defvectorized", "masking_rules"),
+            works("0.3.16", _PADDED, _MASKING).but("nothing reads the rules"),
+        ),
+        **dict.fromkeys(
+            ("mask_fun", "mask_subtrace", "mask_trace"),
+            refused("0.3.16", _PADDED).because("JAX has no transformation for padded arrays"),
+        ),
+    },
+    "jax": {
+        name: works("0.11.0", f"import jax.interpreters.{name}", f"jax.interpreters.{name}:")
+        for name in ("ad", "batching", "mlir", "partial_eval")
     },
     _XLA: {
         "": works("0.4.7", "jax.core, jax.interpreters.mlir"),

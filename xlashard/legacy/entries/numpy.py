@@ -23,6 +23,14 @@ ENTRIES: EntryTable = {
     "jax.lax": {
         "tie_in": works("0.4.30", "y"),
         "zeros_like_array": works("0.9.0", "jax.numpy.zeros_like"),
+        "pvary": works("0.10.0", "jax.lax.pcast(x, axis_name, to='varying')"),
+        "all_gather_invariant": works("0.9.0", "jax.lax.all_gather(x, axis_name, to='invarying')"),
+        **dict.fromkeys(
+            ("infeed", "outfeed"),
+            refused("0.7.0", "jax.pure_callback(f, result, x)").because(
+                "programs exchange data with the host by callbacks"
+            ),
+        ),
         "xeinsum": refused("0.4.31", "jax.numpy.einsum").because(
             "subscripts with named axes were removed with xmap"
         ),
@@ -35,6 +43,11 @@ ENTRIES: EntryTable = {
         "index_min": works("0.3.2", "x.at[idx].min(y)"),
         "index_mul": works("0.3.2", "x.at[idx].multiply(y)"),
         "index_update": works("0.3.2", "x.at[idx].set(y)"),
+    },
+    "jax.scipy.special": {
+        "sph_harm": works("0.10.0", "jax.scipy.special.sph_harm_y(n, m, theta, phi)").noting(
+            "The order of both pairs of arguments is the other one today"
+        )
     },
     "jax.scipy.linalg": {
         "tril": works("0.4.24", "jax.numpy.tril"),

@@ -45,11 +45,16 @@ ENTRIES: EntryTable = {
         "experimental.PartitionSpec": works("0.4.12", "jax.P", _MARKERS).but(_SPEC),
         "experimental.pjit.PartitionSpec": works("0.4.11", "jax.P", _MARKERS).but(_SPEC),
         "interpreters.pxla.PartitionSpec": works("0.4.11", "jax.P", _MARKERS).but(_SPEC),
+        "experimental.sharded_jit.PartitionSpec": works("0.3.16", "jax.P", _MARKERS).but(_SPEC),
         "interpreters.sharded_jit.PartitionSpec": works("0.3.16", "jax.P", _MARKERS).but(_SPEC),
     },
     "jax.sharding": {
         **_SHARDINGS,
         "PartitionSpec": works("0.7.1", "jax.P", _MARKERS).but(_SPEC),
+        "use_mesh": works("0.7.2", "jax.set_mesh(mesh)", "jax:set_mesh"),
+        "AxisTypes": works("0.5.3", "jax.sharding.AxisType").but(
+            "a mesh takes one type for each axis instead of a dictionary"
+        ),
         "Mesh": works("0.7.1", "jax.sharding.Mesh", "xlashard.legacy.modules.maps").noting(
             "It makes today's meshes, also of unhashable devices."
         ),
@@ -61,6 +66,18 @@ ENTRIES: EntryTable = {
     "jax.experimental.sharding": {
         "": works("0.3.25", "jax.sharding"),
         "MeshPspecSharding": works("0.3.25", _NAMED),
+    },
+    "jax.experimental.shard": {
+        "": works("0.7.0", "jax.sharding"),
+        "reshard": works("0.7.0", "jax.sharding.reshard"),
+        "auto_axes": works("0.7.0", "jax.sharding.auto_axes(f, out_sharding=spec)"),
+        "explicit_axes": works("0.7.0", "jax.sharding.explicit_axes(f, in_sharding=spec)"),
+    },
+    "jax.experimental.shard_alike": {
+        "": works("0.11.0", "jax.lax.with_sharding_constraint"),
+        "shard_alike": works(
+            "0.11.0", "jax.lax.with_sharding_constraint(y, jax.typeof(x).sharding)"
+        ).but("it has no effect under GSPMD"),
     },
     "jax._src.sharding_impls": {
         "AUTO": works("0.9.0", "xlashard.AUTO", f"{_MARKERS}:AUTO_ON_MESH").but(

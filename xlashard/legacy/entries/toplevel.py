@@ -15,6 +15,8 @@ ENTRIES: EntryTable = {
         "treedef_is_leaf": works("0.6.0", "jax.tree_util.treedef_is_leaf"),
         "tree_multimap": works("0.3.16", "jax.tree.map"),
         "ShapedArray": works("0.4.14", "jax.core.ShapedArray"),
+        "array_ref": works("0.9.0", "jax.new_ref(x)", "jax:new_ref"),
+        "ArrayRef": works("0.9.0", "jax.Ref", "jax:Ref"),
         "curry": works("0.4.14", "functools.partial"),
         "clear_backends": works("0.4.36", "jax.extend.backend.clear_backends()"),
         "spmd_mode": works("0.7.0", "jax.jit(f)(x)", _FLAGS),
@@ -24,8 +26,8 @@ ENTRIES: EntryTable = {
         "device_put_sharded": works(
             "0.10.0", "jax.device_put(stacked, jax.NamedSharding(mesh, jax.P('x')))", "xlashard"
         ),
-        "xla_computation": refused("0.4.34", "jax.jit(f).lower(x).compiler_ir('hlo')").because(
-            "only `jit` lowers functions"
+        "xla_computation": works("0.4.34", "jax.jit(f).lower(x).compiler_ir('hlo')").but(
+            "`axis_env`, `in_parts` and `out_parts` are refused"
         ),
         "soft_pmap": refused("0.3.25", "jax.vmap").because("it was removed with xmap"),
         "mask": refused("0.3.16", "jax.numpy.where(valid, x, 0)").because(
@@ -50,7 +52,37 @@ ENTRIES: EntryTable = {
     "jax.experimental": {
         "disable_x64": works("0.9.0", "jax.enable_x64(False)"),
         "enable_x64": works("0.9.0", "jax.enable_x64(True)"),
-        "loops": refused("0.3.16", "jax.lax.fori_loop").because(
+        "mutable_array": works("0.9.0", "jax.new_ref(x)", "jax:new_ref"),
+        "MutableArray": works("0.9.0", "jax.Ref", "jax:Ref"),
+        "with_sharding_constraint": works(
+            "0.3.16",
+            "jax.lax.with_sharding_constraint(x, sharding)",
+            "xlashard.legacy.modes.pjit",
+        ),
+    },
+    "jax.experimental.x64_context": {
+        "": works("0.9.0", "jax.enable_x64"),
+        "disable_x64": works("0.9.0", "jax.enable_x64(False)"),
+        "enable_x64": works("0.9.0", "jax.enable_x64(True)"),
+    },
+    "jax.experimental.layout": {
+        "DeviceLocalLayout": works(
+            "0.7.0", "jax.experimental.layout.Layout", "jax.experimental.layout:Layout"
+        ),
+        "with_dll_constraint": works(
+            "0.7.0",
+            "jax.experimental.layout.with_layout_constraint(x, layout)",
+            "jax.experimental.layout:with_layout_constraint",
+        ),
+    },
+    "jax.extend.ffi": {"": works("0.8.0", "import jax.ffi", "jax.ffi")},
+    "jax.ref": {
+        "array_ref": works("0.9.0", "jax.new_ref(x)", "jax:new_ref"),
+        "ArrayRef": works("0.9.0", "jax.Ref", "jax:Ref"),
+    },
+    "jax.experimental.loops": {
+        "": works("0.3.16", "jax.lax.fori_loop", "jax.lax").but("`Scope` is refused"),
+        "Scope": refused("0.3.16", "jax.lax.fori_loop").because(
             "JAX's loops are functions of their state"
         ),
     },

@@ -9,6 +9,7 @@ docs/guides/legacy.md read those entries.
 |---|---|
 | `toplevel` | `jax` itself, `jax.tree_util`, `jax.config`, and single names elsewhere |
 | `core` | `jax.core`, `jax.abstract_arrays`, `jax.linear_util`, `jax.util` |
+| `keywords` | functions that have lost keyword arguments, in all modules |
 | `numpy` | functions of arrays, and the keys of `jax.random` |
 | `arrays` | the array classes before `jax.Array`, and their checkpoints |
 | `sharding` | `jax.sharding`, and `PartitionSpec` in each of its modules |

@@ -144,3 +144,20 @@ def hashable_index(idx: Any) -> Any:
         idx: A slice, a number, or a tuple of those.
     """
     return jax.tree.map(lambda x: (x.start, x.stop) if isinstance(x, slice) else x, idx)
+
+
+masking_rules: dict[Any, Any] = {}
+"""Rules of `jax.mask` by primitive, which programs register."""
+
+
+def defvectorized(primitive: Any) -> None:
+    """Register a primitive of one argument that `jax.mask` applied to padded arrays.
+
+    Args:
+        primitive: The primitive.
+    """
+    masking_rules[primitive] = None
+
+
+defnaryop = defvectorized
+"""Registration of a primitive of several arguments."""

@@ -43,6 +43,43 @@ def msort(a: Any) -> jax.Array:
     return jnp.sort(a, axis=0)
 
 
+def pvary(x: Any, axis_name: Any) -> Any:
+    """Return values as values that differ along mesh axes, inside `jax.shard_map`.
+
+    Args:
+        x: A pytree of arrays.
+        axis_name: The axis, or a tuple of axes.
+    """
+    if not axis_name:
+        return x
+    return jax.tree.map(lambda leaf: jax.lax.pcast(leaf, axis_name, to="varying"), x)
+
+
+def all_gather_invariant(x: Any, axis_name: Any, *, axis: int = 0, tiled: bool = False) -> Any:
+    """Gather an array along mesh axes, as a value that is equal along them.
+
+    Args:
+        x: The array of this device.
+        axis_name: The axis, or a tuple of axes.
+        axis: The dimension of the result along which the pieces lie.
+        tiled: True to concatenate the pieces, False to stack them.
+    """
+    return jax.lax.all_gather(x, axis_name, axis=axis, tiled=tiled, to="invarying")
+
+
+def sph_harm(m: Any, n: Any, theta: Any, phi: Any, n_max: int | None = None) -> jax.Array:
+    """Return spherical harmonics.
+
+    Args:
+        m: The orders.
+        n: The degrees.
+        theta: The azimuthal angles.
+        phi: The polar angles.
+        n_max: The maximum degree, if `n` is traced.
+    """
+    return jax.scipy.special.sph_harm_y(n, m, phi, theta, n_max=n_max)
+
+
 def tie_in(x: Any, y: Any) -> Any:
     """Return the second argument: under today's tracing nothing has to be tied to an argument."""
     return y

@@ -1,8 +1,9 @@
 """`jax.sharding` and `jax.experimental.sharding`, and `PartitionSpec` in each of its modules."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import jax
 import numpy as np
 from jax import P
 from numpy.lib.array_utils import normalize_axis_tuple
@@ -12,10 +13,11 @@ from xlashard._jax.runtime.shardings import JaxNamedSharding as NamedSharding
 from xlashard._jax.runtime.shardings import JaxSharding as Sharding
 from xlashard._jax.runtime.shardings import JaxSingleDeviceSharding as SingleDeviceSharding
 from xlashard._jax.runtime.shardings import op_sharding as _proto
+from xlashard._jax.shard_groups import shard_group_primitive
 from xlashard.core import sharding as todays
 from xlashard.core.sharding import GSPMDSharding, from_jax
 from xlashard.core.sharding.named import DeviceNames, devices_of, names_of
-from xlashard.errors import ShardingError
+from xlashard.errors import ArgumentError, ShardingError
 from xlashard.geometry import TileAssignment
 from xlashard.legacy.modules.maps import Mesh
 from xlashard.legacy.shardings import pmap
@@ -23,6 +25,7 @@ from xlashard.legacy.shardings.op_shardings import OpShardingSharding
 from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
 from xlashard.legacy.shardings.sharding_spec import ShardingSpec
+from xlashard.support.tracebacks import short_tracebacks
 
 MeshPspecSharding = NamedSharding
 
@@ -109,6 +112,102 @@ class PmapSharding(metaclass=_PmapType):
     """
 
     default = _ArrayDevicesPmapSharding.default
+
+
+def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
+    """Return two pytrees, whose leaves the partitioner shards alike, pair by pair.
+
+    Args:
+        x: A pytree of arrays.
+        y: A pytree of the same structure and shapes.
+
+    Raises:
+        ArgumentError: The structures or the shapes of two leaves differ; names the leaf.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x, y = shard_alike(jnp.ones(3), jnp.zeros(3))
+        >>> y.shape
+        (3,)
+    """
+    with short_tracebacks:
+        (paths, tree), (others, other) = (
+            jax.tree_util.tree_flatten_with_path(each) for each in (x, y)
+        )
+        if tree != other:
+            raise ArgumentError(
+                f"shard_alike: x and y must have one structure, and have {tree} and {other}: "
+                "pass the leaves that belong together"
+            )
+        pairs = []
+        for (path, left), (_, right) in zip(paths, others, strict=True):
+            if np.shape(left) != np.shape(right):
+                name = f"x{jax.tree_util.keystr(path)}"
+                raise ArgumentError(
+                    f"shard_alike: {name} has the shape {np.shape(left)}, and its leaf of y "
+                    f"{np.shape(right)}: pass arrays of one shape",
+                    path=name,
+                )
+            pairs.append(_share_sharding(left, right))
+    return tree.unflatten([left for left, _ in pairs]), tree.unflatten(
+        [right for _, right in pairs]
+    )
+
+
+@jax.custom_jvp
+def _share_sharding(left: Any, right: Any) -> tuple[Any, Any]:
+    left, right = shard_group_primitive().bind(left, right)
+    return left, right
+
+
+@_share_sharding.defjvp
+def _pass_tangents(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    return _share_sharding(*primals), tangents
+
+
+class AxisTypes:
+    """Types of mesh axes, under their names in JAX 0.5.0."""
+
+    Visible = jax.sharding.AxisType.Explicit
+    Hidden = jax.sharding.AxisType.Auto
+    Collective = jax.sharding.AxisType.Manual
+
+
+def auto_axes(
+    fun: Callable[..., Any], *, axes: Any = None, out_shardings: Any = None
+) -> Callable[..., Any]:
+    """Return a function that runs with Auto axes in a program with Explicit ones.
+
+    Args:
+        fun: The function.
+        axes: The axes; None for all.
+        out_shardings: The shardings of the results, unless each call has them by this keyword.
+    """
+    mapped = jax.sharding.auto_axes(fun, axes=axes, out_sharding=out_shardings)
+    return _with_keyword(mapped, "out_shardings", "out_sharding")
+
+
+def explicit_axes(
+    fun: Callable[..., Any], *, axes: Any = None, in_shardings: Any = None
+) -> Callable[..., Any]:
+    """Return a function that runs with Explicit axes in a program with Auto ones.
+
+    Args:
+        fun: The function.
+        axes: The axes; None for all.
+        in_shardings: The shardings of the arguments, unless each call has them by this keyword.
+    """
+    mapped = jax.sharding.explicit_axes(fun, axes=axes, in_sharding=in_shardings)
+    return _with_keyword(mapped, "in_shardings", "in_sharding")
+
+
+def _with_keyword(function: Callable[..., Any], old: str, new: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if old in kwargs:
+            kwargs[new] = kwargs.pop(old)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def on_mesh(mesh: todays.Mesh, pspec: Any, parsed_pspec: Any = None) -> todays.NamedSharding:

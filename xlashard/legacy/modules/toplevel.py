@@ -17,7 +17,10 @@ from xlashard.core.array import Array
 from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.sharding import Mesh
 from xlashard.legacy.arrays.device_arrays import device_array_class
+from xlashard.legacy.entries.entry import raise_removed
+from xlashard.legacy.entries.keywords import SIGNATURES
 from xlashard.legacy.modes.config_flags import current_array_mode, pmap_no_rank_reduction
+from xlashard.legacy.modules.keywords import convert_arguments
 from xlashard.legacy.shardings.pmap import PmapSharding
 from xlashard.support.tracebacks import shortened
 
@@ -113,6 +116,8 @@ def pmap(fun: Callable[..., Any], axis_name: Any = None, **options: Any) -> Any:
         >>> double(jnp.ones((1, 3)))[0].shape
         (3,)
     """
+    if SIGNATURES["jax.pmap"].is_used(0, options):
+        _, options = convert_arguments("jax.pmap", (), options)
     mapped = legacy_api.pmap(fun, axis_name, **options)
 
     @wraps(mapped)
@@ -122,6 +127,53 @@ def pmap(fun: Callable[..., Any], axis_name: Any = None, **options: Any) -> Any:
 
     call.lower = mapped.lower  # pyright: ignore[reportAttributeAccessIssue]
     return call
+
+
+def xla_computation(
+    fun: Callable[..., Any],
+    static_argnums: int | Sequence[int] = (),
+    axis_env: Any = None,
+    in_parts: Any = None,
+    out_parts: Any = None,
+    backend: str | None = None,
+    return_shape: bool = False,
+    donate_argnums: int | Sequence[int] = (),
+    **without_effect: Any,
+) -> Callable[..., Any]:
+    """Return a function that returns the XLA computation of a call.
+
+    Args:
+        fun: The function.
+        static_argnums: Positions of static arguments.
+        axis_env: Axes of `jax.pmap` around the function; refused.
+        in_parts: Partitions of the arguments; refused.
+        out_parts: Partitions of the results; refused.
+        backend: The platform; None for the default.
+        return_shape: True to return the types of the results, too.
+        donate_argnums: Positions of donated arguments.
+        **without_effect: `tuple_args` and `instantiate_const_outputs`.
+
+    Raises:
+        RefusedError: Axes or partitions are given.
+
+    Example:
+        >>> computation = xla_computation(lambda x: x + 1)(1.0)
+        >>> "add" in computation.as_hlo_text()
+        True
+    """
+    if axis_env or in_parts is not None or out_parts is not None:
+        raise_removed("jax.xla_computation")
+    compiled = jax.jit(
+        fun, static_argnums=static_argnums, donate_argnums=donate_argnums, keep_unused=True
+    )
+    platforms = None if backend is None else (backend,)
+
+    def make_computation(*args: Any, **kwargs: Any) -> Any:
+        traced = compiled.trace(*args, **kwargs)
+        computation = traced.lower(lowering_platforms=platforms).compiler_ir("hlo")
+        return (computation, traced.out_info) if return_shape else computation
+
+    return make_computation
 
 
 pmap.__signature__ = signature(legacy_api.pmap)  # pyright: ignore[reportFunctionMemberAccess]
