@@ -5,6 +5,7 @@ import sys
 import jax
 import optax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from tests.auto.examples import hand_layout, shapes, step
 from tests.message_patterns import naming
@@ -87,6 +88,31 @@ def test_fitting_layouts_rank_before_layouts_over_the_memory_limit(program, prov
     layouts = [proven["data"].layout, proven["fsdp"].layout]
     found = prove(program, layouts, memory=limit)
     assert [(p.layout.name, p.fits) for p in found] == [("fsdp", True), ("data", False)]
+
+
+@pytest.mark.slow
+def test_persistent_cache_does_not_hide_the_memory(proven, tmp_path):
+    """A program that is read from the cache leaves no buffer assignment."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((3,), "float32")).compile()
+        assert list(tmp_path.iterdir())
+        for read_again in (read(), read(step)):
+            layouts = [proven["fsdp"].layout]
+            first, second = (prove(read_again, layouts)[0].memory_bytes for _ in range(2))
+            assert first == second > 0
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
 
 
 @pytest.mark.slow
