@@ -129,6 +129,7 @@ def test_measure_runs_each_program_on_the_devices(program, proven):
     assert all(0 < value < 60 for value in seconds)
 
 
+@pytest.mark.devices(8)
 def test_a_collective_is_costed_on_the_links_of_its_axes(program):
     machine = machine_of(program.mesh)
     data, model = machine.axes
@@ -153,6 +154,7 @@ def test_a_collective_is_costed_on_the_links_of_its_axes(program):
     assert cost("all-reduce", ReplicaGroups.of_list([[n] for n in range(8)])).sent_bytes == 0
 
 
+@pytest.mark.devices(8)
 def test_feedback_is_detected_by_structure_and_types():
     tied = dict(read().problem().tied)
     program = read().program
@@ -164,6 +166,7 @@ def test_feedback_is_detected_by_structure_and_types():
     }
 
 
+@pytest.mark.devices(8)
 def test_feedback_of_single_arrays_requires_donation():
     x = jax.ShapeDtypeStruct((8, 8), "float32")
 
@@ -182,6 +185,7 @@ def test_feedback_of_single_arrays_requires_donation():
     )
 
 
+@pytest.mark.devices(8)
 def test_shardings_of_the_function_are_fixed():
     fun = pjit(step, in_shardings=(UNSPECIFIED, P("data")), out_shardings=(UNSPECIFIED, None))
     problem = read(fun).problem()
@@ -190,6 +194,7 @@ def test_shardings_of_the_function_are_fixed():
     assert problem.out_specs[-1] == P()
 
 
+@pytest.mark.devices(8)
 def test_fixed_specs_match_paths_by_pattern(program):
     found = program.problem(fixed={r"\['up'\]$": P(None, "model"), "^batch": P("data")})
     names = [value.path for value in program.program.arguments]
