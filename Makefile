@@ -74,6 +74,11 @@ test-integration: $(developing) browser ## Run whole programs and pods: training
 test-pure: $(developing) ## Run the tests of the pure ring as if JAX were not installed
 	XLASHARD_TEST_WITHOUT_JAX=1 $(python) -m pytest -m without_jax $(ARGS)
 
+.PHONY: test-one-device
+test-one-device: $(developing) ## Run fast tests of arrays and programs on one device
+	XLASHARD_TEST_DEVICES=1 $(pytest) -m 'not slow and not integration' \
+		$(or $(ARGS),tests/core tests/_jax tests/hlo)
+
 .PHONY: test-gspmd
 test-gspmd: $(developing) browser ## Run the tests that depend on the partitioner under GSPMD
 	XLASHARD_PARTITIONER=gspmd $(pytest) -m partitioner $(ARGS)

@@ -1,8 +1,9 @@
 """Give every test process eight emulated devices, before JAX starts.
 
-`XLASHARD_TEST_PLATFORM=cuda pytest ...` runs the tests on that platform instead; tests that need
-more devices than it has then fail. `XLASHARD_TEST_WITHOUT_JAX=1 pytest -m without_jax ...` runs the
-tests of the pure ring as if JAX were not installed.
+`XLASHARD_TEST_PLATFORM=cuda pytest ...` runs the tests on that platform instead, and
+`XLASHARD_TEST_DEVICES=1` on another number of devices; tests that need more are skipped.
+`XLASHARD_TEST_WITHOUT_JAX=1 pytest -m without_jax ...` runs the tests of the pure ring as if JAX
+were not installed.
 """
 
 import functools
@@ -20,6 +21,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.device_counts import EMULATED, USUAL, count_devices, describe_missing_devices
 from tests.without_jax import HAS_JAX
 
 # An installed xlashard has it as an entry point; here it is found without one.
@@ -28,7 +30,6 @@ pytest_plugins = ["xlashard_pytest"]
 # They need the built site; `make docs` builds it and selects them.
 collect_ignore = [] if any("tests/site" in word for word in sys.argv) else ["site"]
 
-DEVICE_COUNT = 8
 COUNT_FLAG = "--xla_force_host_platform_device_count"
 # Test programs run once or twice on a few numbers, so XLA's time for optimised code is lost:
 # without it they compile in two thirds of the time. The partitioner works the same.
@@ -52,14 +53,14 @@ def _prepare_jax() -> None:
     if "jax" in sys.modules:
         raise pytest.UsageError(
             "JAX was imported before tests/conftest.py could ask for "
-            f"{DEVICE_COUNT} emulated devices: find the plugin that imports it "
+            f"{EMULATED} emulated devices: find the plugin that imports it "
             "(python -X importtime -m pytest) and switch it off with -p no:NAME"
         )
     platform = os.environ.get("XLASHARD_TEST_PLATFORM", "")
     os.environ["JAX_PLATFORMS"] = platform or "cpu"
     kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if COUNT_FLAG not in flag]
     os.environ["XLA_FLAGS"] = " ".join(
-        [*QUICK_COMPILE, *PATIENCE, *kept, f"{COUNT_FLAG}={DEVICE_COUNT}"]
+        [*QUICK_COMPILE, *PATIENCE, *kept, f"{COUNT_FLAG}={EMULATED}"]
     )
 
 
@@ -127,6 +128,14 @@ WITHOUT_JAX = (
 )
 
 
+# Folders and files whose tests expect what eight devices do.
+EIGHT_DEVICES = (
+    *("core/array", "core/pjit/shardings/test_explicit.py", "core/sharding/test_classes.py"),
+    *("errors", "legacy/modules/test_multihost_utils.py", "legacy/shardings/test_pmap.py"),
+    *("numpy", "train/checkpoint"),
+)
+
+
 # Some libraries need a newer JAX than this package: `make check-jax` installs none of them.
 _MISSING = [name for name in ("equinox", "flax", "optax") if find_spec(name) is None]
 _IMPORTS_MISSING = re.compile(rf"^(import|from) ({'|'.join(_MISSING)})\b", re.MULTILINE)
@@ -157,6 +166,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if _lies_in(item.path, PARTITIONER_FOLDERS) and not _chooses_partitioner(item):
             item.add_marker("partitioner")
+        if _lies_in(item.path, EIGHT_DEVICES):
+            item.add_marker(pytest.mark.devices(USUAL))
         if _lies_in(item.path, JAX_VERSION_FOLDERS):
             item.add_marker("jax_version")
         others = map(item.get_closest_marker, ("needs_jax", "slow", "integration"))
@@ -177,6 +188,43 @@ def _chooses_partitioner(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and isinstance(
         getattr(item, "callspec", None) and item.callspec.params.get("partitioner"), str
     )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs more devices than there are."""
+    marker = item.get_closest_marker("devices")
+    if HAS_JAX and marker is not None and marker.args[0] > count_devices():
+        pytest.skip(f"needs {marker.args[0]} devices, and there are {count_devices()}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a request for devices that do not exist into a skip."""
+    report = yield
+    if report.failed and call.excinfo is not None:
+        _skip_for_devices(report, item.path, call.excinfo.value)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip the files that request such devices at their import."""
+    report = yield
+    call = getattr(report, "call", None)
+    if report.failed and call is not None and call.excinfo is not None:
+        _skip_for_devices(report, collector.path, call.excinfo.value)
+    return report
+
+
+def _skip_for_devices(
+    report: pytest.TestReport | pytest.CollectReport, path: Path, error: BaseException
+) -> None:
+    if HAS_JAX and (reason := describe_missing_devices(error)):
+        report.outcome, report.longrepr = "skipped", (str(path), 0, f"Skipped: {reason}")
 
 
 @pytest.hookimpl(wrapper=True)

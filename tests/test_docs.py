@@ -275,6 +275,7 @@ def test_make_targets_exist(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, id=name, marks=marks_of(name)) for name in modules_with_examples()]
 )
+@pytest.mark.devices(8)
 def test_docstring_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     module = importlib.import_module(name)

@@ -168,6 +168,7 @@ def test_the_version_is_written_once() -> None:
     assert newest[1] in ("Unreleased", __version__)
 
 
+@pytest.mark.devices(8)
 def test_tests_run_on_eight_emulated_devices() -> None:
     if os.environ["JAX_PLATFORMS"] == "cpu":
         assert jax.device_count() == 8

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from tests.core.pjit.helpers import f32, make_mesh
 from tests.message_patterns import naming
@@ -90,48 +91,49 @@ def test_problem_has_fixed_specs_tied_values_and_donations(mesh, solved):
     assert (state["w"].spec, batch.spec) == (P("x"), P("y"))
 
 
-@pytest.mark.slow
-def test_compilation_cache_stores_the_layout(mesh, solved, tmp_path, monkeypatch):
+@pytest.fixture
+def cache_folder(tmp_path):
+    """Set the folder of JAX's persistent cache, of which JAX keeps the first until a reset."""
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    try:
-        first, _ = call(mesh, STATE, BATCH)
-        planner._LAYOUTS.cache_clear()
-        second, _ = call(mesh, STATE, BATCH)
-        assert len(solved) == 1
-        (file,) = tmp_path.glob("xlashard_layouts/*.json")
-        bodies = [next(iter(f._function.planned)) for f in (first, second)]
-        assert str(bodies[0]) == str(bodies[1]) and "sharding_constraint" in str(bodies[0])
-        file.write_text("{")
-        planner._LAYOUTS.cache_clear()
-        with pytest.warns(DamagedCacheWarning, match=naming(file.name, "step")):
-            call(mesh, STATE, BATCH)
-        assert len(solved) == 2 and file.read_text() != "{"
-        monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-        planner._LAYOUTS.cache_clear()
-        call(mesh, STATE, BATCH)
-        assert len(solved) == 3 and len(list(tmp_path.glob("xlashard_layouts/*.json"))) == 2
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
 
 
 @pytest.mark.slow
-def test_a_layout_with_open_dimensions_is_kept(mesh, tmp_path):
+def test_compilation_cache_stores_the_layout(mesh, solved, cache_folder, monkeypatch):
+    first, _ = call(mesh, STATE, BATCH)
+    planner._LAYOUTS.cache_clear()
+    second, _ = call(mesh, STATE, BATCH)
+    assert len(solved) == 1
+    (file,) = cache_folder.glob("xlashard_layouts/*.json")
+    bodies = [next(iter(f._function.planned)) for f in (first, second)]
+    assert str(bodies[0]) == str(bodies[1]) and "sharding_constraint" in str(bodies[0])
+    file.write_text("{")
+    planner._LAYOUTS.cache_clear()
+    with pytest.warns(DamagedCacheWarning, match=naming(file.name, "step")):
+        call(mesh, STATE, BATCH)
+    assert len(solved) == 2 and file.read_text() != "{"
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    planner._LAYOUTS.cache_clear()
+    call(mesh, STATE, BATCH)
+    assert len(solved) == 3 and len(list(cache_folder.glob("xlashard_layouts/*.json"))) == 2
+
+
+@pytest.mark.slow
+def test_a_layout_with_open_dimensions_is_kept(mesh, cache_folder):
     """An abstract argument that is committed keeps its own spec."""
     sharding = NamedSharding(mesh, P(P.UNCONSTRAINED, "x"))
     state = jax.ShapeDtypeStruct(STATE.shape, STATE.dtype, sharding=sharding)
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     texts = []
-    try:
-        for _ in range(2):
-            planner._LAYOUTS.cache_clear()
-            f = pjit(make_step(), in_shardings=(UNSPECIFIED, AUTO), out_shardings=AUTO)
-            with jax.set_mesh(mesh):
-                texts.append(f.lower(state, BATCH).as_text())
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
-    assert texts[0] == texts[1] and len(list(tmp_path.glob("xlashard_layouts/*.json"))) == 1
+    for _ in range(2):
+        planner._LAYOUTS.cache_clear()
+        f = pjit(make_step(), in_shardings=(UNSPECIFIED, AUTO), out_shardings=AUTO)
+        with jax.set_mesh(mesh):
+            texts.append(f.lower(state, BATCH).as_text())
+    assert texts[0] == texts[1] and len(list(cache_folder.glob("xlashard_layouts/*.json"))) == 1
 
 
 def test_specs_are_kept_as_they_are():

@@ -5,6 +5,7 @@ import sys
 import jax
 import optax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from tests.auto.examples import hand_layout, shapes, step
 from tests.message_patterns import naming
@@ -90,6 +91,31 @@ def test_fitting_layouts_rank_before_layouts_over_the_memory_limit(program, prov
 
 
 @pytest.mark.slow
+def test_persistent_cache_does_not_hide_the_memory(proven, tmp_path):
+    """A program that is read from the cache leaves no buffer assignment."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((3,), "float32")).compile()
+        assert list(tmp_path.iterdir())
+        for read_again in (read(), read(step)):
+            layouts = [proven["fsdp"].layout]
+            first, second = (prove(read_again, layouts)[0].memory_bytes for _ in range(2))
+            assert first == second > 0
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+@pytest.mark.slow
 def test_count_limits_the_number_of_compiled_programs(program, proven):
     layouts = [proven[name].layout for name in ("data", "fsdp", "again")]
     assert {p.layout.name for p in prove(program, layouts, count=1)} == {"data", "again"}
@@ -103,6 +129,7 @@ def test_measure_runs_each_program_on_the_devices(program, proven):
     assert all(0 < value < 60 for value in seconds)
 
 
+@pytest.mark.devices(8)
 def test_a_collective_is_costed_on_the_links_of_its_axes(program):
     machine = machine_of(program.mesh)
     data, model = machine.axes
@@ -127,6 +154,7 @@ def test_a_collective_is_costed_on_the_links_of_its_axes(program):
     assert cost("all-reduce", ReplicaGroups.of_list([[n] for n in range(8)])).sent_bytes == 0
 
 
+@pytest.mark.devices(8)
 def test_feedback_is_detected_by_structure_and_types():
     tied = dict(read().problem().tied)
     program = read().program
@@ -138,6 +166,7 @@ def test_feedback_is_detected_by_structure_and_types():
     }
 
 
+@pytest.mark.devices(8)
 def test_feedback_of_single_arrays_requires_donation():
     x = jax.ShapeDtypeStruct((8, 8), "float32")
 
@@ -156,6 +185,7 @@ def test_feedback_of_single_arrays_requires_donation():
     )
 
 
+@pytest.mark.devices(8)
 def test_shardings_of_the_function_are_fixed():
     fun = pjit(step, in_shardings=(UNSPECIFIED, P("data")), out_shardings=(UNSPECIFIED, None))
     problem = read(fun).problem()
@@ -164,6 +194,7 @@ def test_shardings_of_the_function_are_fixed():
     assert problem.out_specs[-1] == P()
 
 
+@pytest.mark.devices(8)
 def test_fixed_specs_match_paths_by_pattern(program):
     found = program.problem(fixed={r"\['up'\]$": P(None, "model"), "^batch": P("data")})
     names = [value.path for value in program.program.arguments]

@@ -298,6 +298,7 @@ def test_keys_are_printed_with_type_and_default(capsys: pytest.CaptureFixture[st
         (["--resume", "--runs", "nowhere"], ["nowhere has no run", "--config configs"]),
     ],
 )
+@pytest.mark.devices(8)
 def test_invalid_arguments_are_reported_without_a_traceback(
     capsys: pytest.CaptureFixture[str], words: list[str], expected: list[str]
 ) -> None:

@@ -111,6 +111,7 @@ def test_flax_helpers_accept_stacked_arrays() -> None:
         np.testing.assert_array_equal(got["x"], wanted["x"])
 
 
+@pytest.mark.devices(8)
 def test_results_of_pmap_are_valid_shards() -> None:
     doubled = jax.pmap(lambda x: x * 2)(device_put_sharded(list(np.arange(8.0)), DEVICES))
     rows = [shard.data[0] for shard in doubled.addressable_shards]

@@ -175,6 +175,7 @@ def test_every_source_of_a_program_is_read(tmp_path: Path) -> None:
     assert [m.name for m in hlo.read_modules(text + "\n" + text)] == [whole.name] * 2
 
 
+@pytest.mark.devices(8)
 def test_buffer_assignment_of_a_cpu_program_is_read() -> None:
     program = hlo.read(compiled(scan, mesh()))
     values = [value for a in program.allocations for value in a.values]

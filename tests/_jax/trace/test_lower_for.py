@@ -148,6 +148,7 @@ def comparable(module: str) -> str:
 
 @pytest.mark.partitioner
 @pytest.mark.parametrize(("platform", "name"), cases())
+@pytest.mark.devices(8)
 def test_module_is_that_of_plain_jax(
     platform: str, name: str, plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

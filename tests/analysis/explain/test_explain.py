@@ -302,6 +302,7 @@ def test_references_are_not_donated():
     assert "reference" not in [d.path for d in report.donations]
 
 
+@pytest.mark.devices(8)
 def test_explicit_axes_are_named():
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):

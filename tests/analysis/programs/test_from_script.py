@@ -112,6 +112,7 @@ def test_programs_of_a_librarys_wrapper_are_named_as_the_users_call():
     assert [value.path for value in by_method.program.arguments] == ["state", "batch[0]"]
 
 
+@pytest.mark.devices(8)
 def test_programs_of_pmap_are_named_as_the_users_function():
     def scale(x, power, *, by):
         return x**power * jax.lax.psum(by["rate"], "i")
@@ -169,6 +170,7 @@ def test_lowered_programs_and_other_threads_are_recorded():
     assert program.calls == 1
 
 
+@pytest.mark.devices(8)
 def test_errors_about_explicit_axes_have_a_note():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
     rows, columns = (

@@ -489,6 +489,7 @@ def test_a_script_without_programs_fails(folder: Path, capsys) -> None:
         ("lowered --mesh data=4,model=2", "<lambda>", "P()"),
     ],
 )
+@pytest.mark.devices(8)
 def test_explain_of_a_target_reports_its_program(capsys, target: str, name: str, spec: str) -> None:
     function, *mesh = target.split()
     assert main(["explain", f"tests.cli.commands.programs:{function}", *mesh, "--json", "-"]) == 0

@@ -378,6 +378,7 @@ def test_zeros_that_a_script_reads_are_named_with_the_program(folder: Path, caps
         (["--option", "xla_no=1"], ["--option xla_no=1", "'xla_no'"]),
     ],
 )
+@pytest.mark.devices(8)
 def test_invalid_arguments_before_a_script_are_named(
     folder: Path, capsys, words: list[str], facts: list[str]
 ) -> None:
@@ -387,6 +388,7 @@ def test_invalid_arguments_before_a_script_are_named(
     assert "runs on 8 emulated" not in error
 
 
+@pytest.mark.devices(8)
 def test_a_script_on_one_device_is_refused(folder: Path, capsys) -> None:
     (folder / "alone.py").write_text("import jax\njax.jit(lambda x: x + 1)(1.0)\n")
     assert preflight("--", "alone.py") == 2

@@ -65,6 +65,7 @@ NAMES = list(functions_over(GLOBAL))
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.devices(8)
 def test_closed_over_variable_is_found(name: str) -> None:
     array = elsewhere()
     function = functions_over(array)[name]
@@ -93,6 +94,7 @@ def test_search_ends_at_cycles_and_unbound_variables() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.devices(8)
 def test_closed_over_array_on_other_devices_is_named(name: str) -> None:
     function = functions_over(elsewhere())[name]
 
@@ -102,6 +104,7 @@ def test_closed_over_array_on_other_devices_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("compiled", [pjit, jax.jit], ids=["pjit", "jax.jit"])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.devices(8)
 def test_deleted_closed_over_array_is_named(name: str, compiled: Any) -> None:
     array = elsewhere()
     function = functions_over(array)[name]
@@ -110,6 +113,7 @@ def test_deleted_closed_over_array_is_named(name: str, compiled: Any) -> None:
         compiled(function)(V)
 
 
+@pytest.mark.devices(8)
 def test_deleted_closed_over_array_error_names_the_function() -> None:
     weights = elsewhere()
 
@@ -172,6 +176,7 @@ def test_arrays_in_equations_become_arguments(name: str, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("simplified_constants")
+@pytest.mark.devices(8)
 def test_a_deleted_array_in_an_equation_is_named() -> None:
     weights = elsewhere()
     weights.delete()

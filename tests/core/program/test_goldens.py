@@ -20,6 +20,7 @@ FUNCTION = "a_function.mlir"
 
 
 @pytest.mark.parametrize("case", VALID, ids=lambda c: c.name)
+@pytest.mark.devices(8)
 def test_module(case, partitioner, update_goldens):
     lowered = lower(case.source, case.plan(partitioner), case.tokens)
     text = f"// {case.summary}\n{text_of(lowered)}"

@@ -116,6 +116,7 @@ def planned(parsed, overrides=()):
     )
 
 
+@pytest.mark.devices(8)
 def test_errors(update_goldens):
     found = {}
     for name, source in ERRORS.items():
@@ -144,6 +145,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.devices(8)
 def test_overrides_replace_only_their_own_attributes(case, update_goldens):
     source, overrides = CASES[case]
     parsed = parse_module(source)
@@ -194,6 +196,7 @@ def test_unannotated_module_uses_the_partitioner_of_the_jax_config():
         (['<["x"=2, "y"=2]>'], None),
     ],
 )
+@pytest.mark.devices(8)
 def test_mesh_of_the_module_names_the_axes(meshes, named_by):
     symbols = "\n".join(f"sdy.mesh @m{i} = {mesh}" for i, mesh in enumerate(meshes))
     found = parse_module(main(before=symbols)).mesh_on(jax.devices()[:8])

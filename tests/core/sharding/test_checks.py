@@ -52,6 +52,7 @@ def test_only_explicit_axes_are_unreduced_or_reduced():
             NamedSharding(own.mesh, P("data", **{name: {"modle"}}))
 
 
+@pytest.mark.devices(8)
 def test_user_defined_sharding_needs_devices_only():
     class Own(Sharding):
         devices = tuple(jax.devices()[:2])

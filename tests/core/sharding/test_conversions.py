@@ -109,6 +109,7 @@ def test_an_empty_mesh_has_no_devices(of: Any) -> None:
         (7, ShardingError, "int"),
     ],
 )
+@pytest.mark.devices(8)
 def test_wrong_tiles_are_refused(tiles: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         GSPMDSharding(jax.devices(), tiles)
@@ -179,6 +180,7 @@ def test_hlo_shardings_get_mesh_axis_names_if_they_fit() -> None:
     assert from_hlo("{replicated}", devices[:1], None) == SingleDeviceSharding(devices[0])
 
 
+@pytest.mark.devices(8)
 def test_a_users_map_that_leaves_devices_out_is_refused() -> None:
     class Lacking(Halves):
         def devices_indices_map(self, global_shape: tuple[int, ...]) -> dict[Any, Any]:
@@ -195,6 +197,7 @@ def test_unconstrained_dimensions_count_as_unsharded() -> None:
     assert sharding.shard_shape((8, 6)) == (8, 3)
 
 
+@pytest.mark.devices(8)
 def test_abstract_shardings_are_equivalent_by_their_tiles() -> None:
     mesh = jax.make_mesh((4, 2), ("x", "y"))
     abstract = mesh.abstract_mesh

@@ -183,6 +183,7 @@ def test_current_arrays_have_legacy_attributes_while_installed(mesh):
         one.device()
 
 
+@pytest.mark.devices(8)
 def test_devices_of_a_pmap_sharding_are_a_tuple_with_array_methods():
     sharding = PmapSharding.default((8, 2))
     row = sharding.devices

@@ -245,6 +245,7 @@ def test_pmap_refuses_a_gda(gda):
     np.testing.assert_array_equal(jax.pmap(lambda row: row * 2)(WHOLE), WHOLE * 2)
 
 
+@pytest.mark.devices(8)
 def test_pmap_refuses_only_the_registered_type():
     class Odd:
         shape = (8,)

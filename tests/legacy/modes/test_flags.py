@@ -236,6 +236,7 @@ def test_nested_jit_is_traced_per_mode() -> None:
     assert nested(jnp.float32(2)) == 2
 
 
+@pytest.mark.devices(8)
 def test_buffers_of_pmap_with_and_without_rank_reduction() -> None:
     rows = [jax.device_put(np.full(3, i), device) for i, device in enumerate(jax.devices())]
     spec = xlashard.PmapSharding.default((8, 3), unstacked=True).sharding_spec

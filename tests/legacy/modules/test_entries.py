@@ -122,6 +122,7 @@ WORKS += [entry for entry in TABLE if entry.name.startswith(("jax.lib.", "jax._s
 
 
 @pytest.mark.parametrize("entry", WORKS, ids=name_of)
+@pytest.mark.devices(8)
 def test_entry_works(entry: Entry, installed: None) -> None:
     """Run the line of `usage_lines.py` that uses the entry."""
     code = WORKING[entry.name]
@@ -131,6 +132,7 @@ def test_entry_works(entry: Entry, installed: None) -> None:
 
 
 @pytest.mark.parametrize("name", REACHED_INTO)
+@pytest.mark.devices(8)
 def test_internals_used_by_programs_work(name: str, installed: None) -> None:
     scope: dict[str, object] = {}
     exec("import jax\nimport jax.numpy as jnp\nimport numpy as np", scope)

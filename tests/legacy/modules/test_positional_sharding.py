@@ -60,6 +60,7 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
+@pytest.mark.devices(8)
 def test_rearranged_grids_equal_numpy_arrays_of_device_sets(steps):
     made = PositionalSharding(jax.devices())
     grid = np.empty(8, dtype=object)
@@ -116,6 +117,7 @@ def test_jax_and_xlashard_accept_positional_shardings(sharding, number, partitio
         np.testing.assert_array_equal(out, X * 2 + 1)
 
 
+@pytest.mark.devices(8)
 def test_repr_shows_the_device_ids_of_each_tile(sharding):
     grid = sharding.reshape(4, 2)
     assert "PositionalSharding([[{CPU 0} {CPU 1}]\n" + " " * 20 + "[{CPU 2} {CPU 3}]" in repr(grid)
@@ -123,6 +125,7 @@ def test_repr_shows_the_device_ids_of_each_tile(sharding):
     assert "({CPU 5}" in repr(grid[2, 1]) and grid[..., 0].shape == (4,)
 
 
+@pytest.mark.devices(8)
 def test_equality_hash_and_memory_kind(sharding):
     grid = sharding.reshape(4, 2)
     again = PositionalSharding(np.array(jax.devices()).reshape(4, 2))
@@ -134,6 +137,7 @@ def test_equality_hash_and_memory_kind(sharding):
     assert jax.device_put(1.0, sharding.replicate()).is_fully_replicated
 
 
+@pytest.mark.devices(8)
 def test_mismatched_shapes_are_refused(sharding):
     with pytest.raises(ShardingError, match=naming("(8,)", "(3, 2)", "8 entries", "reshape(-1)")):
         sharding.reshape(3, 2)

@@ -84,6 +84,7 @@ def test_uneven_dimensions_are_refused_unless_allowed():
     assert uneven.mesh_mapping == (pxla.ShardedAxis(0), pxla.Replicated(2))
 
 
+@pytest.mark.devices(8)
 def test_partitioned_and_pmap_sharding_specs():
     aval = pxla.ShapedArray((8, 4), np.dtype(np.float32))
     cut = pxla.partitioned_sharding_spec(8, (4, 2), aval)

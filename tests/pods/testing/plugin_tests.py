@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import unittest
@@ -124,6 +125,53 @@ def test_is_killed():
         print("last words", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     signal.pause()
+
+
+@ON_TWO
+def test_changes_its_process(tmp_path):
+    os.chdir("/")
+    os.environ["LEFT_BEHIND"] = "1"
+    sys.path.insert(0, "/left/behind")
+    jax.config.update("jax_enable_x64", True)
+    jax.set_mesh(jax.make_mesh((4,), ("data",)))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    del sys.modules["logging"]
+    shutil.rmtree(tmp_path.parent, ignore_errors=True)
+    os.closerange(0, 3)
+
+
+@ON_TWO
+def test_finds_its_process_unchanged(tmp_path):
+    assert os.path.isfile("pytest.ini") and "LEFT_BEHIND" not in os.environ
+    assert "/left/behind" not in sys.path and "logging" in sys.modules
+    assert not jax.config.jax_enable_x64 and jax.sharding.get_mesh().empty
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert tmp_path.is_dir()
+    os.write(2, b"to the standard error\n")
+    # The same processes.
+    sys.modules["seen_before_the_shutdown"] = sys
+
+
+@ON_TWO
+def test_shuts_its_pod_down():
+    assert "seen_before_the_shutdown" in sys.modules
+    jax.distributed.shutdown()
+
+
+@ON_TWO
+def test_pod_is_replaced_after_its_shutdown():
+    assert "seen_before_the_shutdown" not in sys.modules
+    assert process_allgather(np.array(1)).sum() == 2
+
+
+@ON_TWO
+def test_is_interrupted():
+    raise KeyboardInterrupt
+
+
+@ON_TWO
+def test_pod_is_replaced_after_an_interrupt():
+    assert process_allgather(np.array(1)).sum() == 2
 
 
 @pytest.mark.pod(processes=2, timeout=3)

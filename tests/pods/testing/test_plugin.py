@@ -108,6 +108,11 @@ pytestmark = pytest.mark.slow
         "test_fresh_pod_has_no_module_state",
         "test_processes_survive_an_identical_failure",
         "test_processes_are_replaced_after_a_failure_in_one",
+        "test_changes_its_process",
+        "test_finds_its_process_unchanged",
+        "test_shuts_its_pod_down",
+        "test_pod_is_replaced_after_its_shutdown",
+        "test_pod_is_replaced_after_an_interrupt",
     ],
 )
 def test_passing_tests_are_reported(report: PytestRun, name: str) -> None:
@@ -156,6 +161,16 @@ def test_killed_process_shows_signal_and_output(report: PytestRun) -> None:
     section = report.section("test_is_killed")
     assert re.search(r"- process 1 of 2 -+\n.*before the others.*SIGKILL", section)
     assert re.search(r"stdout and stderr of process 1 -+\nlast words$", section, re.M)
+
+
+def test_reason_of_a_new_pod_is_reported(report: PytestRun) -> None:
+    _, _, passes = report.text.partition("= PASSES =")
+    _, _, section = passes.partition("_ test_shuts_its_pod_down _")
+    for number in (0, 1):
+        _, _, own = section.partition(f"Why process {number} was replaced afterwards")
+        assert "jax.distributed was shut down" in own.partition("Why")[0]
+    assert "to the standard error" in passes
+    assert "KeyboardInterrupt" in report.section("test_is_interrupted")
 
 
 def test_timeout_of_a_test_shows_all_stacks(report: PytestRun) -> None:
@@ -238,7 +253,7 @@ def test_marker_accepts_an_infinite_timeout() -> None:
 
 
 def test_outcome_counts(report: PytestRun) -> None:
-    assert "8 failed, 13 passed, 2 skipped, 1 xfailed, 4 errors" in report.text
+    assert "9 failed, 18 passed, 2 skipped, 1 xfailed, 4 errors" in report.text
     assert report.code == 1
     assert "never reached" not in report.text.replace('AssertionError("never reached")', "")
 

@@ -11,10 +11,10 @@ from tests.core.array.cases import DEVICES
 from xlashard import Mesh, NamedSharding, P, device_put
 from xlashard.train.checkpoint import Checkpoints, RunMetadata
 
-MESH = Mesh(np.array(DEVICES).reshape(4, 2), ("x", "y"))
+MESH = Mesh(np.array(DEVICES).reshape((4, 2) if len(DEVICES) > 1 else (1, 1)), ("x", "y"))
 TALL = Mesh(np.array(DEVICES), ("x",))
-HALF = Mesh(np.array(DEVICES[:4]).reshape(2, 2), ("y", "x"))
-ONE = Mesh(np.array(DEVICES[5:6]).reshape(1, 1), ("x", "y"))
+HALF = Mesh(np.array(DEVICES[:4]).reshape((2, 2) if len(DEVICES) > 1 else (1, 1)), ("y", "x"))
+ONE = Mesh(np.array(DEVICES[:6][-1:]).reshape(1, 1), ("x", "y"))
 
 SETTINGS = '[run]\nname = "small"\n[model]\nwidth = 16\nmlp = 8\n[optimizer]\nb1 = 0.9\n'
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1))

@@ -144,6 +144,7 @@ def test_a_diverging_run_raises(tmp_path: Path) -> None:
     assert (tmp_path / "small" / "loss.png").exists()
 
 
+@pytest.mark.devices(8)
 def test_invalid_settings_are_reported_before_the_folder_is_created(tmp_path: Path) -> None:
     wrong = [
         ("model.kv_heads=1", r"model\.kv_heads = 1 .*tensor=2[\s\S]*kv_heads = 2"),

@@ -82,6 +82,7 @@ def test_a_folder_without_a_run_is_reported(tmp_path: Path) -> None:
     assert last_run(tmp_path) == folder.path
 
 
+@pytest.mark.devices(8)
 def test_run_without_a_checkpoint_cannot_be_resumed(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
         pass

@@ -46,6 +46,7 @@ def test_layout_returns_xlashard_shardings_on_its_mesh() -> None:
     assert sharding.shard_shape((8, 6)) == (4, 3)
 
 
+@pytest.mark.devices(8)
 def test_mesh_must_include_all_devices() -> None:
     with pytest.raises(SettingsError) as caught:
         build_mesh({"data": 2, "tensor": 3}, devices(8))

@@ -98,6 +98,15 @@ class CompileRequest:
     options: tuple[tuple[str, Any], ...] = ()
     host_callbacks: tuple[Any, ...] = ()
 
+    @property
+    def leaves_dumps(self) -> bool:
+        """True if the compiler is to write dumps.
+
+        JAX's persistent cache ignores that option, and the dump of a program that it has lacks the
+        buffer assignment.
+        """
+        return any(name == "xla_dump_to" for name, _ in self.options)
+
 
 def compile_module(module: modules.Module, request: CompileRequest) -> Executable:
     """Compile a module through JAX's persistent cache, where one is configured.
@@ -105,6 +114,8 @@ def compile_module(module: modules.Module, request: CompileRequest) -> Executabl
     Raises:
         RuntimeError: With the compiler's message, if it refuses the module or an option.
     """
+    if request.leaves_dumps:
+        return compile_uncached(module, request)
     devices = request.devices
     client = client_of(devices[0])
     options = compile_options(module, request)

@@ -344,11 +344,12 @@ class JitModule(LoweredModule):
     def compile(self, options: Mapping[str, Any] | None = None) -> Compilation:
         """Compile the module; see `LoweredModule.compile`.
 
-        For devices at hand, JAX compiles it as for a call. A worker process compiles for others.
+        For devices at hand, JAX compiles it as for a call, unless the compiler is to write dumps. A
+        worker process compiles for others.
         """
         request = compile_request(self.plan, self.body, option_items(options))
         with compiler_errors(self.plan, request, self.module):
-            if is_compile_only(self.plan.devices[0]):
+            if is_compile_only(self.plan.devices[0]) or request.leaves_dumps:
                 executable = compile_module(self.module, request)[0]
             else:
                 _check_platform(jitted.read_lowered(self.stage))

@@ -214,11 +214,13 @@ class Reply:
         well: Whether the request succeeded; otherwise the other workers have little time left.
         value: The result, or a description of the failure.
         place: Location of the failure: workers that failed at the same location are still in step.
+        damage: Reasons why the worker should serve no other request.
     """
 
     well: bool
     value: Any
     place: str = ""
+    damage: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

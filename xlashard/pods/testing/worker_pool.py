@@ -77,6 +77,11 @@ class PoolResult:
         return replied and all(reply.well for reply in self.replies.values())
 
     @property
+    def damage(self) -> dict[int, tuple[str, ...]]:
+        """Reasons why processes should serve no other request, by process."""
+        return {number: reply.damage for number, reply in self.replies.items() if reply.damage}
+
+    @property
     def in_step(self) -> bool:
         """True if all processes replied, and failures have the same location."""
         places = {(reply.well, reply.place) for reply in self.replies.values()}
@@ -213,7 +218,7 @@ class WorkerPool:
                     self._launch.send(number, request)
             self._await_replies(result)
         finally:
-            if result.in_step and not result.ended:
+            if result.in_step and not result.ended and not result.damage:
                 self.usable = True
             else:
                 self._end(result)

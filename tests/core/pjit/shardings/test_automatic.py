@@ -148,6 +148,7 @@ def test_mesh_is_taken_from_shardings_or_arrays(mesh, planner):
         late(X)
 
 
+@pytest.mark.devices(8)
 def test_explicit_axes_are_refused(planner):
     explicit = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto, AxisType.Explicit))
     with jax.set_mesh(explicit), pytest.raises(MeshError, match=naming("x", "'y'", "AxisType")):

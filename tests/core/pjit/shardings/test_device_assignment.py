@@ -436,6 +436,7 @@ def test_types_of_constrained_values_name_the_mesh(mesh):
 
 
 @pytest.mark.parametrize("types", ["Auto Auto", "Explicit Explicit", "Explicit Auto"])
+@pytest.mark.devices(8)
 def test_out_info_shardings_equal_jax(types):
     kinds = tuple(AxisType[name] for name in types.split())
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=kinds)
@@ -509,6 +510,7 @@ def test_types_contain_the_requested_shardings(types):
 @pytest.mark.skipif(
     not hasattr(jax, "remove_size_one_mesh_axis_from_type"), reason="JAX lacks the setting"
 )
+@pytest.mark.devices(8)
 def test_axes_of_size_one_may_be_missing_in_types():
     mesh = jax.make_mesh((2, 1), ("x", "y"))
     with jax.set_mesh(mesh), jax.remove_size_one_mesh_axis_from_type(True):

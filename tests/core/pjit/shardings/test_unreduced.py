@@ -125,6 +125,7 @@ def test_boundaries_and_repeated_calls(mesh):
 
 
 @needs_shardy
+@pytest.mark.devices(8)
 def test_unreduced_max_is_kept_through_programs(mesh):
     spec = P(None, unreduced={"x"}, unreduced_kind=UnreducedKind.max)
     out = jit(lambda x: jax.lax.reduce_max(x, (0,), out_sharding=spec))(device_put(X, P("x")))
@@ -219,6 +220,7 @@ def test_stages_and_explain_keep_unreduced_shardings(mesh):
 
 
 @needs_shardy
+@pytest.mark.devices(8)
 def test_unreduced_programs_that_fail_in_xla_are_refused(mesh):
     out = jit(gram)(device_put(X, P("x")))
     to_other = P(unreduced={"y"})
@@ -341,6 +343,7 @@ def test_gradients_of_reduced_weights(mesh):
 
 
 @needs_shardy
+@pytest.mark.devices(8)
 def test_unreduced_type_and_boundary_mismatch_is_refused(mesh):
     out = jit(gram)(device_put(X, P("x")))
     with pytest.raises(ResourceError, match="committed as NamedSharding.*unreduced"):
@@ -358,6 +361,7 @@ def test_unreduced_type_and_boundary_mismatch_is_refused(mesh):
 
 
 @needs_shardy
+@pytest.mark.devices(8)
 def test_auto_axes_beside_unreduced_axes_are_refused():
     """XLA reduces twice there: `jax.jit` returns twice the sum."""
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Auto))

@@ -154,6 +154,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize(("make", "text"), ELSEWHERE.values(), ids=ELSEWHERE)
+@pytest.mark.devices(8)
 def test_another_topology_or_device_order_is_refused(data, make, text):
     with pytest.raises(SavedProgramError, match=text):
         Compiled.deserialize(data, devices=make())

@@ -209,6 +209,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("edit", "text"), OTHERS.values(), ids=OTHERS)
+@pytest.mark.devices(8)
 def test_program_of_another_environment_is_refused(edit, text):
     with pytest.raises(SavedProgramError, match=text):
         Compiled.deserialize(edited(saved_sum(), edit))

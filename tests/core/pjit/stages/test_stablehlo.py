@@ -134,6 +134,7 @@ def test_gspmd_and_user_defined_in_shardings(partitioner):
     )
 
 
+@pytest.mark.devices(8)
 def test_shardy_annotations_of_the_module_are_used():
     program = compile_stablehlo(SHARDY)
     grid = make_mesh((2, 4), ("x", "y"))

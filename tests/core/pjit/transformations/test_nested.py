@@ -230,6 +230,7 @@ def test_jaxpr_constrained_outside_shard_map_is_refused_inside(mesh):
         pjit(inside)(X)
 
 
+@pytest.mark.devices(8)
 def test_pjit_around_and_inside_pmap():
     double = jax.pmap(pjit(lambda x: jax.lax.psum(x * 2, "i")), axis_name="i")
     np.testing.assert_array_equal(double(f32(8, 3)), np.stack([f32(8, 3).sum(0) * 2] * 8))

@@ -73,6 +73,7 @@ def test_equal_programs_have_equal_digests():
     assert one.digest != fingerprint(add_one, jnp.ones(4), donate_argnums=0).digest
 
 
+@pytest.mark.devices(8)
 def test_digest_depends_on_the_device_order():
     meshes = (Mesh(np.array(jax.devices())[::step], ("data",)) for step in (1, -1))
     one, other = (

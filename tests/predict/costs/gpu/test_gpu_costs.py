@@ -78,6 +78,7 @@ def test_all_reduces_within_a_node_match_published_times(
     assert found.dcn_bytes == 0
 
 
+@pytest.mark.devices(8)
 def test_gpus_of_a_node_share_the_traffic_between_nodes() -> None:
     network = cluster("h100", 2, 4)
     whole = cost(network, "all-gather", 64 * MIB, list(range(8)))
@@ -93,6 +94,7 @@ def test_gpus_of_a_node_share_the_traffic_between_nodes() -> None:
     assert (exchange.sent_bytes, exchange.dcn_bytes) == (8 * MIB * 3, 8 * MIB * 4)
 
 
+@pytest.mark.devices(8)
 def test_the_whole_value_of_a_broadcast_passes() -> None:
     network = cluster("h100", 2, 4)
     cast = cost(network, "collective-broadcast", 64 * MIB, list(range(8)))
@@ -102,6 +104,7 @@ def test_the_whole_value_of_a_broadcast_passes() -> None:
     assert cast.dcn_seconds == 64 * MIB / 4 / 50e9
 
 
+@pytest.mark.devices(8)
 def test_permutation_uses_the_network_if_a_pair_crosses_nodes() -> None:
     network = cluster("h100", 2, 4)
     within = network.of(collective("collective-permute", SourceTargetPairs(((0, 1), (4, 5))), MIB))
@@ -114,6 +117,7 @@ def test_permutation_uses_the_network_if_a_pair_crosses_nodes() -> None:
     )
 
 
+@pytest.mark.devices(8)
 def test_small_all_reduce_over_many_nodes_uses_a_tree() -> None:
     network = cluster("h100", 8, 1)
     small = cost(network, "all-reduce", 1024, list(range(8)))

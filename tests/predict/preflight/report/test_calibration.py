@@ -97,6 +97,7 @@ def test_kernels_have_a_separate_slowdown():
     assert dict(measured.matrix_flops)["bfloat16"] == pytest.approx(matrix / 2)
 
 
+@pytest.mark.devices(8)
 def test_gpu_collectives_have_the_measured_slowdown():
     chip = cluster("h100", 1, 8)._topology.chip
     slow = rates(chip, ici=2.0, dcn=3.0, reduction=4.0, kernel=2.0)

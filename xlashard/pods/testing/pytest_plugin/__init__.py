@@ -4,4 +4,5 @@
 |---|---|
 | `controller` | the side of the pytest process that the user started, which merges the reports |
 | `in_worker` | the side of the pytest session inside each worker |
+| `process_state` | what a test may change in its worker, and the restoration of it |
 """

@@ -5,6 +5,7 @@ import re
 import sys
 import unittest
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -22,6 +23,7 @@ from xlashard.pods.testing.launcher import PodSize
 from xlashard.pods.testing.pod_command import PrefixPrinter
 from xlashard.pods.testing.pod_worker import ChannelHandover, FunctionName, RemoteException
 from xlashard.pods.testing.pytest_plugin.in_worker import (
+    HealthCheck,
     TestRequest,
     TestResult,
     WorkerPytestSetup,
@@ -34,6 +36,8 @@ from xlashard.support.formatting import format_processes
 
 _TIMEOUT = 180.0
 _EXAMPLE = "@pytest.mark.pod(processes=2, devices=4)"
+# Seconds for a collective of all processes. A pod that needs longer is replaced.
+_HEALTH_TIMEOUT = 30.0
 # Idle processes occupy some hundred MB each.
 _MOST_IDLE = 4
 # Output lines of each process in a report.
@@ -191,6 +195,7 @@ class PoolCache:
         folder = item.funcargs.get("tmp_path")
         request = TestRequest(str(item.path), item.nodeid, None if folder is None else str(folder))
         result = pool.request(request, EndingRules(requested.timeout))
+        _base_folder(item).mkdir(mode=0o700, parents=True, exist_ok=True)
         if requested.fresh:
             self._end(requested.size)
         merged = _merge(self._config, result)
@@ -220,7 +225,9 @@ class PoolCache:
                 self._end(size)
         # Most recently used pool last.
         pool = self._pools.pop(requested.size, None)
-        if pool is None:
+        if pool is not None:
+            pool.request(HealthCheck(), EndingRules(_HEALTH_TIMEOUT))
+        if pool is None or not pool.usable:
             self._make_room(requested.processes)
             try:
                 pool = self._start(item, requested)
@@ -244,8 +251,7 @@ class PoolCache:
             requested.size, on_output=printer.show if self._live else lambda printed: None
         )
         self._started += 1
-        temporary: Any = item.funcargs["tmp_path_factory"]
-        base = temporary.getbasetemp() / f"pod{self._started}"
+        base = _base_folder(item) / f"pod{self._started}"
         base.mkdir()
         options = worker_options(self._config)
         name = FunctionName("xlashard.pods.testing.pytest_plugin.in_worker", "serve", None)
@@ -267,6 +273,12 @@ class PoolCache:
             self._end(size)
 
 
+def _base_folder(item: pytest.Function) -> Path:
+    """Return the folder of temporary files, which a test may have deleted."""
+    temporary: Any = item.funcargs["tmp_path_factory"]
+    return temporary.getbasetemp()
+
+
 def _merge(config: pytest.Config, result: PoolResult) -> MergedReport:
     """Merge the reports of all processes of a pod."""
     sections, properties = [], []
@@ -280,6 +292,8 @@ def _merge(config: pytest.Config, result: PoolResult) -> MergedReport:
         for report in (each for each in reports.get(process, []) if each.when == "teardown"):
             sections += [(f"{title} of process {process}", text) for title, text in report.sections]
             properties = properties if process else list(report.user_properties)
+    for process, reasons in result.damage.items():
+        sections.append((f"Why process {process} was replaced afterwards", "\n".join(reasons)))
     outcome, reason = _together(parts)
     return MergedReport(outcome, reason, result.size.processes, parts, sections, properties)
 

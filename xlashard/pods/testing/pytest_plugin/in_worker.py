@@ -13,6 +13,7 @@ import pytest
 
 from xlashard.errors import PodError
 from xlashard.pods.testing.pod_worker import RemoteException, Reply, pack, receive, travels
+from xlashard.pods.testing.pytest_plugin.process_state import ProcessState
 from xlashard.support.background import flush_output
 
 PLUGIN_NAME = "xlashard_pytest_inside"
@@ -85,6 +86,11 @@ class TestRequest:
 
 
 @dataclass(frozen=True)
+class HealthCheck:
+    """Request to run a collective with the other processes, between two tests."""
+
+
+@dataclass(frozen=True)
 class TestResult:
     """Result of the test in this process.
 
@@ -108,6 +114,7 @@ def serve(channel: socket.socket, setup: WorkerPytestSetup) -> NoReturn:
         while file is not None:
             # pytest empties the folder for temporary files at the start of a session.
             folder = f"{setup.options['basetemp']}-{next(sessions)}"
+            inside.base_folder = Path(folder)
             config = pytest.Config.fromdictargs({**setup.options, "basetemp": folder}, [file])
             config.pluginmanager.register(inside, PLUGIN_NAME)
             config.hook.pytest_cmdline_main(config=config)
@@ -129,6 +136,9 @@ class _Inside:
         self._reports: list[pytest.TestReport] = []
         self._errors: list[str] = []
         self._tmp_path: str | None = None
+        self._stopped_early = False
+        self._state = ProcessState()
+        self.base_folder = Path()
 
     def take_next_file(self) -> str | None:
         """Return the file whose request ended the last session; None if it ended by itself.
@@ -154,6 +164,7 @@ class _Inside:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
         request, self._pending = self._pending, None
+        self._state.watch_functions()
         if not self._started:
             self._started = True
             self._channel.sendall(pack(Reply(True, None)))
@@ -162,18 +173,36 @@ class _Inside:
                 request = request or receive(self._channel)
             except EOFError:
                 os._exit(0)
+            if isinstance(request, HealthCheck):
+                self._channel.sendall(pack(self._check_health()))
+                request = None
+                continue
             if request.file != session.config.args[0]:
                 self._pending = request
                 return True
-            answer = self._run(session, items, request)
+            # A test may have deleted the folder of temporary files with what lies above it.
+            self.base_folder.mkdir(parents=True, exist_ok=True)
+            with self._state.restoring() as reasons:
+                answer = self._run(session, items, request)
             flush_output()
-            self._channel.sendall(pack(Reply(self._is_well(answer), answer, self._place())))
+            if self._stopped_early:
+                reasons.append("pytest was interrupted, and its fixtures remain set up")
+            reply = Reply(self._is_well(answer), answer, self._place(), tuple(reasons))
+            self._channel.sendall(pack(reply))
             request = None
+
+    def _check_health(self) -> Reply:
+        try:
+            self._state.run_collective()
+        except Exception as error:
+            return Reply(False, RemoteException.of(error))
+        return Reply(True, None)
 
     def _run(
         self, session: pytest.Session, items: dict[str, pytest.Item], request: TestRequest
     ) -> TestResult:
         self._reports.clear()
+        self._stopped_early = False
         self._tmp_path = request.tmp_path
         item = items.get(request.nodeid)
         if item is None:
@@ -181,6 +210,7 @@ class _Inside:
         try:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         except BaseException as error:
+            self._stopped_early = True
             return TestResult(problem=RemoteException.of(error).traceback)
         to_dict = session.config.hook.pytest_report_to_serializable
         return TestResult([to_dict(config=session.config, report=one) for one in self._reports])
