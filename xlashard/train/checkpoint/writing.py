@@ -190,8 +190,8 @@ class Writer:
             paths = (str(path_of(self._folder, number)) for number in later)
             raise CheckpointError(
                 f"the folder has checkpoints of the same or later steps: {later}. A run would "
-                f"resume from them. Choose another folder, or move them away:\n"
-                f"  mv {' '.join(paths)} ELSEWHERE"
+                f"resume from them. Choose another folder, or, if no other program writes into "
+                f"this one, move them away:\n  mv {' '.join(paths)} ELSEWHERE"
             )
         _make_folder(staging)
 

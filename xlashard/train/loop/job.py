@@ -32,6 +32,7 @@ from xlashard.train.loop.run_folder import (
     measured_until,
     new_folder,
 )
+from xlashard.train.loop.run_lock import RunLock, take_lock
 from xlashard.train.loop.steps import Progress, Run, compile_step, is_due, train
 from xlashard.train.loop.stop import Group, Stop, make_stop
 from xlashard.train.model.checks import check_settings
@@ -155,17 +156,16 @@ def _run(settings: Settings, layout: Layout, place: _Place) -> Progress:
     corpus = read_corpus(settings.data, settings.model.length, settings.model.vocab)
     _check_same_corpus(stop, corpus.mark)
     recipe = make_recipe(settings)
-    make = partial(new_folder, place.runs, settings.run.name)
-    path = resumed.folder if resumed else Path(stop.broadcast("the folder", make))
     timeout = settings.pod.watchdog
-    watchdog = Watchdog(timeout, folder=path) if timeout else None
     with (
+        _claim_folder(place, settings.run.name) as (path, check_folder),
         Checkpoints(path / CHECKPOINTS, keep=settings.checkpoint.keep or None) as checkpoints,
         _screen(place, path, settings) as screen,
-        watchdog or nullcontext(),
+        Watchdog(timeout, folder=path) if timeout else nullcontext() as watchdog,
     ):
         kept = checkpoints if settings.checkpoint.keep else None
         run = Run(settings, layout, corpus, recipe, screen, path, _ignore, stop, watchdog, kept)
+        run = replace(run, check_folder=check_folder)
         last, finished = checkpoints.latest() if resumed else None, False
         progress = Progress(path, last or 0, checkpoint=last)
         if layout.automatic:
@@ -222,6 +222,28 @@ def _check_checkpoint(checkpoints: Checkpoints, settings: Settings, resumed: Res
             f"the last checkpoint in {checkpoints.folder} is of step {step}, and training.steps = "
             f"{steps} ends before that. Write --steps with {step} or more."
         )
+
+
+@contextmanager
+def _claim_folder(place: _Place, name: str) -> Iterator[tuple[Path, Callable[[], object]]]:
+    """Choose the run's folder and hold its lock, in the first process.
+
+    Yields:
+        The folder, and a function that checks that the lock is still held.
+    """
+    stop, locks = place.stop, list[RunLock]()
+
+    def claim() -> Path:
+        folder = place.resumed.folder if place.resumed else new_folder(place.runs, name)
+        locks.append(take_lock(folder, stop.abandon, place.screen.show))
+        return folder
+
+    try:
+        path = Path(stop.broadcast("the folder", claim))
+        yield path, locks[0].check if locks else _ignore
+    finally:
+        for lock in locks:
+            lock.release()
 
 
 @contextmanager

@@ -39,6 +39,7 @@ class Run:
 
     Attributes:
         programs: Programs of an automatic layout, which are compiled before the first state exists.
+        check_folder: Raises an error if the folder was renamed or taken over by another launch.
     """
 
     settings: Settings
@@ -52,6 +53,7 @@ class Run:
     watchdog: Watchdog | None
     checkpoints: Checkpoints | None
     programs: Programs | None = None
+    check_folder: Callable[[], object] = lambda: None
 
     @property
     def state_shardings(self) -> State:
@@ -259,6 +261,7 @@ def _save(run: Run, state: State, progress: Progress) -> None:
         settings=to_toml(run.settings),
         mesh=dict(run.layout.mesh.shape),
     )
+    run.check_folder()
     with run.paused(f"saving step {metadata.step}"):
         run.checkpoints.save(state, metadata)
     progress.checkpoint = progress.steps
