@@ -16,7 +16,11 @@ from xlashard.train.loop import run_lock
 from xlashard.train.loop.run_lock import LOCK, Owner, RunLock, take_lock
 
 
-def take(folder: Path, lost: Callable[[RunError], object] = pytest.fail) -> RunLock:
+def fail(error: RunError) -> None:
+    raise error
+
+
+def take(folder: Path, lost: Callable[[RunError], object] = fail) -> RunLock:
     return take_lock(folder, lost, print)
 
 

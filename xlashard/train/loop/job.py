@@ -25,12 +25,13 @@ from xlashard.train.formulas import parameters
 from xlashard.train.loop.console import Screen, log_console
 from xlashard.train.loop.run_folder import (
     CHECKPOINTS,
+    KeptRecords,
     Resumed,
     RunFolder,
     changes,
     is_finished,
-    measured_until,
     new_folder,
+    read_kept,
 )
 from xlashard.train.loop.run_lock import RunLock, take_lock
 from xlashard.train.loop.steps import Progress, Run, compile_step, is_due, train
@@ -200,7 +201,7 @@ def _train(run: Run, state: State, progress: Progress) -> bool:
 
 
 def _is_finished(stop: Stop, resumed: Resumed) -> bool:
-    finished = partial(is_finished, resumed.folder, resumed.settings.training.steps)
+    finished = partial(is_finished, resumed.folder, resumed.settings)
     return stop.broadcast("the state of the run", finished) == "True"
 
 
@@ -254,11 +255,13 @@ def _records(
     if place.stop.group.index:
         yield _ignore
         return
-    kept: list[dict[str, Any]] = []
+    kept = KeptRecords([])
     if place.resumed:
         again = is_due(settings.training.eval_every, done) and done < settings.training.steps
-        kept = measured_until(path, done, evaluated_again=again or done == settings.training.steps)
-    with RunFolder(path, settings, kept) as folder:
+        kept = read_kept(path, done, evaluated_again=again or done == settings.training.steps)
+    if kept.note:
+        place.screen.show(f"Metrics     {kept.note}")
+    with RunFolder(path, settings, kept.lines) as folder:
         if place.resumed:
             changed = changes(place.resumed.before, settings)
             folder.record("resume", steps=done, processes=place.stop.group.count, changed=changed)
@@ -294,6 +297,8 @@ def _first_state(
             f"with this one"
         )
     run.screen.show(f"Resuming after step {metadata.step} of {run.folder}")
+    for note in resumed.notes:
+        run.screen.show(note)
     return restored.state, Progress(run.folder, metadata.step, checkpoint=metadata.step)
 
 

@@ -20,6 +20,7 @@ from xlashard.train.config.settings import Settings
 from xlashard.train.data import BatchPlan, Corpus, held_out_starts, plan_batch, training_starts
 from xlashard.train.errors import Diverged
 from xlashard.train.loop.console import Pace, Screen
+from xlashard.train.loop.run_folder import METRICS
 from xlashard.train.loop.stop import Stop
 from xlashard.train.model.layout import Layout
 from xlashard.train.model.programs import (
@@ -263,7 +264,7 @@ def _save(run: Run, state: State, progress: Progress) -> None:
     )
     run.check_folder()
     with run.paused(f"saving step {metadata.step}"):
-        run.checkpoints.save(state, metadata)
+        run.checkpoints.save(state, metadata, [run.folder / METRICS])
     progress.checkpoint = progress.steps
 
 
