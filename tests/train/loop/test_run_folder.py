@@ -174,10 +174,11 @@ def test_a_run_is_finished_at_its_last_step_with_its_checkpoint(tmp_path: Path) 
 def test_records_that_cannot_be_written_name_the_file(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     folder._metrics.close()
-    folder._metrics = Path("/dev/full").open("a", encoding="utf-8")
-    with pytest.raises(RunError, match=naming(f"{folder.path}/metrics.jsonl ", "No space left")):
-        measure(folder, 1)
-    folder.close()
+    with Path("/dev/full").open("a", encoding="utf-8") as folder._metrics:
+        facts = naming(f"{folder.path}/metrics.jsonl ", "No space left")
+        with pytest.raises(RunError, match=facts):
+            measure(folder, 1)
+        folder.close()
 
 
 def test_run_folders_are_ordered_by_modification_time(tmp_path: Path) -> None:
