@@ -62,7 +62,7 @@ DOCUMENTED = {0, 1, 75, 130, 143, 128 + signal.SIGKILL}
 _LIMIT = 300.0  # Seconds for one launch; a longer one hangs.
 _LEFT = 20.0  # Seconds for the last process of a launch to end.
 _CLOSE = 1e-6
-_TAG = "XLASHARD_STRESS_LAUNCH"
+_TAG = "STRESS_LAUNCH"
 _MOVE = re.compile(r"  mv (\S+) (\S+)")
 
 type Points = dict[tuple[str, int], float]
@@ -126,6 +126,7 @@ class Launched:
         if limit is not None:
             command = ["prlimit", f"--fsize={limit}", *command]
         environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PYTHONPATH")}
+        environment["JAX_COMPILATION_CACHE_DIR"] = str(folder / "programs")
         self.launcher = subprocess.Popen(
             command,
             cwd=folder,
@@ -290,7 +291,8 @@ def signal_process(chain: Chain) -> tuple[str, int]:
     if kind == "STOP":
         # Shorter or longer than the heartbeat, or for good.
         seconds, then = chain.chance.choice([(2, "CONT"), (40, "CONT"), (3, "KILL")])
-        launched.wait_for(lambda end=time.monotonic() + seconds: time.monotonic() > end)
+        end = time.monotonic() + seconds
+        launched.wait_for(lambda: time.monotonic() > end)
         kind += f" for {seconds} s, {then}"
         for pid in pids:
             send(pid, signal.Signals[f"SIG{then}"])
