@@ -10,6 +10,7 @@ from tests.message_patterns import naming
 from tests.train.examples import choose_layout, devices, settings, shallow
 from tests.train.loop.test_job import Recorder, records, run
 from tests.train.loop.test_run_folder import opened
+from xlashard.cli.main import main
 from xlashard.train.checkpoint.manifest import Manifest, RunMetadata
 from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings
@@ -140,6 +141,14 @@ def test_a_folder_without_a_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=naming("/nothing ", "xlashard train --config")):
         last_run(tmp_path / "nothing")
     assert last_run(tmp_path) == folder.path
+
+
+@pytest.mark.parametrize("option", ["--runs", "--resume"])
+def test_urls_of_object_stores_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", "configs/tiny.toml"] if option == "--runs" else []
+    assert main(["train", *words, option, "gs://bucket/run"]) == 2
+    assert f"{option} must be a path" in capsys.readouterr().err
+    assert not Path("gs:").exists()
 
 
 def test_run_without_a_checkpoint_cannot_be_resumed(tmp_path: Path) -> None:
