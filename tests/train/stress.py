@@ -230,7 +230,7 @@ class Chain:
         """Return the words that start or resume the run."""
         if list((self.run / "checkpoints").glob("0*")):
             return ["--resume", f"runs/{self.name}"]
-        # A run without a checkpoint starts again, as its error says.
+        # A run without a checkpoint starts again.
         shutil.rmtree(self.run, ignore_errors=True)
         return ["--config", "stress.toml", "--name", self.name]
 

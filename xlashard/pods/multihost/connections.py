@@ -278,7 +278,7 @@ class LivenessMonitor:
                 ready = selector.select(interval)
                 now = time.monotonic()
                 if interval is not None and now - before > 2 * interval:
-                    # This process was stopped, or had no processor: that says nothing of its peers.
+                    # This process was stopped, or had no processor: its peers are not to blame.
                     heard = dict.fromkeys(heard, now)
                 before = now
                 for key, _ in ready:

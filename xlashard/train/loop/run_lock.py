@@ -2,7 +2,7 @@
 
 The lock is the file ``run.lock`` with the owner: host, process, and time of its start. It holds
 while the owner lives. On the owner's machine the process table shows that. Another machine watches
-the file, which the owner touches every `BEAT` seconds: a lock that nobody touches for `LEASE`
+the file, which the owner touches every `BEAT` seconds: a lock without a touch for `LEASE`
 seconds is stale. No clocks of two machines are compared.
 
 A file system that creates files exclusively (all local ones, NFS) lets one of two simultaneous
@@ -85,7 +85,7 @@ class Owner:
         return f"process {self.pid} on {self.host}, since {self.since}"
 
     def is_alive(self, folder: Path) -> bool | None:
-        """Return whether the owner still uses the folder; None if this machine can't tell."""
+        """Return whether the owner still uses the folder; None if this machine can't see it."""
         if self.machine != _identify_machine():
             return None
         if self.folder != folder.stat().st_ino:
@@ -256,7 +256,7 @@ def _claiming(folder: Path) -> Iterator[None]:
 
 
 def _is_touched(path: Path) -> bool:
-    """Return True once a lock is touched; False if nobody does within the lease."""
+    """Return True once a lock is touched; False without a touch within the lease."""
     first, end = _stamp(path), time.monotonic() + LEASE
     while time.monotonic() < end:
         time.sleep(_LOOK)
