@@ -41,13 +41,13 @@ kv_heads = 2
 mlp = 32
 length = 32
 [training]
-steps = 40
+steps = 400
 batch = 4
-eval_every = 10
+eval_every = 100
 eval_batches = 1
-log_every = 5
+log_every = 50
 [checkpoint]
-every = 4
+every = 20
 keep = 3
 [pod]
 heartbeat = 20
@@ -254,7 +254,7 @@ class Chain:
             "compile": lambda: "Compiling the" in launched.text,
             "step": lambda: self.steps() > before or "Compiled in" in launched.text,
             "save": lambda: not saving.issuperset(self.run.glob("checkpoints/.saving-*")),
-            "end": lambda: "step 40/40" in launched.text,
+            "end": lambda: "step 400/400" in launched.text,
         }
         longest = {"start": 5.0, "compile": 3.0, "step": 1.0, "save": 0.1, "end": 0.8}
         launched.wait_for(conditions[phase])
@@ -281,10 +281,11 @@ def send(pid: int | None, number: int) -> None:
 def signal_process(chain: Chain) -> tuple[str, int]:
     """Send a signal to a process, the guard, or the launcher."""
     launched = chain.launch()
+    launched.wait_for(lambda: len(launched.find()) > 3)
+    found = launched.find()
     phase = chain.await_phase(launched)
     target = chain.chance.choice(["0", "1", "0", "1", "guard", "launcher", "all"])
     kind = chain.chance.choice(["KILL", "KILL", "TERM", "INT", "STOP"])
-    found = launched.find()
     pids = list(found.values()) if target == "all" else [found.get(target)]
     for pid in pids:
         send(pid, signal.Signals[f"SIG{kind}"])

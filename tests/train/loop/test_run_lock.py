@@ -44,7 +44,7 @@ def test_a_held_folder_is_refused_with_its_owner_until_released(tmp_path: Path) 
 def test_locks_of_dead_processes_of_this_machine_are_stale(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
-    # Another process may have got the number; and one that has ended without a wait is dead as well.
+    # Another process may have got the number.
     for changed in ({"pid": ended.pid}, {"started": "1"}):
         write_owner(tmp_path, **changed)
         take(tmp_path).release()

@@ -272,32 +272,36 @@ class LivenessMonitor:
                 selector.register(connection.socket, selectors.EVENT_READ, process)
             selector.register(self._stopped, selectors.EVENT_READ)
             interval = None if self._timeout == math.inf else self._timeout / _BEATS
-            heard = dict.fromkeys(self._connections, time.monotonic())
+            last_messages = dict.fromkeys(self._connections, time.monotonic())
             beat = before = time.monotonic()
             while True:
                 ready = selector.select(interval)
                 now = time.monotonic()
                 if interval is not None and now - before > 2 * interval:
                     # This process was stopped, or had no processor: its peers are not to blame.
-                    heard = dict.fromkeys(heard, now)
+                    last_messages = dict.fromkeys(last_messages, now)
                 before = now
                 for key, _ in ready:
                     if key.data is None:
                         return
-                    heard[key.data] = now
+                    last_messages[key.data] = now
                     if not self._hear(key.data):
                         selector.unregister(key.fileobj)
-                        del heard[key.data]
+                        del last_messages[key.data]
                 if interval is not None and now - beat >= interval:
                     beat = now
-                    self._exchange_beats(heard, now)
+                    self._exchange_beats(last_messages, now)
 
-    def _exchange_beats(self, heard: dict[int, float], now: float) -> None:
+    def _exchange_beats(self, last_messages: dict[int, float], now: float) -> None:
         """Send a beat to the peers, and report those that are silent."""
-        for process in heard.keys() - self._ended:
+        for process in last_messages.keys() - self._ended:
             # A peer that reads nothing must not block this thread; its buffer is full of beats.
             self._connections[process].send_if_possible(beat=True)
-        silent = tuple(p for p in heard if p not in self._ended and now - heard[p] > self._timeout)
+        silent = tuple(
+            p
+            for p in last_messages
+            if p not in self._ended and now - last_messages[p] > self._timeout
+        )
         if silent:
             self._report_gone(silent)
 

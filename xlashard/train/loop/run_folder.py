@@ -192,13 +192,13 @@ def _points(lines: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, 
 
 def _ranges(steps: Iterable[int]) -> str:
     """Describe numbers by their ranges: `3, 7 to 9`."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for step in sorted(steps):
-        if found and found[-1][1] == step - 1:
-            found[-1][1] = step
+        if ranges and ranges[-1][1] == step - 1:
+            ranges[-1][1] = step
         else:
-            found.append([step, step])
-    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in found)
+            ranges.append([step, step])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in ranges)
 
 
 def run_folders(runs: Path) -> list[Path]:

@@ -270,10 +270,10 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     """Return what a touch of a file changes; an opened file is not answered from a cache."""
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
     except FileNotFoundError:
         return None
-    return found.st_mtime_ns, found.st_ino
+    return status.st_mtime_ns, status.st_ino
 
 
 def _read_owner(path: Path) -> Owner | None:
