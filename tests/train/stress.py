@@ -419,7 +419,7 @@ def run_chain(chain: Chain, most: int) -> int:
         what, code = chain.chance.choices(kinds, weights)[0](chain)
         count += 1
         print(f"  {chain.name} {count}: {what}: exit code {code}", flush=True)
-        if code == 0 and chain.chance.random() < 0.5:
+        if code == 0:
             break
     launched = chain.launch()
     code = launched.end()
