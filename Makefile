@@ -70,6 +70,10 @@ test: $(developing) browser ## Run the tests of every room, or those of ARGS (JO
 test-integration: $(developing) browser ## Run whole programs and pods: training runs, documents, examples
 	$(pytest) -m integration $(ARGS)
 
+.PHONY: stress-train
+stress-train: $(developing) ## Kill, stop, cut and launch the main job twice (FAULTS=200 SEED=1)
+	$(python) -m tests.train.stress --faults $(or $(FAULTS),200) --seed $(or $(SEED),1)
+
 .PHONY: test-pure
 test-pure: $(developing) ## Run the tests of the pure ring as if JAX were not installed
 	XLASHARD_TEST_WITHOUT_JAX=1 $(python) -m pytest -m without_jax $(ARGS)

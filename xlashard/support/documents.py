@@ -32,8 +32,8 @@ type Schema = dict[str, Any]
 LARGEST = 64 << 20
 """Bytes of a document at most, unless its reader allows fewer."""
 
-# A file of every setting has 4 KiB.
-_LARGEST_SETTINGS = 1 << 20
+LARGEST_SETTINGS = 1 << 20
+"""Bytes of a settings file at most; one with every setting has 4 KiB."""
 
 # Brackets or tables inside each other. No document of this package has more than a dozen, and
 # Python's own functions on nested values hold for several hundred.
@@ -147,7 +147,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         OSError: The file can't be read.
         ValueError: The file is no TOML of a settings file's size.
     """
-    return parse_toml(read_text(path, _LARGEST_SETTINGS))
+    return parse_toml(read_text(path, LARGEST_SETTINGS))
 
 
 def parse_toml(text: str) -> dict[str, Any]:

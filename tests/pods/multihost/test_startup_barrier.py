@@ -4,7 +4,7 @@ import errno
 import re
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -355,6 +355,30 @@ class _Three:
         for other in (1, 2):
             if process in (0, other):
                 self.connections[other][process != 0].socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_peer_that_sends_nothing_is_reported() -> None:
+    near, far = socket.socketpair()
+    gone: Future[tuple[int, ...]] = Future()
+    line = LivenessMonitor({1: Connection(near)}, gone.set_result, timeout=0.1)
+    assert gone.result(60) == (1,)
+    # It was sent beats meanwhile.
+    assert {"beat": True} in (Connection(far).receive() or [])
+    line.stop()
+    far.close()
+
+
+def test_beats_are_compared_with_the_timeout() -> None:
+    near, far = socket.socketpair()
+    gone: list[tuple[int, ...]] = []
+    line = LivenessMonitor({1: Connection(near)}, gone.append, timeout=1000)
+    line._exchange_beats({1: 5000.0}, 6000.0)
+    assert gone == []
+    line._exchange_beats({1: 5000.0}, 6001.0)
+    line._exchange_beats({1: 5000.0}, 7000.0)
+    assert gone == [(1,)]
+    line.stop()
+    far.close()
 
 
 def test_killed_processes_are_reported_to_all() -> None:

@@ -50,6 +50,26 @@ def test_processes_end_when_the_guard_is_killed() -> None:
 
 
 @pytest.mark.slow
+def test_processes_end_with_the_command_although_the_guard_is_stopped() -> None:
+    launcher = start([*POD, *family()])
+    assert launcher.stdout is not None
+    processes = Watched(families(launcher.stdout, 2))
+    (guard,) = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(int(guard), signal.SIGSTOP)
+    launcher.kill()
+    assert processes.all_gone()
+    launcher.wait(30)
+
+
+@pytest.mark.slow
+def test_a_stopped_guard_continues() -> None:
+    with Launch(plan(python("print('done')"), one_stream=True)) as launch:
+        os.kill(launch._guard.pid, signal.SIGSTOP)
+        while launch.running:
+            launch.events(1)
+
+
+@pytest.mark.slow
 def test_processes_end_after_a_timeout() -> None:
     done = ran(family(signal.SIGTERM), timeout=1)
     assert done.verdict.timed_out == (0, 1)

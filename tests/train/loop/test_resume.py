@@ -1,6 +1,7 @@
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,10 @@ from tests.message_patterns import naming
 from tests.train.examples import choose_layout, devices, settings, shallow
 from tests.train.loop.test_job import Recorder, records, run
 from tests.train.loop.test_run_folder import opened
+from xlashard.cli.main import main
+from xlashard.train.checkpoint.manifest import Manifest, RunMetadata
+from xlashard.train.config.schema import to_toml
+from xlashard.train.config.settings import Settings
 from xlashard.train.errors import DataError, SettingsError
 from xlashard.train.loop.job import run_job
 from xlashard.train.loop.run_folder import changes, last_run, newest_resumable, read_run
@@ -56,6 +61,62 @@ def test_resume_accepts_settings_that_do_not_change_the_run(tmp_path: Path) -> N
     }
 
 
+def save_settings(folder: Path, run: Settings) -> None:
+    """Write the manifest of a checkpoint of step 2 with settings."""
+    step = folder / "checkpoints" / "00000002"
+    step.mkdir(parents=True)
+    Manifest(RunMetadata(2, {}, to_toml(run), {}), {}, {}).write(step)
+
+
+@pytest.mark.parametrize("end", ["[training]", "\n[devices]", "tensor = 2", "mperature = 0.7", ""])
+def test_keys_that_a_settings_file_lacks_are_those_of_the_checkpoint(
+    tmp_path: Path, end: str
+) -> None:
+    saved = settings("training.steps=40", "training.batch=16", "generation.temperature=0.7")
+    with opened(tmp_path, saved) as folder:
+        save_settings(folder.path, saved)
+    file = folder.path / "config.toml"
+    text = file.read_text()
+    file.write_text(text[: text.index(end)])
+    resumed = read_run(folder.path, ["training.steps=41"])
+    assert resumed.settings == replace(saved, training=replace(saved.training, steps=41))
+    cut, changed = resumed.notes
+    assert f"{file} is cut off" in cut
+    assert "of the checkpoint of step 2" in cut
+    assert "training.steps from 40 to 41" in changed
+
+
+def test_a_value_that_is_cut_off_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    saved = settings("generation.temperature=0.75")
+    with opened(tmp_path, saved) as folder:
+        save_settings(folder.path, saved)
+    file = folder.path / "config.toml"
+    for cut in (1, 2, 3, 8):
+        file.write_text(to_toml(saved)[:-cut])
+        assert read_run(folder.path, []).settings == saved, cut
+
+
+def test_a_run_in_a_renamed_folder_is_named(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        pass
+    assert read_run(folder.path, []).notes == []
+    copy = folder.path.rename(tmp_path / "small-2")
+    assert read_run(copy, []).notes == []
+    (note,) = read_run(copy.rename(tmp_path / "other"), []).notes
+    assert "'small'" in note
+
+
+def test_settings_edited_in_the_file_are_compared_with_the_checkpoint(tmp_path: Path) -> None:
+    with opened(tmp_path, settings("training.steps=9")) as folder:
+        save_settings(folder.path, settings())
+    assert read_run(folder.path, []).before == settings()
+    assert "training.steps from 4 to 9" in read_run(folder.path, []).notes[0]
+    file = folder.path / "config.toml"
+    file.write_text(to_toml(settings("run.seed=1")))
+    with pytest.raises(SettingsError, match=r"run\.seed = 0 cannot become 1"):
+        read_run(folder.path, [])
+
+
 def test_the_newest_run_with_a_checkpoint_is_resumed(tmp_path: Path) -> None:
     assert newest_resumable(tmp_path, "small") is None
     for age, name in enumerate(("small", "small-2", "small-3", "smaller")):
@@ -80,6 +141,14 @@ def test_a_folder_without_a_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=naming("/nothing ", "xlashard train --config")):
         last_run(tmp_path / "nothing")
     assert last_run(tmp_path) == folder.path
+
+
+@pytest.mark.parametrize("option", ["--runs", "--resume"])
+def test_urls_of_object_stores_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", "configs/tiny.toml"] if option == "--runs" else []
+    assert main(["train", *words, option, "gs://bucket/run"]) == 2
+    assert f"{option} must be a path" in capsys.readouterr().err
+    assert not Path("gs:").exists()
 
 
 @pytest.mark.devices(8)

@@ -1,6 +1,7 @@
 import json
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.image
@@ -11,12 +12,12 @@ from tests.message_patterns import naming
 from tests.train.examples import settings
 from xlashard.train.config.schema import read
 from xlashard.train.config.settings import Settings
-from xlashard.train.errors import SettingsError
+from xlashard.train.errors import RunError, SettingsError
 from xlashard.train.loop.run_folder import (
     RunFolder,
     is_finished,
-    measured_until,
     new_folder,
+    read_kept,
     run_folders,
     running_mean,
 )
@@ -93,8 +94,9 @@ def test_resumed_run_has_one_record_per_step(tmp_path: Path) -> None:
     metrics = folder.path / "metrics.jsonl"
     # A killed process may leave half a line.
     metrics.write_text(metrics.read_text() + '{"kind": "train", "st')
-    kept = measured_until(folder.path, 4, evaluated_again=True)
-    with RunFolder(folder.path, settings("training.steps=9"), kept) as again:
+    kept = read_kept(folder.path, 4, evaluated_again=True)
+    assert kept.note == ""
+    with RunFolder(folder.path, settings("training.steps=9"), kept.lines) as again:
         again.record("train", step=5, loss=1.5)
     records = [(x["kind"], x["step"]) for x in lines(again)]
     steps = [("train", step) for step in (1, 2, 3, 4, 5)]
@@ -106,19 +108,77 @@ def test_resumed_run_has_one_record_per_step(tmp_path: Path) -> None:
 def test_evaluation_that_is_not_repeated_stays_recorded(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
         folder.record("eval", step=4, loss=9.0)
-    assert len(measured_until(folder.path, 4, evaluated_again=False)) == 1
-    assert measured_until(folder.path, 4, evaluated_again=True) == []
-    assert measured_until(folder.path, 3, evaluated_again=False) == []
+    assert len(read_kept(folder.path, 4, evaluated_again=False).lines) == 1
+    assert read_kept(folder.path, 4, evaluated_again=True).lines == []
+    assert read_kept(folder.path, 3, evaluated_again=False).lines == []
 
 
-def test_a_run_is_finished_at_its_last_step(tmp_path: Path) -> None:
+def measure(folder: RunFolder, steps: int) -> None:
+    for step in range(1, steps + 1):
+        folder.record("train", step=step, loss=6.0 - step)
+
+
+def keep_copy(folder: Path, step: int) -> None:
+    """Copy the records to where a checkpoint has them."""
+    saved = folder / "checkpoints" / f"{step:08d}"
+    saved.mkdir(parents=True)
+    (saved / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("damage", "note"),
+    [
+        (lambda text: "".join(text.splitlines(keepends=True)[:3]), "lacks steps 4 to 6: "),
+        (lambda text: "", "lacks steps 1 to 6: "),
+        (lambda text: text.replace('"step": 2', '"sxep": 2'), "lacks steps 2: "),
+        (lambda text: text.replace('"loss": 4.0', '"loss": 7.0'), "was altered"),
+    ],
+)
+def test_damaged_metrics_are_restored_from_the_checkpoint(
+    tmp_path: Path, damage: Callable[[str], str], note: str
+) -> None:
+    folder = opened(tmp_path)
+    measure(folder, 6)
+    keep_copy(folder.path, 6)
+    metrics = folder.path / "metrics.jsonl"
+    whole = lines(folder)
+    folder.record("eval", step=6, loss=1.0)
+    # An evaluation after the checkpoint is no damage.
+    assert read_kept(folder.path, 6, evaluated_again=False).lines == lines(folder)
+    metrics.write_text(damage(metrics.read_text()))
+    kept = read_kept(folder.path, 6, evaluated_again=True)
+    assert kept.note.startswith(f"{metrics} {note}")
+    assert kept.lines == whole
+
+
+def test_a_gap_in_the_metrics_that_no_checkpoint_fills_is_named(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    measure(folder, 3)
+    assert "lacks steps 4 to 5, " in read_kept(folder.path, 5, evaluated_again=True).note
+
+
+def test_a_run_is_finished_at_its_last_step_with_its_checkpoint(tmp_path: Path) -> None:
+    three = settings("training.steps=3")
     with opened(tmp_path) as folder:
-        assert not is_finished(folder.path, 3)
         folder.record("end", interrupted=True, steps=3)
-        assert not is_finished(folder.path, 3)
+        (folder.path / "checkpoints" / "00000003").mkdir(parents=True)
+        assert not is_finished(folder.path, three)
         folder.record("end", interrupted=False, steps=3)
-    assert is_finished(folder.path, 3)
-    assert not is_finished(folder.path, 4)
+    assert is_finished(folder.path, three)
+    assert not is_finished(folder.path, settings("training.steps=4"))
+    (folder.path / "checkpoints" / "00000003").rename(folder.path / "checkpoints" / "00000002")
+    assert not is_finished(folder.path, three)
+    assert is_finished(folder.path, settings("training.steps=3", "checkpoint.keep=0"))
+
+
+def test_records_that_cannot_be_written_name_the_file(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    folder._metrics.close()
+    with Path("/dev/full").open("a", encoding="utf-8") as folder._metrics:
+        facts = naming(f"{folder.path}/metrics.jsonl ", "No space left")
+        with pytest.raises(RunError, match=facts):
+            measure(folder, 1)
+        folder.close()
 
 
 def test_run_folders_are_ordered_by_modification_time(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 Messages are JSON objects, one per line. The kernel closes a connection when its process ends,
 however it ends. A process that ends normally sends a goodbye first, so a connection that closes
-without one belongs to a process that was killed. JAX's coordination service detects a killed
-process only after missed heartbeats, and then terminates all processes without raising an
-exception. Heartbeats remain the way to detect machines that vanish from the network.
+without one belongs to a process that was killed. A process that is stopped, and a machine that
+vanishes from the network, close nothing: processes also send beats, and one that is silent for the
+heartbeat timeout counts as gone. JAX's coordination service has heartbeats, too, but aborts all
+processes after them, with the exit code of a crash; they take over if these threads hang.
 
 A process that ends because of an error reports the error with its goodbye, because its peers may be
 waiting for it in a collective, which no exception can interrupt.
@@ -13,6 +14,7 @@ waiting for it in a collective, which no exception can interrupt.
 import contextlib
 import errno
 import json
+import math
 import os
 import selectors
 import socket
@@ -36,6 +38,10 @@ _LONGEST_HOST, _LARGEST_NUMBER = 255, 1 << 31
 
 # Maximum length of a line, in bytes.
 _LONGEST = 1 << 20
+
+
+# Beats per timeout.
+_BEATS = 8
 
 
 # TCP keepalive: idle seconds before the first probe, seconds between probes, and failed probes
@@ -125,6 +131,11 @@ class Connection:
         except OSError:
             return
 
+    def send_if_possible(self, **message: Any) -> None:
+        """Send one short JSON object if the peer has room for it."""
+        with contextlib.suppress(OSError):
+            self.socket.send(json.dumps(message).encode() + b"\n", socket.MSG_DONTWAIT)
+
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
@@ -195,6 +206,7 @@ class LivenessMonitor:
         gone: Called in a background thread with the processes that disappeared.
         failed: Called in a background thread with a process that has ended and its error; "" if its
             program completed.
+        timeout: Seconds without a message after which a peer counts as gone.
 
     Attributes:
         leaving: Event that is set once this process has sent its goodbye.
@@ -205,8 +217,10 @@ class LivenessMonitor:
         connections: dict[int, Connection],
         gone: Callable[[tuple[int, ...]], None],
         failed: Callable[[int, str], None] = lambda process, error: None,
+        timeout: float = math.inf,
     ) -> None:
         self._connections = dict(connections)
+        self._timeout = timeout
         self._ended: set[int] = set()
         self._all_ended = threading.Event()
         self.leaving = threading.Event()
@@ -257,12 +271,39 @@ class LivenessMonitor:
             for process, connection in self._connections.items():
                 selector.register(connection.socket, selectors.EVENT_READ, process)
             selector.register(self._stopped, selectors.EVENT_READ)
+            interval = None if self._timeout == math.inf else self._timeout / _BEATS
+            last_messages = dict.fromkeys(self._connections, time.monotonic())
+            beat = before = time.monotonic()
             while True:
-                for key, _ in selector.select():
+                ready = selector.select(interval)
+                now = time.monotonic()
+                if interval is not None and now - before > 2 * interval:
+                    # This process was stopped, or had no processor: its peers are not to blame.
+                    last_messages = dict.fromkeys(last_messages, now)
+                before = now
+                for key, _ in ready:
                     if key.data is None:
                         return
+                    last_messages[key.data] = now
                     if not self._hear(key.data):
                         selector.unregister(key.fileobj)
+                        del last_messages[key.data]
+                if interval is not None and now - beat >= interval:
+                    beat = now
+                    self._exchange_beats(last_messages, now)
+
+    def _exchange_beats(self, last_messages: dict[int, float], now: float) -> None:
+        """Send a beat to the peers, and report those that are silent."""
+        for process in last_messages.keys() - self._ended:
+            # A peer that reads nothing must not block this thread; its buffer is full of beats.
+            self._connections[process].send_if_possible(beat=True)
+        silent = tuple(
+            p
+            for p in last_messages
+            if p not in self._ended and now - last_messages[p] > self._timeout
+        )
+        if silent:
+            self._report_gone(silent)
 
     def _hear(self, process: int) -> bool:
         """Handle received messages; return whether the connection is still open."""

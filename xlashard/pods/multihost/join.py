@@ -46,6 +46,8 @@ _FIRST_LOG = 5.0
 
 # Seconds for JAX's own client to connect; all processes are present by then.
 _CONNECT = 60
+# Seconds by which JAX's heartbeats, which abort this process, time out later than ours.
+_JAX_LATER = 30
 # Largest exit code; the system keeps eight bits.
 _LAST_CODE = 255
 
@@ -106,8 +108,9 @@ def initialize(
         timeout: How long to wait for the other processes, in seconds. By default 300 once another
             process has connected, and before that 10 to 30, or 300 where each process is started
             when capacity is available (GKE).
-        heartbeat: Seconds of silence after which JAX considers a process, or its machine, dead and
-            terminates all others.
+        heartbeat: Seconds of silence after which a process, or its machine, counts as gone and all
+            others end with exit code 75. A process is silent that is stopped (SIGSTOP), or whose
+            native code keeps Python's lock.
         bind: Host and port at which process 0 listens; by default those of `coordinator`, so that
             no other address of its machine is open.
         tls: Certificates for mutual authentication of JAX's service and its clients.
@@ -202,11 +205,11 @@ def _join(request: InitializeRequest) -> Pod:
         processes=info.processes,
         process_id=info.process_id,
         timeout=_CONNECT,
-        heartbeat=max(1, round(request.heartbeat)),
+        heartbeat=max(1, round(request.heartbeat)) + _JAX_LATER,
         local_devices=info.local_devices,
         credentials=None if request.tls is None else request.tls.for_jax(),
     )
-    _joined.ending = ShutdownHandler(connections)
+    _joined.ending = ShutdownHandler(connections, request.heartbeat)
     return Pod(info.process_id, info.processes, info.coordinator, info.environment.title)
 
 

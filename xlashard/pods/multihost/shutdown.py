@@ -1,6 +1,7 @@
 """Shutdown of a multi-process program, normally or because a peer failed, and its messages."""
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -50,9 +51,12 @@ class ShutdownHandler:
 
     Args:
         connections: Connections to the peers; None without peers.
+        heartbeat: Seconds of silence after which a peer counts as gone.
     """
 
-    def __init__(self, connections: dict[int, Connection] | None) -> None:
+    def __init__(
+        self, connections: dict[int, Connection] | None, heartbeat: float = math.inf
+    ) -> None:
         self._error: BaseException | None = None
         # First failed peer with its error, and an event set by it.
         self._failure: tuple[int, str] | None = None
@@ -60,7 +64,9 @@ class ShutdownHandler:
         self._first_over: int | None = None
         self._lines = None
         if connections is not None:
-            self._lines = LivenessMonitor(connections, self._on_peer_gone, self._on_peer_ended)
+            self._lines = LivenessMonitor(
+                connections, self._on_peer_gone, self._on_peer_ended, heartbeat
+            )
             coordination.after_shutdown(self._lines.stop)
         self._hook = sys.excepthook
         sys.excepthook = self._note
@@ -196,8 +202,9 @@ def exit_without_peers(processes: tuple[int, ...]) -> None:
     """
     going_on = coordination.is_recoverable()
     _report(
-        "{peers} of {count}{coordinator} {verb} gone: the connection closed before the end, as "
-        "when a process is killed, preempted, out of memory or ended by its watchdog. Process "
+        "{peers} of {count}{coordinator} {verb} gone: the connection closed or was silent before "
+        "the end, as when a process is killed, stopped, preempted, out of memory or ended by its "
+        "watchdog. Process "
         "{me} {what_now} it. See the end of its log, then start all processes again; with "
         "--resume, if the program supports it, they continue from the last checkpoint.",
         peers=format_processes(processes),

@@ -56,6 +56,8 @@ class Guard:
             signal.signal(number, self._end)
         if self._prctl is not None:
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            # A guard that is stopped (SIGSTOP) continues when its launcher ends, and ends as well.
+            self._prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
     def _end(self, *_: object) -> None:
         self._stop_requested = True

@@ -230,6 +230,8 @@ class Launch:
         reports, self._early = self._early, []
         # Update first: the guard may exit as soon as all processes have.
         self.running -= {event["ended"] for event in reports}
+        # A stopped guard would report no exit; to one that runs the signal is nothing.
+        self._guard.send_signal(signal.SIGCONT)
         for key, _ in self._selector.select(0.0 if reports else max(0.0, seconds)):
             if key.data is None:
                 reports += self._read_guard()
@@ -320,6 +322,7 @@ class Launch:
         assert self._guard.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._guard.stdin.close()
+        self._guard.send_signal(signal.SIGCONT)
         try:
             self._guard.wait(_GUARD_TIMEOUT)
         except subprocess.TimeoutExpired:

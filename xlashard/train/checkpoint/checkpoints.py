@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -101,7 +101,7 @@ class Checkpoints:
         """Return the last committed step; None without one."""
         return next(reversed(self.steps()), None)
 
-    def save(self, state: Any, metadata: RunMetadata) -> None:
+    def save(self, state: Any, metadata: RunMetadata, copied: Iterable[Path] = ()) -> None:
         """Copy a state and write the copy in the background.
 
         The state's buffers may be donated afterwards. The call first waits for an earlier save. The
@@ -110,6 +110,7 @@ class Checkpoints:
         Args:
             state: Tree of arrays.
             metadata: Metadata of the run; `metadata.step` names the checkpoint.
+            copied: Files of which the first process puts copies beside the arrays.
 
         Raises:
             CheckpointError: The earlier save failed, or this one cannot begin. The state is
@@ -118,7 +119,7 @@ class Checkpoints:
         self.wait()
         if metadata.step == self._held:
             return
-        self._pending = _Pending(metadata.step, self._writer.begin(state, metadata))
+        self._pending = _Pending(metadata.step, self._writer.begin(state, metadata, copied))
 
     def wait(self) -> None:
         """Wait until the pending save is committed.

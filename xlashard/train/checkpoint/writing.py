@@ -5,6 +5,7 @@ checkpoints/
     00000200/             a committed step: renamed after all its files were on the disk
         checkpoint.json   metadata, and the digest of every file
         arrays/           written by orbax
+        metrics.jsonl     copies of files of the run
     .saving-00000300-1c9f04e2/
                           being written, or left by a killed process
     .deleting-00000100/   being deleted, or left by a killed process
@@ -17,7 +18,8 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,12 +135,15 @@ class Writer:
         self._sync = sync
         self._is_shared = False
 
-    def begin(self, state: Any, metadata: RunMetadata) -> Callable[[], None]:
+    def begin(
+        self, state: Any, metadata: RunMetadata, copied: Iterable[Path]
+    ) -> Callable[[], None]:
         """Create the staging folder and copy the state.
 
         Args:
             state: Tree of arrays.
             metadata: Metadata of the run.
+            copied: Files of which the first process puts copies into the folder.
 
         Returns:
             A function that writes files and digests and commits the step. It raises CheckpointError
@@ -149,10 +154,18 @@ class Writer:
         """
         types = array_types(state)
         staging = self._make_staging(metadata.step)
-        problem = _attempt(lambda: self._arrays.save(staging / ARRAYS, state))
+        problem = _attempt(lambda: self._save(staging, state, copied))
         if problem:
             self._exchange(staging, metadata.step, "write", problem)
         return partial(self._finish, staging, types, metadata)
+
+    def _save(self, staging: Path, state: Any, copied: Iterable[Path]) -> None:
+        """Copy the files and begin to write the arrays."""
+        for path in copied if self._sync.first else ():
+            # A file that was removed meanwhile is no part of the state.
+            with suppress(FileNotFoundError):
+                shutil.copyfile(path, staging / path.name)
+        self._arrays.save(staging / ARRAYS, state)
 
     def _finish(self, staging: Path, types: Mapping[str, str], metadata: RunMetadata) -> None:
         """Write files and digests, and commit the step."""
@@ -190,8 +203,8 @@ class Writer:
             paths = (str(path_of(self._folder, number)) for number in later)
             raise CheckpointError(
                 f"the folder has checkpoints of the same or later steps: {later}. A run would "
-                f"resume from them. Choose another folder, or move them away:\n"
-                f"  mv {' '.join(paths)} ELSEWHERE"
+                f"resume from them. Choose another folder, or, if no other program writes into "
+                f"this one, move them away:\n  mv {' '.join(paths)} ELSEWHERE"
             )
         _make_folder(staging)
 

@@ -2,13 +2,13 @@
 
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
-from xlashard.support.documents import read_toml
+from xlashard.support.documents import LARGEST_SETTINGS, parse_toml, read_text
 from xlashard.train.config.schema import Bounds, read, section, setting, toml_value
 from xlashard.train.errors import SettingsError
 
@@ -313,13 +313,18 @@ class Settings:
     generation: GenerationSettings = section(GenerationSettings, "generation")
 
 
-def load_settings(path: str | os.PathLike[str], words: Iterable[str] = ()) -> Settings:
+def load_settings(
+    path: str | os.PathLike[str],
+    words: Iterable[str] = (),
+    parse: Callable[[str], dict[str, Any]] = parse_toml,
+) -> Settings:
     """Read a settings file and apply ``key=value`` overrides.
 
     Args:
         path: A TOML file. ``configs/NAME.toml`` and ``NAME.toml`` are files that come with xlashard
             where the working directory has none of that name.
         words: Overrides such as ``"model.layers=4"``.
+        parse: Returns the tables of the file's text.
 
     Returns:
         The settings; ``run.name`` defaults to the stem of the file.
@@ -335,7 +340,7 @@ def load_settings(path: str | os.PathLike[str], words: Iterable[str] = ()) -> Se
     """
     path = Path(path)
     try:
-        table = read_toml(_find_settings_file(path))
+        table = parse(read_text(_find_settings_file(path), LARGEST_SETTINGS))
     except FileNotFoundError:
         raise SettingsError(_missing(path)) from None
     except (OSError, UnicodeDecodeError) as error:

@@ -25,13 +25,15 @@ from xlashard.train.formulas import parameters
 from xlashard.train.loop.console import Screen, log_console
 from xlashard.train.loop.run_folder import (
     CHECKPOINTS,
+    KeptRecords,
     Resumed,
     RunFolder,
     changes,
     is_finished,
-    measured_until,
     new_folder,
+    read_kept,
 )
+from xlashard.train.loop.run_lock import RunLock, take_lock
 from xlashard.train.loop.steps import Progress, Run, compile_step, is_due, train
 from xlashard.train.loop.stop import Group, Stop, make_stop
 from xlashard.train.model.checks import check_settings
@@ -155,17 +157,16 @@ def _run(settings: Settings, layout: Layout, place: _Place) -> Progress:
     corpus = read_corpus(settings.data, settings.model.length, settings.model.vocab)
     _check_same_corpus(stop, corpus.mark)
     recipe = make_recipe(settings)
-    make = partial(new_folder, place.runs, settings.run.name)
-    path = resumed.folder if resumed else Path(stop.broadcast("the folder", make))
     timeout = settings.pod.watchdog
-    watchdog = Watchdog(timeout, folder=path) if timeout else None
     with (
+        _claim_folder(place, settings.run.name) as (path, check_folder),
         Checkpoints(path / CHECKPOINTS, keep=settings.checkpoint.keep or None) as checkpoints,
         _screen(place, path, settings) as screen,
-        watchdog or nullcontext(),
+        Watchdog(timeout, folder=path) if timeout else nullcontext() as watchdog,
     ):
         kept = checkpoints if settings.checkpoint.keep else None
         run = Run(settings, layout, corpus, recipe, screen, path, _ignore, stop, watchdog, kept)
+        run = replace(run, check_folder=check_folder)
         last, finished = checkpoints.latest() if resumed else None, False
         progress = Progress(path, last or 0, checkpoint=last)
         if layout.automatic:
@@ -200,7 +201,7 @@ def _train(run: Run, state: State, progress: Progress) -> bool:
 
 
 def _is_finished(stop: Stop, resumed: Resumed) -> bool:
-    finished = partial(is_finished, resumed.folder, resumed.settings.training.steps)
+    finished = partial(is_finished, resumed.folder, resumed.settings)
     return stop.broadcast("the state of the run", finished) == "True"
 
 
@@ -225,6 +226,28 @@ def _check_checkpoint(checkpoints: Checkpoints, settings: Settings, resumed: Res
 
 
 @contextmanager
+def _claim_folder(place: _Place, name: str) -> Iterator[tuple[Path, Callable[[], object]]]:
+    """Choose the run's folder and hold its lock, in the first process.
+
+    Yields:
+        The folder, and a function that checks that the lock is still held.
+    """
+    stop, locks = place.stop, list[RunLock]()
+
+    def claim() -> Path:
+        folder = place.resumed.folder if place.resumed else new_folder(place.runs, name)
+        locks.append(take_lock(folder, stop.abandon, place.screen.show))
+        return folder
+
+    try:
+        path = Path(stop.broadcast("the folder", claim))
+        yield path, locks[0].check if locks else _ignore
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+@contextmanager
 def _records(
     place: _Place, path: Path, settings: Settings, done: int
 ) -> Iterator[Callable[..., None]]:
@@ -232,11 +255,13 @@ def _records(
     if place.stop.group.index:
         yield _ignore
         return
-    kept: list[dict[str, Any]] = []
+    kept = KeptRecords([])
     if place.resumed:
         again = is_due(settings.training.eval_every, done) and done < settings.training.steps
-        kept = measured_until(path, done, evaluated_again=again or done == settings.training.steps)
-    with RunFolder(path, settings, kept) as folder:
+        kept = read_kept(path, done, evaluated_again=again or done == settings.training.steps)
+    if kept.note:
+        place.screen.show(f"Metrics     {kept.note}")
+    with RunFolder(path, settings, kept.lines) as folder:
         if place.resumed:
             changed = changes(place.resumed.before, settings)
             folder.record("resume", steps=done, processes=place.stop.group.count, changed=changed)
@@ -272,6 +297,8 @@ def _first_state(
             f"with this one"
         )
     run.screen.show(f"Resuming after step {metadata.step} of {run.folder}")
+    for note in resumed.notes:
+        run.screen.show(note)
     return restored.state, Progress(run.folder, metadata.step, checkpoint=metadata.step)
 
 

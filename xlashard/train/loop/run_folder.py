@@ -3,8 +3,8 @@
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -14,11 +14,13 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from xlashard.support.documents import parse_json, write_whole
-from xlashard.train.checkpoint.writing import steps_in
-from xlashard.train.config.schema import leaves, to_toml, toml_value
+from xlashard.errors import counted
+from xlashard.support.documents import parse_json, parse_toml, write_whole
+from xlashard.train.checkpoint.manifest import Damage, read_manifest
+from xlashard.train.checkpoint.writing import path_of, steps_in
+from xlashard.train.config.schema import leaves, read, to_toml, toml_value
 from xlashard.train.config.settings import Settings, load_settings
-from xlashard.train.errors import SettingsError
+from xlashard.train.errors import RunError, SettingsError
 
 SETTINGS, METRICS, CHECKPOINTS = "config.toml", "metrics.jsonl", "checkpoints"
 """Names in a run's folder."""
@@ -45,11 +47,13 @@ class RunFolder:
     def __init__(self, path: Path, settings: Settings, kept: Sequence[dict[str, Any]] = ()):
         self.path = path
         self._curves: dict[str, Points] = {kind: ([], []) for kind in _DRAWN}
-        write_whole(path / SETTINGS, to_toml(settings))
         for line in kept:
             self._draw(**line)
-        write_whole(path / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
-        self._metrics = (path / METRICS).open("a", encoding="utf-8")
+        with _reporting(path / SETTINGS):
+            write_whole(path / SETTINGS, to_toml(settings))
+        with _reporting(path / METRICS):
+            write_whole(path / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+            self._metrics = (path / METRICS).open("a", encoding="utf-8")
 
     def __enter__(self) -> Self:
         return self
@@ -59,23 +63,43 @@ class RunFolder:
 
     def record(self, kind: str, **values: Any) -> None:
         """Write a record; one with ``step`` and ``loss`` is a point of a curve."""
-        self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
-        self._metrics.flush()
+        with _reporting(self.path / METRICS):
+            self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
+            self._metrics.flush()
         self._draw(kind, **values)
 
     def close(self) -> None:
         """Close the records and draw the curve if it has a point."""
         if self._metrics.closed:
             return
-        self._metrics.close()
+        # A disk that was full at the last record has reported its error.
+        with suppress(OSError):
+            self._metrics.close()
         if self._curves["train"][0]:
-            draw_curve(self.path / "loss.png", self._curves["train"], self._curves["eval"])
+            with _reporting(self.path / "loss.png"):
+                draw_curve(self.path / "loss.png", self._curves["train"], self._curves["eval"])
 
     def _draw(self, kind: str, **values: Any) -> None:
         if kind in self._curves:
             steps, losses = self._curves[kind]
             steps.append(values["step"])
             losses.append(values["loss"])
+
+
+@contextmanager
+def _reporting(path: Path) -> Iterator[None]:
+    """Report errors of a file with its path.
+
+    Raises:
+        RunError: The file can't be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{path} can't be written: {error.strerror}. Free space or make it writable, then "
+            f"resume:\n  xlashard train --resume {path.parent}"
+        ) from None
 
 
 def new_folder(runs: Path, name: str) -> Path:
@@ -107,26 +131,74 @@ def new_folder(runs: Path, name: str) -> Path:
             return path
 
 
-def is_finished(path: Path, steps: int) -> bool:
-    """Return True if the run of a folder has finished all its steps."""
-    last = next(reversed([*_lines(path / METRICS)]), {})
-    return last.get("kind") == "end" and not last.get("interrupted") and last.get("steps") == steps
+def is_finished(path: Path, settings: Settings) -> bool:
+    """Return True if the run of a folder has finished all its steps, and has their checkpoint."""
+    last, steps = next(reversed([*_lines(path / METRICS)]), {}), settings.training.steps
+    ended = last.get("kind") == "end" and not last.get("interrupted") and last.get("steps") == steps
+    saved = steps_in(path / CHECKPOINTS)[-1:] == [steps] or not settings.checkpoint.keep
+    return ended and saved
 
 
-def measured_until(path: Path, step: int, evaluated_again: bool) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class KeptRecords:
+    """Records of a run up to a step.
+
+    Attributes:
+        lines: The records.
+        note: What was wrong with the file, and what became of it; empty if nothing was.
+    """
+
+    lines: Sequence[dict[str, Any]]
+    note: str = ""
+
+
+def read_kept(path: Path, step: int, evaluated_again: bool) -> KeptRecords:
     """Return the records of a run up to a step, to resume from there.
+
+    A checkpoint holds a copy of the records, which stands in for a file that was cut off.
 
     Args:
         path: Folder of the run.
         step: Number of complete steps; records of later steps are dropped.
         evaluated_again: Drop the evaluation after that step, too.
     """
+    kept = _measured_until(path / METRICS, step, evaluated_again)
+    copied = _measured_until(path_of(path / CHECKPOINTS, step) / METRICS, step, evaluated_again)
+    measured, saved = _points(kept), _points(copied)
+    lost = [at for kind, at in saved.keys() - measured.keys()]
+    if lost:
+        note = f"lacks steps {_ranges(lost)}: they were restored from the checkpoint"
+    elif any(measured[point] != line for point, line in saved.items()):
+        note = "was altered: the records are those of the checkpoint"
+    else:
+        gap = set(range(1, step + 1)) - {at for kind, at in measured if kind == "train"}
+        note = f"lacks steps {_ranges(gap)}, as does the checkpoint" if gap else ""
+        copied = kept
+    return KeptRecords(copied, f"{path / METRICS} {note}" if note else "")
 
+
+def _measured_until(path: Path, step: int, evaluated_again: bool) -> list[dict[str, Any]]:
     def again(line: dict[str, Any]) -> bool:
         late = line.get("step", 0) > step
         return late or (evaluated_again and line["kind"] == "eval" and line["step"] == step)
 
-    return [x for x in _lines(path / METRICS) if x["kind"] != "text" and not again(x)]
+    return [x for x in _lines(path) if x["kind"] != "text" and not again(x)]
+
+
+def _points(lines: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the points of the curves by kind and step."""
+    return {(x["kind"], x["step"]): x for x in lines if x["kind"] in _DRAWN}
+
+
+def _ranges(steps: Iterable[int]) -> str:
+    """Describe numbers by their ranges: `3, 7 to 9`."""
+    ranges: list[list[int]] = []
+    for step in sorted(steps):
+        if ranges and ranges[-1][1] == step - 1:
+            ranges[-1][1] = step
+        else:
+            ranges.append([step, step])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in ranges)
 
 
 def run_folders(runs: Path) -> list[Path]:
@@ -217,16 +289,20 @@ class Resumed:
     Attributes:
         folder: Folder of the run.
         settings: New settings.
-        before: Settings of the earlier process.
+        before: Settings of the last checkpoint; of the settings file without a readable one.
+        notes: What differs from the checkpoint, or was restored from it, in lines for the user.
     """
 
     folder: Path
     settings: Settings
     before: Settings
+    notes: Sequence[str] = ()
 
 
 def read_run(folder: Path, words: Iterable[str]) -> Resumed:
     """Read the settings of a run to resume, and apply overrides.
+
+    Settings that the file lacks, because it was cut off, are those of the last checkpoint.
 
     Args:
         folder: Folder of the run.
@@ -235,20 +311,102 @@ def read_run(folder: Path, words: Iterable[str]) -> Resumed:
     Raises:
         SettingsError: The folder is not a run folder, or a resumed run cannot change a setting.
     """
-    path = folder / SETTINGS
+    path, words = folder / SETTINGS, list(words)
     if not path.exists():
         raise SettingsError(f"{folder} is not a run folder: {_explain_missing(folder)}")
-    before, settings = load_settings(path), load_settings(path, words)
+    step, saved = _read_saved(folder)
+    restored: list[str] = []
+
+    def parse(text: str) -> dict[str, Any]:
+        # A last line without its end may have lost a part of its value.
+        table = parse_toml(text[: text.rfind("\n") + 1] if saved else text)
+        restored[:] = _missing_keys(saved, table)
+        return _fill(saved, table) if restored else table
+
+    written, settings = load_settings(path, (), parse), load_settings(path, words, parse)
+    before = read(Settings, saved, ()) if saved else written
+    refused = changes(written, settings) | {
+        key: values for key, values in changes(before, settings).items() if key != "run.name"
+    }
     problems = [
         f"{key} = {toml_value(was)} cannot become {toml_value(now)} in a resumed run: "
         f"{_FIXED[key]}. Leave it as it is, or start a new run:\n"
         f"  xlashard train --config {path} --set {key}={toml_value(now)}"
-        for key, (was, now) in changes(before, settings).items()
+        for key, (was, now) in refused.items()
         if key in _FIXED
     ]
     if problems:
         raise SettingsError("\n".join(problems))
-    return Resumed(folder, settings, before)
+    return Resumed(folder, settings, before, _describe(folder, step, restored, before, settings))
+
+
+def _describe(
+    folder: Path, step: int, restored: Sequence[str], before: Settings, settings: Settings
+) -> list[str]:
+    """Describe how a run's folder and settings differ from its last checkpoint."""
+    notes = []
+    if restored:
+        notes.append(
+            f"Restored    {folder / SETTINGS} is cut off: it lacks {counted(len(restored), 'key')}"
+            f", from {restored[0]} on, which are those of the checkpoint of step {step}"
+        )
+    for key, (was, now) in changes(before, settings).items():
+        notes.append(f"Changed     {key} from {toml_value(was)} to {toml_value(now)}")
+    name = settings.run.name
+    if not re.fullmatch(re.escape(name) + r"(-\d+)?", folder.resolve().name):
+        notes.append(f"Renamed     {folder} was started as {name!r}, which --auto-resume looks for")
+    return notes
+
+
+def _read_saved(folder: Path) -> tuple[int, dict[str, Any]]:
+    """Return the last step and the settings in its checkpoint that this release has.
+
+    A damaged checkpoint has none here; restoring it reports the damage.
+    """
+    step = next(reversed(steps_in(folder / CHECKPOINTS)), 0)
+    manifest = read_manifest(path_of(folder / CHECKPOINTS, step))
+    if isinstance(manifest, Damage) or manifest.metadata.step != step:
+        return step, {}
+    try:
+        table = parse_toml(manifest.metadata.settings)
+        known = _keep_known(table, {leaf.path for leaf in leaves(Settings)})
+        read(Settings, known, ())
+    except ValueError:
+        return step, {}  # Another release wrote them, with values that this one refuses.
+    return step, known
+
+
+def _keep_known(table: Mapping[str, Any], known: Collection[str], path: str = "") -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for key, value in table.items():
+        if path + key in known:
+            kept[key] = value
+        elif isinstance(value, dict):
+            kept[key] = _keep_known(value, known, f"{path}{key}.")
+    return kept
+
+
+def _missing_keys(saved: Mapping[str, Any], table: Mapping[str, Any], path: str = "") -> list[str]:
+    """Return the settings of a checkpoint that a settings file lacks; axes may be left out."""
+    missing = []
+    for key, value in saved.items():
+        if key not in table and (not isinstance(value, dict) or path + key == "mesh"):
+            missing.append(path + key)
+        elif isinstance(value, dict) and path + key != "mesh":
+            inner = table.get(key, {})
+            # A short form, such as `sharding = "auto"`, stands for the whole table.
+            if isinstance(inner, dict):
+                missing += _missing_keys(value, inner, f"{path}{key}.")
+    return missing
+
+
+def _fill(saved: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of a file with those of a checkpoint that it lacks."""
+    filled = {**saved, **table}
+    for key, value in table.items():
+        if isinstance(value, dict) and isinstance(saved.get(key), dict):
+            filled[key] = _fill(saved[key], value)
+    return filled
 
 
 def last_run(runs: Path) -> Path:

@@ -20,6 +20,7 @@ from xlashard.train.config.settings import Settings
 from xlashard.train.data import BatchPlan, Corpus, held_out_starts, plan_batch, training_starts
 from xlashard.train.errors import Diverged
 from xlashard.train.loop.console import Pace, Screen
+from xlashard.train.loop.run_folder import METRICS
 from xlashard.train.loop.stop import Stop
 from xlashard.train.model.layout import Layout
 from xlashard.train.model.programs import (
@@ -39,6 +40,7 @@ class Run:
 
     Attributes:
         programs: Programs of an automatic layout, which are compiled before the first state exists.
+        check_folder: Raises an error if the folder was renamed or taken over by another launch.
     """
 
     settings: Settings
@@ -52,6 +54,7 @@ class Run:
     watchdog: Watchdog | None
     checkpoints: Checkpoints | None
     programs: Programs | None = None
+    check_folder: Callable[[], object] = lambda: None
 
     @property
     def state_shardings(self) -> State:
@@ -259,8 +262,9 @@ def _save(run: Run, state: State, progress: Progress) -> None:
         settings=to_toml(run.settings),
         mesh=dict(run.layout.mesh.shape),
     )
+    run.check_folder()
     with run.paused(f"saving step {metadata.step}"):
-        run.checkpoints.save(state, metadata)
+        run.checkpoints.save(state, metadata, [run.folder / METRICS])
     progress.checkpoint = progress.steps
 
 

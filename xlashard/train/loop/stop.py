@@ -10,6 +10,7 @@ Signals are received at once, even while the main thread is in C: Python runs ha
 thread only, but writes the signal to a socket that another thread reads.
 """
 
+import json
 import os
 import queue
 import signal
@@ -30,6 +31,7 @@ from xlashard.core.processes.stack_dump import OWN_THREADS
 from xlashard.support.background import listening_to_signals, start_background
 from xlashard.support.documents import JsonRecord
 from xlashard.support.formatting import error_line, print_error
+from xlashard.train import errors
 from xlashard.train.errors import PeerError, RunError
 
 _POLL_TIMEOUT = 30.0
@@ -214,10 +216,24 @@ class Stop:
             make: Returns the value, of which the text is broadcast; called in the first process.
 
         Raises:
+            RunError: `make` raised it in the first process; every process raises it.
             PeerError: Another process failed, or missed the barrier.
         """
-        own = str(make()) if self.group.index == 0 else ""
-        return self.exchange(what, own)[0]
+        if self.group.index:
+            return _read_result(self.exchange(what)[0])
+        try:
+            value = str(make())
+        except RunError as error:
+            self.exchange(what, json.dumps([type(error).__name__, str(error)]))
+            raise
+        self.exchange(what, json.dumps(["", value]))
+        return value
+
+    def abandon(self, error: RunError) -> None:
+        """End this process and its peers at once, from any thread, without another write."""
+        print_error(error)
+        self._calls.send(StopMessage("fail", self.group.index, describe_error(error)))
+        self._leave(1, describe_error(error))
 
     def check(self, cause: BaseException | None = None) -> None:
         """Raise PeerError if another process failed."""
@@ -321,6 +337,14 @@ class Stop:
         if not self._closed.wait(_EXIT_TIMEOUT):
             print_error(_describe_failure(self.failure))
             self._leave(1, _describe_failure(self.failure))
+
+
+def _read_result(text: str) -> str:
+    """Return the value of another process, or raise its error."""
+    kind, value = json.loads(text)
+    if kind:
+        raise getattr(errors, kind)(value)
+    return value
 
 
 def _preempted(point: int) -> bool:
