@@ -3,14 +3,9 @@
 import argparse
 import ast
 import difflib
-import os
-import shutil
-import stat
 import sys
-import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -18,6 +13,7 @@ from rich.text import Text
 
 import xlashard
 from xlashard.cli.commands.result_files import check_writable
+from xlashard.cli.commands.source_files import SourceFile, read_source, write_source
 from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.support.formatting import print_error
 from xlashard.support.lazily import deferred
@@ -39,14 +35,12 @@ class _File:
     """A program before and after.
 
     Attributes:
-        path: Its path, as the user wrote it.
-        encoding: Of its text.
+        source: The file.
         before: The text as it is.
         after: The text as it is to be.
     """
 
-    path: str
-    encoding: str
+    source: SourceFile
     before: str
     after: "Migrated"
 
@@ -118,7 +112,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
     if arguments.write:
         for file in changed:
             try:
-                _write(file)
+                write_source(file.source, file.after.code)
             except ArgumentError as error:
                 print_error(error)
                 failed = True
@@ -127,22 +121,13 @@ def _migrate(arguments: argparse.Namespace) -> int:
 
 
 def _read(path: str) -> _File:
-    try:
-        with open(path, "rb") as file:
-            encoding, _ = tokenize.detect_encoding(file.readline)
-        before = Path(path).read_bytes().decode(encoding)
-    except OSError as error:
-        raise ArgumentError(f"{path} can't be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, SyntaxError):
-        raise ArgumentError(
-            f"{path} is not text in UTF-8: save it as UTF-8, or write its encoding into its first "
-            "line, such as `# -*- coding: latin-1 -*-`"
-        ) from None
+    source = read_source(path)
+    before = source.text
     _check(path, before)
     # Needs libcst, which a run does without.
     from xlashard.legacy.migration import migrate
 
-    return _File(path, encoding, before, migrate(before))
+    return _File(source, before, migrate(before))
 
 
 def _check(path: str, code: str) -> None:
@@ -172,29 +157,12 @@ def _show(file: _File) -> None:
     lines = difflib.unified_diff(
         file.before.splitlines(),
         file.after.code.splitlines(),
-        file.path,
-        f"{file.path} (migrated)",
+        file.source.path,
+        f"{file.source.path} (migrated)",
         lineterm="",
     )
     for line in lines:
         console.print(Text(line, _STYLES.get(line[:1], "")))
-
-
-def _write(file: _File) -> None:
-    """Replace a file by its new text, whole or not at all."""
-    path = os.path.realpath(file.path)
-    beside = f"{path}.{os.getpid()}.tmp"
-    try:
-        if not os.stat(path).st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
-            raise ArgumentError(f"{file.path} is read-only: write chmod u+w {file.path}")
-        if not os.access(path, os.W_OK):
-            raise ArgumentError(f"{file.path} can't be written: Permission denied")
-        Path(beside).write_bytes(file.after.code.encode(file.encoding))
-        shutil.copymode(path, beside)
-        os.replace(beside, path)
-    except OSError as error:
-        Path(beside).unlink(missing_ok=True)
-        raise ArgumentError(f"{file.path} can't be written: {error.strerror or error}") from None
 
 
 def _summary(changed: Sequence[_File], write: bool) -> str:
