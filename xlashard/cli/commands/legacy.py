@@ -6,6 +6,7 @@ import difflib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -21,7 +22,7 @@ from xlashard.support.program_runner import parse_script
 
 if TYPE_CHECKING:
     from xlashard.legacy import run_command
-    from xlashard.legacy.migration import Migrated
+    from xlashard.legacy.migration import CheckResult, Migrated
 else:
     # For programs to run; files are migrated without JAX.
     run_command = deferred("xlashard.legacy.run_command")
@@ -52,11 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: The words, parsed; `script` has those after `--`.
 
     Returns:
-        The exit code: 0; 1 if a file could not be read, parsed or written; 2 for wrong use. A
+        The exit code: 0; 1 if a file could not be read, parsed or written, or if a migrated program
+        differs from the old one; 2 for wrong use. A
         script that fails ends the process as it would end Python.
     """
     try:
         _check_words(arguments)
+        if arguments.check:
+            return _check_by_running(arguments)
         if arguments.migrate:
             return _migrate(arguments)
         _ = xlashard.Array  # Requires JAX and valid variables in the environment.
@@ -73,6 +77,16 @@ def _check_words(arguments: argparse.Namespace) -> None:
     """Check that the words either migrate files or run a script."""
     words = {"--report": arguments.report is not None, **dict.fromkeys(arguments.flags, True)}
     running = [word for word, is_there in words.items() if is_there]
+    if arguments.check and (not arguments.script or arguments.migrate is None):
+        raise ArgumentError(
+            "--check compares runs of a program: write --migrate --check -- python old_train.py"
+        )
+    if arguments.check and (running or arguments.write):
+        raise ArgumentError(f"--check is invalid together with {(*running, '--write')[0]}")
+    if arguments.migrate == [] and not arguments.check:
+        raise ArgumentError("--migrate requires a file: write --migrate old_train.py")
+    if arguments.check:
+        return
     if arguments.migrate and (arguments.script or running):
         what = "a script after --" if arguments.script else running[0]
         raise ArgumentError(
@@ -118,6 +132,43 @@ def _migrate(arguments: argparse.Namespace) -> int:
                 failed = True
     print(_summary(changed, arguments.write), file=sys.stderr)
     return int(failed)
+
+
+def _check_by_running(arguments: argparse.Namespace) -> int:
+    """Run a program and its migrated form, and print how they compare."""
+    # Needs libcst, which a run does without.
+    from xlashard.legacy.migration import check_migration
+
+    script = parse_script(arguments.script)
+    program, root = script.program, Path.cwd().resolve()
+    words = [program.target, *program.arguments]
+    if program.is_module:
+        words = ["-m", *words]
+    else:
+        path = Path(program.target).resolve()
+        if not path.is_relative_to(root):
+            root = path.parent
+        words[0] = str(path.relative_to(root))
+    files = [_read(path).source.path for path in arguments.migrate]
+    result = check_migration(root, words, [Path(each).resolve() for each in files])
+    _print_check(result)
+    return int(result.difference is not None)
+
+
+def _print_check(result: "CheckResult") -> None:
+    for mark in result.marks:
+        print(f"marked: {mark}")
+    if result.unstable:
+        names = ", ".join(result.unstable[:5]) + ", ..." * (len(result.unstable) > 5)
+        print(f"not compared, since two runs of the old program differ: {names}")
+    difference = result.difference
+    if difference is None:
+        lines = counted(result.lines, "line")
+        print(f"equal: {lines} of output, {counted(result.values, 'variable')}")
+        return
+    print(f"differs: {difference.what}, {difference.place or 'old'} became", end=" ")
+    print(difference.migrated_place or "migrated")
+    print(f"  old: {difference.old}\n  new: {difference.new}")
 
 
 def _read(path: str) -> _File:

@@ -94,7 +94,7 @@ class Needs:
         missing = [source for source in sources.values() if source.strip() not in self.functions]
         renamed = {name: free for name, free in self.helpers.items() if name != free}
         return [
-            re.sub(r"\b_\w+\b", lambda found: renamed.get(found[0], found[0]), source)
+            re.sub(r"\b_\w+\b", lambda match: renamed.get(match[0], match[0]), source)
             for source in missing
         ]
 
