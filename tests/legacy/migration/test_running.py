@@ -169,6 +169,12 @@ s, rest = P('d', None), [P('d'), ('d',), None, ['d']]
 print(tuple(P(None) + s), s == ('d', None), s != ('d',), {s: 1}[P('d', None)])
 print([spec == ('d',) for spec in rest], [isinstance(spec, tuple) for spec in rest])
 print([isinstance(spec, (list, tuple)) for spec in rest], ('d', None) == s, P() == ())
+print([each == (('d', 'm'), None) for each in [P(('d', 'm'), None), P('d', None)]])
+""",
+    "specs by the name of their module": """
+from jax.experimental import pjit as pjit_lib
+def read(s): return s == ('d', None), isinstance(s, tuple)
+print(read(pjit_lib.PartitionSpec('d', None)), read(('d', None)), read(None))
 """,
     "flags": """
 calls = []

@@ -156,7 +156,7 @@ class CallRewriter(NameRewriter):
             return updated
         value, kinds = (code_of(arg.value) for arg in updated.args)
         names = re.findall(r"[\w.]+", kinds)
-        if "tuple" in names and "jax.P" not in names and self._facts.spec_classes:
+        if "tuple" in names and "jax.P" not in names and self._facts.uses_specs:
             self.needs.modules.add("jax")
             listed = kinds if kinds == "tuple" else kinds.strip("() ").rstrip(", ")
             return expression(f"isinstance({value}, ({listed}, jax.P))")

@@ -113,7 +113,7 @@ class Rewriter(CallRewriter):
         self, original_node: cst.Comparison, updated_node: cst.Comparison
     ) -> cst.BaseExpression:
         """Rewrite comparisons of specs with tuples of axis names."""
-        if len(original_node.comparisons) != 1 or not self._facts.spec_classes:
+        if len(original_node.comparisons) != 1 or not self._facts.uses_specs:
             return updated_node
         (target,) = updated_node.comparisons
         if not isinstance(target.operator, cst.Equal | cst.NotEqual):
@@ -222,9 +222,11 @@ def _is_end(line: cst.BaseStatement) -> bool:
 
 
 def _is_axes(node: cst.BaseExpression) -> bool:
-    """Return True for a tuple of axis names and None."""
+    """Return True for a tuple of axis names, tuples of them, and None."""
     return isinstance(node, cst.Tuple) and all(
-        isinstance(each.value, cst.SimpleString) or code_of(each.value) == "None"
+        isinstance(each.value, cst.SimpleString)
+        or code_of(each.value) == "None"
+        or _is_axes(each.value)
         for each in node.elements
     )
 

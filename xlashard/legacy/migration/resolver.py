@@ -139,6 +139,7 @@ class ProgramFacts:
     Attributes:
         used: The used local names of each import.
         spec_classes: The program's names for `PartitionSpec`.
+        uses_specs: True if it reads `PartitionSpec`, also as an attribute of a module.
         specs: Variables whose values are `PartitionSpec`s, or containers of them.
         walks_jaxprs: True if it imports classes of jaxprs.
         reads_mesh_axes: True if `x.mesh_axes` may be an attribute of GlobalDeviceArrays.
@@ -151,6 +152,7 @@ class ProgramFacts:
 
     used: Mapping[cst.CSTNode, Sequence[str]]
     spec_classes: Collection[str]
+    uses_specs: bool
     specs: Collection[str]
     walks_jaxprs: bool
     reads_mesh_axes: bool
@@ -186,15 +188,17 @@ def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
         m.AnnAssign(target=m.Name("mesh_axes")),
     )
     imports_gdas = not names.isdisjoint((GDA, GDA.rpartition(".")[0]))
+    all_names = {_name(node) for node in m.findall(module, m.Name())}
     return ProgramFacts(
         used=used,
         spec_classes=classes,
+        uses_specs=bool(classes) or "PartitionSpec" in all_names,
         specs=_spec_variables(module, classes),
         walks_jaxprs=any(name.startswith("jax.core") for name in names),
         reads_mesh_axes=imports_gdas or not m.findall(module, sets_axes),
         imports_jax=any(name.partition(".")[0] == "jax" for name in names),
         classes={_name(node) for node in m.findall(module, m.ClassDef())},
-        names={_name(node) for node in m.findall(module, m.Name())},
+        names=all_names,
         functions={
             module.code_for_node(node).strip() for node in m.findall(module, m.FunctionDef())
         },
