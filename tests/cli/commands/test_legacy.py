@@ -105,7 +105,6 @@ def test_unreadable_and_unwritable_files_are_reported(program: Path, capsys) -> 
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        (["--migrate"], "expected at least one argument"),
         (["--migrate", "a.py", "--wirte"], "did you mean --write?"),
         (["old.py", "3"], "write xlashard legacy -- python old.py 3"),
         (["run", "old.py"], "write xlashard legacy -- python old.py"),
@@ -126,6 +125,10 @@ def test_unknown_options_are_refused_with_the_usage(words: list[str], advice: st
     [
         ([], "-- python old_train.py to run it, or --migrate old_train.py"),
         (["--write"], "write --migrate FILE --write"),
+        (["--migrate"], "write --migrate old_train.py"),
+        (["--migrate", "--check"], "write --migrate --check -- python old_train.py"),
+        (["--check", "--", "a.py"], "write --migrate --check -- python old_train.py"),
+        (["--migrate", "--check", "--write", "--", "a.py"], "together with --write"),
         (["--migrate", "a.py", "--", "python", "a.py"], "together with a script after --"),
         (["--report", "--migrate", "a.py"], "together with --report"),
         (["--jax_array=0", "--migrate", "a.py"], "together with --jax_array=0"),

@@ -51,7 +51,7 @@ def migrated(tmp_path_factory) -> tuple[Path, dict[str, Migrated]]:
     migrated_programs = {path.stem: migrate(path.read_text(encoding="utf-8")) for path in paths}
     for name, program in migrated_programs.items():
         # The manual step that the comment there describes.
-        code = program.code.replace("eval_shape(partitioned_init", "eval_shape(init_state")
+        code = program.code.replace('found["pjit"]', 'found["jit"]')
         (folder / f"{name}.py").write_text(code, encoding="utf-8")
     (folder / "driver.py").write_text(DRIVER, encoding="utf-8")
     return folder, migrated_programs
@@ -98,14 +98,15 @@ def test_migrated_programs_use_no_removed_names(migrated) -> None:
     folder, _ = migrated
     run(folder, "-m", "xlashard.legacy", f"--report={folder / 'uses.json'}")
     uses = json.loads((folder / "uses.json").read_text())["uses"]
-    assert [(use["name"], use["lines"]) for use in uses] == []
+    # The mesh in force stays as it was: jax.set_mesh would place what is made inside on the mesh.
+    assert {use["name"] for use in uses} == {"with mesh:"}
 
 
 def test_lines_for_manual_migration_are_marked(migrated) -> None:
     _, migrated_programs = migrated
     assert {
         name: program.marked for name, program in migrated_programs.items() if program.marked
-    } == {"partitioned_trainer": 1}
+    } == {"jaxpr_walker": 1}
     for name in FOR_A_HUMAN:
         program = migrate((FOLDER / "snippets" / f"{name}.py").read_text(encoding="utf-8"))
         assert program.code.count("# xlashard: ") == program.marked > 0

@@ -3,11 +3,7 @@
 import argparse
 import ast
 import difflib
-import os
-import shutil
-import stat
 import sys
-import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +14,7 @@ from rich.text import Text
 
 import xlashard
 from xlashard.cli.commands.result_files import check_writable
+from xlashard.cli.commands.source_files import SourceFile, read_source, write_source
 from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.support.formatting import print_error
 from xlashard.support.lazily import deferred
@@ -25,7 +22,7 @@ from xlashard.support.program_runner import parse_script
 
 if TYPE_CHECKING:
     from xlashard.legacy import run_command
-    from xlashard.legacy.migration import Migrated
+    from xlashard.legacy.migration import CheckResult, Migrated
 else:
     # For programs to run; files are migrated without JAX.
     run_command = deferred("xlashard.legacy.run_command")
@@ -39,14 +36,12 @@ class _File:
     """A program before and after.
 
     Attributes:
-        path: Its path, as the user wrote it.
-        encoding: Of its text.
+        source: The file.
         before: The text as it is.
         after: The text as it is to be.
     """
 
-    path: str
-    encoding: str
+    source: SourceFile
     before: str
     after: "Migrated"
 
@@ -58,11 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: The words, parsed; `script` has those after `--`.
 
     Returns:
-        The exit code: 0; 1 if a file could not be read, parsed or written; 2 for wrong use. A
+        The exit code: 0; 1 if a file could not be read, parsed or written, or if a migrated program
+        differs from the old one; 2 for wrong use. A
         script that fails ends the process as it would end Python.
     """
     try:
         _check_words(arguments)
+        if arguments.check:
+            return _check_by_running(arguments)
         if arguments.migrate:
             return _migrate(arguments)
         _ = xlashard.Array  # Requires JAX and valid variables in the environment.
@@ -79,6 +77,16 @@ def _check_words(arguments: argparse.Namespace) -> None:
     """Check that the words either migrate files or run a script."""
     words = {"--report": arguments.report is not None, **dict.fromkeys(arguments.flags, True)}
     running = [word for word, is_there in words.items() if is_there]
+    if arguments.check and (not arguments.script or arguments.migrate is None):
+        raise ArgumentError(
+            "--check compares runs of a program: write --migrate --check -- python old_train.py"
+        )
+    if arguments.check and (running or arguments.write):
+        raise ArgumentError(f"--check is invalid together with {(*running, '--write')[0]}")
+    if arguments.migrate == [] and not arguments.check:
+        raise ArgumentError("--migrate requires a file: write --migrate old_train.py")
+    if arguments.check:
+        return
     if arguments.migrate and (arguments.script or running):
         what = "a script after --" if arguments.script else running[0]
         raise ArgumentError(
@@ -118,7 +126,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
     if arguments.write:
         for file in changed:
             try:
-                _write(file)
+                write_source(file.source, file.after.code)
             except ArgumentError as error:
                 print_error(error)
                 failed = True
@@ -126,23 +134,51 @@ def _migrate(arguments: argparse.Namespace) -> int:
     return int(failed)
 
 
+def _check_by_running(arguments: argparse.Namespace) -> int:
+    """Run a program and its migrated form, and print how they compare."""
+    # Needs libcst, which a run does without.
+    from xlashard.legacy.migration import check_migration
+
+    script = parse_script(arguments.script)
+    program, root = script.program, Path.cwd().resolve()
+    words = [program.target, *program.arguments]
+    if program.is_module:
+        words = ["-m", *words]
+    else:
+        path = Path(program.target).resolve()
+        if not path.is_relative_to(root):
+            root = path.parent
+        words[0] = str(path.relative_to(root))
+    files = [_read(path).source.path for path in arguments.migrate]
+    result = check_migration(root, words, [Path(each).resolve() for each in files])
+    _print_check(result)
+    return int(result.difference is not None)
+
+
+def _print_check(result: "CheckResult") -> None:
+    for mark in result.marks:
+        print(f"marked: {mark}")
+    if result.unstable:
+        names = ", ".join(result.unstable[:5]) + ", ..." * (len(result.unstable) > 5)
+        print(f"not compared, since two runs of the old program differ: {names}")
+    difference = result.difference
+    if difference is None:
+        lines = counted(result.lines, "line")
+        print(f"equal: {lines} of output, {counted(result.values, 'variable')}")
+        return
+    print(f"differs: {difference.what}, {difference.place or 'old'} became", end=" ")
+    print(difference.migrated_place or "migrated")
+    print(f"  old: {difference.old}\n  new: {difference.new}")
+
+
 def _read(path: str) -> _File:
-    try:
-        with open(path, "rb") as file:
-            encoding, _ = tokenize.detect_encoding(file.readline)
-        before = Path(path).read_bytes().decode(encoding)
-    except OSError as error:
-        raise ArgumentError(f"{path} can't be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, SyntaxError):
-        raise ArgumentError(
-            f"{path} is not text in UTF-8: save it as UTF-8, or write its encoding into its first "
-            "line, such as `# -*- coding: latin-1 -*-`"
-        ) from None
+    source = read_source(path)
+    before = source.text
     _check(path, before)
     # Needs libcst, which a run does without.
     from xlashard.legacy.migration import migrate
 
-    return _File(path, encoding, before, migrate(before))
+    return _File(source, before, migrate(before))
 
 
 def _check(path: str, code: str) -> None:
@@ -172,29 +208,12 @@ def _show(file: _File) -> None:
     lines = difflib.unified_diff(
         file.before.splitlines(),
         file.after.code.splitlines(),
-        file.path,
-        f"{file.path} (migrated)",
+        file.source.path,
+        f"{file.source.path} (migrated)",
         lineterm="",
     )
     for line in lines:
         console.print(Text(line, _STYLES.get(line[:1], "")))
-
-
-def _write(file: _File) -> None:
-    """Replace a file by its new text, whole or not at all."""
-    path = os.path.realpath(file.path)
-    beside = f"{path}.{os.getpid()}.tmp"
-    try:
-        if not os.stat(path).st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
-            raise ArgumentError(f"{file.path} is read-only: write chmod u+w {file.path}")
-        if not os.access(path, os.W_OK):
-            raise ArgumentError(f"{file.path} can't be written: Permission denied")
-        Path(beside).write_bytes(file.after.code.encode(file.encoding))
-        shutil.copymode(path, beside)
-        os.replace(beside, path)
-    except OSError as error:
-        Path(beside).unlink(missing_ok=True)
-        raise ArgumentError(f"{file.path} can't be written: {error.strerror or error}") from None
 
 
 def _summary(changed: Sequence[_File], write: bool) -> str:

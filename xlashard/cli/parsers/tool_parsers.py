@@ -155,7 +155,8 @@ def add_legacy(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(flag_prefixes=("--jax_", "--nojax_"))
     parser.usage = (
         "xlashard legacy [--report[=FILE]] [--jax_FLAG=VALUE ...] -- python old_train.py ARGS ...\n"
-        "       xlashard legacy --migrate FILE ... [--write]"
+        "       xlashard legacy --migrate FILE ... [--write]\n"
+        "       xlashard legacy --migrate [FILE ...] --check -- python old_train.py ARGS ..."
     )
     parser.description = (
         "Runs unchanged programs of 2022 and 2023 on today's JAX, which gets the removed names "
@@ -165,8 +166,8 @@ def add_legacy(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "python -m xlashard.legacy old_train.py runs a program, too. Exit codes: that of the "
-        "program; with --migrate 0, or 1 if a file could not be read, parsed or written; 2 for "
-        "wrong use."
+        "program; with --migrate 0, or 1 if a file could not be read, parsed or written; with "
+        "--check 0 if both runs are equal, else 1; 2 for wrong use."
     )
     run = parser.add_argument_group(
         "to run a program, which follows --",
@@ -182,11 +183,17 @@ def add_legacy(parser: argparse.ArgumentParser) -> None:
         "file as JSON",
     )
     migrate = parser.add_argument_group("to rewrite programs")
-    migrate.add_argument("--migrate", nargs="+", metavar="FILE", help="show the changes as a diff")
+    migrate.add_argument("--migrate", nargs="*", metavar="FILE", help="show the changes as a diff")
     migrate.add_argument(
         "--write",
         action="store_true",
         help="write the files after the diff; without this option they stay as they are",
+    )
+    migrate.add_argument(
+        "--check",
+        action="store_true",
+        help="run the old program and its migrated form, each in a copy of the folder, and compare "
+        "what they print and compute; without FILE all files that the program runs are migrated",
     )
 
 

@@ -9,13 +9,15 @@ from libcst import matchers as m
 
 from xlashard.legacy.migration.names import (
     FROM_GDA,
+    HELD,
     SHARD_METHODS,
+    TODAYS_ATTRIBUTES,
     NameRewriter,
     Needs,
     code_of,
     expression,
 )
-from xlashard.legacy.migration.resolver import GDA, PJIT, canonical
+from xlashard.legacy.migration.resolver import CONSTRAINT, GDA, PJIT, canonical
 
 PJIT_ARGUMENTS = (
     "fun",
@@ -32,7 +34,6 @@ _MESHES = (
     "jax.experimental.maps.mesh",
     "jax.interpreters.pxla.Mesh",
 )
-_MESH_NAME = re.compile(r"(^|_)mesh$")
 
 
 class CallRewriter(NameRewriter):
@@ -41,44 +42,100 @@ class CallRewriter(NameRewriter):
     def leave_SimpleString(
         self, original_node: cst.SimpleString, updated_node: cst.SimpleString
     ) -> cst.SimpleString:
-        """Replace the name of the `jit` primitive by today's."""
-        if not self._facts.walks_jaxprs:
-            return updated_node
+        """Replace the name of the `jit` primitive by today's, where it is compared."""
         old = re.fullmatch(r"([\"'])(pjit|xla_call)\1", updated_node.value)
-        return updated_node.with_changes(value=f"{old[1]}jit{old[1]}") if old else updated_node
+        if not old or not self._facts.walks_jaxprs:
+            return updated_node
+        parent = self._resolver.parent(original_node)
+        while isinstance(parent, cst.Element | cst.Tuple | cst.List | cst.Set):
+            parent = self._resolver.parent(parent)
+        if not isinstance(parent, cst.Comparison | cst.ComparisonTarget):
+            self._mark('The primitive of jax.jit is named "jit" today')
+            return updated_node
+        return updated_node.with_changes(value=f"{old[1]}jit{old[1]}")
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> Any:
         """Rewrite a call whose arguments have changed."""
-        name = self._resolver.name(original_node.func) or ""
-        first = original_node.args[0].value if original_node.args else None
-        if name == "functools.partial" and first and self._canonical(first) == PJIT:
-            return self._jit(updated_node, 1, PJIT_ARGUMENTS)
-        by_position = self._partial_of_pjit(original_node.func)
-        if by_position is not None:
-            return self._jit(updated_node, 0, PJIT_ARGUMENTS[by_position:])
-        known = canonical(name)
-        if known == PJIT:
-            return self._jit(updated_node, 0, PJIT_ARGUMENTS)
-        if known in (GDA, f"{GDA}.from_callback"):
-            call = array_call(updated_node, known[len(GDA) + 1 :], self.needs)
-            if call is None:
-                self._mark(f"{known} is gone. Write: jax.make_array_from_callback(...)")
-            return call or updated_node
-        if known == "jax.eval_shape" and first is not None:
-            self._mark_traced_mesh(first)
-        if known.endswith(".async_deserialize") and first is not None and self._is_mesh(first):
-            return deserialize_call(updated_node)
-        if known in SHARD_METHODS:
-            return shard_call(updated_node, SHARD_METHODS[known], self.needs) or updated_node
         func = original_node.func
+        name = self._resolver.name(func) or ""
+        first = original_node.args[0].value if original_node.args else None
+        is_decorator = isinstance(self._resolver.parent(original_node), cst.Decorator)
+        if name == "functools.partial" and first and is_decorator:
+            return self._partial(first, updated_node)
+        known = canonical(name)
+        if known in HELD and not self._is_held(func):
+            called = self._call(known, updated_node)
+            held = expression(self._helper(HELD[known])) if called is None else None
+            return called or updated_node.with_changes(func=held)
+        if known == GDA and not self._is_held(func):
+            return array_call(updated_node, "", self.needs) or updated_node.with_changes(
+                func=expression(self._helper("_array_from_buffers"))
+            )
+        if known.endswith(".async_deserialize") and first is not None:
+            return self._deserialize(first, updated_node)
         if isinstance(func, cst.Attribute) and not name:
-            return self._method_call(func.attr.value, updated_node)
+            return self._method_call(func, updated_node)
         if isinstance(func, cst.Name) and func.value == "isinstance":
             return self._isinstance(original_node, updated_node)
+        if isinstance(func, cst.Name) and func.value in ("getattr", "hasattr"):
+            self._mark_attribute_name(original_node)
         return updated_node
 
-    def _method_call(self, method: str, updated: cst.Call) -> Any:
-        if method == "lower":
+    def _is_held(self, func: cst.BaseExpression) -> bool:
+        """Return True if a variable of the program is called, which may be another function."""
+        return isinstance(func, cst.Name) and self._resolver.value(func) is not None
+
+    def _call(self, known: str, updated: cst.Call) -> cst.Call | None:
+        """Return today's call of a function of `HELD`; None if its arguments are not known."""
+        if known == PJIT:
+            return self._jit(updated, 0)
+        if known == CONSTRAINT:
+            return self._constraint(updated)
+        if known in SHARD_METHODS:
+            return shard_call(updated, SHARD_METHODS[known], self.needs)
+        return array_call(updated, "from_callback", self.needs)
+
+    def _constraint(self, updated: cst.Call) -> cst.Call | None:
+        by_name = bound(updated.args, ("x", "axis_resources"))
+        if by_name is None:
+            return None
+        resources = by_name.get("axis_resources")
+        if resources is not None and resources.keyword is not None:
+            by_name["axis_resources"] = resources.with_changes(keyword=cst.Name("shardings"))
+        func = self._todays_func(updated.func, "jax.lax.with_sharding_constraint")
+        return updated.with_changes(func=func, args=list(by_name.values()))
+
+    def _todays_func(self, func: cst.BaseExpression, today: str) -> cst.BaseExpression:
+        """Return today's function, under the local name that its import keeps."""
+        if isinstance(func, cst.Name):
+            return func
+        self.needs.modules.add("jax")
+        return expression(today)
+
+    def _partial(self, first: cst.BaseExpression, updated: cst.Call) -> cst.Call:
+        """Rewrite `@partial(pjit, ...)`."""
+        if self._canonical(first) != PJIT or self._is_held(first):
+            return updated
+        return self._jit(updated, 1) or updated
+
+    def _deserialize(self, first: cst.BaseExpression, updated: cst.Call) -> cst.Call:
+        if self._is_mesh(first):
+            return deserialize_call(updated)
+        name = code_of(first.func if isinstance(first, cst.Call) else first)
+        if name.lower().endswith("sharding") or any(arg.star for arg in updated.args):
+            return updated
+        return updated.with_changes(func=expression(self._helper("_async_deserialize")))
+
+    def _mark_attribute_name(self, call: cst.Call) -> None:
+        name = call.args[1].value if len(call.args) > 1 else None
+        if isinstance(name, cst.SimpleString) and self._facts.imports_jax:
+            today = TODAYS_ATTRIBUTES.get(str(name.evaluated_value))
+            if today:
+                self._mark(f"Arrays have no {name.evaluated_value}. Write: {today.format('x')}")
+
+    def _method_call(self, func: cst.Attribute, updated: cst.Call) -> Any:
+        method = func.attr.value
+        if method == "lower" and "_global_avals" not in self._facts.parameters:
             args = [
                 arg
                 for arg in updated.args
@@ -86,8 +143,11 @@ class CallRewriter(NameRewriter):
             ]
             if len(args) != len(updated.args):
                 return updated.with_changes(args=laid_out(args, updated.args))
-        if method == "device" and not updated.args:
-            return updated.func
+        if method == "device" and not updated.args and self._facts.imports_jax:
+            if self._is_array(func.value):
+                return updated.func
+            if not self._is_own(func.value) and isinstance(updated.func, cst.Attribute):
+                return updated.with_changes(func=self._old_attribute(updated.func.value, "device"))
         return updated
 
     def _isinstance(self, original: cst.Call, updated: cst.Call) -> Any:
@@ -95,9 +155,11 @@ class CallRewriter(NameRewriter):
         if len(updated.args) != 2:
             return updated
         value, kinds = (code_of(arg.value) for arg in updated.args)
-        if kinds == "tuple" and self._facts.spec_classes:
+        names = re.findall(r"[\w.]+", kinds)
+        if "tuple" in names and "jax.P" not in names and self._facts.uses_specs:
             self.needs.modules.add("jax")
-            return expression(f"isinstance({value}, (tuple, jax.P))")
+            listed = kinds if kinds == "tuple" else kinds.strip("() ").rstrip(", ")
+            return expression(f"isinstance({value}, ({listed}, jax.P))")
         kind = self._canonical(original.args[1].value)
         if kind.endswith("ShardedDeviceArray") and re.fullmatch(r"[\w.]+", value):
             self.needs.modules.add("jax")
@@ -109,23 +171,29 @@ class CallRewriter(NameRewriter):
             return expression(f"({code})" if inside else code)
         return updated
 
-    def _jit(self, updated: cst.Call, offset: int, by_position: Sequence[str]) -> cst.Call:
+    def _jit(self, updated: cst.Call, offset: int) -> cst.Call | None:
         """Return a call of `pjit`, after the first arguments, with the arguments of `jax.jit`."""
-        by_name = bound(updated.args[offset:], by_position)
+        by_name = bound(updated.args[offset:], PJIT_ARGUMENTS)
         if by_name is None:
-            self._mark("pjit(*args): jax.jit takes keyword arguments after the function")
-            return updated
+            return None
         args = list(updated.args[:offset])
+        has_specs = False
         for name, arg in by_name.items():
             if name in (*_TODAY, *_TODAY.values()):
                 arg = arg.with_changes(value=self._shardings(arg.value))
+                has_specs |= code_of(arg.value) != "None"
             if name != "fun":
                 arg = arg.with_changes(
                     keyword=cst.Name(_TODAY.get(name, name)),
                     equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
                 )
             args.append(arg)
-        return updated.with_changes(args=args)
+        self.needs.modules.add("jax")
+        func = expression(self._helper("_jit_on_mesh") if has_specs else "jax.jit")
+        if offset:
+            args[0] = args[0].with_changes(value=func)
+            return updated.with_changes(args=args)
+        return updated.with_changes(func=func, args=args)
 
     def _shardings(self, node: cst.BaseExpression) -> cst.BaseExpression:
         """Return resources with P() in place of None, and with None in place of FROM_GDA."""
@@ -148,45 +216,20 @@ class CallRewriter(NameRewriter):
         spec_classes = ("jax.P", *self._facts.spec_classes)
         if isinstance(node, cst.Call) and code_of(node.func) in spec_classes:
             return node
-        self.needs.helpers.add("_none_is_replicated")
-        return cst.Call(cst.Name("_none_is_replicated"), [cst.Arg(node)])
-
-    def _partial_of_pjit(self, func: cst.BaseExpression) -> int | None:
-        """Return the number of positional arguments bound by a variable `partial(pjit, ...)`."""
-        value = self._resolver.value(func)
-        if not isinstance(value, cst.Call) or not value.args:
-            return None
-        if self._resolver.name(value.func) != "functools.partial":
-            return None
-        if self._canonical(value.args[0].value) != PJIT:
-            return None
-        return sum(arg.keyword is None and not arg.star for arg in value.args[1:])
-
-    def _mark_traced_mesh(self, function: cst.BaseExpression) -> None:
-        """Mark `eval_shape` of a function that may enter a mesh, which JAX rejects in a trace."""
-        value = self._resolver.value(function)
-        is_wrapped = isinstance(value, cst.Call) and self._canonical(value.func) != PJIT
-        if self._facts.enters_meshes and is_wrapped:
-            self._mark(
-                "jax.set_mesh can't be entered inside jax.eval_shape. Write: jax.eval_shape of the "
-                "function that enters no mesh"
-            )
+        return cst.Call(cst.Name(self._helper("_none_is_replicated")), [cst.Arg(node)])
 
     def _is_mesh(self, node: cst.BaseExpression) -> bool:
         if isinstance(node, cst.Call):
             return self._canonical(node.func) in _MESHES
         value = self._resolver.value(node)
-        if isinstance(value, cst.Call) and self._canonical(value.func) in _MESHES:
-            return True
-        name = node.attr.value if isinstance(node, cst.Attribute) else code_of(node)
-        return isinstance(node, cst.Name | cst.Attribute) and bool(_MESH_NAME.search(name))
+        return isinstance(value, cst.Call) and self._canonical(value.func) in _MESHES
 
     def leave_Dict(self, original_node: cst.Dict, updated_node: cst.Dict) -> cst.Dict:
         """Drop `_global_avals` from the keyword arguments of `lower`."""
         name = m.MatchIfTrue(lambda text: str(text).strip("\"'") == "_global_avals")
         dropped = m.DictElement(key=m.SimpleString(name))
         kept = [each for each in updated_node.elements if not m.matches(each, dropped)]
-        if len(kept) == len(updated_node.elements):
+        if len(kept) == len(updated_node.elements) or "_global_avals" in self._facts.parameters:
             return updated_node
         return updated_node.with_changes(elements=kept)
 

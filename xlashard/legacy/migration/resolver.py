@@ -53,6 +53,10 @@ class Resolver:
         """
         if not isinstance(node, cst.Name | cst.Attribute) or not self.is_read(node):
             return None
+        root, attributes = chain(node)
+        if root is None:
+            # An attribute of a call's result, for which libcst returns a name as well.
+            return None
         names = [
             each.name
             for each in self._resolved(node)
@@ -60,8 +64,7 @@ class Resolver:
         ]
         if names:
             return min(names, key=lambda name: (not name.startswith("jax."), name))
-        root, attributes = chain(node)
-        value = self.value(root) if root is not None else None
+        value = self.value(root)
         if value is None or depth > 4:
             return None
         before = self.name(value, depth + 1)
@@ -93,6 +96,19 @@ class Resolver:
             parent, cst.ImportAlias | cst.AsName | cst.FunctionDef | cst.ClassDef | cst.NameItem
         ) or (isinstance(parent, cst.ClassDef) and parent.name is not node)
 
+    def is_target(self, node: cst.CSTNode) -> bool:
+        """Return True if an expression is assigned or deleted.
+
+        Args:
+            node: The expression.
+        """
+        parent = self._parents.get(node)
+        while isinstance(parent, cst.Tuple | cst.List | cst.Element | cst.StarredElement):
+            node, parent = parent, self._parents.get(parent)
+        if isinstance(parent, cst.AnnAssign | cst.AugAssign | cst.For | cst.CompFor):
+            return parent.target is node
+        return isinstance(parent, cst.AssignTarget | cst.Del | cst.AsName)
+
     def _resolved(self, node: cst.CSTNode) -> Any:
         names = self._names.get(node, ())
         return names() if callable(names) else names
@@ -123,18 +139,28 @@ class ProgramFacts:
     Attributes:
         used: The used local names of each import.
         spec_classes: The program's names for `PartitionSpec`.
+        uses_specs: True if it reads `PartitionSpec`, also as an attribute of a module.
         specs: Variables whose values are `PartitionSpec`s, or containers of them.
         walks_jaxprs: True if it imports classes of jaxprs.
-        reads_mesh_axes: True if `x.mesh_axes` is an attribute of GlobalDeviceArrays.
-        enters_meshes: True if one of its functions enters a mesh.
+        reads_mesh_axes: True if `x.mesh_axes` may be an attribute of GlobalDeviceArrays.
+        imports_jax: True if it imports JAX or a part of it.
+        classes: The names of its classes.
+        names: All names in it.
+        functions: The code of its functions.
+        parameters: The names of parameters of its functions.
     """
 
     used: Mapping[cst.CSTNode, Sequence[str]]
     spec_classes: Collection[str]
+    uses_specs: bool
     specs: Collection[str]
     walks_jaxprs: bool
     reads_mesh_axes: bool
-    enters_meshes: bool
+    imports_jax: bool
+    classes: Collection[str]
+    names: Collection[str]
+    functions: Collection[str]
+    parameters: Collection[str]
 
 
 def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
@@ -162,15 +188,26 @@ def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
         m.AnnAssign(target=m.Name("mesh_axes")),
     )
     imports_gdas = not names.isdisjoint((GDA, GDA.rpartition(".")[0]))
-    functions = m.findall(module, m.FunctionDef())
+    all_names = {_name(node) for node in m.findall(module, m.Name())}
     return ProgramFacts(
         used=used,
         spec_classes=classes,
+        uses_specs=bool(classes) or "PartitionSpec" in all_names,
         specs=_spec_variables(module, classes),
         walks_jaxprs=any(name.startswith("jax.core") for name in names),
-        reads_mesh_axes=imports_gdas and not m.findall(module, sets_axes),
-        enters_meshes=any(m.findall(function, m.With()) for function in functions),
+        reads_mesh_axes=imports_gdas or not m.findall(module, sets_axes),
+        imports_jax=any(name.partition(".")[0] == "jax" for name in names),
+        classes={_name(node) for node in m.findall(module, m.ClassDef())},
+        names=all_names,
+        functions={
+            module.code_for_node(node).strip() for node in m.findall(module, m.FunctionDef())
+        },
+        parameters={_name(node) for node in m.findall(module, m.Param())},
     )
+
+
+def _name(node: Any) -> str:
+    return node.value if isinstance(node, cst.Name) else node.name.value
 
 
 def _spec_variables(module: cst.Module, classes: Collection[str]) -> list[str]:
@@ -256,9 +293,11 @@ class Helper:
 
     Attributes:
         name: The name of the helper.
+        suffix: Code after the name, such as `()`.
     """
 
     name: str
+    suffix: str = ""
 
 
 @dataclass(frozen=True)
@@ -275,7 +314,9 @@ class Mark:
 type Rule = Rename | Expression | Module | Helper | Mark
 
 PJIT = "jax.experimental.pjit.pjit"
-GDA = "jax.experimental.global_device_array.GlobalDeviceArray"
+CONSTRAINT = "jax.experimental.pjit.with_sharding_constraint"
+GDA_MODULE = "jax.experimental.global_device_array"
+GDA = f"{GDA_MODULE}.GlobalDeviceArray"
 ENV = "jax.experimental.maps.thread_resources.env"
 HOST_CALLBACK = "jax.experimental.host_callback"
 GDA_SERIALIZATION = "jax.experimental.gda_serialization.serialization"
@@ -287,19 +328,17 @@ _ALIASES = {
     "jax.interpreters.pxla.thread_resources": "jax.experimental.maps.thread_resources",
     "jax.interpreters.pxla.ResourceEnv": "jax.experimental.maps.ResourceEnv",
 }
-_MESH_IN_FORCE = "jax.sharding.get_abstract_mesh()"
+_MESH_IN_FORCE = Helper("_mesh_in_force", "()")
 _OWN: dict[str, Rule] = {
-    PJIT: Rename("jax.jit", inline=True),
-    "jax.experimental.pjit.with_sharding_constraint": Rename("jax.lax.with_sharding_constraint"),
+    PJIT: Helper("_pjit"),
+    CONSTRAINT: Rename("jax.lax.with_sharding_constraint"),
     "jax.experimental.pjit.FROM_GDA": Expression("None"),
     "jax.experimental.pjit.REPLICATED": Expression("jax.P()"),
     GDA: Rename("jax.Array", inline=True),
     "jax.experimental.global_device_array.Shard": Rename("jax.Shard"),
     "jax.experimental.maps.mesh": Rename("jax.sharding.Mesh", inline=True),
-    ENV: Expression(_MESH_IN_FORCE),
-    f"{ENV}.physical_mesh": Expression(_MESH_IN_FORCE),
-    f"{ENV}.physical_mesh.devices": Expression("jax.sharding.get_mesh().devices"),
-    f"{ENV}.physical_mesh.local_mesh": Expression("jax.sharding.get_mesh().local_mesh"),
+    ENV: _MESH_IN_FORCE,
+    f"{ENV}.physical_mesh": _MESH_IN_FORCE,
     "jax.config.jax_array": Expression("True"),
     "jax.config.jax_parallel_functions_output_gda": Expression("False"),
     "jax.core.ClosedJaxpr": Rename("jax.extend.core.ClosedJaxpr"),

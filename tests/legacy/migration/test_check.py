@@ -1,0 +1,144 @@
+"""`--migrate --check`: what is recorded of a run, and how two runs are compared."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from xlashard.cli.main import main
+from xlashard.legacy.migration import check, recorded_run
+from xlashard.legacy.migration.check import CheckResult, check_migration, is_equal_text
+
+pytestmark = pytest.mark.needs_jax
+
+PROGRAM = """\
+import jax, jax.numpy as jnp, numpy as np
+from jax.experimental import PartitionSpec as P
+from jax.experimental.maps import Mesh, xmap
+from jax.experimental.pjit import pjit
+
+step = pjit(lambda x: (2 * x).sum(), in_axis_resources=P('d'), out_axis_resources=None)
+
+def train(count):
+    losses = []
+    with Mesh(np.array(jax.devices()), ('d',)):
+        for number in range(count):
+            losses.append(float(step(jnp.arange(8.0) * number)))
+            print('step', number, 'loss', losses[-1])
+    return losses
+
+train(3)
+"""
+
+
+@pytest.fixture
+def run_here(monkeypatch) -> None:
+    """Run the recorded programs in this process, in which they would start three of them."""
+    from xlashard.legacy.installer import installed
+
+    def run(command: list[str], cwd: Path, **_: Any) -> SimpleNamespace:
+        code, errors = 0, ""
+        is_old = "xlashard.legacy" in command
+        words = command[command.index(recorded_run.__file__) + 1 :]
+        with monkeypatch.context() as patch:
+            patch.chdir(cwd)
+            for name, value in (("argv", []), ("path", [*sys.path]), ("stdout", sys.stdout)):
+                patch.setattr(sys, name, value)
+            try:
+                if is_old:
+                    with installed():
+                        recorded_run.main(words)
+                else:
+                    recorded_run.main(words)
+            except BaseException as error:
+                code, errors = 1, f'File "train.py", line 7\n{type(error).__name__}: {error}'
+        return SimpleNamespace(returncode=code, stderr=errors)
+
+    monkeypatch.setattr(check, "subprocess", SimpleNamespace(run=run))
+
+
+def check_program(folder: Path, code: str, migrated: str = "") -> CheckResult:
+    (folder / "train.py").write_text(code)
+    with pytest.MonkeyPatch.context() as patch:
+        if migrated:
+            patch.setattr(check, "migrate", lambda _: SimpleNamespace(code=migrated))
+        return check_migration(folder, ["train.py"], [])
+
+
+@pytest.mark.usefixtures("run_here")
+def test_migrated_program_is_equal_and_its_marks_are_listed(tmp_path: Path) -> None:
+    result = check_program(tmp_path, PROGRAM)
+    assert result.difference is None and result.lines == 3
+    # The losses, their list as a result, the count, and the last number.
+    assert result.values >= 3 + 3 + 1 + 1
+    (mark,) = result.marks
+    assert mark.startswith("train.py:") and "jax.shard_map" in mark
+    assert (tmp_path / "train.py").read_text() == PROGRAM
+
+
+@pytest.mark.usefixtures("run_here")
+def test_first_difference_has_its_lines(tmp_path: Path) -> None:
+    new = "\n" + check.migrate(PROGRAM.replace("2 * x", "3 * x")).code
+    difference = check_program(tmp_path, PROGRAM, new).difference
+    assert difference is not None
+    assert (difference.what, difference.place) == ("output line 2, word 4", "train.py:13")
+    assert (
+        difference.migrated_place
+        == f"train.py:{
+            new.splitlines().index("            print('step', number, 'loss', losses[-1])") + 1
+        }"
+    )
+    assert (difference.old, difference.new) == ("step 1 loss 56.0", "step 1 loss 84.0")
+
+
+@pytest.mark.usefixtures("run_here")
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("x = jax.numpy.arange(3)\n", "x = jax.numpy.arange(1, 4)\n", "x of <module>, return 1"),
+        ("x = {'w': [1.0]}\n", "x = {'w': [2.0]}\n", "x['w'][0] of <module>, return 1"),
+        ("print(1)\n", "print(1)\n1 / 0\n", "exit code"),
+    ],
+)
+def test_values_and_exit_codes_are_compared(old: str, new: str, what: str, tmp_path: Path) -> None:
+    difference = check_program(tmp_path, f"import jax\n{old}", f"import jax\n{new}").difference
+    assert difference is not None and difference.what == what
+
+
+@pytest.mark.usefixtures("run_here")
+def test_what_differs_from_run_to_run_is_named_and_not_compared(tmp_path: Path) -> None:
+    code = "import time, jax\nnow = time.perf_counter_ns()\nprint('took', now, 'loss', 0.5)\n"
+    result = check_program(tmp_path, code)
+    assert result.difference is None
+    assert result.unstable == ["output line 1, word 2", "now of <module>, return 1"]
+    difference = check_program(tmp_path, code, code.replace("0.5", "0.6")).difference
+    assert difference is not None and difference.what == "output line 1, word 4"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "equal"),
+    [
+        ("loss=0.500001,", "loss=0.5,", True),
+        ("0.51", "0.5", False),
+        ("12 steps", "13 steps", False),
+        ("PartitionSpec('x',)", "P('x',)", True),
+        ("nan", "0.5", False),
+        ("1e-9", "2e-9", True),
+    ],
+)
+def test_numbers_in_texts_are_compared_with_a_tolerance(old: str, new: str, equal: bool) -> None:
+    assert is_equal_text(old, new) is equal
+
+
+@pytest.mark.integration
+def test_check_runs_old_and_migrated_programs_and_writes_nothing(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    assert main(["legacy", "--migrate", "--check", "--", "train.py"]) == 0
+    assert "equal: 3 lines of output" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+    assert (tmp_path / "train.py").read_text() == PROGRAM

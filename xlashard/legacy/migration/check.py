@@ -1,0 +1,235 @@
+"""Comparison of an old program with its migrated form: what both print and compute."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tokenize
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from xlashard.legacy.migration import recorded_run
+from xlashard.legacy.migration.migrated_program import COMMENT, migrate
+
+TOLERANCE = 1e-4
+"""Relative tolerance of numbers: programs of other shardings add in another order."""
+
+_SMALL = 1e-6
+_LARGE_FILE = 2**24
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_NOT_COPIED = (".git", "__pycache__", ".venv", "venv", "node_modules")
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """First difference between two runs.
+
+    Attributes:
+        place: The line of the old program, as `train.py:3`.
+        migrated_place: The line of the migrated program.
+        what: The printed line or the variable.
+        old: What the old program had.
+        new: What the migrated program has.
+    """
+
+    place: str
+    migrated_place: str
+    what: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Result of a comparison.
+
+    Attributes:
+        lines: Number of compared lines of output.
+        values: Number of compared variables.
+        difference: The first difference; None if the runs are equal.
+        unstable: What differs between two runs of the old program too, and was not compared.
+        marks: Comments of lines that need manual changes, with their places.
+    """
+
+    lines: int
+    values: int
+    difference: RunDifference | None
+    unstable: Sequence[str]
+    marks: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _RecordedRun:
+    code: int
+    lines: Sequence[tuple[str, str]]
+    values: Mapping[str, tuple[Any, int]]
+    files: Sequence[str]
+    errors: str
+
+
+def check_migration(
+    root: Path, program: Sequence[str], files: Sequence[Path], flags: Sequence[str] = ()
+) -> CheckResult:
+    """Run a program under the runner and its migrated form on plain JAX, and compare them.
+
+    Both run in a copy of the folder, whose large files are links, so that neither reads what the
+    other one wrote there.
+
+    Args:
+        root: The folder to run in, which has the program's files.
+        program: A script, relative to the folder, or `-m` and a module, with its arguments.
+        files: The files to migrate; empty for all files in the folder that the program ran.
+        flags: Options of the interpreter.
+    """
+    with tempfile.TemporaryDirectory(prefix="xlashard-check-") as scratch:
+        # One path for all runs: what they print about it is equal.
+        place = Path(scratch, root.name or "program")
+        old = _run_copy(root, place, program, flags, is_old=True)
+        sources = [path.relative_to(root) for path in files] or map(Path, sorted(old.files))
+        migrated = {path: migrate(_read(root / path)).code for path in sources}
+        new = _run_copy(root, place, program, flags, is_old=False, files=migrated)
+        differences = list(_differences(old, new))
+        unstable: list[str] = []
+        if differences and new.code == old.code:
+            # What differs from run to run, such as times, is no difference.
+            again = _run_copy(root, place, program, flags, is_old=True)
+            unstable = [each.what for each in _differences(old, again)]
+            differences = [each for each in differences if each.what not in unstable]
+    marks = [
+        f"{path}:{number} {line.strip().removeprefix(COMMENT)}"
+        for path, code in migrated.items()
+        for number, line in enumerate(code.splitlines(), 1)
+        if line.lstrip().startswith(COMMENT)
+    ]
+    first = differences[0] if differences else None
+    compared = len(old.values.keys() & new.values.keys())
+    return CheckResult(len(old.lines), compared, first, unstable, marks)
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        encoding, _ = tokenize.detect_encoding(file.readline)
+    return path.read_bytes().decode(encoding)
+
+
+def _run_copy(
+    root: Path,
+    place: Path,
+    program: Sequence[str],
+    flags: Sequence[str],
+    *,
+    is_old: bool,
+    files: Mapping[Path, str] | None = None,
+) -> _RecordedRun:
+    """Run a program in a copy of its folder."""
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(
+        root,
+        place,
+        symlinks=True,
+        ignore=shutil.ignore_patterns(*_NOT_COPIED),
+        copy_function=_copy_or_link,
+    )
+    for path, code in (files or {}).items():
+        (place / path).write_bytes(code.encode())
+    record = place.with_name("record.json")
+    record.unlink(missing_ok=True)
+    runner = ["-m", "xlashard.legacy"] if is_old else []
+    command = [sys.executable, *flags, *runner, recorded_run.__file__, str(record), *program]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    if not record.exists():
+        return _RecordedRun(done.returncode, [], {}, [], done.stderr)
+    read = json.loads(record.read_text())
+    lines = [(line, at) for line, at in read["lines"]]
+    return _RecordedRun(done.returncode, lines, read["values"], read["files"], done.stderr)
+
+
+def _copy_or_link(source: str, target: str) -> str:
+    if Path(source).stat().st_size < _LARGE_FILE:
+        return shutil.copy2(source, target)
+    Path(target).symlink_to(source)
+    return target
+
+
+def _differences(old: _RecordedRun, new: _RecordedRun) -> Iterator[RunDifference]:
+    """Yield the differences between two runs: exit codes, words of output, variables."""
+    reasons = [run.errors.strip().rpartition("\n")[2] if run.code else "" for run in (old, new)]
+    if (old.code, reasons[0]) != (new.code, reasons[1]) or not (old.files and new.files):
+        was, became = (
+            f"{run.code} {reason}" if run.files else f"{run.code} {reason} (nothing recorded)"
+            for run, reason in zip((old, new), reasons, strict=True)
+        )
+        yield RunDifference(_error_place(old), _error_place(new), "exit code", was, became)
+    yield from _text_differences(old.lines, new.lines)
+    for key, (value, line) in old.values.items():
+        if key not in new.values:
+            continue
+        other, other_line = new.values[key]
+        if not _is_equal(value, other):
+            file, function, call, name = key.split(" ", 3)
+            what = f"{name} of {function}, return {int(call) + 1}"
+            places = f"{file}:{line}", f"{file}:{other_line}"
+            yield RunDifference(*places, what, str(value)[:200], str(other)[:200])
+
+
+def _error_place(run: _RecordedRun) -> str:
+    """Return the last line of the program in its traceback."""
+    places = re.findall(r'File "([^"]*)", line (\d+)', run.errors if run.code else "")
+    own = [f"{file}:{line}" for path, line in places for file in run.files if path.endswith(file)]
+    return own[-1] if own else ""
+
+
+def _text_differences(
+    old: Sequence[tuple[str, str]], new: Sequence[tuple[str, str]]
+) -> Iterator[RunDifference]:
+    lines = zip_longest(old, new, fillvalue=("(nothing)", ""))
+    for number, ((before, place), (after, new_place)) in enumerate(lines, 1):
+        what = f"output line {number}"
+        words, new_words = before.split(), after.split()
+        if len(words) != len(new_words):
+            yield RunDifference(place, new_place, what, before, after)
+            continue
+        for position, (word, new_word) in enumerate(zip(words, new_words, strict=True), 1):
+            if not is_equal_text(word, new_word):
+                yield RunDifference(place, new_place, f"{what}, word {position}", before, after)
+
+
+def is_equal_text(old: str, new: str) -> bool:
+    """Return True for equal texts whose numbers are equal within the tolerance.
+
+    Args:
+        old: A text.
+        new: Another one.
+
+    Example:
+        >>> is_equal_text("loss 0.500001", "loss 0.5"), is_equal_text("loss 0.6", "loss 0.5")
+        (True, False)
+    """
+    # JAX prints specs by a shorter name today.
+    old, new = (text.replace("PartitionSpec(", "P(") for text in (old, new))
+    if _NUMBER.sub("0", old) != _NUMBER.sub("0", new):
+        return False
+    numbers = zip(_NUMBER.findall(old), _NUMBER.findall(new), strict=True)
+    return all(_is_equal(_as_number(a), _as_number(b)) for a, b in numbers)
+
+
+def _as_number(text: str) -> int | float:
+    # Whole numbers are counts and shapes: they are equal or not.
+    return float(text) if re.search(r"[.eE]", text) else int(text)
+
+
+def _is_equal(old: Any, new: Any) -> bool:
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_is_equal, old, new))
+    if isinstance(old, float) and isinstance(new, float | int):
+        both_nan = math.isnan(old) and math.isnan(new)
+        return both_nan or math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=_SMALL)
+    if isinstance(old, str) and isinstance(new, str):
+        return is_equal_text(old, new)
+    return old == new
