@@ -56,12 +56,10 @@ class Installation:
         self._arrivals = ImportHook(self._waiting)
 
     def start(self) -> None:
-        """Install the names; after an exception JAX is unchanged."""
+        """Install the names; after an exception all modules are unchanged."""
         try:
-            show_flags()
-            watch_computations(check_computation)
             self._install_shims()
-            parents = {name.rpartition(".")[0] for name in self._table} - self._own
+            parents = {name.rpartition(".")[0] for name in self._table} - self._own - {""}
             for parent in sorted(parents):
                 if not self._is_inside(parent):
                     self._patch_parent(parent)
@@ -80,9 +78,6 @@ class Installation:
             for undo in reversed(self._undo_patches):
                 undo()
             self._undo_patches.clear()
-        _restore_modules()
-        hide_flags()
-        watch_computations(None)
 
     def _install_shims(self) -> None:
         """Install a shim for each replaced module, submodules first."""
@@ -196,8 +191,29 @@ class Installation:
                 self._undo_patches.append(patch(holder, name, new))
 
 
+class JaxInstallation(Installation):
+    """Installed names of JAX, with the flags of 2022 and 2023."""
+
+    def start(self) -> None:
+        """Install the names and flags; after an exception JAX is unchanged."""
+        try:
+            show_flags()
+            watch_computations(check_computation)
+        except BaseException:
+            self.end()
+            raise
+        super().start()
+
+    def end(self) -> None:
+        """Uninstall the names and flags; objects that a program has imported keep working."""
+        super().end()
+        _restore_modules()
+        hide_flags()
+        watch_computations(None)
+
+
 def _classes_of(shown: type) -> list[type]:
-    """Return a public class of JAX and its concrete classes, which may define the same members.
+    """Return a public class and, of JAX, its concrete classes, which may define the same members.
 
     Concrete arrays define some removed members only to raise an error.
     """
@@ -291,7 +307,7 @@ class Installer:
     def _start(self, listener: Listener | None) -> bool:
         if self._current is not None:
             return False
-        installation = Installation(entries(), listener)
+        installation = JaxInstallation(entries(), listener)
         installation.start()
         self._current = installation
         return True

@@ -131,6 +131,10 @@ class Recorder:
         file = frame.f_code.co_filename
         if file.startswith(_NOT_USER_CODE):
             return
+        if entry.library != "JAX":
+            # Names of NumPy stand for Python's own classes: calls of `int` are none of `np.int`.
+            self._count(self._accesses, entry, file, frame.f_lineno)
+            return
         with self._lock:
             self._known[file][id(value)] = entry, value
             if _is_legacy_object(value):
