@@ -132,7 +132,7 @@ class Recorder:
         if file.startswith(_NOT_USER_CODE):
             return
         if entry.library != "JAX":
-            # Names of NumPy stand for Python's own classes: calls of `int` are none of `np.int`.
+            # `np.int` is Python's `int`: a call of `int` is not a use of it.
             self._count(self._accesses, entry, file, frame.f_lineno)
             return
         with self._lock:

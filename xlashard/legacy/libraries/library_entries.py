@@ -1,5 +1,6 @@
 """Entries of the names that libraries other than JAX took away."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -289,7 +290,7 @@ def _is_missing_module(entry: Entry, listed: Mapping[str, Entry]) -> bool:
     root = entry.name.partition(".")[0]
     if not entry.is_module:
         return False
-    if find_spec(root) is None:
+    if root not in sys.modules and find_spec(root) is None:
         return root in listed
     # A package that another finder has, as setuptools does for `distutils`, is there as a whole.
     return has_module(root) and not has_module(entry.name)

@@ -136,8 +136,17 @@ def issubsctype(arg1: Any, arg2: Any) -> bool:
 
 
 def sctype2char(sctype: Any) -> str:
-    """Return the character of a scalar type: `f` for `float32`."""
-    return np.dtype(obj2sctype(sctype)).char
+    """Return the character of a scalar type: `f` for `float32`.
+
+    Raises:
+        ValueError: The object has no scalar type.
+    """
+    kind = obj2sctype(sctype)
+    if kind is None:
+        raise ValueError(  # no-catalogue: the class that NumPy raised
+            f"sctype2char: sctype {sctype!r} is no type of NumPy: write a dtype, such as 'float32'"
+        )
+    return np.dtype(kind).char
 
 
 def maximum_sctype(t: Any) -> Any:

@@ -34,7 +34,7 @@ class FactoredParameterStats(NamedTuple):
 
 
 def maybe_update(
-    inner: optax.GradientTransformation, should_update_fn: Callable[[jax.Array], Any]
+    inner: optax.GradientTransformation, should_update_fn: Callable[[Any], Any]
 ) -> optax.GradientTransformation:
     """Return a transformation that is applied at some steps; at others updates pass unchanged.
 
@@ -42,4 +42,4 @@ def maybe_update(
         inner: The transformation.
         should_update_fn: Returns for a step's number whether `inner` is applied.
     """
-    return optax.conditionally_transform(inner, should_update_fn)
+    return optax.conditionally_transform(inner, lambda step, **_: should_update_fn(step))

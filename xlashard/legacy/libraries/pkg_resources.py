@@ -72,17 +72,17 @@ def get_distribution(dist: str) -> Distribution:
     """
     required = Requirement(dist)
     try:
-        found = Distribution(importlib.metadata.distribution(required.name))
+        installed = Distribution(importlib.metadata.distribution(required.name))
     except importlib.metadata.PackageNotFoundError:
         raise DistributionNotFound(  # no-catalogue: the class that setuptools raised
             f"{required.name} is not installed: write pip install {required.name}"
         ) from None
-    if found.version not in required.specifier:
+    if installed.version not in required.specifier:
         raise VersionConflict(  # no-catalogue: the class that setuptools raised
-            f"{required.name} {found.version} is installed, which is not {required.specifier}: "
+            f"{required.name} {installed.version} is installed, which is not {required.specifier}: "
             f"write pip install '{dist}'"
         )
-    return found
+    return installed
 
 
 def require(*requirements: str) -> list[Distribution]:
@@ -101,8 +101,8 @@ def iter_entry_points(group: str, name: str | None = None) -> Iterator[Any]:
         group: The group.
         name: The name of the entry points; None for all.
     """
-    named = {} if name is None else {"name": name}
-    yield from importlib.metadata.entry_points(group=group, **named)
+    points = importlib.metadata.entry_points(group=group)
+    yield from points if name is None else points.select(name=name)
 
 
 def resource_filename(package_or_requirement: str, resource_name: str) -> str:
