@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Iterator, Sequence
 
+from xlashard.legacy.libraries.library_entries import library_entries
 from xlashard.legacy.modules import Entry, entries_by_module
 
 _HEAD = "| name | until JAX | what it does | today |\n|---|---|---|---|"
@@ -13,6 +14,16 @@ def table() -> str:
     """Return the table of all entries, by module."""
     sections = (_section(*item) for item in entries_by_module().items())
     return "\n\n".join("\n".join(lines) for lines in sections)
+
+
+def library_table() -> str:
+    """Return the table of the names that other libraries than JAX took away."""
+    rows = (
+        f"| `{entry.name}` | {entry.library} {entry.gone} | {_does(entry, _cell(entry.note))} "
+        f"| {_code(entry.today)} |"
+        for entry in sorted(library_entries().values(), key=lambda entry: entry.name.lower())
+    )
+    return "\n".join(["| name | until | what it does | today |\n|---|---|---|---|", *rows])
 
 
 def _section(name: str, entries: Sequence[Entry]) -> Iterator[str]:
