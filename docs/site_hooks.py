@@ -83,7 +83,11 @@ def _generated(kind: str, name: str) -> str:
         return "\n\n".join(_api(each) for each in name.split(", "))
     if kind == "commands":
         return "\n\n".join(_command_line())
-    return {"settings": _preflights.table, "legacy names": site_names.table}[name]()
+    return {
+        "settings": _preflights.table,
+        "legacy names": site_names.table,
+        "library names": site_names.library_table,
+    }[name]()
 
 
 def _api(name: str) -> str:

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 
 from xlashard.legacy.entries.keywords import list_keyword_entries
+from xlashard.legacy.libraries.library_entries import library_entries
 from xlashard.legacy.modules import Entry, entries_by_module
 
 _HEAD = "| name | until JAX | what it does | today |\n|---|---|---|---|"
@@ -15,6 +16,16 @@ def table() -> str:
     sections = [_section(*item) for item in entries_by_module().items()]
     sections.append(_section("keywords", tuple(list_keyword_entries())))
     return "\n\n".join("\n".join(lines) for lines in sections)
+
+
+def library_table() -> str:
+    """Return the table of the names that other libraries than JAX took away."""
+    rows = (
+        f"| `{entry.name}` | {entry.library} {entry.gone} | {_does(entry, _cell(entry.note))} "
+        f"| {_code(entry.today)} |"
+        for entry in sorted(library_entries().values(), key=lambda entry: entry.name.lower())
+    )
+    return "\n".join(["| name | until | what it does | today |\n|---|---|---|---|", *rows])
 
 
 def _section(name: str, entries: Sequence[Entry]) -> Iterator[str]:

@@ -8,7 +8,7 @@ names are imported on first access.
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -46,10 +46,17 @@ class Installation:
     Args:
         table: The entries, by name.
         listener: Called on each access to a name.
+        signatures: The names of functions that accept their earlier arguments.
     """
 
-    def __init__(self, table: Mapping[str, Entry], listener: Listener | None = None) -> None:
+    def __init__(
+        self,
+        table: Mapping[str, Entry],
+        listener: Listener | None = None,
+        signatures: Iterable[str] = (),
+    ) -> None:
         self._table = table
+        self._signatures = tuple(signatures)
         self._listener = listener
         self._lock = threading.RLock()
         self._ended = False
@@ -59,12 +66,11 @@ class Installation:
         self._arrivals = ImportHook(self._waiting)
 
     def start(self) -> None:
-        """Install the names; after an exception JAX is unchanged."""
+        """Install the names; after an exception all modules are unchanged."""
         try:
-            show_flags()
-            watch_computations(check_computation)
             self._install_shims()
-            parents = {_parent(name) for name in (*self._table, *SIGNATURES)} - self._own
+            owners = {_parent(name) for name in (*self._table, *self._signatures)}
+            parents = owners - self._own - {""}
             for parent in sorted(parents):
                 if not self._is_inside(parent):
                     self._patch_parent(parent)
@@ -83,9 +89,6 @@ class Installation:
             for undo in reversed(self._undo_patches):
                 undo()
             self._undo_patches.clear()
-        _restore_modules()
-        hide_flags()
-        watch_computations(None)
 
     def _install_shims(self) -> None:
         """Install a shim for each replaced module, submodules first."""
@@ -156,7 +159,7 @@ class Installation:
     def _patch_methods(self, parent: str, shown: type) -> None:
         """Let methods and constructors of a class accept their earlier arguments."""
         owners = [*_classes_of(shown), *[Tracer] * (shown is jax.Array)]
-        for full in filter(lambda name: _parent(name) == parent, SIGNATURES):
+        for full in filter(lambda name: _parent(name) == parent, self._signatures):
             for owner in owners:
                 today = vars(owner).get(_last(full))
                 if isinstance(today, staticmethod):  # a constructor
@@ -187,7 +190,7 @@ class Installation:
         takes longer than most calls.
         """
         namespace = vars(module)
-        for full in filter(lambda name: _parent(name) == module.__name__, SIGNATURES):
+        for full in filter(lambda name: _parent(name) == module.__name__, self._signatures):
             if _last(full) in namespace and full not in self._table:
                 earlier = EarlierFunction(full, namespace[_last(full)])
                 self._change(namespace, _last(full), earlier)
@@ -224,8 +227,29 @@ class Installation:
                 self._undo_patches.append(patch(holder, name, new))
 
 
+class JaxInstallation(Installation):
+    """Installed names of JAX, with the flags of 2022 and 2023."""
+
+    def start(self) -> None:
+        """Install the names and flags; after an exception JAX is unchanged."""
+        try:
+            show_flags()
+            watch_computations(check_computation)
+        except BaseException:
+            self.end()
+            raise
+        super().start()
+
+    def end(self) -> None:
+        """Uninstall the names and flags; objects that a program has imported keep working."""
+        super().end()
+        _restore_modules()
+        hide_flags()
+        watch_computations(None)
+
+
 def _classes_of(shown: type) -> list[type]:
-    """Return a public class of JAX and its concrete classes, which may define the same members.
+    """Return a public class and, of JAX, its concrete classes, which may define the same members.
 
     Concrete arrays define some removed members only to raise an error.
     """
@@ -319,7 +343,7 @@ class Installer:
     def _start(self, listener: Listener | None) -> bool:
         if self._current is not None:
             return False
-        installation = Installation(entries(), listener)
+        installation = JaxInstallation(entries(), listener, SIGNATURES)
         installation.start()
         self._current = installation
         return True

@@ -237,7 +237,7 @@ def has_module(name: str) -> bool:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    parent, _, _ = name.rpartition(".")
+    parent, _, last = name.rpartition(".")
     if not parent:
         return PathFinder.find_spec(name)
     if parent in sys.modules:
@@ -245,7 +245,8 @@ def _spec(name: str) -> ModuleSpec | None:
     else:
         above = _spec(parent)
         path = above and above.submodule_search_locations
-    return PathFinder.find_spec(name, path) if path is not None else None
+    # By its last name: the path of a namespace package reads the modules around its full name.
+    return PathFinder.find_spec(last, path) if path is not None else None
 
 
 class ImportHook(MetaPathFinder):

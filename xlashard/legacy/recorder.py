@@ -161,6 +161,10 @@ class Recorder:
         file = frame.f_code.co_filename
         if file.startswith(_NOT_USER_CODE):
             return
+        if entry.library != "JAX":
+            # `np.int` is Python's `int`: a call of `int` is not a use of it.
+            self._count(self._accesses, entry, file, frame.f_lineno)
+            return
         with self._lock:
             self._known[file][id(value)] = entry, value
             if _is_legacy_object(value):

@@ -17,6 +17,7 @@ from xlashard._jax.runtime.coordination import process_index
 from xlashard.config import read_flags
 from xlashard.errors import ConfigError
 from xlashard.legacy.installer import INSTALLER, install
+from xlashard.legacy.libraries.library_installation import LibraryInstallation, UsedNames
 from xlashard.legacy.modes.config_flags import config, jax_array, parallel_functions_output_gda
 from xlashard.legacy.recorder import Recorder
 from xlashard.legacy.usage_report import Report, json_of, show_report
@@ -26,8 +27,8 @@ from xlashard.support.formatting import print_error
 from xlashard.support.program_runner import ProgramNotFoundError, ScriptOrModule, run
 
 _USAGE = """\
-usage: python -m xlashard.legacy [--report[=FILE]] [--FLAG=VALUE ...] script.py ARGS ...
-       python -m xlashard.legacy [--report[=FILE]] [--FLAG=VALUE ...] -m module ARGS ...
+usage: python -m xlashard.legacy [OPTION ...] [--FLAG=VALUE ...] script.py ARGS ...
+       python -m xlashard.legacy [OPTION ...] [--FLAG=VALUE ...] -m module ARGS ...
        python -m xlashard legacy --migrate FILE ... [--write]"""
 
 _HELP = f"""{_USAGE}
@@ -36,6 +37,7 @@ Runs an unchanged program of 2022 or 2023, with the removed names of JAX install
 
   --report         at exit, list the removed names that ran, their lines, and today's code
   --report=FILE    write that list to a file, as JSON
+  --libraries      give back names that Python, NumPy, optax, flax and others took away since
   --jax_array=0    set a flag of JAX, or of 2022 and 2023, before the program starts; also
                    --jax_parallel_functions_output_gda=1, --jax_enable_x64=1
   -m module        run a module, as `python -m module` does
@@ -60,12 +62,14 @@ class RunCommand:
         program: The script or module to run.
         report: True to report the removed names that it uses.
         report_file: The file of the report; empty to print it.
+        libraries: True to install names that other libraries than JAX took away.
         flags: Flags to set before the program starts, by name.
     """
 
     program: ScriptOrModule
     report: bool = False
     report_file: str = ""
+    libraries: bool = False
     flags: dict[str, str | bool] = field(default_factory=dict)
 
 
@@ -82,7 +86,7 @@ def read_command(words: Sequence[str]) -> RunCommand:
         >>> read_command(["--jax_array=0", "train.py", "--steps=3"]).program
         ScriptOrModule(target='train.py', is_module=False, arguments=('--steps=3',))
     """
-    report, file, flags = False, "", {}
+    report, file, libraries, flags = False, "", False, {}
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--"):
         word = rest.pop(0)
@@ -92,6 +96,8 @@ def read_command(words: Sequence[str]) -> RunCommand:
                 # no-catalogue: an error of the command line
                 raise UsageError("--report= requires a file name: write --report=uses.json")
             report, file = True, value
+        elif word == "--libraries":
+            libraries = True
         elif name.startswith(("--jax_", "--nojax_")):
             flags.update([parse_flag(word)])
         elif name in _OF_MIGRATION:
@@ -105,7 +111,7 @@ def read_command(words: Sequence[str]) -> RunCommand:
             raise UsageError(f"unknown option {name}: write options of the program after it")
     if rest[:1] == ["--"]:
         rest.pop(0)
-    return RunCommand(_program(rest), report, file, flags)
+    return RunCommand(_program(rest), report, file, libraries, flags)
 
 
 def parse_flag(word: str) -> tuple[str, str | bool]:
@@ -194,14 +200,17 @@ def run_old_program(command: RunCommand, flags: Mapping[str, Any]) -> int:
         recorder.start()
     else:
         INSTALLER.install()
+    libraries = install_libraries(recorder) if command.libraries else None
     join_pod()
-    leave_children = install_in_children(flags)
+    leave_children = install_in_children(flags, command.libraries)
     # The program stays unchanged: the report lists `with mesh:`.
     warnings.filterwarnings("ignore", r"`with mesh:`", DeprecationWarning)
     try:
         run(command.program)
     except ProgramNotFoundError as error:
         leave_children()
+        if libraries is not None:
+            libraries.end()
         INSTALLER.uninstall()
         if recorder is not None and cancel_report is not None:
             recorder.end()
@@ -213,6 +222,26 @@ def run_old_program(command: RunCommand, flags: Mapping[str, Any]) -> int:
             recorder.record_failure(error)
         raise
     return 0
+
+
+def install_libraries(recorder: Recorder | None = None) -> LibraryInstallation:
+    """Install the names that other libraries than JAX took away.
+
+    Args:
+        recorder: The recorder of the report; without one, a line at exit lists the names used.
+    """
+    used = UsedNames()
+    libraries = LibraryInstallation(recorder.listen if recorder is not None else used.listen)
+    libraries.start()
+
+    def show_used() -> None:
+        names = used.describe()
+        if names:
+            note = f"note: --libraries gave back {names}; --report lists their lines"
+            print(note, file=sys.stderr)
+
+    at_exit(show_used)
+    return libraries
 
 
 def _write_report(recorder: Recorder, file: str) -> None:
@@ -274,19 +303,22 @@ def _typed(name: str, value: str | bool) -> Any:
 class _InstallOnUnpickle:
     """Object whose unpickling sets the flags and installs the names."""
 
-    def __init__(self, flags: Mapping[str, Any]) -> None:
+    def __init__(self, flags: Mapping[str, Any], libraries: bool) -> None:
         self._flags = dict(flags)
+        self._libraries = libraries
 
-    def __reduce__(self) -> tuple[Callable[..., None], tuple[Mapping[str, Any]]]:
-        return _begin, (self._flags,)
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Mapping[str, Any], bool]]:
+        return _begin, (self._flags, self._libraries)
 
 
-def _begin(flags: Mapping[str, Any]) -> None:
+def _begin(flags: Mapping[str, Any], libraries: bool) -> None:
     set_flags(flags)
     install()
+    if libraries:
+        install_libraries()
 
 
-def install_in_children(flags: Mapping[str, Any]) -> Callable[[], None]:
+def install_in_children(flags: Mapping[str, Any], libraries: bool = False) -> Callable[[], None]:
     """Install the names in all processes that `multiprocessing` spawns from now on.
 
     A spawned process imports the program's main module again, so the names must be installed
@@ -294,6 +326,7 @@ def install_in_children(flags: Mapping[str, Any]) -> Callable[[], None]:
 
     Args:
         flags: The flags of the command line, by name.
+        libraries: True to install the names of other libraries too.
 
     Returns:
         A function that undoes it.
@@ -301,7 +334,7 @@ def install_in_children(flags: Mapping[str, Any]) -> Callable[[], None]:
     original = spawn.get_preparation_data
 
     def with_install(name: str) -> dict[str, Any]:
-        return {**original(name), "xlashard.legacy": _InstallOnUnpickle(flags)}
+        return {**original(name), "xlashard.legacy": _InstallOnUnpickle(flags, libraries)}
 
     spawn.get_preparation_data = with_install
 

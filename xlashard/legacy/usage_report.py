@@ -79,7 +79,7 @@ def text_of(report: Report) -> str:
 
 def _lines(uses: Sequence[Use]) -> Iterator[str]:
     for entry, of_name in _by_name(uses):
-        until = f" (until JAX {entry.gone})" if entry.gone else ""
+        until = f" (until {entry.library} {entry.gone})" if entry.gone else ""
         yield f"{entry.name}{until}; today: {entry.today}"
         if entry.note:
             yield f"  {entry.treatment}: {entry.note}"
@@ -100,6 +100,7 @@ def _records(uses: Sequence[Use]) -> list[dict[str, Any]]:
     return [
         {
             "name": entry.name,
+            "library": entry.library,
             "gone": entry.gone,
             "treatment": entry.treatment,
             "today": entry.today,
@@ -139,7 +140,7 @@ def _coloured(report: Report) -> Iterator[RenderableType]:
 
 def _coloured_lines(uses: Sequence[Use]) -> Iterator[RenderableType]:
     for entry, of_name in _by_name(uses):
-        until = f"  until JAX {entry.gone}" if entry.gone else ""
+        until = f"  until {entry.library} {entry.gone}" if entry.gone else ""
         yield Text.assemble("\n", (entry.name, "bold"), (until, "dim"))
         yield _indented(Text.assemble("today  ", (entry.today, "green")))
         if entry.note:

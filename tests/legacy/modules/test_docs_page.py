@@ -1,7 +1,8 @@
 """The table of old names in the documentation has every entry."""
 
-from docs.site_names import table
+from docs.site_names import library_table, table
 from xlashard.legacy.entries.keywords import list_keyword_entries
+from xlashard.legacy.libraries.library_entries import library_entries
 from xlashard.legacy.modules import entries
 
 
@@ -12,3 +13,11 @@ def test_every_name_has_one_row() -> None:
     assert len(rows) == len(names)
     for name in names:
         assert sum(row.startswith(f"| `{name}` | ") for row in rows) == 1
+
+
+def test_every_name_of_a_library_has_one_row() -> None:
+    lines = library_table().splitlines()
+    assert len(lines) == 2 + len(library_entries())
+    for entry in library_entries().values():
+        start = f"| `{entry.name}` | {entry.library} {entry.gone} | "
+        assert sum(line.startswith(start) for line in lines) == 1

@@ -75,7 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_words(arguments: argparse.Namespace) -> None:
     """Check that the words either migrate files or run a script."""
-    words = {"--report": arguments.report is not None, **dict.fromkeys(arguments.flags, True)}
+    words = {
+        "--report": arguments.report is not None,
+        "--libraries": arguments.libraries,
+        **dict.fromkeys(arguments.flags, True),
+    }
     running = [word for word, is_there in words.items() if is_there]
     if arguments.check and (not arguments.script or arguments.migrate is None):
         raise ArgumentError(
@@ -107,7 +111,8 @@ def _command(arguments: argparse.Namespace) -> "run_command.RunCommand":
     program = parse_script(arguments.script).program
     flags = dict(map(run_command.parse_flag, arguments.flags))
     has_report = arguments.report is not None
-    return run_command.RunCommand(program, has_report, arguments.report or "", flags)
+    report_file = arguments.report or ""
+    return run_command.RunCommand(program, has_report, report_file, arguments.libraries, flags)
 
 
 def _migrate(arguments: argparse.Namespace) -> int:

@@ -154,7 +154,8 @@ def add_legacy(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard legacy`."""
     parser.set_defaults(flag_prefixes=("--jax_", "--nojax_"))
     parser.usage = (
-        "xlashard legacy [--report[=FILE]] [--jax_FLAG=VALUE ...] -- python old_train.py ARGS ...\n"
+        "xlashard legacy [--report[=FILE]] [--libraries] [--jax_FLAG=VALUE ...] -- python "
+        "old_train.py ARGS ...\n"
         "       xlashard legacy --migrate FILE ... [--write]\n"
         "       xlashard legacy --migrate [FILE ...] --check -- python old_train.py ARGS ..."
     )
@@ -181,6 +182,12 @@ def add_legacy(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="at exit, list the removed names that it used, their lines, and today's code; in a "
         "file as JSON",
+    )
+    run.add_argument(
+        "--libraries",
+        action="store_true",
+        help="give back names that Python, NumPy, optax, flax and others took away since, such as "
+        "np.object and cached_property; names that they have stay theirs",
     )
     migrate = parser.add_argument_group("to rewrite programs")
     migrate.add_argument("--migrate", nargs="*", metavar="FILE", help="show the changes as a diff")

@@ -21,13 +21,14 @@ class Entry:
 
     Attributes:
         name: The full name: `jax.experimental.maps.Mesh`.
-        gone: The release of JAX that removed or changed it: `0.4.14`.
+        gone: The release that removed or changed it: `0.4.14`.
         treatment: `works`, `differs` (works with differences) or `refused` (raises an error).
         home: The module that defines it, as in `works`.
         today: Today's code.
         note: The difference, or the reason of the refusal; empty if it works unchanged.
         module: The module of this package that implements the names of its table.
         path: The name below the removed module; empty for the module itself.
+        library: The library that removed or changed it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Entry:
     note: str = ""
     module: str = ""
     path: str = ""
+    library: str = "JAX"
 
     def noting(self, note: str) -> "Entry":
         """Return the entry with what else users should know."""

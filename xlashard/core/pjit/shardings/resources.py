@@ -308,12 +308,22 @@ def expand(resources: ResourceTree, treedef: Any, name: str) -> list[Resource]:
     return spread_prefix(prefix, full, resources.what, name, _mismatch)
 
 
+# flax returned FrozenDicts until 0.7.1, which old programs match by `freeze(specs)`.
+_FREEZE = {
+    "FrozenDict": "write flax.config.update('flax_return_frozendict', True) before the model "
+    "returns it, run the program by xlashard legacy --libraries, or pass flax.core.unfreeze(specs)",
+    "dict": "pass flax.core.freeze(specs)",
+}
+
+
 def _mismatch(at: PrefixMismatch) -> ResourceError:
     """Return the error for a node of a prefix that does not fit a node of the full tree."""
     what, place = at.name, at.tree_name + at.steps
     kind, expected = at.prefix.kind.__name__, at.tree.kind.__name__
     if at.tree.is_leaf:
         problem = f"{what} has a {kind} for {place}, which is an array: give one sharding there"
+    elif {kind, expected} == {"dict", "FrozenDict"}:
+        problem = f"{what} has a {kind} where {place} is a {expected}: {_FREEZE[kind]}"
     elif at.prefix.kind is not at.tree.kind:
         problem = (
             f"{what} has a {kind} where {place} is a {expected}: give a {expected} of the same "

@@ -1,0 +1,161 @@
+"""Names of other libraries: given back where they are missing, and nowhere else."""
+
+import builtins
+import collections
+import sys
+import types
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from tests.legacy.libraries.library_lines import LINES, OPTAX_LINES
+from tests.message_patterns import naming
+from xlashard.errors import ResourceError
+from xlashard.legacy.installer import installed
+from xlashard.legacy.libraries.frozen_dicts import return_frozen_dicts
+from xlashard.legacy.libraries.library_entries import find_missing_entries, library_entries
+from xlashard.legacy.libraries.library_installation import LibraryInstallation, UsedNames
+from xlashard.legacy.module_shims import ModuleShim
+from xlashard.legacy.recorder import Recorder
+from xlashard.legacy.usage_report import Report, text_of
+
+MISSING = find_missing_entries()
+
+
+@pytest.fixture
+def used() -> Iterator[UsedNames]:
+    before = set(sys.modules)
+    used = UsedNames()
+    installation = LibraryInstallation(used.listen)
+    installation.start()
+    yield used
+    installation.end()
+    left = {name for name in set(sys.modules) - before if isinstance(sys.modules[name], ModuleShim)}
+    assert not left
+
+
+def read_numpy(name: str) -> object:
+    return getattr(np, name)
+
+
+def run(lines: dict[str, str]) -> None:
+    for name, code in lines.items():
+        try:
+            exec(code, {"np": np, "__name__": "program"})
+        except Exception as error:
+            raise AssertionError(name) from error
+
+
+def test_names_behave_as_then(used: UsedNames) -> None:
+    pytest.importorskip("packaging")
+    run({name: code for name, code in LINES.items() if name in MISSING})
+    described = used.describe()
+    for name in ("numpy.object (until NumPy 1.24)", "collections.Mapping (until Python 3.10)"):
+        assert name in described
+
+
+@pytest.mark.slow
+def test_names_of_optax_and_flax_behave_as_then(used: UsedNames) -> None:
+    pytest.importorskip("optax")
+    pytest.importorskip("flax")
+    run(OPTAX_LINES)
+    assert "optax.MaybeUpdateState (until optax 0.2.5)" in used.describe()
+
+
+def test_names_are_gone_after_the_run(used: UsedNames) -> None:
+    assert read_numpy("object") is object
+    LibraryInstallation(used.listen).end()
+    installation = LibraryInstallation(used.listen)
+    installation.start()
+    installation.end()
+    assert read_numpy("object") is object
+
+
+def test_nothing_is_installed_by_default() -> None:
+    with installed():
+        assert not hasattr(np, "float_")
+        assert not hasattr(collections, "Mapping")
+
+
+def test_names_that_a_library_has_stay_its_own(monkeypatch) -> None:
+    monkeypatch.setattr(np, "product", "its own", raising=False)
+    monkeypatch.setitem(sys.modules, "imp", types.ModuleType("imp"))
+    sys.modules["imp"].__spec__ = builtins.__spec__
+    before = np.bool, np.long
+    used = UsedNames()
+    installation = LibraryInstallation(used.listen)
+    installation.start()
+    try:
+        assert (read_numpy("product"), np.bool, np.long) == ("its own", *before)
+        assert not isinstance(sys.modules["imp"], ModuleShim)
+        assert "numpy" not in used.describe()
+    finally:
+        installation.end()
+
+
+def test_entries_of_absent_packages_are_left_out() -> None:
+    assert {"numpy.object", "collections.Mapping"} <= MISSING.keys() <= library_entries().keys()
+    for package in ("chex", "optax"):
+        listed = any(name.startswith(f"{package}.") for name in MISSING)
+        assert listed == (find_spec(package) is not None)
+
+
+def test_report_counts_accesses_and_no_calls_of_the_builtin(tmp_path) -> None:
+    file = tmp_path / "program.py"
+    recorder = Recorder()
+    installation = LibraryInstallation(recorder.listen)
+    installation.start()
+    recorder.start()
+    try:
+        code = "import numpy as np\nnp.int(3)\nfor _ in range(3): int(4)\n"
+        exec(compile(code, str(file), "exec"), {"__name__": "program"})
+    finally:
+        recorder.end()
+        installation.end()
+    uses = [use for use in recorder.uses() if use.file == str(file)]
+    assert [(use.entry.name, use.line, use.count) for use in uses] == [("numpy.int", 2, 1)]
+    text = text_of(Report.of(recorder.uses()))
+    assert "numpy.int (until NumPy 1.24); today: int" in text
+
+
+class Configuration:
+    """Stand-in of `flax.config`."""
+
+    flax_return_frozendict = False
+
+    def update(self, name: str, value: bool) -> None:
+        setattr(self, name, value)
+
+
+def test_flax_returns_frozen_dicts_unless_the_environment_decides(monkeypatch) -> None:
+    module = types.ModuleType("flax.configurations")
+    config = Configuration()
+    vars(module)["config"] = config
+    used = UsedNames()
+    undo = return_frozen_dicts(module, used.listen)
+    assert config.flax_return_frozendict
+    undo()
+    assert not config.flax_return_frozendict
+    assert "flax.config.flax_return_frozendict (until flax 0.7.1)" in used.describe()
+    monkeypatch.setenv("FLAX_RETURN_FROZENDICT", "0")
+    return_frozen_dicts(module, used.listen)
+    assert not config.flax_return_frozendict
+
+
+@pytest.mark.slow
+def test_error_about_frozen_specs_names_the_switch(mesh) -> None:
+    core = pytest.importorskip("flax.core")
+    import jax
+
+    from xlashard.legacy import pjit
+
+    x = np.ones((8, 4), np.float32)
+    for specs, value, advice in (
+        (core.freeze({"w": jax.P("x")}), {"w": x}, "xlashard legacy --libraries"),
+        ({"w": jax.P("x")}, core.freeze({"w": x}), "flax.core.freeze(specs)"),
+    ):
+        identity = pjit(lambda p: p, in_axis_resources=(specs,), out_axis_resources=None)
+        with mesh, pytest.raises(ResourceError, match=naming("FrozenDict", advice)):
+            identity(value)

@@ -1,0 +1,12 @@
+"""Names that Python, NumPy, optax, flax and packages of 2022 took away, for the runner alone.
+
+| module | contents |
+|---|---|
+| `library_entries` | every such name: since which release, and what to write today |
+| `numpy_names`, `optax_names`, `python_names` | their definitions, where today's library has none |
+| `cached_property`, `distutils`, `imp`, `pkg_resources` | modules that are missing today |
+| `frozen_dicts` | flax's results as `FrozenDict`s |
+
+A name is given back only where the library that is installed lacks it: an entry never replaces an
+object of a library.
+"""

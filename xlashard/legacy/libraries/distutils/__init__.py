@@ -1,0 +1,1 @@
+"""Modules of `distutils` that programs use, removed in Python 3.12."""

@@ -1,0 +1,296 @@
+"""Entries of the names that libraries other than JAX took away."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from importlib.util import find_spec
+
+from xlashard.legacy.entries.entry import Entry, EntryTable, moved, read_table, works
+from xlashard.legacy.module_shims import has_module
+
+_HERE = __name__.rpartition(".")[0]
+_NUMPY = f"{_HERE}.numpy_names:"
+_OPTAX = f"{_HERE}.optax_names:"
+_PYTHON = f"{_HERE}.python_names:"
+
+
+def _renamed(gone: str, library: str, **names: str) -> dict[str, Entry]:
+    """Return the entries of names that a library has under another name, by the old name."""
+    return {old: works(gone, f"{library}.{new}", f"{library}:{new}") for old, new in names.items()}
+
+
+def _builtins(gone: str, **names: str) -> dict[str, Entry]:
+    return {old: works(gone, new, f"builtins:{new}") for old, new in names.items()}
+
+
+def _defined(gone: str, home: str, **names: str) -> dict[str, Entry]:
+    """Return the entries of names that a file here defines, by name, from today's code."""
+    return {name: works(gone, today, f"{home}{name}") for name, today in names.items()}
+
+
+def _module(gone: str, today: str, name: str) -> dict[str, Entry]:
+    return {"": works(gone, today, f"{_HERE}.{name}")}
+
+
+_NUMPY_TABLE = {
+    "numpy": {
+        **_builtins(
+            "1.24", object="object", int="int", float="float", complex="complex", str="str"
+        ),
+        **_builtins("1.24", unicode="str"),
+        **_renamed("1.24", "numpy", typeDict="sctypeDict"),
+        **_renamed("1.18", "numpy", rank="ndim"),
+        **_renamed(
+            "2.0",
+            "numpy",
+            bool8="bool_",
+            float_="float64",
+            complex_="complex128",
+            string_="bytes_",
+            unicode_="str_",
+            int0="intp",
+            uint0="uintp",
+            object0="object_",
+            str0="str_",
+            bytes0="bytes_",
+            void0="void",
+            singlecomplex="complex64",
+            cfloat="complex128",
+            longfloat="longdouble",
+            longcomplex="clongdouble",
+            clongfloat="clongdouble",
+            Inf="inf",
+            Infinity="inf",
+            infty="inf",
+            PINF="inf",
+            NaN="nan",
+            NAN="nan",
+            product="prod",
+            cumproduct="cumprod",
+            alltrue="all",
+            sometrue="any",
+            round_="round",
+            mat="asmatrix",
+            ModuleDeprecationWarning="exceptions.ModuleDeprecationWarning",
+            VisibleDeprecationWarning="exceptions.VisibleDeprecationWarning",
+            ComplexWarning="exceptions.ComplexWarning",
+            RankWarning="exceptions.RankWarning",
+            AxisError="exceptions.AxisError",
+            TooHardError="exceptions.TooHardError",
+            DataSource="lib.npyio.DataSource",
+            byte_bounds="lib.array_utils.byte_bounds",
+        ),
+        "math": works("2.0", "import math", "math:"),
+        **_renamed("2.4", "numpy", trapz="trapezoid"),
+        **_renamed("2.5", "numpy", row_stack="vstack"),
+        **_defined(
+            "2.0",
+            _NUMPY,
+            NINF="-numpy.inf",
+            PZERO="0.0",
+            NZERO="-0.0",
+            safe_eval="ast.literal_eval(text)",
+            sctypes="numpy.sctypeDict",
+            nbytes="numpy.dtype(kind).itemsize",
+            cast="numpy.asarray(x, dtype)",
+            asfarray="numpy.asarray(a, float)",
+            msort="numpy.sort(a, axis=0)",
+            issubclass_="issubclass(a, b)",
+            issctype="issubclass(kind, numpy.generic)",
+            issubsctype="numpy.issubdtype(a, b)",
+            obj2sctype="numpy.dtype(rep).type",
+            sctype2char="numpy.dtype(kind).char",
+            maximum_sctype="numpy.longdouble",
+            find_common_type="numpy.result_type(*types)",
+        ),
+        **_defined("1.23", _NUMPY, asscalar="a.item()", alen="len(a)", loads="pickle.loads(data)"),
+        **_defined("2.4", _NUMPY, in1d="numpy.isin(a, b)"),
+    }
+}
+
+_OPTAX_TABLE = {
+    "optax": {
+        **_renamed(
+            "0.1.8",
+            "optax",
+            AdditiveWeightDecayState="AddDecayedWeightsState",
+            additive_weight_decay="add_decayed_weights",
+        ),
+        **_renamed("0.2.5", "optax", MaybeUpdateState="ConditionallyTransformState"),
+        **_defined("0.1.5", _OPTAX, ScaleByFromageState="optax.ScaleByScheduleState"),
+        **_defined("0.1.0", _OPTAX, FactoredParameterStats="optax.FactoredState"),
+        **_defined("0.2.5", _OPTAX, maybe_update="optax.conditionally_transform(inner, f)"),
+        **{
+            name: works("0.1.8", f"optax.second_order.{name}")
+            for name in ("fisher_diag", "hessian_diag", "hvp")
+        },
+    },
+    "optax.experimental": {
+        **{
+            name: works("0.1.8", f"optax.contrib.{name}")
+            for name in ("split_real_and_imaginary", "SplitRealAndImaginaryState")
+        },
+        **{
+            name: works("0.1.8", f"optax.{name}")
+            for name in ("named_chain", "GradientTransformationExtraArgs")
+        },
+        "GradientTransformationWithExtraArgs": works(
+            "0.1.8",
+            "optax.GradientTransformationExtraArgs",
+            "optax:GradientTransformationExtraArgs",
+        ),
+    },
+    "optax._src.transform": _renamed(
+        "0.1.8",
+        "optax",
+        AdditiveWeightDecayState="AddDecayedWeightsState",
+        additive_weight_decay="add_decayed_weights",
+        CentralState="EmptyState",
+    ),
+    "optax._src.wrappers": {
+        **_renamed("0.2.5", "optax", MaybeUpdateState="ConditionallyTransformState"),
+        **_defined("0.2.5", _OPTAX, maybe_update="optax.conditionally_transform(inner, f)"),
+    },
+    "optax._src.clipping": {
+        "": works("0.2.6", "import optax.transforms", "optax.transforms"),
+    },
+    "optax._src.loss": {"": works("0.1.8", "import optax.losses", "optax.losses")},
+    "optax._src.privacy": {"": works("0.1.8", "import optax.contrib", "optax.contrib")},
+    "optax._src.second_order": {
+        "": works("0.1.8", "import optax.second_order", "optax.second_order")
+    },
+}
+
+_FLAX_TABLE = {
+    "flax.optim": {
+        "": works("0.6.0", "import optax", "flax.training.dynamic_scale").but(
+            "only DynamicScale is there again: the optimizers are those of optax"
+        ),
+    },
+    "flax.linen": {
+        "ConvLSTM": works("0.7.0", "flax.linen.ConvLSTMCell", "flax.linen:ConvLSTMCell").but(
+            "initialize_carry takes a key and the input's shape, and is no static method"
+        )
+    },
+}
+
+_CHEX_TABLE = {
+    "chex": {
+        "assert_tree_all_close": works(
+            "0.1.83", "chex.assert_trees_all_close(*trees)", "chex:assert_trees_all_close"
+        ),
+        "assert_tree_all_equal_structs": works(
+            "0.1.83",
+            "chex.assert_trees_all_equal_structs(*trees)",
+            "chex:assert_trees_all_equal_structs",
+        ),
+        "assert_tree_all_equal_shapes": works(
+            "0.1.83",
+            "chex.assert_trees_all_equal_shapes(*trees)",
+            "chex:assert_trees_all_equal_shapes",
+        ),
+        "assert_tree_all_equal_comparator": works(
+            "0.1.83",
+            "chex.assert_trees_all_equal_comparator(f, g, *trees)",
+            "chex:assert_trees_all_equal_comparator",
+        ),
+    }
+}
+
+_ABSTRACT = (
+    *("AsyncGenerator", "AsyncIterable", "AsyncIterator", "Awaitable", "ByteString", "Callable"),
+    *("Collection", "Container", "Coroutine", "Generator", "Hashable", "ItemsView", "Iterable"),
+    *("Iterator", "KeysView", "Mapping", "MappingView", "MutableMapping", "MutableSequence"),
+    *("MutableSet", "Reversible", "Sequence", "Set", "Sized", "ValuesView"),
+)
+_PYTHON_TABLE = {
+    "collections": moved("3.10", "collections.abc", *_ABSTRACT),
+    "inspect": _defined(
+        "3.11", _PYTHON, ArgSpec="inspect.FullArgSpec", getargspec="inspect.getfullargspec(func)"
+    ),
+    "pipes": {"": works("3.13", "import shlex", "shlex")},
+    "imp": _module("3.12", "import importlib", "imp"),
+    "distutils": _module("3.12", "import shutil", "distutils"),
+    "distutils.util": _module("3.12", "import shutil", "distutils.util"),
+    "distutils.spawn": _module("3.12", "import shutil", "distutils.spawn"),
+    "distutils.dir_util": _module("3.12", "import shutil", "distutils.dir_util"),
+    "distutils.file_util": _module("3.12", "import shutil", "distutils.dir_util"),
+    "distutils.version": _module("3.12", "import packaging.version", "distutils.version"),
+    "unittest.TestCase": {
+        old: works("3.12", f"unittest.TestCase.{new}", f"unittest:TestCase.{new}")
+        for old, new in {
+            "assertEquals": "assertEqual",
+            "assertNotEquals": "assertNotEqual",
+            "assertAlmostEquals": "assertAlmostEqual",
+            "assertNotAlmostEquals": "assertNotAlmostEqual",
+            "assertRegexpMatches": "assertRegex",
+            "assertNotRegexpMatches": "assertNotRegex",
+            "assertRaisesRegexp": "assertRaisesRegex",
+            "assert_": "assertTrue",
+            "failUnless": "assertTrue",
+        }.items()
+    },
+}
+
+LIBRARIES: Mapping[str, EntryTable] = {
+    "Python": _PYTHON_TABLE,
+    "NumPy": _NUMPY_TABLE,
+    "optax": _OPTAX_TABLE,
+    "flax": _FLAX_TABLE,
+    "chex": _CHEX_TABLE,
+    "setuptools": {"pkg_resources": _module("82", "import importlib.metadata", "pkg_resources")},
+    # Packages that JAX's libraries required in 2022, so that they were there.
+    "orbax": {
+        "cached_property": _module("0.1.7", "functools.cached_property", "cached_property"),
+        "importlib_resources": {
+            "": works("0.5.10", "import importlib.resources", "importlib.resources")
+        },
+    },
+}
+"""Tables of entries, by the library that took the names away."""
+
+
+@lru_cache(maxsize=1)
+def library_entries() -> dict[str, Entry]:
+    """Return the entries of all libraries, by the name that programs use.
+
+    Example:
+        >>> entry = library_entries()["numpy.object"]
+        >>> entry.library, entry.gone, entry.today
+        ('NumPy', '1.24', 'object')
+    """
+    return {entry.name: entry for entry in _read_tables()}
+
+
+def _read_tables() -> Iterator[Entry]:
+    for library, table in LIBRARIES.items():
+        for entry in read_table(_HERE, table):
+            yield replace(entry, library=library)
+
+
+def find_missing_entries() -> dict[str, Entry]:
+    """Return the entries whose module is missing, or is installed and may lack the name.
+
+    Nothing is imported.
+    """
+    listed = library_entries()
+    missing = {name: entry for name, entry in listed.items() if _is_missing_module(entry, listed)}
+    for name, entry in listed.items():
+        parent = name.rpartition(".")[0]
+        # The parent may be a class, as `unittest.TestCase` is.
+        homes = (parent, parent.rpartition(".")[0])
+        if not entry.is_module and any(has_module(home) for home in homes if home):
+            missing[name] = entry
+    return missing
+
+
+def _is_missing_module(entry: Entry, listed: Mapping[str, Entry]) -> bool:
+    """Return True for a module that can't be imported, though the package around it can."""
+    root = entry.name.partition(".")[0]
+    if not entry.is_module:
+        return False
+    if root not in sys.modules and find_spec(root) is None:
+        return root in listed
+    # A package that another finder has, as setuptools does for `distutils`, is there as a whole.
+    return has_module(root) and not has_module(entry.name)
