@@ -266,13 +266,13 @@ sys.exit(main())
 def test_invalid_variable_is_an_error_of_the_command_line() -> None:
     done = subprocess.run(
         [*python_command(environment()), "-c", INVALID],
-        env=environment() | {"XLASHARD_CHECKS": "1"},
+        env=environment() | {"XLASHARD_STRICT": "2"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("error: the environment sets XLASHARD_CHECKS")
+    assert done.stderr.startswith("error: XLASHARD_STRICT is")
     assert "Traceback" not in done.stderr
 
 

@@ -5,6 +5,7 @@
 | `entries` | every removed name: since when, and what to write today |
 | `modules` | their definitions |
 | `installer` | installs the removed names into JAX's modules, and uninstalls them |
+| `libraries` | names that other libraries than JAX removed, for `--libraries` |
 | `module_shims` | modules that replace removed ones, and patches of modules |
 | `install` | installs them on import |
 | `run_command` | `xlashard legacy -- python script.py`, and `python -m xlashard.legacy` |

@@ -60,7 +60,7 @@ class Namespace:
         if name == "__all__":
             return self.listing()
         member: Any = None if name.startswith("_") else getattr(self._jax_module, name, None)
-        if member is None and name not in self.listing():
+        if name not in self.listing() and member is None:
             close = difflib.get_close_matches(name, self.listing(), n=1)
             hint = f": did you mean {close[0]}?" if close else ""
             raise AttributeError(

@@ -366,11 +366,11 @@ def test_invalid_arguments_are_named_before_a_script_runs(
 
 
 def test_an_invalid_variable_is_named_before_a_script_runs(folder: Path, capsys, monkeypatch):
-    monkeypatch.setenv("XLASHARD_CHECKS", "1")
+    monkeypatch.setenv("XLASHARD_STRICT", "2")
     for command in ("explain", "run"):
         assert main([command, "--", "train.py", "1"]) == 2
         printed = capsys.readouterr()
-        assert printed.err.startswith("error: ") and "XLASHARD_CHECKS" in printed.err
+        assert printed.err.startswith("error: ") and "XLASHARD_STRICT" in printed.err
         assert printed.out == ""
 
 

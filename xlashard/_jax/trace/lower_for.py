@@ -6,7 +6,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -21,12 +21,18 @@ from xlashard._jax.runtime.shardings import (
 )
 from xlashard._jax.stablehlo_modules import without_layout_modes
 from xlashard._jax.trace.observed_programs import unobserved
-from xlashard._jax.trace.origins import Line, user_line
 from xlashard._jax.trace.target_chip import assume_chip, has_kernels
 from xlashard._jax.trace.tracing import bodies
 from xlashard.errors import UnsupportedOperationError, XlashardError
 from xlashard.support.formatting import near_line
+from xlashard.support.lazily import deferred
 from xlashard.support.tracebacks import is_users_file
+
+if TYPE_CHECKING:
+    from xlashard._jax.trace import origins
+    from xlashard._jax.trace.origins import Line
+else:
+    origins = deferred("xlashard._jax.trace.origins")
 
 type DevicesByPosition = Mapping[Device, Device]
 """The new device of each device of a program, in the order of its mesh."""
@@ -118,7 +124,7 @@ def _find_failing_operation(jaxpr: Any, error: Exception) -> tuple[str, str]:
     if not candidates:
         return "an operation", ""
 
-    def rank(each: tuple[Any, Line | None]) -> tuple[bool, ...]:
+    def rank(each: "tuple[Any, Line | None]") -> tuple[bool, ...]:
         # The operation rather than the calls around it.
         name = each[0].primitive.name
         return name not in words, name != "pallas_call", bool(list(bodies(each[0])))
@@ -127,10 +133,10 @@ def _find_failing_operation(jaxpr: Any, error: Exception) -> tuple[str, str]:
     return eqn.primitive.name, "" if line is None else near_line(*line)
 
 
-def _equations_with_lines(jaxpr: Any, caller: Line | None) -> Iterator[tuple[Any, Line | None]]:
+def _equations_with_lines(jaxpr: Any, caller: "Line | None") -> "Iterator[tuple[Any, Line | None]]":
     """Yield all equations with their lines; those of a function of JAX have its caller's."""
     for eqn in jaxpr.eqns:
-        line = user_line(eqn)
+        line = origins.user_line(eqn)
         line = caller if line is None or not is_users_file(line[0]) else line
         yield eqn, line
         for body in bodies(eqn):

@@ -13,7 +13,6 @@ from xlashard._jax.runtime.shardings import Device, layout_problem
 from xlashard._jax.runtime.tracebacks import with_errors_as
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import used_parts
-from xlashard._jax.trace.origins import user_line
 from xlashard._jax.trace.primitives import is_call_primitive
 from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.core.array.array_class.handles import KindOf
@@ -39,8 +38,10 @@ from xlashard.support.formatting import near_line
 from xlashard.support.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
+    from xlashard._jax.trace import origins
     from xlashard.core.program import explicit_errors
 else:
+    origins = deferred("xlashard._jax.trace.origins")
     explicit_errors = deferred("xlashard.core.program.explicit_errors")
 
 
@@ -303,7 +304,7 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
 
 def find_constraint_line(jaxpr: Any, sharding: Sharding) -> str:
     """Return file and line of the first operation inside that names a sharding or its mesh."""
-    lines = map(user_line, _find_constraint(jaxpr, sharding))
+    lines = map(origins.user_line, _find_constraint(jaxpr, sharding))
     return next((near_line(*line) for line in lines if line is not None), "")
 
 
@@ -316,8 +317,8 @@ def _find_constraint(jaxpr: Any, sharding: Sharding) -> list[Any]:
         if sharding in own or (mesh is not None and eqn.params.get("mesh") == mesh):
             return [eqn]
         for body in () if "witness" in eqn.params else tracing.bodies(eqn):
-            if found := _find_constraint(body, sharding):
-                return [*found, eqn]
+            if inside := _find_constraint(body, sharding):
+                return [*inside, eqn]
     return []
 
 

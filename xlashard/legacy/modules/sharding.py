@@ -145,8 +145,7 @@ def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
                 name = f"x{jax.tree_util.keystr(path)}"
                 raise ArgumentError(
                     f"shard_alike: {name} has the shape {np.shape(left)}, and its leaf of y "
-                    f"{np.shape(right)}: pass arrays of one shape",
-                    path=name,
+                    f"{np.shape(right)}: pass arrays of one shape"
                 )
             pairs.append(_share_sharding(left, right))
     return tree.unflatten([left for left, _ in pairs]), tree.unflatten(
