@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from xlashard.config import Flags, apply_environment, describe_unknown_variables, read_flags
-from xlashard.errors import ConfigError, ConfigWarning
+from xlashard.errors import ConfigError, ConfigWarning, XlashardError
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,10 @@ def test_a_wrong_variable_is_refused(environment: dict[str, str], text: str) -> 
     assert str(caught.value) == text
 
 
-def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(XlashardError, "docs_url", XlashardError.docs_url)
     known = {"PATH": "x", "XLASHARD_TEST_X": "1", "XLASHARD_STRICT": ""}
     wrong = {"XLASHARD_X": "1", "XLASHARD_PARTITONER": "both"}
     with pytest.warns(ConfigWarning) as caught:

@@ -14,7 +14,7 @@ from xlashard._jax.private import batching, core, ir, mlir
 _NUMBERS = itertools.count()
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def shard_group_primitive() -> Any:
     """Return the primitive of several values, whose results are these values."""
     primitive = core.Primitive("shard_alike")

@@ -95,7 +95,7 @@ class _ScalarType(_JaxScalarType):
 
 def _scalar_type_over(jax_type: Any, module: str) -> _ScalarType:
     name = jax_type.__name__
-    convert = function_over(jnp.asarray, name, module)
+    convert = _with_device(jnp.asarray, wrap_jax_function(jnp.asarray, name, Array), name)
     members = {"dtype": jax_type.dtype, "convert": staticmethod(convert)}
     return _ScalarType(name, (), {**members, "__module__": module, "__doc__": jax_type.__doc__})
 

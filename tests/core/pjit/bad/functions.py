@@ -193,7 +193,8 @@ def other_devices(bench: Bench, rng: random.Random) -> Bad:
     here = NamedSharding(bench.mesh, P())
     batch, keywords = array(rng, 8), {}
     if kind == "argument":
-        batch = device_put(batch, here)
+        # Replicated values on the same devices are used as they are.
+        batch = device_put(batch, NamedSharding(bench.mesh, P("x")))
     elif kind != "mesh":
         keywords = {f"{kind}_shardings": (here, here)}
     call = ways(rng, pjit(run, **keywords), state, batch)
