@@ -53,4 +53,5 @@ def _find_request(error: BaseException) -> str:
         return ""
     frame, number = frames[-1]
     line = linecache.getline(frame.f_code.co_filename, number).strip()
-    return line if "devices" in line.lower() else ""
+    # `jax.make_mesh` takes its devices itself.
+    return line if "devices" in line.lower() or "make_mesh(" in line else ""
