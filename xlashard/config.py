@@ -162,20 +162,27 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
 def apply_environment(environment: Mapping[str, str]) -> None:
     """Apply the variables that act on a process as a whole; without them nothing is imported.
 
-    A variable that no setting has is a warning: another release may read it.
-
     Args:
         environment: For example `os.environ`.
 
     Raises:
         ConfigError: As `read_flags`.
     """
-    for text in describe_unknown_variables(environment):
-        warnings.warn(text, ConfigWarning, skip_file_prefixes=(_OWN_FILES,))
+    warn_of_unknown_variables(environment)
     flags = read_flags(environment)
     XlashardError.docs_url = flags.docs_url
     if flags.concern_jax:
         hooks.startup.apply(flags)
+
+
+def warn_of_unknown_variables(environment: Mapping[str, str]) -> None:
+    """Warn of variables that no setting has: another release may read them.
+
+    Args:
+        environment: For example `os.environ`.
+    """
+    for text in describe_unknown_variables(environment):
+        warnings.warn(text, ConfigWarning, skip_file_prefixes=(_OWN_FILES,))
 
 
 def describe_unknown_variables(environment: Mapping[str, str]) -> list[str]:
