@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -225,6 +226,23 @@ def drop_output() -> int:
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
+
+
+def read_process_stat(pid: int) -> list[str]:
+    """Return what Linux's process table has of a process, from its state on.
+
+    Args:
+        pid: The process id.
+
+    Returns:
+        The fields from the third on of `proc_pid_stat(5)`: state, parent, group, and so on.
+
+    Raises:
+        OSError: The process has ended, or this platform has no such table.
+    """
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    # The program name is in parentheses and may contain parentheses.
+    return text.rpartition(")")[2].split()
 
 
 def python_path() -> str:

@@ -105,7 +105,8 @@ def _replace(file: Path, content: bytes) -> None:
                 os.chown(unfinished, old.st_uid, old.st_gid)
             unfinished.chmod(stat.S_IMODE(old.st_mode))
         unfinished.replace(file)
-        _sync_folder(file.parent)
+        with suppress(OSError):
+            sync_folder(file.parent)
     finally:
         with suppress(OSError):
             unfinished.unlink()
@@ -118,14 +119,24 @@ def _write_synced(file: Path, content: bytes) -> None:
         os.fsync(stream.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
-    """Write the name of a new file to the disk, where the file system can."""
-    with suppress(OSError):
-        opened = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+def sync_folder(folder: Path) -> None:
+    """Write the names of a folder's files to the disk, where the file system can.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        OSError: The disk fails.
+    """
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        # Some network file systems have no such operation.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(opened)
 
 
 def parse_json(text: str | bytes) -> Any:

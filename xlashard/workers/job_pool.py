@@ -21,7 +21,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import IO, Any, Self
 
-from xlashard.support.background import at_exit, end_process, python_path
+from xlashard.support.background import at_exit, end_process, python_path, read_process_stat
 from xlashard.support.formatting import in_bytes, signal_name
 from xlashard.support.lending import repeat_words
 
@@ -269,23 +269,15 @@ def _read_activity(pid: int) -> tuple[str, int]:
     Without /proc it is always computing.
     """
     try:
-        fields = [_read_stat(each) for each in (pid, *_read_children(pid))]
+        fields = [read_process_stat(each) for each in (pid, *_read_children(pid))]
     except OSError:
         return "R", time.monotonic_ns()
     return fields[0][0], sum(sum(map(int, each[11:15])) for each in fields)
 
 
-def _read_stat(pid: int) -> list[str]:
-    # The name of the program, in parentheses, may hold anything.
-    return _PROC.joinpath(str(pid), "stat").read_text().rpartition(")")[2].split()
-
-
 def _read_children(pid: int) -> list[int]:
-    lists = _PROC.joinpath(str(pid), "task").glob("*/children")
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for each in lists for child in each.read_text().split()]
-
-
-_PROC = Path("/proc")
 
 
 class _Worker:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.message_patterns import naming
+from xlashard.support.documents import write_whole
 from xlashard.train.errors import RunError, SettingsError
 from xlashard.train.loop import run_lock
 from xlashard.train.loop.run_lock import LOCK, Owner, RunLock, take_lock
@@ -27,7 +28,8 @@ def take(folder: Path, lost: Callable[[RunError], object] = fail) -> RunLock:
 def write_owner(folder: Path, **changed: object) -> Owner:
     """Write a lock of this process with other fields."""
     owner = replace(Owner.of_this_process(folder), **changed)
-    (folder / LOCK).write_text(json.dumps(asdict(owner)))
+    # Whole, as launches do: a thread may read the file meanwhile.
+    write_whole(folder / LOCK, json.dumps(asdict(owner)))
     return owner
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from xlashard.cli.commands.result_files import reason_of
 from xlashard.errors import ArgumentError
+from xlashard.support.documents import sync_folder
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def read_source(path: str) -> SourceFile:
             does not restore its bytes.
     """
     try:
-        backup = _backup_of(Path(os.path.realpath(path)))
+        backup = _locate_backup(Path(os.path.realpath(path)))
         if backup.exists():
             raise ArgumentError(
                 f"{path} may be damaged, since an earlier --write was interrupted: restore it by "
@@ -134,19 +135,19 @@ def _replace(path: Path, data: bytes) -> bool:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     return True
 
 
 def _overwrite(path: Path, old: bytes, new: bytes) -> None:
     """Write a file in place, while a copy of its old bytes lies beside it."""
-    backup = _backup_of(path)
+    backup = _locate_backup(path)
     try:
         _write_durably(os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), old)
     except OSError:
         backup.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     try:
         _write_durably(os.open(path, os.O_WRONLY | os.O_TRUNC), new)
     except OSError:
@@ -158,7 +159,7 @@ def _overwrite(path: Path, old: bytes, new: bytes) -> None:
             backup.unlink()
 
 
-def _backup_of(path: Path) -> Path:
+def _locate_backup(path: Path) -> Path:
     digest = sha256(os.fsencode(path.name)).hexdigest()[:12]
     return path.with_name(f".xlashard-{digest}.before")
 
@@ -168,15 +169,3 @@ def _write_durably(descriptor: int, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write a folder's entries to the disk, where its file system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        # Some network file systems refuse it.
-        return
-    finally:
-        os.close(descriptor)

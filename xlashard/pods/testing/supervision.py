@@ -9,12 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from xlashard.errors import counted
 from xlashard.pods.testing.launcher import Launch, OutputChunk, ProcessExit
-from xlashard.support.background import SIGNALS, handling_signals
+from xlashard.support.background import SIGNALS, handling_signals, read_process_stat
 from xlashard.support.formatting import exit_text, format_processes, signal_name
 
 if sys.platform == "linux":
@@ -230,10 +229,9 @@ def _forbid_core(pid: int) -> None:
 def is_paused(pid: int) -> bool:
     """Return whether a process is suspended by a signal."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return read_process_stat(pid)[0] in ("T", "t")
     except OSError:
         return False
-    return text.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ checkpoints/
 ```
 """
 
-import errno
 import os
 import re
 import secrets
@@ -26,6 +25,7 @@ from typing import Any
 
 import jax
 
+from xlashard.support.documents import sync_folder
 from xlashard.train.checkpoint.arrays import (
     SAVING,
     ArrayFiles,
@@ -92,21 +92,9 @@ def _make_folder(staging: Path) -> None:
 def _commit(staging: Path, step: int) -> None:
     """Commit a written step: flush its folders and rename the staging folder."""
     for path in [*(p for p in staging.rglob("*") if p.is_dir()), staging]:
-        _sync_entries(path)
+        sync_folder(path)
     staging.rename(path_of(staging.parent, step))
-    _sync_entries(staging.parent)
-
-
-def _sync_entries(folder: Path) -> None:
-    """Flush the entries of a folder to the disk, if its file system supports it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
+    sync_folder(staging.parent)
 
 
 def _remove(folder: Path, step: int) -> None:

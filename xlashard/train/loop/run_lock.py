@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from xlashard.core.processes.stack_dump import OWN_THREADS
-from xlashard.support.background import start_background
+from xlashard.support.background import read_process_stat, start_background
 from xlashard.support.documents import decode, parse_json, read_text, write_whole
 from xlashard.train.errors import RunError, SettingsError
 
@@ -296,9 +296,7 @@ def _identify_machine() -> str:
 def _read_start(pid: int) -> str | None:
     """Return when a process started; None if it has ended, also if its parent has not noticed."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = read_process_stat(pid)
     except OSError:
         return None
-    # The program name is in parentheses and may contain parentheses.
-    fields = text.rpartition(")")[2].split()
     return None if fields[0] in ("Z", "X") else fields[19]
