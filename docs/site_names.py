@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 
 from xlashard.legacy.entries.keywords import list_keyword_entries
-from xlashard.legacy.libraries.library_entries import library_entries
+from xlashard.legacy.libraries.entries import list_library_entries
 from xlashard.legacy.modules import Entry, entries_by_module
 
 _HEAD = "| name | until JAX | what it does | today |\n|---|---|---|---|"
@@ -23,7 +23,7 @@ def library_table() -> str:
     rows = (
         f"| `{entry.name}` | {entry.library} {entry.gone} | {_does(entry, _cell(entry.note))} "
         f"| {_code(entry.today)} |"
-        for entry in sorted(library_entries().values(), key=lambda entry: entry.name.lower())
+        for entry in sorted(list_library_entries().values(), key=lambda entry: entry.name.lower())
     )
     return "\n".join(["| name | until | what it does | today |\n|---|---|---|---|", *rows])
 

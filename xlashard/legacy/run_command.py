@@ -17,7 +17,7 @@ from xlashard._jax.runtime.coordination import process_index
 from xlashard.config import read_flags
 from xlashard.errors import ConfigError
 from xlashard.legacy.installer import INSTALLER, install
-from xlashard.legacy.libraries.library_installation import LibraryInstallation, UsedNames
+from xlashard.legacy.libraries.installation import LibraryInstallation, UsedNames
 from xlashard.legacy.modes.config_flags import config, jax_array, parallel_functions_output_gda
 from xlashard.legacy.recorder import Recorder
 from xlashard.legacy.usage_report import Report, json_of, show_report

@@ -14,9 +14,9 @@ from tests.legacy.libraries.library_lines import LINES, OPTAX_LINES
 from tests.message_patterns import naming
 from xlashard.errors import ResourceError
 from xlashard.legacy.installer import installed
+from xlashard.legacy.libraries.entries import find_missing_entries, list_library_entries
 from xlashard.legacy.libraries.frozen_dicts import return_frozen_dicts
-from xlashard.legacy.libraries.library_entries import find_missing_entries, library_entries
-from xlashard.legacy.libraries.library_installation import LibraryInstallation, UsedNames
+from xlashard.legacy.libraries.installation import LibraryInstallation, UsedNames
 from xlashard.legacy.module_shims import ModuleShim
 from xlashard.legacy.recorder import Recorder
 from xlashard.legacy.usage_report import Report, text_of
@@ -96,7 +96,9 @@ def test_names_that_a_library_has_stay_its_own(monkeypatch) -> None:
 
 
 def test_entries_of_absent_packages_are_left_out() -> None:
-    assert {"numpy.object", "collections.Mapping"} <= MISSING.keys() <= library_entries().keys()
+    assert (
+        {"numpy.object", "collections.Mapping"} <= MISSING.keys() <= list_library_entries().keys()
+    )
     for package in ("chex", "optax"):
         listed = any(name.startswith(f"{package}.") for name in MISSING)
         assert listed == (find_spec(package) is not None)

@@ -2,7 +2,7 @@
 
 from docs.site_names import library_table, table
 from xlashard.legacy.entries.keywords import list_keyword_entries
-from xlashard.legacy.libraries.library_entries import library_entries
+from xlashard.legacy.libraries.entries import list_library_entries
 from xlashard.legacy.modules import entries
 
 
@@ -17,7 +17,7 @@ def test_every_name_has_one_row() -> None:
 
 def test_every_name_of_a_library_has_one_row() -> None:
     lines = library_table().splitlines()
-    assert len(lines) == 2 + len(library_entries())
-    for entry in library_entries().values():
+    assert len(lines) == 2 + len(list_library_entries())
+    for entry in list_library_entries().values():
         start = f"| `{entry.name}` | {entry.library} {entry.gone} | "
         assert sum(line.startswith(start) for line in lines) == 1

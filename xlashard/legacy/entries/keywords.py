@@ -98,7 +98,7 @@ class EarlierSignature:
         return self.positional[: max(count - self.after, 0)]
 
 
-def _renamed(gone: str, to: str, code: str) -> RemovedKeyword:
+def _rename(gone: str, to: str, code: str) -> RemovedKeyword:
     return RemovedKeyword(gone, code, to)
 
 
@@ -110,7 +110,7 @@ def _by_position(gone: str, code: str, *names: str) -> EarlierSignature:
 
 _OUT = RemovedKeyword("0.4.28", "{}(...)", values={None: {}}, note="None alone is accepted")
 _INTERPOLATION = EarlierSignature(
-    {"interpolation": _renamed("0.9.0", "method", "{}(x, q, method='lower')")}
+    {"interpolation": _rename("0.9.0", "method", "{}(x, q, method='lower')")}
 )
 _SORTED = EarlierSignature(
     {"kind": RemovedKeyword("0.4.28", "{}(x, stable=True)")}, ("kind",), 2, "0.4.28"
@@ -129,9 +129,9 @@ _CHECKPOINTED = EarlierSignature(
         )
     }
 )
-_GENNORM = EarlierSignature({"p": _renamed("0.4.28", "beta", "{}(x, beta)")})
+_GENNORM = EarlierSignature({"p": _rename("0.4.28", "beta", "{}(x, beta)")})
 _OUT_SHARDING = EarlierSignature(
-    {"sharding": _renamed("0.6.0", "out_sharding", "{}(x, ..., out_sharding=sharding)")}
+    {"sharding": _rename("0.6.0", "out_sharding", "{}(x, ..., out_sharding=sharding)")}
 )
 _NAMED_SHAPE = RemovedKeyword(
     "0.4.34",
@@ -167,20 +167,15 @@ SIGNATURES: Mapping[str, EarlierSignature] = {
     "jax.numpy.clip": EarlierSignature(
         {
             "a": RemovedKeyword("0.10.0", "jax.numpy.clip(x, 0, 1)", 0),
-            "a_min": _renamed("0.10.0", "min", "jax.numpy.clip(x, min=0)"),
-            "a_max": _renamed("0.10.0", "max", "jax.numpy.clip(x, max=1)"),
-            "out": RemovedKeyword(
-                "0.4.28",
-                "jax.numpy.clip(x, 0, 1)",
-                values={None: {}},
-                note="None alone is accepted",
-            ),
+            "a_min": _rename("0.10.0", "min", "jax.numpy.clip(x, min=0)"),
+            "a_max": _rename("0.10.0", "max", "jax.numpy.clip(x, max=1)"),
+            "out": _OUT,
         }
     ),
     "jax.Array.clip": EarlierSignature(
         {
-            "a_min": _renamed("0.10.0", "min", "x.clip(min=0)"),
-            "a_max": _renamed("0.10.0", "max", "x.clip(max=1)"),
+            "a_min": _rename("0.10.0", "min", "x.clip(min=0)"),
+            "a_max": _rename("0.10.0", "max", "x.clip(max=1)"),
             "out": _OUT,
         }
     ),
@@ -199,7 +194,7 @@ SIGNATURES: Mapping[str, EarlierSignature] = {
         "0.4.28", "jax.numpy.where(condition, x, y)", "condition", "x", "y"
     ),
     "jax.numpy.reshape": EarlierSignature(
-        {"newshape": _renamed("0.6.0", "shape", "jax.numpy.reshape(x, shape=(8,))")}
+        {"newshape": _rename("0.6.0", "shape", "jax.numpy.reshape(x, shape=(8,))")}
     ),
     "jax.numpy.array": EarlierSignature({}, ("copy", "order", "ndmin"), 2, "0.11.0"),
     "jax.numpy.from_dlpack": _by_position("0.4.28", "jax.numpy.from_dlpack(x)", "x"),
@@ -238,7 +233,7 @@ SIGNATURES: Mapping[str, EarlierSignature] = {
     ),
     "jax.scipy.special.betaln": EarlierSignature(
         {
-            name: _renamed("0.4.1", today, "jax.scipy.special.betaln(a, b)")
+            name: _rename("0.4.1", today, "jax.scipy.special.betaln(a, b)")
             for name, today in (("x", "a"), ("y", "b"))
         }
     ),
@@ -254,7 +249,7 @@ SIGNATURES: Mapping[str, EarlierSignature] = {
     ),
     "jax.lax.with_sharding_constraint": EarlierSignature(
         {
-            "axis_resources": _renamed(
+            "axis_resources": _rename(
                 "0.4.13", "shardings", "jax.lax.with_sharding_constraint(x, shardings)"
             )
         }
@@ -267,13 +262,13 @@ SIGNATURES: Mapping[str, EarlierSignature] = {
         _OUT_SHARDING,
     ),
     "jax.make_mesh": EarlierSignature(
-        {"axis_shapes": _renamed("0.11.0", "axis_sizes", "jax.make_mesh(axis_sizes, axis_names)")}
+        {"axis_shapes": _rename("0.11.0", "axis_sizes", "jax.make_mesh(axis_sizes, axis_names)")}
     ),
     "jax.pure_callback": _VECTORIZED,
     "jax.ffi.ffi_call": _VECTORIZED,
     "jax.dtypes.canonicalize_dtype": EarlierSignature(
         {
-            "allow_opaque_dtype": _renamed(
+            "allow_opaque_dtype": _rename(
                 "0.4.24",
                 "allow_extended_dtype",
                 "jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)",
@@ -281,7 +276,7 @@ SIGNATURES: Mapping[str, EarlierSignature] = {
         }
     ),
     "jax.experimental.checkify.checkify": EarlierSignature(
-        {"fun": _renamed("0.4.13", "f", "jax.experimental.checkify.checkify(f)")}
+        {"fun": _rename("0.4.13", "f", "jax.experimental.checkify.checkify(f)")}
     ),
     "jax.ShapeDtypeStruct.__init__": EarlierSignature(
         {"named_shape": _NAMED_SHAPE}, ("named_shape", "sharding"), 2, "0.4.34"

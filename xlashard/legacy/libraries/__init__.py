@@ -2,7 +2,8 @@
 
 | module | contents |
 |---|---|
-| `library_entries` | every such name: since which release, and what to write today |
+| `entries` | every such name: since which release, and what to write today |
+| `installation` | gives the names back for one run, and lists those in use |
 | `numpy_names`, `optax_names`, `python_names` | their definitions, where today's library has none |
 | `cached_property`, `distutils`, `imp`, `pkg_resources` | modules that are missing today |
 | `frozen_dicts` | flax's results as `FrozenDict`s |

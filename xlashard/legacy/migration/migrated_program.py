@@ -120,10 +120,10 @@ class Rewriter(CallRewriter):
             return updated_node
         left, right = updated_node.left, target.comparator
         if _is_axes(right) and self._may_be_spec(original_node.left, right):
-            return updated_node.with_changes(left=self._tuple_of(original_node.left, left))
+            return updated_node.with_changes(left=self._make_tuple(original_node.left, left))
         old_right = original_node.comparisons[0].comparator
         if _is_axes(left) and self._may_be_spec(old_right, left):
-            target = target.with_changes(comparator=self._tuple_of(old_right, right))
+            target = target.with_changes(comparator=self._make_tuple(old_right, right))
             return updated_node.with_changes(comparisons=[target])
         return updated_node
 
@@ -137,7 +137,7 @@ class Rewriter(CallRewriter):
         names = self._facts.specs if func is None else self._facts.spec_classes
         return code_of(node if func is None else func) in names
 
-    def _tuple_of(self, old: cst.BaseExpression, new: cst.BaseExpression) -> cst.BaseExpression:
+    def _make_tuple(self, old: cst.BaseExpression, new: cst.BaseExpression) -> cst.BaseExpression:
         """Return an expression that is a tuple where the old one is a spec."""
         if isinstance(old, cst.Tuple) or re.match(r"(_as_)?tuple_*\(", code_of(new)):
             return new

@@ -7,8 +7,8 @@ from typing import Any
 
 from xlashard.legacy.entries.entry import Entry
 from xlashard.legacy.installer import Installation
+from xlashard.legacy.libraries.entries import find_missing_entries
 from xlashard.legacy.libraries.frozen_dicts import return_frozen_dicts
-from xlashard.legacy.libraries.library_entries import find_missing_entries
 from xlashard.legacy.module_shims import Listener, ModuleMembers
 
 _FLAX = "flax.configurations"

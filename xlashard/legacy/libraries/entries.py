@@ -15,16 +15,16 @@ _OPTAX = f"{_HERE}.optax_names:"
 _PYTHON = f"{_HERE}.python_names:"
 
 
-def _renamed(gone: str, library: str, **names: str) -> dict[str, Entry]:
+def _list_renamed(gone: str, library: str, **names: str) -> dict[str, Entry]:
     """Return the entries of names that a library has under another name, by the old name."""
     return {old: works(gone, f"{library}.{new}", f"{library}:{new}") for old, new in names.items()}
 
 
-def _builtins(gone: str, **names: str) -> dict[str, Entry]:
+def _list_builtins(gone: str, **names: str) -> dict[str, Entry]:
     return {old: works(gone, new, f"builtins:{new}") for old, new in names.items()}
 
 
-def _defined(gone: str, home: str, **names: str) -> dict[str, Entry]:
+def _list_own(gone: str, home: str, **names: str) -> dict[str, Entry]:
     """Return the entries of names that a file here defines, by name, from today's code."""
     return {name: works(gone, today, f"{home}{name}") for name, today in names.items()}
 
@@ -35,13 +35,13 @@ def _module(gone: str, today: str, name: str) -> dict[str, Entry]:
 
 _NUMPY_TABLE = {
     "numpy": {
-        **_builtins(
+        **_list_builtins(
             "1.24", object="object", int="int", float="float", complex="complex", str="str"
         ),
-        **_builtins("1.24", unicode="str"),
-        **_renamed("1.24", "numpy", typeDict="sctypeDict"),
-        **_renamed("1.18", "numpy", rank="ndim"),
-        **_renamed(
+        **_list_builtins("1.24", unicode="str"),
+        **_list_renamed("1.24", "numpy", typeDict="sctypeDict"),
+        **_list_renamed("1.18", "numpy", rank="ndim"),
+        **_list_renamed(
             "2.0",
             "numpy",
             bool8="bool_",
@@ -82,9 +82,9 @@ _NUMPY_TABLE = {
             byte_bounds="lib.array_utils.byte_bounds",
         ),
         "math": works("2.0", "import math", "math:"),
-        **_renamed("2.4", "numpy", trapz="trapezoid"),
-        **_renamed("2.5", "numpy", row_stack="vstack"),
-        **_defined(
+        **_list_renamed("2.4", "numpy", trapz="trapezoid"),
+        **_list_renamed("2.5", "numpy", row_stack="vstack"),
+        **_list_own(
             "2.0",
             _NUMPY,
             NINF="-numpy.inf",
@@ -104,23 +104,23 @@ _NUMPY_TABLE = {
             maximum_sctype="numpy.longdouble",
             find_common_type="numpy.result_type(*types)",
         ),
-        **_defined("1.23", _NUMPY, asscalar="a.item()", alen="len(a)", loads="pickle.loads(data)"),
-        **_defined("2.4", _NUMPY, in1d="numpy.isin(a, b)"),
+        **_list_own("1.23", _NUMPY, asscalar="a.item()", alen="len(a)", loads="pickle.loads(data)"),
+        **_list_own("2.4", _NUMPY, in1d="numpy.isin(a, b)"),
     }
 }
 
 _OPTAX_TABLE = {
     "optax": {
-        **_renamed(
+        **_list_renamed(
             "0.1.8",
             "optax",
             AdditiveWeightDecayState="AddDecayedWeightsState",
             additive_weight_decay="add_decayed_weights",
         ),
-        **_renamed("0.2.5", "optax", MaybeUpdateState="ConditionallyTransformState"),
-        **_defined("0.1.5", _OPTAX, ScaleByFromageState="optax.ScaleByScheduleState"),
-        **_defined("0.1.0", _OPTAX, FactoredParameterStats="optax.FactoredState"),
-        **_defined("0.2.5", _OPTAX, maybe_update="optax.conditionally_transform(inner, f)"),
+        **_list_renamed("0.2.5", "optax", MaybeUpdateState="ConditionallyTransformState"),
+        **_list_own("0.1.5", _OPTAX, ScaleByFromageState="optax.ScaleByScheduleState"),
+        **_list_own("0.1.0", _OPTAX, FactoredParameterStats="optax.FactoredState"),
+        **_list_own("0.2.5", _OPTAX, maybe_update="optax.conditionally_transform(inner, f)"),
         **{
             name: works("0.1.8", f"optax.second_order.{name}")
             for name in ("fisher_diag", "hessian_diag", "hvp")
@@ -141,7 +141,7 @@ _OPTAX_TABLE = {
             "optax:GradientTransformationExtraArgs",
         ),
     },
-    "optax._src.transform": _renamed(
+    "optax._src.transform": _list_renamed(
         "0.1.8",
         "optax",
         AdditiveWeightDecayState="AddDecayedWeightsState",
@@ -149,8 +149,8 @@ _OPTAX_TABLE = {
         CentralState="EmptyState",
     ),
     "optax._src.wrappers": {
-        **_renamed("0.2.5", "optax", MaybeUpdateState="ConditionallyTransformState"),
-        **_defined("0.2.5", _OPTAX, maybe_update="optax.conditionally_transform(inner, f)"),
+        **_list_renamed("0.2.5", "optax", MaybeUpdateState="ConditionallyTransformState"),
+        **_list_own("0.2.5", _OPTAX, maybe_update="optax.conditionally_transform(inner, f)"),
     },
     "optax._src.clipping": {
         "": works("0.2.6", "import optax.transforms", "optax.transforms"),
@@ -206,7 +206,7 @@ _ABSTRACT = (
 )
 _PYTHON_TABLE = {
     "collections": moved("3.10", "collections.abc", *_ABSTRACT),
-    "inspect": _defined(
+    "inspect": _list_own(
         "3.11", _PYTHON, ArgSpec="inspect.FullArgSpec", getargspec="inspect.getfullargspec(func)"
     ),
     "pipes": {"": works("3.13", "import shlex", "shlex")},
@@ -252,11 +252,11 @@ LIBRARIES: Mapping[str, EntryTable] = {
 
 
 @lru_cache(maxsize=1)
-def library_entries() -> dict[str, Entry]:
+def list_library_entries() -> dict[str, Entry]:
     """Return the entries of all libraries, by the name that programs use.
 
     Example:
-        >>> entry = library_entries()["numpy.object"]
+        >>> entry = list_library_entries()["numpy.object"]
         >>> entry.library, entry.gone, entry.today
         ('NumPy', '1.24', 'object')
     """
@@ -274,7 +274,7 @@ def find_missing_entries() -> dict[str, Entry]:
 
     Nothing is imported.
     """
-    listed = library_entries()
+    listed = list_library_entries()
     missing = {name: entry for name, entry in listed.items() if _is_missing_module(entry, listed)}
     for name, entry in listed.items():
         parent = name.rpartition(".")[0]
