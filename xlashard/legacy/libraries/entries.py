@@ -127,6 +127,8 @@ _OPTAX_TABLE = {
         },
     },
     "optax.experimental": {
+        # Releases before 0.2.5 have no module of this name, later ones another one.
+        "": works("0.1.8", "import optax", "optax"),
         **{
             name: works("0.1.8", f"optax.contrib.{name}")
             for name in ("split_real_and_imaginary", "SplitRealAndImaginaryState")
