@@ -59,6 +59,9 @@ bytes = 4
 DOCUMENTED = {0, 1, 75, 130, 143, 128 + signal.SIGKILL}
 """Exit codes of a launch with a fault; 2 is allowed where the folder itself is at fault."""
 
+NO_FAULT = "the launch gave no occasion"
+"""Description of a launch without its fault, which does not count."""
+
 _LIMIT = 300.0  # Seconds for one launch; a longer one hangs.
 _LEFT = 20.0  # Seconds for the last process of a launch to end.
 _CLOSE = 1e-6
@@ -306,7 +309,7 @@ def launch_twice(chain: Chain) -> tuple[str, int]:
     phase = chain.await_phase(first)
     before = chain.run.exists() and bool(list(chain.run.glob("checkpoints/0*")))
     if not before:
-        return f"{phase}: second launch too early", chain.check_code(first)
+        return NO_FAULT, chain.check_code(first)
     second = Launched(chain.folder, ["--resume", f"runs/{chain.name}"])
     victim = chain.chance.choice([None, first, second])
     if victim is not None:
@@ -334,7 +337,7 @@ def cut_file(chain: Chain) -> tuple[str, int]:
     files = [chain.run / "config.toml", chain.run / "metrics.jsonl", *parts[:8]]
     path = chain.chance.choice([path for path in files if path.exists()] or [None])
     if path is None:
-        return "nothing to cut", chain.check_code(chain.launch())
+        return NO_FAULT, chain.check_code(chain.launch())
     size = chain.chance.randrange(path.stat().st_size)
     os.truncate(path, size)
     launched = chain.launch()
@@ -352,7 +355,7 @@ def rename_folder(chain: Chain) -> tuple[str, int]:
     launched, away = chain.launch(), chain.run.with_name(f"{chain.name}-away")
     phase = chain.await_phase(launched)
     if not chain.run.exists():
-        return f"{phase}: no folder to rename", chain.check_code(launched)
+        return NO_FAULT, chain.check_code(launched)
     chain.run.rename(away)
     code = chain.check_code(launched, 2)
     if chain.run.exists():
@@ -417,7 +420,7 @@ def run_chain(chain: Chain, most: int) -> int:
     while count < most:
         kinds, weights = zip(*KINDS, strict=True)
         what, code = chain.chance.choices(kinds, weights)[0](chain)
-        count += 1
+        count += what != NO_FAULT
         print(f"  {chain.name} {count}: {what}: exit code {code}", flush=True)
         if code == 0:
             break
