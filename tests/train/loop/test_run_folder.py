@@ -13,7 +13,9 @@ from tests.train.examples import settings
 from xlashard.train.config.schema import read
 from xlashard.train.config.settings import Settings
 from xlashard.train.errors import RunError, SettingsError
+from xlashard.train.loop.console import Screen, log_console
 from xlashard.train.loop.run_folder import (
+    LogFile,
     RunFolder,
     is_finished,
     new_folder,
@@ -179,6 +181,20 @@ def test_records_that_cannot_be_written_name_the_file(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=facts):
             measure(folder, 1)
         folder.close()
+
+
+def test_a_log_that_cannot_be_written_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "log-1.txt").symlink_to("/dev/full")
+    facts = naming(f"{tmp_path}/log-1.txt ", "No space left")
+    log = LogFile(tmp_path / "log-1.txt")
+    screen = Screen(log_console(log), 1)
+    for write in (lambda: screen.show("a line"), log.flush, log.close):
+        with pytest.raises(RunError, match=facts):
+            write()
+    log.close()
+    with LogFile(tmp_path / "run" / "log-1.txt") as log:
+        Screen(log_console(log), 1).show("a line")
+    assert (tmp_path / "run" / "log-1.txt").read_text() == "a line\n"
 
 
 def test_run_folders_are_ordered_by_modification_time(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from xlashard.train.loop.console import Screen, log_console
 from xlashard.train.loop.run_folder import (
     CHECKPOINTS,
     KeptRecords,
+    LogFile,
     Resumed,
     RunFolder,
     changes,
@@ -274,8 +275,7 @@ def _screen(place: _Place, path: Path, settings: Settings) -> Iterator[Screen]:
     if place.stop.group.index == 0:
         yield place.screen
         return
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / f"log-{place.stop.group.index}.txt").open("a", encoding="utf-8") as file:
+    with LogFile(path / f"log-{place.stop.group.index}.txt") as file:
         yield Screen(log_console(file), settings.training.log_every)
 
 

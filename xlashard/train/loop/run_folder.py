@@ -1,5 +1,6 @@
 """Folder of a run: settings, metrics, loss curve; and selection of a run to resume."""
 
+import io
 import json
 import re
 import shlex
@@ -100,6 +101,38 @@ def _reporting(path: Path) -> Iterator[None]:
             f"{path} can't be written: {error.strerror}. Free space or make it writable, then "
             f"resume:\n  xlashard train --resume {path.parent}"
         ) from None
+
+
+class LogFile(io.TextIOWrapper):
+    """Open log of a process in a run's folder; an error of its disk has the file's path.
+
+    Args:
+        path: The file, to which text is appended.
+
+    Raises:
+        RunError: At any call, if the file can't be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _reporting(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            super().__init__(path.open("ab"), encoding="utf-8")
+
+    def write(self, text: str, /) -> int:
+        """Append text."""
+        with _reporting(self._path):
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Pass the text on to the file system."""
+        with _reporting(self._path):
+            super().flush()
+
+    def close(self) -> None:
+        """Close the file, also after an error."""
+        with _reporting(self._path):
+            super().close()
 
 
 def new_folder(runs: Path, name: str) -> Path:
