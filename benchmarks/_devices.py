@@ -1,10 +1,12 @@
-"""Emulated CPU devices and repeat calls of several benchmarks.
+"""Emulated CPU devices, processes of their own and repeat calls of several benchmarks.
 
 It imports no JAX, which must start after a benchmark has chosen its devices.
 """
 
+import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 _COUNT = "--xla_force_host_platform_device_count"
@@ -22,6 +24,24 @@ def emulated(count: int) -> dict[str, str]:
     if _COUNT not in flags:
         flags = f"{flags} {_COUNT}={count}".strip()
     return {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"), "XLA_FLAGS": flags}
+
+
+def run_apart[T](variables: Mapping[str, str], function: Callable[..., T], *args: Any) -> T:
+    """Run a function in a new Python process and return its result.
+
+    Args:
+        variables: Environment variables of the process, beside this one's.
+        function: Function of a module; the process imports the module.
+        args: Its arguments.
+    """
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(function, *args).result()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def add_one(leaves: list[Any]) -> list[Any]:

@@ -11,12 +11,22 @@ Example:
     measured = interleave({"add": lambda: a + b, "mul": lambda: a * b}, rounds=options.rounds)
     report.add("one million floats", measured, baseline="add", goals={"mul": 1.1})
     raise SystemExit(report.finish(options))
+
+A growth table has a line for each size of a row: the same work by JAX and by xlashard, and how fast
+each of them grows with the size.
+
+Example:
+    for leaves in (1, 10, 100):
+        work = {"jax": lambda: theirs(leaves), "xlashard": lambda: ours(leaves)}
+        lines.append(compare("a call", work, size=(leaves, "leaves"), rounds=options.rounds))
+    report.add_growth("1 device", lines)
 """
 
 import argparse
 import gc
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import statistics
@@ -24,7 +34,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -40,11 +50,19 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Measurement:
-    """Timing of one candidate: seconds per call, one sample per round."""
+    """Timing of one candidate: seconds per call, one sample per round.
+
+    Attributes:
+        name: The candidate.
+        inner: Calls per sample.
+        samples: Seconds per call, or a quantity of another unit.
+        unit: Unit of the samples: `"s"`, `"bytes"` or `"objects"`.
+    """
 
     name: str
     inner: int
     samples: tuple[float, ...]
+    unit: str = "s"
 
     @property
     def median(self) -> float:
@@ -235,6 +253,15 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
+def format_quantity(value: float, unit: str) -> str:
+    """Format a time (unit `s`), a number of bytes, or a count."""
+    if unit == "s":
+        return format_seconds(value)
+    if unit != "bytes":
+        return f"{value:,.0f} {unit}"
+    return f"{value / 2**20:,.1f} MiB" if value >= 2**20 else f"{value / 2**10:,.1f} KiB"
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Candidate with the baseline that was timed beside it.
@@ -250,6 +277,11 @@ class Comparison:
     baseline: Measurement
     goal: Goal | None
     floor: Measurement | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the candidate's name."""
+        return self.measured.name
 
     @property
     def is_baseline(self) -> bool:
@@ -279,6 +311,128 @@ class Comparison:
             "goal": None if self.goal is None else str(self.goal),
             "ok": self.ok,
         }
+
+
+FASTER_GROWTH = 0.1
+"""By how much our exponent may exceed JAX's: a tenth is a factor of 1.26 from 1 to 10."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Line of a growth table: the same work by JAX and by xlashard, of one size.
+
+    Attributes:
+        row: The work.
+        theirs: JAX's measurement.
+        ours: xlashard's, of the same rounds.
+        goal: Limit of the ratio.
+        size: Size of the work with its noun, such as `(512, "devices")`.
+        growth: Exponents by which JAX's and our cost grow with the size, in a row's last line.
+    """
+
+    row: str
+    theirs: Measurement
+    ours: Measurement
+    goal: RatioGoal
+    size: tuple[int, str] | None = None
+    growth: tuple[float, float] | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the work with its size."""
+        return self.row if self.size is None else f"{self.row}, {self.size_text}"
+
+    @property
+    def size_text(self) -> str:
+        """Return the size with its noun: `1 device`, `512 devices`."""
+        if self.size is None:
+            return ""
+        count, noun = self.size
+        if count == 1:
+            noun = "leaf" if noun == "leaves" else noun.removesuffix("s")
+        return f"{count:,} {noun}"
+
+    @property
+    def is_faster_growth(self) -> bool:
+        """Return whether our cost grows faster than JAX's."""
+        return self.growth is not None and self.growth[1] - self.growth[0] > FASTER_GROWTH
+
+    @property
+    def ok(self) -> bool:
+        """Return whether the ratio is within the goal, and our cost grows no faster than JAX's."""
+        return self.goal.met(self.ours, self.theirs) and not self.is_faster_growth
+
+    def as_json(self) -> dict[str, object]:
+        """Return the line as plain values."""
+        low, high = _quartiles(self.ours.ratios_to(self.theirs))
+        theirs, ours = self.growth or (None, None)
+        return {
+            "name": self.name,
+            "row": self.row,
+            "size": self.size_text,
+            "unit": self.ours.unit,
+            "median_s": self.ours.median,
+            "rounds": len(self.ours.samples),
+            "calls_per_sample": self.ours.inner,
+            "baseline": self.theirs.name,
+            "baseline_median_s": self.theirs.median,
+            "ratio": self.ours.ratio_to(self.theirs),
+            "ratio_quartiles": [low, high],
+            "growth": ours,
+            "baseline_growth": theirs,
+            "goal": str(self.goal),
+            "ok": self.ok,
+        }
+
+
+def compare(
+    row: str,
+    work: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    size: tuple[int, str] | None = None,
+    goal: float = 1.10,
+    inner: int | None = None,
+    warmup: int = 3,
+    clock: Clock = time.thread_time,
+) -> Line:
+    """Time work of JAX and of xlashard in turn, and return a line of a growth table.
+
+    Args:
+        row: The work.
+        work: Its two implementations, JAX's first.
+        rounds: Samples of each.
+        size: Size of the work with its noun.
+        goal: Limit of the ratio.
+        inner: Calls per sample, as for `interleave`.
+        warmup: Calls before anything is timed.
+        clock: CPU time of the calling thread by default: a dispatch of microseconds is not
+            measurable in wall time on a shared machine.
+    """
+    measured = interleave(work, rounds=rounds, inner=inner, warmup=warmup, clock=clock)
+    theirs, ours = measured.values()
+    return Line(row, theirs, ours, RatioGoal(goal), size)
+
+
+def fit_exponents(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines, with the exponents of growth in each row's last one."""
+    rows: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        rows.setdefault(line.row, []).append(number)
+    fitted = list(lines)
+    for numbers in rows.values():
+        sized = [lines[number] for number in numbers if lines[number].size is not None]
+        if len(sized) > 1:
+            growth = _exponent(sized, "theirs"), _exponent(sized, "ours")
+            fitted[numbers[-1]] = replace(lines[numbers[-1]], growth=growth)
+    return fitted
+
+
+def _exponent(lines: Sequence[Line], side: str) -> float:
+    """Return the slope of the logarithm of the cost over the logarithm of the size."""
+    sizes = [math.log(line.size[0]) for line in lines if line.size is not None]
+    costs = [math.log(max(getattr(line, side).median, 1e-12)) for line in lines]
+    return statistics.linear_regression(sizes, costs).slope
 
 
 @dataclass(frozen=True)
@@ -323,7 +477,7 @@ class Report:
 
     name: str
     console: Console = field(default_factory=Console)
-    tables: dict[str, list[Comparison]] = field(default_factory=dict)
+    tables: dict[str, Sequence[Comparison | Line]] = field(default_factory=dict)
 
     def add(
         self,
@@ -355,8 +509,6 @@ class Report:
         unknown = sorted(named - set(measurements))
         if unknown:
             raise ValueError(f"{unknown} not among the candidates {sorted(measurements)}")
-        if title in self.tables:
-            raise ValueError(f"the report has a table {title!r} already")
         rows = [
             Comparison(
                 measured,
@@ -366,14 +518,32 @@ class Report:
             )
             for name, measured in measurements.items()
         ]
-        self.tables[title] = rows
-        self.console.print(_as_table(title, rows))
+        self._keep(title, rows, _as_table(title, rows))
         return rows
+
+    def add_growth(self, title: str, lines: Sequence[Line]) -> None:
+        """Print a growth table and keep it.
+
+        Args:
+            title: What the rows have in common; no two tables of a report share a title.
+            lines: Its lines; those of a row follow each other, the largest size last.
+
+        Raises:
+            ValueError: The title is used already.
+        """
+        fitted = fit_exponents(lines)
+        self._keep(title, fitted, _as_growth_table(title, fitted))
+
+    def _keep(self, title: str, rows: Sequence[Comparison | Line], table: Table) -> None:
+        if title in self.tables:
+            raise ValueError(f"the report has a table {title!r} already")
+        self.tables[title] = rows
+        self.console.print(table)
 
     def missed(self) -> list[str]:
         """Return `table: candidate` for every missed goal."""
         return [
-            f"{title}: {row.measured.name}"
+            f"{title}: {row.name}"
             for title, rows in self.tables.items()
             for row in rows
             if row.ok is False
@@ -454,4 +624,31 @@ def _as_table(title: str, rows: Sequence[Comparison]) -> Table:
             "" if row.goal is None else str(row.goal),
             {None: "", True: "[green]yes[/]", False: "[red]no[/]"}[row.ok],
         )
+    return table
+
+
+def _as_growth_table(title: str, lines: Sequence[Line]) -> Table:
+    table = Table(title=title, title_justify="left")
+    theirs = lines[0].theirs.name
+    for heading in ("row", "size"):
+        table.add_column(heading)
+    for heading in (theirs, lines[0].ours.name, "ratio", "growth", f"{theirs}'s", "goal", "ok?"):
+        table.add_column(heading, justify="right")
+    shown = None
+    for line in lines:
+        growth = (
+            ("", "") if line.growth is None else (f"{line.growth[1]:.2f}", f"{line.growth[0]:.2f}")
+        )
+        missed = "[red]grows[/]" if line.is_faster_growth else "[red]no[/]"
+        table.add_row(
+            "" if line.row == shown else line.row,
+            line.size_text,
+            format_quantity(line.theirs.median, line.theirs.unit),
+            format_quantity(line.ours.median, line.ours.unit),
+            _as_factor(line.ours.ratio_to(line.theirs)),
+            *growth,
+            str(line.goal),
+            "[green]yes[/]" if line.ok else missed,
+        )
+        shown = line.row
     return table

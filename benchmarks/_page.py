@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._measure import format_seconds
+from benchmarks._measure import format_quantity, format_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "how" / "performance.md"
@@ -88,6 +88,36 @@ def _tables(result: Mapping[str, Any] | None) -> str:
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = _growth_lines(title, rows) if "row" in rows[0] else _lines(title, rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _growth_lines(title: str, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the cells of a growth table, whose rows compare JAX and xlashard at several sizes."""
+    theirs = rows[0]["baseline"]
+    headings = [title, "size", theirs, "xlashard", "ratio", "growth", f"{theirs}'s", "goal", "met"]
+    lines = [headings, ["---", "---", *["---:"] * 5, "---", "---"]]
+    shown = None
+    for row in rows:
+        growth = [row["growth"], row["baseline_growth"]]
+        lines.append(
+            [
+                "" if row["row"] == shown else row["row"],
+                row["size"],
+                format_quantity(row["baseline_median_s"], row["unit"]),
+                format_quantity(row["median_s"], row["unit"]),
+                factor(row["ratio"]),
+                *("" if exponent is None else f"{exponent:.2f}" for exponent in growth),
+                row["goal"],
+                "yes" if row["ok"] else "**no**",
+            ]
+        )
+        shown = row["row"]
+    return lines
+
+
+def _lines(title: str, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the cells of a table, whose rows are candidates for the same work."""
     floor = next((row["floor"] for row in rows if row.get("floor")), None)
     headings = [title, "median", f"× {rows[0]['baseline']}"]
     headings += [] if floor is None else [f"× {floor}"]
@@ -101,13 +131,13 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
             cells.append("" if row["name"] == floor else factor(row["floor_ratio"]))
         cells += [row["goal"] or "", {None: "", True: "yes", False: "**no**"}[row["ok"]]]
         lines.append(cells)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return lines
 
 
 def _figure(result: Mapping[str, Any] | None, table: str, candidate: str, key: str) -> str:
     for found in result["tables"] if result else ():
         for row in found["rows"] if found["title"] == table else ():
-            if row["name"] == candidate and row[key] is not None:
+            if row["name"] == candidate and row.get(key) is not None:
                 return f"{factor(row[key])} ×"
     return f"({NOT_MEASURED})"
 
@@ -122,6 +152,7 @@ def factor(ratio: float) -> str:
 def figures(results: Results) -> dict[str, Any]:
     """Return the parts of the benchmarks' results that the page shows."""
     shown = ("name", "baseline", "floor", "median_s", "ratio", "floor_ratio", "goal", "ok")
+    shown += ("row", "size", "unit", "baseline_median_s", "growth", "baseline_growth")
     return {
         name: {
             "benchmark": name,
@@ -129,7 +160,10 @@ def figures(results: Results) -> dict[str, Any]:
             "tables": [
                 {
                     "title": table["title"],
-                    "rows": [{key: _rounded(row[key]) for key in shown} for row in table["rows"]],
+                    "rows": [
+                        {key: _rounded(row[key]) for key in shown if key in row}
+                        for row in table["rows"]
+                    ],
                 }
                 for table in result["tables"]
             ],
