@@ -5,6 +5,7 @@ It imports no JAX, which must start after a benchmark has chosen its devices.
 
 import multiprocessing
 import os
+import resource
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -42,6 +43,12 @@ def run_apart[T](variables: Mapping[str, str], function: Callable[..., T], *args
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def cpu_of_children() -> float:
+    """Return the CPU seconds of all processes that this one has started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def add_one(leaves: list[Any]) -> list[Any]:

@@ -45,6 +45,11 @@ MIN_SAMPLE_SECONDS = 2e-3
 
 MAX_INNER = 1 << 20
 
+TABLE_COLUMNS = 132
+"""Width of output that is not a terminal's, where rich would break lines at 80 columns."""
+
+FEWEST_ROUNDS = 3
+
 Clock = Callable[[], float]
 
 
@@ -155,6 +160,7 @@ def interleave(
     inner: int | None = None,
     warmup: int = 3,
     clock: Clock = time.perf_counter,
+    seconds: float = math.inf,
 ) -> dict[str, Measurement]:
     """Time all candidates in one process, with a sample of each in every round.
 
@@ -169,6 +175,7 @@ def interleave(
             counted for each candidate by itself.
         warmup: Calls of each candidate before anything is timed.
         clock: Returns the time in seconds.
+        seconds: Time after which no more than three rounds are run.
 
     Returns:
         One measurement for each candidate, in the order given.
@@ -191,7 +198,10 @@ def interleave(
     }
     samples: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
+    started = time.perf_counter()
     for number in range(rounds):
+        if number >= FEWEST_ROUNDS and time.perf_counter() - started > seconds:
+            break
         gc.collect(1)  # Garbage of a round is young; a full sweep would outlast the round.
         with _collector_off():
             for name in _order(names, number):
@@ -395,6 +405,7 @@ def compare(
     inner: int | None = None,
     warmup: int = 3,
     clock: Clock = time.thread_time,
+    seconds: float = 3.0,
 ) -> Line:
     """Time work of JAX and of xlashard in turn, and return a line of a growth table.
 
@@ -408,8 +419,11 @@ def compare(
         warmup: Calls before anything is timed.
         clock: CPU time of the calling thread by default: a dispatch of microseconds is not
             measurable in wall time on a shared machine.
+        seconds: Time after which no more than three rounds are run.
     """
-    measured = interleave(work, rounds=rounds, inner=inner, warmup=warmup, clock=clock)
+    measured = interleave(
+        work, rounds=rounds, inner=inner, warmup=warmup, clock=clock, seconds=seconds
+    )
     theirs, ours = measured.values()
     return Line(row, theirs, ours, RatioGoal(goal), size)
 
@@ -471,12 +485,16 @@ def read_options(
     return Options(parsed.rounds, parsed.json, parsed.strict)
 
 
+def _make_console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else TABLE_COLUMNS)
+
+
 @dataclass
 class Report:
     """Collects the tables of one benchmark, prints each at once and writes all as JSON."""
 
     name: str
-    console: Console = field(default_factory=Console)
+    console: Console = field(default_factory=_make_console)
     tables: dict[str, Sequence[Comparison | Line]] = field(default_factory=dict)
 
     def add(

@@ -29,8 +29,9 @@ from benchmarks._measure import Report, read_options
 from benchmarks._sides import JAX, OURS, Call, Lines, Side
 
 LEAVES = (1, 10, 100, 500)
-KEPT = (1, 10, 100, 1000, 10_000)
+KEPT = {1: (1, 10, 100, 1000, 10_000), 8: (1, 10, 100, 1000)}
 THREADS = (1, 2, 4, 8)
+TASKS = (1, 10, 50)
 CALLS = 100
 GOALS = {1: 1.10, 8: 1.03}
 BOUND_GOALS = {1: 0.90, 8: 0.97}
@@ -205,7 +206,7 @@ def measure_repeat_calls(lines: Lines, num_devices: int) -> None:
     donated = functools.partial(repeat_call, donate_argnums=0)
     for leaves in (1, 10, 100):
         add("the same, donated", donated, leaves, size=(leaves, "leaves"))
-    for leaves in KEPT:
+    for leaves in KEPT[num_devices]:
         rounds = 5 if leaves > 1000 else None
         size = (leaves, "leaves")
         add("unused leaves, kept", keep_unused, leaves, size=size, rounds=rounds)
@@ -225,13 +226,13 @@ def measure_ways(lines: Lines, num_devices: int) -> None:
     add("jit(f)(x) of a new f in each call", jit_lambda, rounds=11, inner=1)
     for name, how in TRANSFORMS.items():
         lines.measure(name, functools.partial(transform, how, num_devices=num_devices))
-    process: dict[str, Any] = {"clock": time.process_time, "inner": 1, "rounds": 15}
+    process: dict[str, Any] = {"clock": time.process_time, "inner": 1, "rounds": 9}
     for threads in THREADS:
         size = (threads, "threads")
         add(f"{CALLS} calls in each thread", run_threads, threads, size=size, **process)
-    for tasks in (1, 10, 100):
+    for tasks in TASKS:
         size = (tasks, "tasks")
-        add("20 calls in each task of asyncio", run_tasks, tasks, size=size, rounds=15)
+        add("20 calls in each task of asyncio", run_tasks, tasks, size=size, rounds=9)
     for title, side in (("jax.jit of xlashard's arrays", JAX), ("xlashard.jit of JAX's", OURS)):
         for leaves in (1, 100, 1000):
             make = functools.partial(call_on, side, num_devices, leaves)

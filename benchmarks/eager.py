@@ -8,6 +8,8 @@ wall time on a shared machine.
     python -m benchmarks.eager [--rounds N] [--json PATH] [--strict]
 """
 
+import copy
+import functools
 import os
 import time
 
@@ -24,10 +26,11 @@ import numpy as np
 
 import xlashard
 import xlashard.numpy as xnp
-from benchmarks._measure import Report, interleave, read_options
+from benchmarks._measure import Report, read_options
+from benchmarks._sides import OURS, Call, Lines, Side
 from xlashard import Array, Mesh, NamedSharding, PartitionSpec
 
-GOAL = 1.1
+ROWS = (8, 64, 512)
 INDEX = np.array([5, 2, 7])
 
 # Each operation takes the module and an array [8, 16] of it.
@@ -60,11 +63,37 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "fft.fft(x)": lambda m, x: m.fft.fft(x),
     "zeros_like(x)": lambda m, x: m.zeros_like(x),
     "each row": lambda m, x: list(x)[-1],
+    "copy.copy(x)": lambda m, x: copy.copy(x),
+    "copy.deepcopy(x)": lambda m, x: copy.deepcopy(x),
+    "x.copy()": lambda m, x: x.copy(),
+    "jax.numpy.asarray(x)": lambda m, x: jnp.asarray(x),
+    "jax.numpy.array(x)": lambda m, x: jnp.array(x),
+    "jax.numpy.sum(x)": lambda m, x: jnp.sum(x),
+}
+
+# What the host reads of a scalar.
+SCALARS: dict[str, Callable[[Any], Any]] = {
+    "float(x)": float,
+    "int(x)": int,
+    "bool(x)": bool,
+    "x.item()": lambda x: x.item(),
+    "np.asarray(x)": np.asarray,
+    "f'{x:.3f}'": lambda x: f"{x:.3f}",
+    "float(x + 1)": lambda x: float(x + 1),
+}
+
+# Operations on many arrays, and their numbers.
+COUNTS = (10, 100, 1000)
+MANY: dict[str, Callable[[list[Any]], Any]] = {
+    "jax.numpy.stack": jnp.stack,
+    "jax.numpy.concatenate": jnp.concatenate,
+    "jax.tree.map": lambda arrays: jax.tree.map(lambda leaf: leaf, arrays),
+    "jax.tree.map of shapes": lambda arrays: jax.tree.map(lambda leaf: leaf.shape, arrays),
 }
 
 
-def candidates(operation: Callable[[Any, Any], Any], x: Array) -> dict[str, Callable[[], object]]:
-    """Return the same operation on the same buffers, by JAX and by xlashard."""
+def operate(operation: Callable[[Any, Any], Any], x: Array, side: Side) -> Call:
+    """Return an operation on the same buffers, by JAX or by xlashard, that waits for the result."""
     theirs = x.to_jax()
 
     def jax_numpy() -> None:
@@ -73,24 +102,55 @@ def candidates(operation: Callable[[Any, Any], Any], x: Array) -> dict[str, Call
     def ours() -> None:
         operation(xnp, x)._handle.block_until_ready()
 
-    return {"jax.numpy": jax_numpy, "xlashard": ours}
+    return ours if side is OURS else jax_numpy
+
+
+def read(how: Callable[[Any], Any], x: Array, side: Side) -> Call:
+    """Return a call that reads an array, or a list of it, on the host or lazily."""
+    return functools.partial(how, x if side is OURS else x.to_jax())
+
+
+def read_many(how: Callable[[list[Any]], Any], x: Array, count: int, side: Side) -> Call:
+    """Return a call of a list of different arrays."""
+    arrays = [x + number for number in range(count)]
+    return functools.partial(how, arrays if side is OURS else [y.to_jax() for y in arrays])
+
+
+def iterate(rows: int, whole: NamedSharding, side: Side) -> Call:
+    """Return a call that lists the rows of an array."""
+    x = xlashard.device_put(np.ones((rows, 16), np.float32), whole)
+    return lambda: list((x if side is OURS else x.to_jax()).copy())
+
+
+def measure(lines: Lines, num_devices: int) -> None:
+    """Measure all operations on a number of devices."""
+    mesh = Mesh(np.array(jax.devices()[:num_devices]), ("data",))
+    host = np.arange(128, dtype=np.float32).reshape(8, 16)
+    rows, whole = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("data",), ()))
+    x, scalar = xlashard.device_put(host, rows), xlashard.device_put(np.float32(3), whole)
+    clock = time.thread_time if num_devices == 1 else time.perf_counter
+    for name, operation in OPERATIONS.items():
+        lines.measure(name, functools.partial(operate, operation, x), clock=clock)
+    for name, how in SCALARS.items():
+        lines.measure(f"{name} of a scalar", functools.partial(read, how, scalar), clock=clock)
+    for name, how in MANY.items():
+        for count in COUNTS:
+            make = functools.partial(read_many, how, x, count)
+            lines.measure(f"{name} of arrays", make, size=(count, "arrays"))
+    for count in ROWS:
+        make = functools.partial(iterate, count, whole)
+        lines.measure("list of the rows of a new array", make, size=(count, "rows"))
 
 
 def main() -> int:
     """Run the benchmark and return the exit status."""
-    options = read_options("Operations on small arrays, beside jax.numpy", rounds=41)
+    options = read_options("Operations on small arrays, beside jax.numpy", rounds=31)
     report = Report("eager")
     for num_devices in (1, 8):
-        mesh = Mesh(np.array(jax.devices()[:num_devices]), ("data",))
-        host = np.arange(128, dtype=np.float32).reshape(8, 16)
-        x = xlashard.device_put(host, NamedSharding(mesh, PartitionSpec("data")))
-        clock = time.thread_time if num_devices == 1 else time.perf_counter
-        for name, operation in OPERATIONS.items():
-            measured = interleave(candidates(operation, x), rounds=options.rounds, clock=clock)
-            devices = "1 device" if num_devices == 1 else f"{num_devices} devices"
-            report.add(
-                f"{name}, {devices}", measured, baseline="jax.numpy", goals={"xlashard": GOAL}
-            )
+        lines = Lines(options.rounds)
+        measure(lines, num_devices)
+        devices = "1 device" if num_devices == 1 else f"{num_devices} devices"
+        report.add_growth(f"Operations on {devices}", lines)
     return report.finish(options)
 
 

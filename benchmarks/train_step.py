@@ -7,7 +7,6 @@ that nothing is cached from the round before.
 
 import functools
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 
 import xlashard
+from benchmarks._devices import cpu_of_children
 from benchmarks._measure import ExtraGoal, Report, interleave, read_options
 from xlashard.train.command import start_devices
 from xlashard.train.config.settings import Settings, load_settings
@@ -149,12 +149,6 @@ def importing(module: str) -> Callable[[], None]:
         subprocess.run(words, cwd=ROOT, env=environment, check=True)
 
     return run
-
-
-def cpu_of_children() -> float:
-    """Return the CPU seconds of all processes that this one has started and waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def main() -> int:
