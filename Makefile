@@ -25,6 +25,9 @@ JOBS := 2
 ARGS :=
 # The release that `make check-jax` tries: the oldest for functions of jax.jit.
 JAX := 0.10.2
+# The benchmarks of `make bench`; `auto` runs for an hour.
+BENCHMARKS = $(filter-out auto,$(patsubst benchmarks/%.py,%,$(sort $(wildcard benchmarks/[a-z]*.py))))
+growth_benchmarks := assembly eager dispatch first_call memory startup reports
 
 comma := ,
 python := $(VENV)/bin/python
@@ -163,17 +166,20 @@ format: $(developing) ## Format the code with ruff
 	$(VENV)/bin/ruff format
 
 .PHONY: bench
-bench: $(developing) ## Run all benchmarks (about 8 minutes); figures go to benchmarks/figures.json
+bench: $(developing) ## Run all benchmarks (about 14 minutes), or BENCHMARKS; keep their figures
 	mkdir -p bench-results
 	failed=; \
-	for file in $(filter-out benchmarks/auto.py,$(sort $(wildcard benchmarks/[a-z]*.py))); do \
-		name=$$(basename $$file .py); \
+	for name in $(BENCHMARKS); do \
 		rm -f bench-results/$$name.json; \
 		$(python) -m benchmarks.$$name --json bench-results/$$name.json $(ARGS) \
 			|| failed="$$failed $$name"; \
 	done; \
-	$(python) -m benchmarks._page bench-results; \
+	$(python) -m benchmarks._page bench-results $(BENCHMARKS); \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
+
+.PHONY: bench-growth
+bench-growth: ## Compare costs with JAX's as work grows (under 10 minutes; ARGS="--rounds 5")
+	@$(MAKE) --no-print-directory bench BENCHMARKS="$(growth_benchmarks)"
 
 .PHONY: bench-auto
 bench-auto: $(developing) ## Compare automatic shardings with layouts by hand (ARGS="--programs vit")

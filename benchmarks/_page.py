@@ -1,6 +1,6 @@
 """Tables of docs/how/performance.md, from the figures that the benchmarks measured.
 
-    python -m benchmarks._page RESULTS_FOLDER
+    python -m benchmarks._page RESULTS_FOLDER [NAME ...]
 
 It copies the medians and ratios of the benchmarks' JSON files into `benchmarks/figures.json`, from
 which the site is built. On the page, `{{tables NAME}}` stands for all tables of a benchmark,
@@ -192,9 +192,13 @@ def main() -> None:
     """Keep the figures of the benchmarks that ran."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", type=Path, help="folder of the benchmarks' JSON files")
+    parser.add_argument("names", nargs="*", help="benchmarks that ran; all by default")
     options = parser.parse_args()
+    results = read_results(options.results)
+    if options.names:
+        results = {name: result for name, result in results.items() if name in options.names}
     before = read_figures() if FIGURES.exists() else {}
-    write_figures(before | figures(read_results(options.results)))
+    write_figures(before | figures(results))
     print(f"wrote {FIGURES}")
 
 

@@ -121,7 +121,7 @@ def read_many(how: Callable[[list[Any]], Any], x: Array, count: int, side: Side)
 def iterate(rows: int, whole: NamedSharding, side: Side) -> Call:
     """Return a call that lists the rows of an array."""
     x = xlashard.device_put(np.ones((rows, 16), np.float32), whole)
-    handle = x.to_jax()
+    handle: Any = x.to_jax()
     # JAX iterates over its cached host value if it was read before: use another handle.
     return (lambda: list(x)) if side is OURS else (lambda: list(handle.clone()))
 

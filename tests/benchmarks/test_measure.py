@@ -1,6 +1,7 @@
 """The benchmark helper, run on a clock that the candidates themselves advance."""
 
 import argparse
+import dataclasses
 import io
 import json
 from collections.abc import Callable
@@ -11,11 +12,14 @@ from rich.console import Console
 from benchmarks import _measure
 from benchmarks._measure import (
     ExtraGoal,
+    Line,
     Measurement,
     Options,
     RatioGoal,
     Report,
     TimeGoal,
+    compare,
+    format_quantity,
     format_seconds,
     interleave,
     read_options,
@@ -172,6 +176,57 @@ def test_report_prints_the_table_and_writes_json(tmp_path) -> None:
     assert rows["base"]["calls_per_sample"] == 7
 
 
+def growth_lines(row: str, exponents: tuple[float, float]) -> list[Line]:
+    """Lines of a row whose sides grow by two exponents from 1 ms and 0.9 ms at one leaf."""
+    theirs, ours = exponents
+    return [
+        Line(
+            row,
+            Measurement("jax", 1, (1e-3 * size**theirs,)),
+            Measurement("xlashard", 1, (9e-4 * size**ours,)),
+            RatioGoal(1.1),
+            (size, "leaves"),
+        )
+        for size in (1, 10, 100)
+    ]
+
+
+def test_growth_is_the_slope_of_logarithms_and_marked_where_it_exceeds_jax(tmp_path) -> None:
+    report = quiet_report()
+    lines = [*growth_lines("steady", (1.0, 1.02)), *growth_lines("faster", (0.5, 0.8))]
+    single = Measurement("jax", 1, (1e-3,)), Measurement("xlashard", 1, (2e-3,))
+    report.add_growth("calls", [*lines, Line("x[index]", *single, RatioGoal(1.1))])
+    steady, faster, without_size = (report.tables["calls"][number] for number in (2, 5, 6))
+    assert isinstance(steady, Line) and isinstance(faster, Line)
+    assert steady.growth == pytest.approx((1.0, 1.02)) and steady.ok
+    assert faster.growth == pytest.approx((0.5, 0.8)) and faster.is_faster_growth
+    assert not without_size.ok
+    missed = ["faster, 10 leaves", "faster, 100 leaves", "x[index]"]
+    assert report.missed() == [f"calls: {row}" for row in missed]
+    printed = report.console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "1 leaf " in printed and "grows" in printed and "x[index]" in printed
+    report.finish(Options(rounds=1, json=tmp_path / "figures.json", strict=False))
+    written = json.loads((tmp_path / "figures.json").read_text())["tables"][0]["rows"]
+    assert [row["growth"] for row in written[:2]] == [None, None]
+    assert (written[5]["size"], written[5]["growth"]) == ("100 leaves", pytest.approx(0.8))
+    with pytest.raises(ValueError, match="'calls'"):
+        report.add_growth("calls", lines)
+
+
+def test_growth_may_have_a_limit_of_its_own() -> None:
+    [*_, last] = _measure.fit_exponents(growth_lines("report", (0.5, 0.8)))
+    assert last.is_faster_growth
+    assert not dataclasses.replace(last, growth_limit=1.0).is_faster_growth
+
+
+def test_rounds_end_after_three_once_the_time_is_over() -> None:
+    clock = FakeTime()
+    work = {"jax": clock.task("jax", 2.0), "xlashard": clock.task("xlashard", 1.0)}
+    line = compare("a call", work, rounds=9, inner=1, clock=clock, seconds=0)
+    assert len(line.ours.samples) == 3
+    assert (line.name, line.size_text, line.ok) == ("a call", "", True)
+
+
 def test_tiny_ratio_is_not_rounded_to_zero() -> None:
     measured = {"a": Measurement("a", 1, (1.0,)), "b": Measurement("b", 1, (1.5e-4,))}
     report = quiet_report()
@@ -202,6 +257,13 @@ def test_report_refuses_unknown_baselines_and_repeated_titles() -> None:
 )
 def test_times_are_formatted_in_a_suitable_unit(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_quantities_have_units() -> None:
+    assert format_quantity(2.5e-3, "s") == "2.5 ms"
+    assert format_quantity(1536, "bytes") == "1.5 KiB"
+    assert format_quantity(3 * 2**30, "bytes") == "3,072.0 MiB"
+    assert format_quantity(20_000, "objects") == "20,000 objects"
 
 
 def test_options_are_parsed(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

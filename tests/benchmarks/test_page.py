@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import _page
 from benchmarks._measure import Measurement, Report
-from tests.benchmarks.test_measure import quiet_report
+from tests.benchmarks.test_measure import growth_lines, quiet_report
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +38,22 @@ def test_tables_show_medians_ratios_and_goals() -> None:
         "| ours | 2.000 s | 0.38 | ≤ 0.10 × | **no** |",
         "| copy | 1.000 s | 0.19 |  |  |",
     ]
+
+
+def test_growth_tables_show_sizes_and_exponents() -> None:
+    report = quiet_report("demo")
+    report.add_growth("calls", growth_lines("repeat call", (0.5, 0.8)))
+    results = _page.figures({"demo": json.loads(json.dumps(report.as_json()))})
+    lines = _page.render("{{tables demo}}", results).splitlines()
+    assert lines == [
+        "| calls | size | jax | xlashard | ratio | growth | jax's | goal | met |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | --- |",
+        "| repeat call | 1 leaf | 1 ms | 900 µs | 0.90 |  |  | ≤ 1.10 × | yes |",
+        "|  | 10 leaves | 3.162 ms | 5.679 ms | 1.80 |  |  | ≤ 1.10 × | **no** |",
+        "|  | 100 leaves | 10 ms | 35.83 ms | 3.58 | 0.80 | 0.50 | ≤ 1.10 × | **no** |",
+    ]
+    text = "{{demo: calls: repeat call, 10 leaves: ratio}}"
+    assert _page.render(text, results) == "1.80 ×"
 
 
 def test_template_markers_are_replaced_by_single_figures() -> None:

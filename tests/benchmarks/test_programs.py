@@ -19,7 +19,7 @@ PROGRAMS = sorted(
     {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
     - {"truth", "operations", "auto"}
 )
-QUICK = ("dispatch", "geometry", "legacy", "makers")
+QUICK = ("assembly", "geometry", "legacy", "makers")
 
 
 @pytest.mark.slow
