@@ -177,19 +177,19 @@ def train(side: Side, num_devices: int, leaves: int) -> Call:
     return call
 
 
-def call_on(jit_side: Side, num_devices: int, leaves: int, side: Side) -> Call:
-    """Return a call of `jax.jit` on its own arrays, or across the two libraries.
+def call_across(jit_side: Side, num_devices: int, leaves: int, side: Side) -> Call:
+    """Return a call of `jax.jit` on JAX's arrays, or of one library on arrays of the other.
 
     Args:
-        jit_side: The side of the compiled function where the call crosses.
+        jit_side: Library of the compiled function in the call across the two.
         num_devices: Number of devices.
         leaves: Number of arrays.
-        side: JAX, or xlashard for the call that crosses.
+        side: JAX for the call of `jax.jit`, xlashard for the call across.
     """
-    crossing = side is OURS
-    jit = jit_side.api.jit if crossing else jax.jit
-    arrays = (JAX if not crossing or jit_side is OURS else OURS).put_rows(num_devices, leaves)
-    return functools.partial(jit(lambda leaves: leaves[0] + 1, keep_unused=True), arrays)
+    other = OURS if jit_side is JAX else JAX
+    jit, owner = (jit_side, other) if side is OURS else (JAX, JAX)
+    function = jit.api.jit(lambda leaves: leaves[0] + 1, keep_unused=True)
+    return functools.partial(function, owner.put_rows(num_devices, leaves))
 
 
 def measure_repeat_calls(lines: Lines, num_devices: int) -> None:
@@ -233,9 +233,12 @@ def measure_ways(lines: Lines, num_devices: int) -> None:
     for tasks in TASKS:
         size = (tasks, "tasks")
         add("20 calls in each task of asyncio", run_tasks, tasks, size=size, rounds=9)
-    for title, side in (("jax.jit of xlashard's arrays", JAX), ("xlashard.jit of JAX's", OURS)):
+    for title, side in (
+        ("jax.jit of xlashard's arrays", JAX),
+        ("xlashard.jit of JAX's arrays", OURS),
+    ):
         for leaves in (1, 100, 1000):
-            make = functools.partial(call_on, side, num_devices, leaves)
+            make = functools.partial(call_across, side, num_devices, leaves)
             lines.measure(title, make, size=(leaves, "leaves"))
 
 
