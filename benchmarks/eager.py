@@ -108,7 +108,7 @@ def operate(operation: Callable[[Any, Any], Any], x: Array, side: Side) -> Call:
 
 
 def read(how: Callable[[Any], Any], x: Array, side: Side) -> Call:
-    """Return a call that reads an array, or a list of it, on the host or lazily."""
+    """Return a call of one array of JAX or of xlashard."""
     return functools.partial(how, x if side is OURS else x.to_jax())
 
 
