@@ -412,7 +412,7 @@ def compare(
     inner: int | None = None,
     warmup: int = 3,
     clock: Clock = time.thread_time,
-    seconds: float = 3.0,
+    seconds: float = 2.0,
 ) -> Line:
     """Time work of JAX and of xlashard in turn, and return a line of a growth table.
 

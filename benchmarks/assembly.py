@@ -154,7 +154,7 @@ def measure(devices: int, rounds: int) -> dict[str, list[Line]]:
 
 def main() -> int:
     """Run the benchmark and return the exit status."""
-    options = read_options("Assembly of arrays, and shardings, beside JAX", rounds=15)
+    options = read_options("Assembly of arrays, and shardings, beside JAX", rounds=11)
     report = Report("assembly")
     measured = [run_apart(emulated(n), measure, n, options.rounds) for n in DEVICES]
     for title in TABLES:

@@ -244,7 +244,7 @@ def measure_ways(lines: Lines, num_devices: int) -> None:
 
 def main() -> int:
     """Run the benchmark and return the exit status."""
-    options = read_options("Calls of compiled functions, beside jax.jit", rounds=31)
+    options = read_options("Calls of compiled functions, beside jax.jit", rounds=21)
     jax.config.update("jax_enable_compilation_cache", False)
     report = Report("dispatch")
     for num_devices, goal in GOALS.items():

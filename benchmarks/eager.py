@@ -149,7 +149,7 @@ def measure(lines: Lines, num_devices: int) -> None:
 
 def main() -> int:
     """Run the benchmark and return the exit status."""
-    options = read_options("Operations on small arrays, beside jax.numpy", rounds=21)
+    options = read_options("Operations on small arrays, beside jax.numpy", rounds=15)
     report = Report("eager")
     for num_devices in (1, 8):
         lines = Lines(options.rounds)

@@ -428,7 +428,7 @@ def count_all_calls(report: Report) -> bool:
 
 def main() -> int:
     """Run the benchmark and return the exit status."""
-    options = read_options("First call of a function, beside jax.jit", rounds=15)
+    options = read_options("First call of a function, beside jax.jit", rounds=9)
     jax.config.update("jax_enable_compilation_cache", False)
     report = Report("first_call")
     measure_growth(report, options.rounds)

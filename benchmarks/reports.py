@@ -136,7 +136,7 @@ def measure(layers: int) -> dict[str, tuple[Cost, Cost]]:
 
 def main() -> int:
     """Run the benchmark and return the exit status."""
-    options = read_options("Reports beside the compilation of their programs", rounds=3)
+    options = read_options("Reports beside the compilation of their programs", rounds=2)
     report = Report("reports")
     lines: dict[str, list[Line]] = {unit: [] for unit in TITLES}
     for layers in LAYERS:
