@@ -8,7 +8,7 @@ import jax
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.transfer import Handle, Tracer
 from xlashard.core.array.array_class.array import Array
-from xlashard.core.array.array_class.base import check_alive_as, handle_of, record_shard
+from xlashard.core.array.array_class.base import check_alive_as, handle_of, record_shards
 from xlashard.core.array.array_class.handles import canonical_dtype, is_key_dtype, key_handle
 from xlashard.core.array.constructors import finished
 from xlashard.core.array.placement.target import (
@@ -145,8 +145,7 @@ def assemble_arrays(
     keys = ordered[0].array if ordered and ordered[0].is_key else None
     out = finished([single.handle for single in ordered], dtype, target, None, keys)
     if len(ordered) > 1 and isinstance(out, Array):
-        for single in ordered:
-            record_shard(single.handle, out)
+        record_shards([single.handle for single in ordered], out)
         arrays = [single.array for single in ordered]
         if not all([isinstance(x, Array) and x._exposed is None for x in arrays]):
             out._expose()  # code outside of this package can delete one of the buffers
