@@ -153,7 +153,10 @@ def array_of_pieces(
         )
     ordered = [buffers[number] for number in range(len(target.positions))]
     with allow_transfers():
-        return finished(ordered, expected, target, layout, keys)
+        return place_within_memory(
+            lambda: finished(ordered, expected, target, layout, keys),
+            lambda: [memory_required(target, expected)],
+        )
 
 
 def _called(data_callback: Callable[[tuple[slice, ...]], Any], index: tuple[slice, ...]) -> Any:

@@ -317,7 +317,7 @@ def wrap(handle: Handle, sharding: Any = None) -> Array:
     """
     out = Array()
     out._handle = handle
-    if isinstance(sharding, jax.sharding.Sharding):
+    if sharding is not None and isinstance(sharding, jax.sharding.Sharding):
         out._own_sharding = sharding
     return out
 
@@ -331,7 +331,7 @@ def wrap_tree(treedef: Any, handles: Sequence[Handle]) -> Any:
         out = Array()
         out._buffers = handle
         out._exclusive = True
-        out._exposed = out._own_sharding = out._shards_or_cause = out._value_cache = None
+        out._own_sharding = out._value_cache = None
         append(out)
     return treedef.unflatten(leaves)
 
@@ -345,6 +345,6 @@ def wrap_kinds(plan: tuple[Any, tuple[type[Array], ...]], handles: Sequence[Hand
         out = new(kind)  # the constructors of derived classes take other arguments
         out._buffers = handle
         out._exclusive = True
-        out._exposed = out._own_sharding = out._shards_or_cause = out._value_cache = None
+        out._own_sharding = out._value_cache = None
         append(out)
     return treedef.unflatten(leaves)

@@ -164,7 +164,7 @@ def release_shards(values: Iterable[Any], consumer: str) -> None:
                 array._lose_shard(consumer)
 
 
-# Slots that are unset while an array is made; an unset slot reads as None.
+# Slots that may be unset; an unset slot reads as None.
 _OPTIONAL = frozenset(
     {"_exclusive", "_exposed", "_own_sharding", "_shards_or_cause", "_value_cache"}
 )
@@ -185,7 +185,8 @@ class ArrayBase(jax.Array):
         _value_cache: The value on the host, once read.
     """
 
-    # Where arrays are made, all slots are set: it takes 10 ns, and reading an unset one 2 µs.
+    # Reading an unset slot takes 2 µs, setting one 8 ns: results of programs have those set that
+    # are read on most of them, other arrays all.
     __slots__ = (
         "__weakref__",
         "_buffers",
