@@ -330,7 +330,7 @@ class ValueSharding(XLACompatibleSharding):
         return _shard_shape(self, self._checked_shape(global_shape, "shard_shape"))
 
     def _find_shard_shape(self, shape: Shape) -> Shape:
-        return self.rank_tiling(len(shape)).shard_shape(shape)
+        return self.tiling(shape).shard_shape(shape)  # which a derived class may define
 
     @cached_property
     def _index_maps(self) -> BoundedCache:
