@@ -24,6 +24,10 @@ def test_shards_are_kept_until_the_array_ends():
     kept = x.addressable_shards
     assert x.addressable_shards is kept
     assert [shard.data.tolist() for shard in kept] == [V[shard.index].tolist() for shard in kept]
+    assert x.addressable_data(0) is kept[0].data
+    assert x.addressable_data(-1).tolist() == kept[-1].data.tolist()
+    with pytest.raises(IndexError):
+        x.addressable_data(len(kept))
     part = weakref.ref(kept[0].data)
     del kept
     x.delete()

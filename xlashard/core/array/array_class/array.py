@@ -157,6 +157,11 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         Raises:
             IndexError: This process has fewer devices of the array.
         """
+        kept = self._shards_or_cause
+        if type(kept) is list and type(index) is int and not self._buffers.is_deleted():
+            number = 0 if self.is_fully_replicated else index
+            if 0 <= number < len(kept):
+                return kept[number].data
         check_alive(self)
         buffers = split(self._handle)
         if buffers and self.is_fully_replicated and is_index(index):
