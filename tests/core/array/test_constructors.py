@@ -39,7 +39,13 @@ from xlashard import (
     pjit,
     with_sharding_constraint,
 )
-from xlashard.errors import ArgumentError, DeletedError, GeometryError, PlacementError
+from xlashard.errors import (
+    ArgumentError,
+    DeletedError,
+    GeometryError,
+    PlacementError,
+    XlashardError,
+)
 
 V = value(np.float32)
 
@@ -495,3 +501,59 @@ def test_errors_are_value_errors_as_in_jax(name):
         for module in (jax, xlashard):
             with pytest.raises(ValueError):
                 call(module)
+
+
+W = np.arange(32, dtype=np.float32).reshape(8, 4)
+ROWS = named(("x", "y"))
+
+
+def test_tiles_are_copied_before_the_next_is_requested():
+    # Small tiles share one block of host memory, and others are among them.
+    def checked(
+        tile: Callable[[int, np.ndarray], Any], v: np.ndarray = W, dtype: Any = None
+    ) -> Any:
+        buffer, calls = np.empty(0), 0
+
+        def one(index: Any) -> Any:
+            nonlocal buffer, calls
+            if buffer.shape != v[index].shape:
+                buffer = v[index].copy()
+            buffer[...] = v[index]
+            calls += 1
+            return tile(calls, buffer)
+
+        x = make_array_from_callback(v.shape, ROWS, one, dtype)
+        same(x, v)
+        return x
+
+    checked(lambda _, tile: tile)
+    checked(lambda n, tile: tile if n % 2 else device_put(tile.copy()))
+    checked(lambda n, tile: tile.tolist() if n > 1 else tile)
+    checked(lambda _, tile: tile.astype(np.float64), dtype=np.float32)
+    checked(lambda _, tile: tile[:, ::-1].copy()[:, ::-1])
+    large = np.arange(8 * 4096, dtype=np.float32).reshape(8, 4096)
+    checked(lambda _, tile: tile, large)
+    checked(lambda _, tile: tile, np.arange(8) > 3)
+
+
+def test_an_invalid_tile_after_valid_ones_is_refused():
+    for bad, word in ((W[:1, :1], "shape"), (W[:4].astype(np.int32), "int32"), ("text", "str")):
+        tiles = iter([W[:4], bad] * 4)
+        with pytest.raises(XlashardError, match=word):
+            make_array_from_callback((8, 4), named("x"), lambda _, tiles=tiles: next(tiles))
+
+
+def test_shards_of_arrays_make_arrays_in_any_order():
+    x = device_put(W, ROWS)
+    parts = [shard.data for shard in x.addressable_shards]
+    for given in (parts, parts[::-1], tuple(parts), [part.to_jax() for part in parts]):
+        y = make_array_from_single_device_arrays(W.shape, ROWS, given)
+        same(y, W)
+        assert y.sharding == ROWS
+    one = device_put(np.zeros(W[:1].shape, np.float32), parts[0].device)
+    z = make_array_from_single_device_arrays(W.shape, ROWS, [one, *parts[1:]])
+    assert not np.asarray(z)[0].any()
+    parts[-1].delete()
+    assert x.is_deleted() and z.is_deleted()
+    with pytest.raises(DeletedError, match=rf"arrays\[{len(parts) - 1}\]"):
+        make_array_from_single_device_arrays(W.shape, ROWS, parts)

@@ -1,5 +1,6 @@
 """Tests of every sharding class: subclass it and define the expected tiles."""
 
+import contextlib
 import copy
 import pickle
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from xlashard import (
     pjit,
 )
 from xlashard.core.sharding import from_jax, to_jax
-from xlashard.errors import GeometryError, ShardingError
+from xlashard.errors import ArgumentError, GeometryError, RankError, ShardingError
 
 type Cuts = Mapping[int, tuple[slice, ...]]
 
@@ -72,10 +73,36 @@ class ShardingSuite:
             np.testing.assert_array_equal(whole[index_map[device]], self.held(position))
         assert sharding.addressable_devices_indices_map(self.shape) == index_map
 
-    def test_index_maps_are_the_callers_own(self, sharding: Sharding) -> None:
-        first = sharding.devices_indices_map(self.shape)
-        first.clear()  # type: ignore[attr-defined]
-        assert len(sharding.devices_indices_map(self.shape)) == len(self.cuts)
+    def test_no_caller_changes_the_index_map_of_another(self, sharding: Sharding) -> None:
+        for method in (sharding.devices_indices_map, sharding.addressable_devices_indices_map):
+            with contextlib.suppress(TypeError):  # that of a read-only map
+                method(self.shape)[sharding.devices[0]] = ()  # type: ignore[index]
+            assert method(self.shape)[sharding.devices[0]] != () or self.shape == ()
+
+    def test_known_results_do_not_hide_invalid_shapes(self, sharding: Sharding) -> None:
+        if not isinstance(sharding, XLACompatibleSharding):
+            return
+        methods: list[Any] = [
+            sharding.shard_shape,
+            sharding.devices_indices_map,
+            sharding.addressable_devices_indices_map,
+        ]
+        for method in methods:
+            first = method(self.shape)
+            assert method(tuple(map(np.int64, self.shape))) == method(list(self.shape)) == first
+            assert method(n for n in self.shape) == first
+            for size in (float(self.shape[0]), "8"):
+                with pytest.raises(ArgumentError, match="shape"):
+                    method((size, *self.shape[1:]))
+
+    def test_known_comparisons_do_not_hide_invalid_arguments(self, sharding: Sharding) -> None:
+        ndim = len(self.shape)
+        assert sharding.is_equivalent_to(sharding, ndim)
+        for bad, rank in ((None, ndim), (sharding, float(ndim)), (sharding, None)):
+            with pytest.raises(ArgumentError):
+                sharding.is_equivalent_to(bad, rank)  # type: ignore[arg-type]
+        with pytest.raises(RankError):
+            sharding.is_equivalent_to(sharding, -1)
 
     def test_shard_shape(self, sharding: Sharding) -> None:
         assert sharding.shard_shape(self.shape) == self.held(0).shape

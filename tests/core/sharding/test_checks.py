@@ -1,5 +1,6 @@
 """Invalid arguments of shardings, besides the catalogue of mistakes (tests/errors)."""
 
+import re
 from unittest import mock
 
 import jax
@@ -82,3 +83,19 @@ def test_mocked_memory_kind_of_a_mocked_device_is_accepted():
         NamedSharding(own.mesh, own.spec, memory_kind=mock.MagicMock())
     with pytest.raises(ShardingError, match="memory_kind=<MagicMock"):
         NamedSharding(mesh(), own.spec, memory_kind=kind)
+
+
+def test_known_arguments_do_not_hide_invalid_ones():
+    known, spec = mesh(), P("data")
+    for _ in range(2):
+        assert NamedSharding(known, spec).normal_spec.dims == (("data",),)
+        for arguments, text in (
+            ((known, ("data",)), "P('data')"),
+            ((known, None), "P()"),
+            ((known.devices, spec), "ndarray"),
+            (([], spec), "list"),
+            ((known, P("other")), "other"),
+            ((known, P("data", "data")), "data"),
+        ):
+            with pytest.raises(ValueError, match=re.escape(text)):
+                NamedSharding(*arguments)

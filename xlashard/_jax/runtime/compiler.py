@@ -332,6 +332,11 @@ def custom_layout(handle: Any) -> Any:
     return _unless_default(handle._pjrt_layout, handle.sharding, handle.aval)
 
 
+def have_same_layout(handles: Sequence[Any]) -> bool:
+    """Return True if some arrays have one layout, the default one or another."""
+    return len({handle._pjrt_layout for handle in handles}) == 1
+
+
 def custom_struct_layout(struct: jax.ShapeDtypeStruct) -> Any:
     """Return the layout of a `jax.ShapeDtypeStruct`, None for the default one."""
     layout = struct.format.layout

@@ -30,6 +30,7 @@ from xlashard.core.array.array_class.handles import (
 )
 from xlashard.core.array.array_class.shard import index_text
 from xlashard.core.array.placement.put import (
+    SmallTiles,
     gather_pieces,
     host_value,
     memory_required,
@@ -129,9 +130,16 @@ def array_of_pieces(
     expected, keys = dtype, None
     indices = target.indices
     buffers: dict[int, Any] = {}
+    small = SmallTiles(target, len(groups))
     for numbers in groups:
         index = indices[numbers[0]]
         value = _called(data_callback, index)
+        tile = small.copy(value, expected)
+        if tile is not None:
+            expected = tile.dtype
+            for number in numbers:
+                buffers[number] = tile
+            continue
         if _is_result(value, target, dtype, layout):
             return value if isinstance(value, Array) else wrap(value)
         piece = _read_piece(value, index, target.shard_shape, expected)
@@ -145,7 +153,10 @@ def array_of_pieces(
         )
     ordered = [buffers[number] for number in range(len(target.positions))]
     with allow_transfers():
-        return finished(ordered, expected, target, layout, keys)
+        return place_within_memory(
+            lambda: finished(ordered, expected, target, layout, keys),
+            lambda: [memory_required(target, expected)],
+        )
 
 
 def _called(data_callback: Callable[[tuple[slice, ...]], Any], index: tuple[slice, ...]) -> Any:

@@ -1,16 +1,24 @@
 """Arrays over buffers that are on their devices, without copies."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
-from xlashard._jax.runtime.transfer import Handle, Tracer
-from xlashard.core.array.array_class.array import Array
-from xlashard.core.array.array_class.base import check_alive_as, handle_of, record_shard
-from xlashard.core.array.array_class.handles import canonical_dtype, is_key_dtype, key_handle
+from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, split
+from xlashard.core.array.array_class.array import Array, wrap
+from xlashard.core.array.array_class.base import (
+    ArrayBase,
+    arrays_with_shard,
+    check_alive_as,
+    handle_of,
+    record_shards,
+)
+from xlashard.core.array.array_class.handles import canonical_dtype, key_handle
 from xlashard.core.array.constructors import finished
+from xlashard.core.array.placement.put import gather_pieces
 from xlashard.core.array.placement.target import (
     ResolvedSharding,
     parse_shape,
@@ -59,10 +67,66 @@ def make_array_from_single_device_arrays(
         if layout is not None:
             raise ArgumentError("the arrays have their layouts already: give the sharding alone")
         target = resolve_sharding(parse_shape(shape), parsed)
-        singles = read_buffers(target.sharding._complete_pieces(arrays, target.shard_shape), _HERE)
-        return assemble_arrays(
-            singles, target, None if dtype is None else canonical_dtype(dtype), _HERE
-        )
+        dtype = None if dtype is None else canonical_dtype(dtype)
+        arrays = target.sharding._complete_pieces(arrays, target.shard_shape)
+        handles = _match_handles(arrays, target, dtype)
+        if handles is not None:
+            return _join(handles, arrays, target)
+        return assemble_arrays(read_buffers(arrays, _HERE), target, dtype, _HERE)
+
+
+def _match_handles(arrays: Any, target: ResolvedSharding, dtype: Any) -> list[Handle] | None:
+    """Return the handles of arrays in the order of the devices, if they are all valid.
+
+    Keys, and whatever is invalid, are left to `assemble_arrays`, whose checks take three times as
+    long: None.
+    """
+    if not isinstance(arrays, list | tuple) or len(arrays) != len(target.devices) or not arrays:
+        return None
+    by_device: dict[Device, Handle] = {}
+    shape, kind = target.shard_shape, target.memory_kind
+    for array in arrays:
+        if not (isinstance(array, ArrayBase) or type(array) is HandleType):
+            return None
+        handle = handle_of(array)
+        sharding = handle.sharding
+        if dtype is None:
+            dtype = handle.dtype
+        if (
+            handle.is_deleted()
+            or handle.shape != shape
+            or handle.dtype != dtype
+            or sharding.memory_kind != kind
+        ):
+            return None
+        devices = sharding._device_assignment
+        if len(devices) != 1:
+            return None
+        by_device[devices[0]] = handle
+    try:
+        return [by_device[device] for device in target.devices]
+    except KeyError:
+        return None
+
+
+def _are_shards(handles: Sequence[Handle], whole: Array) -> bool:
+    """Return True if handles are all shards of an Array in their order."""
+    parts = split(whole._buffers)
+    return len(parts) == len(handles) and all(map(operator.is_, parts, handles))
+
+
+def _join(handles: list[Handle], arrays: Sequence[Any], target: ResolvedSharding) -> Array:
+    """Return the array over checked handles of arrays, and record that they are its shards."""
+    if any(_are_shards(handles, whole) for whole in arrays_with_shard(handles[0])):
+        # Of one layout, which takes 1 µs to read.
+        out = wrap(gather_pieces(handles, handles[0].dtype, target), target.sharding)
+    else:
+        out = finished(handles, handles[0].dtype, target, None, None)
+    if len(handles) > 1:
+        record_shards(handles, out)
+        if not all([isinstance(x, ArrayBase) and x._exposed is None for x in arrays]):
+            out._expose()  # code outside of this package can delete one of the buffers
+    return out
 
 
 class Caller(NamedTuple):
@@ -88,18 +152,25 @@ class DeviceBuffer(NamedTuple):
     """One of the given arrays.
 
     Attributes:
-        name: Its expression.
+        caller: The function and argument that errors name.
+        number: Its number among them.
         array: The array.
         handle: Its buffer; for keys that of their data.
         device: Its device.
         is_key: Whether it is a key array.
     """
 
-    name: str
+    caller: Caller
+    number: int
     array: Any
     handle: Handle
     device: Device
     is_key: bool
+
+    @property
+    def name(self) -> str:
+        """Its expression."""
+        return self.caller.name(self.number)
 
 
 def read_buffers(arrays: Any, caller: Caller) -> list[DeviceBuffer]:
@@ -133,9 +204,8 @@ def assemble_arrays(
         ArgumentError: Neither arrays nor a dtype are given.
     """
     by_device = _by_device(singles, target)
-    for single in singles:
-        dtype = single.array.dtype if dtype is None else dtype
-        _check_fits(single, target, dtype)
+    dtype = singles[0].array.dtype if dtype is None and singles else dtype
+    _check_fits(singles, target, dtype)
     if dtype is None:
         raise ArgumentError(  # no-catalogue: needs several processes
             f"the dtype is unknown without arrays: write {_HERE.function}(shape, sharding, [], "
@@ -143,39 +213,44 @@ def assemble_arrays(
         )
     ordered = [by_device[device] for device in target.devices]
     keys = ordered[0].array if ordered and ordered[0].is_key else None
-    out = finished([single.handle for single in ordered], dtype, target, None, keys)
-    if len(ordered) > 1 and isinstance(out, Array):
-        for single in ordered:
-            record_shard(single.handle, out)
-        arrays = [single.array for single in ordered]
-        if not all([isinstance(x, Array) and x._exposed is None for x in arrays]):
-            out._expose()  # code outside of this package can delete one of the buffers
-    return out
+    handles = [single.handle for single in ordered]
+    if ordered and keys is None:
+        return _join(handles, [single.array for single in ordered], target)
+    return finished(handles, dtype, target, None, keys)
 
 
 def _read_buffer(caller: Caller, number: int, array: Any) -> DeviceBuffer:
-    name = caller.name(number)
-    if isinstance(array, Tracer):
-        raise ArgumentError(
-            f"{name} is traced, and only arrays with known values have buffers: call "
-            f"{caller.function} outside of jit, grad and vmap"
-        )
-    if not isinstance(array, jax.Array):
-        raise ArgumentError(
-            f"{name} is {type(array).__name__}, not an array on a device: write "
-            "device_put(value, device)"
-        )
-    is_key = is_key_dtype(array.dtype)
-    handle = handle_of(key_handle(array) if is_key else array)
-    check_alive_as(lambda: name, handle if is_key else array)
+    is_plain = isinstance(array, ArrayBase) or type(array) is HandleType
+    handle = handle_of(array) if is_plain else _read_keys(array, caller, number)
+    if handle.is_deleted():
+        check_alive_as(lambda: caller.name(number), array if is_plain else handle)
     devices = handle.sharding.device_set
     if len(devices) != 1:
         raise ArgumentError(
-            f"{name} is on {len(devices)} devices, but must be on one: give "
+            f"{caller.name(number)} is on {len(devices)} devices, but must be on one: give "
             "[shard.data for shard in x.addressable_shards]"
         )
     (device,) = devices
-    return DeviceBuffer(name, array, handle, device, is_key)
+    return DeviceBuffer(caller, number, array, handle, device, not is_plain)
+
+
+def _read_keys(array: Any, caller: Caller, number: int) -> Handle:
+    """Return the handle of a key array's data; other values are refused.
+
+    Raises:
+        ArgumentError: The value is no key array.
+    """
+    if isinstance(array, Tracer):
+        raise ArgumentError(
+            f"{caller.name(number)} is traced, and only arrays with known values have buffers: "
+            f"call {caller.function} outside of jit, grad and vmap"
+        )
+    if not isinstance(array, jax.Array):
+        raise ArgumentError(
+            f"{caller.name(number)} is {type(array).__name__}, not an array on a device: write "
+            "device_put(value, device)"
+        )
+    return key_handle(array)
 
 
 def _by_device(
@@ -191,9 +266,9 @@ def _by_device(
             )
         by_device[single.device] = single
     devices = target.devices
-    missing = [device for device in devices if device not in by_device]
-    surplus = [device for device in by_device if device not in set(devices)]
-    if missing or surplus:
+    if by_device.keys() != set(devices):
+        missing = [device for device in devices if device not in by_device]
+        surplus = [device for device in by_device if device not in devices]
         parts = [f"{len(singles)} arrays for {len(devices)} addressable devices of the sharding"]
         if missing:
             listed = ", ".join(map(str, missing))
@@ -205,22 +280,33 @@ def _by_device(
     return by_device
 
 
-def _check_fits(single: DeviceBuffer, target: ResolvedSharding, dtype: Any) -> None:
+def _check_fits(singles: Sequence[DeviceBuffer], target: ResolvedSharding, dtype: Any) -> None:
+    """Check that arrays have the dtype, the shape and the memory of the pieces of an array.
+
+    Raises:
+        PlacementError: An array has another.
+    """
+    shard_shape, memory_kind = target.shard_shape, target.memory_kind
+    for single in singles:
+        handle = single.array if single.is_key else single.handle
+        if handle.dtype != dtype or handle.shape != shard_shape:
+            raise _misfit_error(single, target, dtype)
+        kind = single.handle.sharding.memory_kind or default_memory_kind(single.device)
+        if kind != memory_kind:
+            raise PlacementError(
+                f"{single.name} on {single.device} is in its memory {kind!r}, but the sharding has "
+                f"{memory_kind!r}: write sharding.with_memory_kind({kind!r})"
+            )
+
+
+def _misfit_error(single: DeviceBuffer, target: ResolvedSharding, dtype: Any) -> PlacementError:
     own = single.array.dtype
     if own != dtype:
-        raise PlacementError(
+        return PlacementError(
             f"{single.name} on {single.device} is {own.name}, but the array is {dtype.name}: "
             f"give it by .astype({dtype.name!r})"
         )
-    shape = tuple(single.array.shape)
-    if shape != target.shard_shape:
-        raise PlacementError(
-            f"{single.name} on {single.device} has shape {shape}, but an array of shape "
-            f"{target.shape} has pieces of shape {target.shard_shape} under {target.sharding}"
-        )
-    kind = single.handle.sharding.memory_kind or default_memory_kind(single.device)
-    if kind != target.memory_kind:
-        raise PlacementError(
-            f"{single.name} on {single.device} is in its memory {kind!r}, but the sharding has "
-            f"{target.memory_kind!r}: write sharding.with_memory_kind({kind!r})"
-        )
+    return PlacementError(
+        f"{single.name} on {single.device} has shape {single.array.shape}, but an array of shape "
+        f"{target.shape} has pieces of shape {target.shard_shape} under {target.sharding}"
+    )

@@ -7,7 +7,8 @@ positions to tiles of an array. The tiling does all index maths; a subclass defi
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from functools import cached_property, wraps
+from functools import cached_property, lru_cache, wraps
+from types import MappingProxyType
 from typing import Any, Self
 
 import jax
@@ -17,7 +18,10 @@ from xlashard._jax.runtime.global_state import BoundedCache
 from xlashard._jax.runtime.shardings import (
     AbstractMesh,
     Device,
+    JaxGSPMDSharding,
+    JaxNamedSharding,
     JaxSharding,
+    JaxSingleDeviceSharding,
     default_memory_kind,
     is_symbolic_size,
     memory_kinds,
@@ -268,16 +272,6 @@ class XLACompatibleSharding(Sharding):
         """Return the tiling for an array of this shape; only its rank matters."""
         return self.rank_tiling(len(self._checked_shape(shape, "tiling")))
 
-    @cached_property
-    def _index_maps(self) -> BoundedCache:
-        return BoundedCache(64)  # enough for the distinct shapes of a large parameter tree
-
-    def devices_indices_map(self, global_shape: Shape) -> Mapping[Device, Index]:
-        """Return the slices that each device holds; a fresh dict over cached indices."""
-        global_shape = self._checked_shape(global_shape, "devices_indices_map")
-        index_map = super().devices_indices_map
-        return dict(self._index_maps.get_or_make(global_shape, lambda: index_map(global_shape)))
-
     def is_equivalent_to(self, other: "JaxSharding | Sharding", ndim: int) -> bool:
         """Return True if both put the same tile on the same device, in the same memory."""
         self._check_compared(other, ndim)
@@ -301,6 +295,90 @@ class XLACompatibleSharding(Sharding):
             return False
         place = {device: position for position, device in enumerate(devices)}
         return own_tiling.same_tiles(from_other.reordered([place[d] for d in self.devices]))
+
+
+class ValueSharding(XLACompatibleSharding):
+    """Sharding that never changes and equals by value, so that results of its methods are kept."""
+
+    @cached_property
+    def device_set(self) -> set[Device]:
+        """Return the devices, without their order; one set for all callers."""
+        return set(self.devices)
+
+    @cached_property
+    def is_fully_addressable(self) -> bool:
+        """Return True if every device belongs to this process."""
+        return len(self.addressable_positions) == len(self.devices)
+
+    @cached_property
+    def addressable_devices(self) -> set[Device]:
+        """Return this process's own devices; one set for all callers."""
+        return {self.devices[i] for i in self.addressable_positions}
+
+    def shard_shape(self, global_shape: Shape) -> Shape:
+        """Return the shape of the piece on one device, `[dim / tiles, ...]`.
+
+        Raises:
+            DivisibilityError: With the axes and their sizes, if a dimension can't be cut evenly.
+        """
+        try:
+            # 8.0 equals 8 as a key, and is no size.
+            if type(global_shape) is tuple and type(sum(global_shape)) is int:
+                return _shard_shape(self, global_shape)
+        except TypeError:
+            pass  # no tuple of integers
+        return _shard_shape(self, self._checked_shape(global_shape, "shard_shape"))
+
+    def _find_shard_shape(self, shape: Shape) -> Shape:
+        return self.tiling(shape).shard_shape(shape)  # which a derived class may define
+
+    @cached_property
+    def _index_maps(self) -> BoundedCache:
+        return BoundedCache(64)  # enough for the distinct shapes of a large parameter tree
+
+    def devices_indices_map(self, global_shape: Shape) -> Mapping[Device, Index]:
+        """Return the slices that each device holds, as a read-only mapping."""
+        try:
+            is_key = type(global_shape) is tuple and type(sum(global_shape)) is int
+            known = self._index_maps.get(global_shape) if is_key else None
+        except TypeError:
+            known = None  # no tuple of integers
+        if known is not None:
+            return known
+        shape = self._checked_shape(global_shape, "devices_indices_map")
+        index_map = MappingProxyType(super().devices_indices_map(shape))
+        self._index_maps.add(shape, index_map)
+        return index_map
+
+    def addressable_devices_indices_map(self, global_shape: Shape) -> Mapping[Device, Index]:
+        """Return the slices that this process's devices hold, as a read-only mapping."""
+        shape = self._checked_shape(global_shape, "addressable_devices_indices_map")
+        if self.is_fully_addressable:
+            return self.devices_indices_map(shape)
+        return MappingProxyType(super().addressable_devices_indices_map(shape))
+
+    def is_equivalent_to(self, other: "JaxSharding | Sharding", ndim: int) -> bool:
+        """Return True if both put the same tile on the same device, in the same memory."""
+        if type(ndim) is int and isinstance(other, _VALUE_CLASSES):
+            return _are_equivalent(self, other, ndim)
+        return super().is_equivalent_to(other, ndim)
+
+
+_VALUE_CLASSES = (JaxNamedSharding, JaxSingleDeviceSharding, JaxGSPMDSharding)
+
+# Shapes of several large parameter trees. By class too, as shardings of JAX equal those of this
+# package, and derived classes may have other tiles.
+_remember = lru_cache(maxsize=4096, typed=True)
+
+
+@_remember
+def _shard_shape(sharding: ValueSharding, shape: Shape) -> Shape:
+    return sharding._find_shard_shape(sharding._checked_shape(shape, "shard_shape"))
+
+
+@_remember
+def _are_equivalent(sharding: ValueSharding, other: "JaxSharding | Sharding", ndim: int) -> bool:
+    return XLACompatibleSharding.is_equivalent_to(sharding, other, ndim)
 
 
 def _with_checked_size(make_tiling: Callable[..., Tiling]) -> Any:

@@ -24,6 +24,7 @@ from xlashard._jax.trace.lower_for import move_mesh
 from xlashard.core.sharding.axes import axes_of, gspmd_sharding_of
 from xlashard.core.sharding.base import (
     Sharding,
+    ValueSharding,
     XLACompatibleSharding,
     check_memory_kind,
     checked_devices,
@@ -44,11 +45,11 @@ from xlashard.geometry.spec import checked_rank
 
 if TYPE_CHECKING:
 
-    class _GSPMDBase(XLACompatibleSharding, JaxGSPMDSharding):
+    class _GSPMDBase(ValueSharding, JaxGSPMDSharding):
         """Both base classes, for type checkers."""
 
 else:
-    _GSPMDBase = with_interface(XLACompatibleSharding, JaxGSPMDSharding)
+    _GSPMDBase = with_interface(ValueSharding, JaxGSPMDSharding)
 
 
 class GSPMDSharding(_GSPMDBase):
@@ -136,7 +137,7 @@ class GSPMDSharding(_GSPMDBase):
         """Return the same placement in another memory of the same devices."""
         return type(self)(self.devices, self._assignment, memory_kind=kind)
 
-    @property
+    @cached_property
     def is_fully_replicated(self) -> bool:
         """Return True if every device holds every element."""
         if len(self.devices) == 1 or self._assignment.kind == "replicated":

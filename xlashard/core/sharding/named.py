@@ -19,7 +19,7 @@ from xlashard._jax.runtime.shardings import (
     reduction_arguments,
     with_interface,
 )
-from xlashard.core.sharding.base import XLACompatibleSharding, check_memory_kind
+from xlashard.core.sharding.base import ValueSharding, check_memory_kind
 from xlashard.errors import RankError, ShardingError, counted
 from xlashard.geometry import DimAxes, MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.geometry.spec import checked_rank
@@ -87,11 +87,11 @@ def named_tiling(grid: MeshGrid, spec: Spec, ndim: int) -> Tiling:
 
 if TYPE_CHECKING:
 
-    class _NamedBase(XLACompatibleSharding, JaxNamedSharding):
+    class _NamedBase(ValueSharding, JaxNamedSharding):
         """Both base classes, for type checkers."""
 
 else:
-    _NamedBase = with_interface(XLACompatibleSharding, JaxNamedSharding)
+    _NamedBase = with_interface(ValueSharding, JaxNamedSharding)
 
 
 class MeshSharding(_NamedBase):
@@ -104,6 +104,48 @@ class MeshSharding(_NamedBase):
     def jax_sharding(self, shape: Sequence[int] = ()) -> JaxNamedSharding:
         """Return JAX's own `NamedSharding` with the same devices and tiles."""
         return self._jax_sharding
+
+
+_initialize = JaxNamedSharding.__init__  # super() is a tenth of the time of a known sharding
+
+
+def _check_spec(
+    mesh: Mesh | AbstractMesh, spec: PartitionSpec, memory_kind: str | None
+) -> PartitionSpec:
+    """Check the arguments of a `NamedSharding`, and return the spec as one of JAX."""
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise ShardingError(
+            f"the mesh of a NamedSharding must be a Mesh, not {type(mesh).__name__}: write "
+            "NamedSharding(Mesh(devices, axis_names), P(...))"
+        )
+    if not isinstance(spec, PartitionSpec):
+        raise ShardingError(
+            f"the spec of a NamedSharding must be a PartitionSpec, not "
+            f"{type(spec).__name__}: write P{_as_call(spec)}",
+            also=TypeError,
+        )
+    if isinstance(spec, tuple):
+        # A spec of `legacy.shardings.partition_spec` is a tuple too; JAX's spec is compared.
+        spec = PartitionSpec(*spec)
+    normal = spec_of(spec)
+    if not mesh.empty:
+        validate_spec(normal, grid_of(mesh))
+        if problem := _not_explicit(normal, mesh):
+            raise ShardingError(problem)
+    device = mesh._flat_devices_tuple[0] if isinstance(mesh, Mesh) and not mesh.empty else None
+    check_memory_kind(device, memory_kind, "NamedSharding")
+    if mesh.empty and memory_kind is not None:
+        # JAX's class ends the process.
+        raise ShardingError(
+            f"NamedSharding: memory_kind={memory_kind!r} needs a mesh with devices, and the "
+            "mesh is empty: write NamedSharding(Mesh(devices, axis_names), P(...))"
+        )
+    return spec
+
+
+@lru_cache(maxsize=_TILINGS_KEPT)
+def _check_once(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> None:
+    _check_spec(mesh, spec, None)
 
 
 class NamedSharding(MeshSharding):
@@ -139,34 +181,16 @@ class NamedSharding(MeshSharding):
         *,
         memory_kind: str | None = None,
     ) -> None:
-        if not isinstance(mesh, Mesh | AbstractMesh):
-            raise ShardingError(
-                f"the mesh of a NamedSharding must be a Mesh, not {type(mesh).__name__}: write "
-                "NamedSharding(Mesh(devices, axis_names), P(...))"
-            )
-        if not isinstance(spec, PartitionSpec):
-            raise ShardingError(
-                f"the spec of a NamedSharding must be a PartitionSpec, not "
-                f"{type(spec).__name__}: write P{_as_call(spec)}",
-                also=TypeError,
-            )
-        if isinstance(spec, tuple):
-            # A spec of `legacy.shardings.partition_spec` is a tuple too; JAX's spec is compared.
-            spec = PartitionSpec(*spec)
-        normal = spec_of(spec)
-        if not mesh.empty:
-            validate_spec(normal, grid_of(mesh))
-            if problem := _not_explicit(normal, mesh):
-                raise ShardingError(problem)
-        device = mesh._flat_devices_tuple[0] if isinstance(mesh, Mesh) and not mesh.empty else None
-        check_memory_kind(device, memory_kind, "NamedSharding")
-        if mesh.empty and memory_kind is not None:
-            # JAX's class ends the process.
-            raise ShardingError(
-                f"NamedSharding: memory_kind={memory_kind!r} needs a mesh with devices, and the "
-                "mesh is empty: write NamedSharding(Mesh(devices, axis_names), P(...))"
-            )
-        super().__init__(mesh, spec, memory_kind=memory_kind)
+        if memory_kind is None and type(spec) is PartitionSpec:
+            try:
+                _check_once(mesh, spec)
+            except TypeError:
+                pass  # a mesh without a hash is no mesh: refused below
+            else:
+                _initialize(self, mesh, spec)
+                return
+        spec = _check_spec(mesh, spec, memory_kind)
+        _initialize(self, mesh, spec, memory_kind=memory_kind)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_unpickle_named, (reduce_mesh(self.mesh), self.spec, self.memory_kind))
@@ -203,7 +227,7 @@ class NamedSharding(MeshSharding):
         """Return the sharding with another spec on the same mesh and memory."""
         return type(self)(self.mesh, spec, memory_kind=self.memory_kind)
 
-    @property
+    @cached_property
     def is_fully_replicated(self) -> bool:
         """Return True if every device holds the whole array, and no partial result of it."""
         sizes, spec = grid_of(self.mesh).shape, self.normal_spec
@@ -247,13 +271,7 @@ class NamedSharding(MeshSharding):
                 needed=entries,
             )
 
-    def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the piece on one device, `[dim / tiles, ...]`.
-
-        Raises:
-            DivisibilityError: With the axes and their sizes, if a dimension can't be cut evenly.
-        """
-        shape = self._checked_shape(global_shape, "shard_shape")
+    def _find_shard_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         validate_spec(self.normal_spec, grid_of(self.mesh), shape)
         return self.rank_tiling(len(shape)).shard_shape(shape)
 
@@ -334,11 +352,11 @@ def _as_call(spec: object) -> str:
 
 if TYPE_CHECKING:
 
-    class _SingleDeviceBase(XLACompatibleSharding, JaxSingleDeviceSharding):
+    class _SingleDeviceBase(ValueSharding, JaxSingleDeviceSharding):
         """Both base classes, for type checkers."""
 
 else:
-    _SingleDeviceBase = with_interface(XLACompatibleSharding, JaxSingleDeviceSharding)
+    _SingleDeviceBase = with_interface(ValueSharding, JaxSingleDeviceSharding)
 
 
 class SingleDeviceSharding(_SingleDeviceBase):

@@ -20,7 +20,7 @@ from xlashard.core.array.array_class.base import (
     DELETE,
     SHARDS,
     check_alive,
-    record_shard,
+    record_shards,
     release_shards,
     type_text,
 )
@@ -157,11 +157,17 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         Raises:
             IndexError: This process has fewer devices of the array.
         """
+        kept = self._shards_or_cause
+        if type(kept) is list and type(index) is int and not self._buffers.is_deleted():
+            number = 0 if self.is_fully_replicated else index
+            if 0 <= number < len(kept):
+                return kept[number].data
         check_alive(self)
         buffers = split(self._handle)
         if buffers and self.is_fully_replicated and is_index(index):
             index = 0
-        return self._shard(buffers[self._check_shard_number(index, len(buffers))])
+        number = self._check_shard_number(index, len(buffers))
+        return self._wrap_shards([buffers[number]])[0]
 
     def _check_shard_number(self, index: int, count: int) -> int:
         """Return the number of a shard of this process, checked."""
@@ -181,15 +187,18 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
     @property
     def addressable_shards(self) -> list[Shard]:
         """Shards on the devices of this process, in the order of the device assignment."""
+        kept = self._shards_or_cause
+        if type(kept) is list and not self._buffers.is_deleted():
+            return kept
         check_alive(self)
-        data = [self._shard(buffer) for buffer in split(self._handle)]
-        return Shard.all_of(self.sharding, self.shape, data)
+        shards = Shard.all_of(self.sharding, self.shape, self._wrap_shards(split(self._handle)))
+        return self._keep_shards(shards)
 
-    def _shard(self, buffer: Handle) -> "Array":
-        """Return an Array over one buffer; deleting it deletes a part of this array."""
+    def _wrap_shards(self, buffers: Sequence[Handle]) -> "list[Array]":
+        """Return Arrays over some of the buffers; deleting one deletes a part of this array."""
         if self._buffers.sharding.num_devices > 1:
-            record_shard(buffer, self)
-        return wrap(buffer)
+            record_shards(buffers, self)
+        return [wrap(buffer) for buffer in buffers]
 
     @property
     def global_shards(self) -> list[Shard]:
@@ -254,8 +263,8 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
 
     def delete(self) -> None:
         """Free the memory at once; any later use of the array is an error."""
-        if not self._buffers.is_deleted():
-            self._deleted_by = DELETE
+        # Set in any case, which drops the list of shards.
+        self._deleted_by = self._deleted_by if self._buffers.is_deleted() else DELETE
         self._value_cache = None
         self._buffers.delete()
         if SHARDS:
@@ -313,7 +322,7 @@ def wrap(handle: Handle, sharding: Any = None) -> Array:
     """
     out = Array()
     out._handle = handle
-    if isinstance(sharding, jax.sharding.Sharding):
+    if sharding is not None and isinstance(sharding, jax.sharding.Sharding):
         out._own_sharding = sharding
     return out
 
@@ -327,6 +336,7 @@ def wrap_tree(treedef: Any, handles: Sequence[Handle]) -> Any:
         out = Array()
         out._buffers = handle
         out._exclusive = True
+        out._own_sharding = out._value_cache = None
         append(out)
     return treedef.unflatten(leaves)
 
@@ -340,5 +350,6 @@ def wrap_kinds(plan: tuple[Any, tuple[type[Array], ...]], handles: Sequence[Hand
         out = new(kind)  # the constructors of derived classes take other arguments
         out._buffers = handle
         out._exclusive = True
+        out._own_sharding = out._value_cache = None
         append(out)
     return treedef.unflatten(leaves)

@@ -41,6 +41,7 @@ def wrap_first(_: None, handles: Sequence[Any]) -> Array:
     """Return an `Array` over the only handle, for jaxlib's dispatcher."""
     out = Array()
     out._buffers, out._exclusive = handles[0], True
+    out._own_sharding = out._value_cache = None
     return out
 
 

@@ -1,6 +1,7 @@
 """Protocols of Python and NumPy: conversions, text, pickling and DLPack."""
 
 import operator
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
@@ -33,7 +34,7 @@ from xlashard.core.sharding import (
 from xlashard.errors import ArgumentError, DLPackError, counted
 from xlashard.support import hooks
 from xlashard.support.formatting import format_axes
-from xlashard.support.tracebacks import short_tracebacks, shortened
+from xlashard.support.tracebacks import short_tracebacks, shorten, shortened
 
 
 class HostProtocols(ArrayBase):
@@ -53,22 +54,33 @@ class HostProtocols(ArrayBase):
             )
         return self.shape[0]
 
-    @shortened
     def __bool__(self) -> bool:
-        if self.size != 1:
-            raise ValueError(
-                f"an Array {type_text(self)} of {self.size} elements has no truth value: write "
-                "x.any(), x.all() or x.size > 0"
-            )
-        return bool(read_value(self))
+        try:
+            if self._buffers.size != 1:
+                raise ValueError(
+                    f"an Array {type_text(self)} of {self.size} elements has no truth value: write "
+                    "x.any(), x.all() or x.size > 0"
+                )
+            return bool(read_value(self))
+        except BaseException as error:
+            shorten(error)
+            raise
 
-    @shortened
+    # These are called once a step: `shortened` is written out, as its call takes a tenth of theirs.
+
     def __int__(self) -> int:
-        return int(self._real_scalar("int"))
+        try:
+            return int(self._real_scalar("int"))
+        except BaseException as error:
+            shorten(error)
+            raise
 
-    @shortened
     def __float__(self) -> float:
-        return float(self._real_scalar("float"))
+        try:
+            return float(self._real_scalar("float"))
+        except BaseException as error:
+            shorten(error)
+            raise
 
     @shortened
     def __complex__(self) -> complex:
@@ -87,7 +99,7 @@ class HostProtocols(ArrayBase):
         return oct(self._integer("oct()"))
 
     def _real_scalar(self, kind: str) -> np.ndarray:
-        if self.dtype.kind == "c":
+        if self._buffers.dtype.kind == "c":
             raise ArgumentError(
                 f"a complex Array, {type_text(self)}, does not convert to a Python {kind}: write "
                 f"{kind}(x.real) or complex(x)"
@@ -95,7 +107,7 @@ class HostProtocols(ArrayBase):
         return self._scalar(kind)
 
     def _scalar(self, kind: str) -> np.ndarray:
-        if self.ndim:
+        if self._buffers.shape:
             raise ArgumentError(
                 f"only an Array without dimensions converts to a Python {kind}, this one is "
                 f"{type_text(self)}: write {kind}(x[index]) or x.tolist()"
@@ -150,20 +162,25 @@ class HostProtocols(ArrayBase):
         """Return the elements as bytes, in row-major (`"C"`) or column-major (`"F"`) order."""
         return read_value(self).tobytes(order)  # pyright: ignore[reportArgumentType]
 
-    @shortened
     def item(self, *args: int) -> Any:
         """Return one element as a Python number; the position is optional if there is only one."""
-        handle = self._handle
-        if not args and handle.size == 1 and active_guards() is None:
-            try:
-                return handle.item()
-            except RuntimeError:
-                pass  # deleted, or not in this process: handled below
-        return read_value(self).item(*args)
+        try:
+            if not args and active_guards() is None:
+                with suppress(RuntimeError, ValueError):  # handled below
+                    return self._handle.item()
+            return read_value(self).item(*args)
+        except BaseException as error:
+            shorten(error)
+            raise
 
-    @shortened
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        value = read_value(self)
+        try:
+            value = read_value(self)
+        except BaseException as error:
+            shorten(error)
+            raise
+        if dtype is None and not copy:
+            return value
         if copy:
             return np.array(value, dtype)
         if dtype is None or value.dtype == dtype:
@@ -192,6 +209,14 @@ class HostProtocols(ArrayBase):
             raise BufferError(
                 f"the buffer protocol does not support {self.dtype.name}: write x.tobytes()"
             ) from None
+
+    def __jax_array__(self) -> Self:
+        """Return the array itself, which JAX takes as it is.
+
+        JAX's functions look for this method on every operand: a missing one takes longer to report
+        than this one to call.
+        """
+        return self
 
     def __array_module__(self, types: Any) -> Any:
         check_alive(self)

@@ -53,10 +53,10 @@ class Shard:
     ) -> list[Self]:
         """Return the shards of this process, one per item of `data`, in device order."""
         whole = _ShardIndices(sharding, tuple(global_shape))
-        shards = []
+        shards, devices = [], sharding.devices
         for position, piece in zip(sharding.addressable_positions, data, strict=True):
             shard = cls.__new__(cls)
-            shard.device, shard.data, shard._whole = sharding.devices[position], piece, whole
+            shard.device, shard.data, shard._whole = devices[position], piece, whole
             shards.append(shard)
         return shards
 

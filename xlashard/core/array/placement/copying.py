@@ -66,6 +66,8 @@ def _plain(x: np.ndarray) -> np.ndarray:
 
 
 def _threads_for(total: int) -> int:
+    if total < 2 * _BYTES_PER_THREAD:
+        return 1  # without a system call
     processors = getattr(os, "process_cpu_count", os.cpu_count)() or 1
     return max(1, min(processors, _MOST_THREADS, total // _BYTES_PER_THREAD))
 

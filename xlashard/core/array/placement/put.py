@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from xlashard._jax.runtime.global_state import cleared_with_jax
+from xlashard._jax.runtime.global_state import active_guards, cleared_with_jax
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import (
     Handle,
+    aligned_blocks,
     assemble,
     aval_of,
     collect_garbage,
@@ -268,6 +270,55 @@ def stage_piece(
         if target.on_host:
             return dict.fromkeys(numbers, value)
     return {n: put_on(devices[n], value, memory_kind=kind, alias=alias) for n in numbers}
+
+
+class SmallTiles:
+    """Host memory for the small tiles of one array, which become the buffers of CPU devices.
+
+    Up to `_LEFT_TO_JAXLIB` bytes the cost is that of the calls for each tile, not of the copies.
+
+    Args:
+        target: Sharding of the whole array.
+        count: Number of tiles.
+    """
+
+    def __init__(self, target: ResolvedSharding, count: int) -> None:
+        self._count = count
+        self._shape = target.shard_shape
+        self._left = count if target.on_host else 0
+        self._blocks: np.ndarray | None = None
+
+    def copy(self, value: Any, dtype: Any) -> np.ndarray | None:
+        """Return a copy of a tile; None for a tile that must be checked or converted.
+
+        Args:
+            value: The tile.
+            dtype: Dtype of the array; None for that of the first tile.
+        """
+        if not self._left or type(value) is not np.ndarray or value.shape != self._shape:
+            return None
+        if self._blocks is None and not self._allocate(value, dtype):
+            self._left = 0
+            return None
+        blocks: Any = self._blocks
+        if value.dtype != blocks.dtype or active_guards() is not None:
+            return None
+        self._left -= 1
+        block = blocks[self._left, ...]
+        np.copyto(block, value)
+        return block
+
+    def _allocate(self, value: np.ndarray, dtype: Any) -> bool:
+        """Allocate the memory if the tiles are small, and of a dtype that devices can hold."""
+        if not 0 < value.nbytes * self._count <= _LEFT_TO_JAXLIB or dtype not in (
+            None,
+            value.dtype,
+        ):
+            return False
+        with suppress(ArgumentError):
+            if as_host_value(value, lambda: "it").dtype == value.dtype:
+                self._blocks = aligned_blocks(self._count, self._shape, value.dtype)
+        return self._blocks is not None
 
 
 def put_on(

@@ -182,15 +182,15 @@ def read_value(array: ArrayBase, *, explicit: bool = False) -> np.ndarray:
     if handle.is_deleted():
         array._value_cache = None
         check_alive(array)
-    try:
-        value = _kept(array)
-    except AttributeError:  # an unset slot, read without __getattr__
-        value = None
+    value = array._value_cache
     if value is not None:
         return value
     try:
-        with reading_allowed(handle, explicit):
+        if active_guards() is None:
             value, own = _fetch(handle)
+        else:
+            with reading_allowed(handle, explicit):
+                value, own = _fetch(handle)
     except (RuntimeError, TypeError):
         check_alive(array)  # another thread may have deleted it
         raise
@@ -205,9 +205,6 @@ def read_value(array: ArrayBase, *, explicit: bool = False) -> np.ndarray:
 def handle_value(handle: Handle) -> np.ndarray:
     """Return the value of a handle that is wholly in this process, without caching it."""
     return _fetch(handle)[0]
-
-
-_kept = ArrayBase.__dict__["_value_cache"].__get__
 
 
 BRING_HERE = (

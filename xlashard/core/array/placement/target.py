@@ -114,6 +114,8 @@ def parse_sharding(value: Any, name: str) -> tuple[Sharding, Layout | None]:
     Raises:
         ArgumentError: The value is no sharding.
     """
+    if isinstance(value, Sharding):
+        return value, None
     placement = parse_placement(value, name) if not isinstance(value, jax.Device) else STAY
     if placement.sharding is None:
         raise ArgumentError(
@@ -301,9 +303,11 @@ def parse_shape(value: Any, name: str = "shape") -> tuple[int, ...]:
         ArgumentError: It is no sequence of integers.
         PlacementError: A size is negative.
     """
+    if type(value) is tuple and all([type(n) is int and n >= 0 for n in value]):
+        return value
     try:
-        shape = tuple(value) if np.ndim(value) else (value,)
-        shape = tuple(n.__index__() for n in shape)
+        sizes: tuple[Any, ...] = tuple(value) if np.ndim(value) else (value,)
+        shape = tuple(n.__index__() for n in sizes)
     except (TypeError, AttributeError, ValueError, jax.errors.JAXTypeError):
         raise ArgumentError(
             f"{name} must be a tuple of integers, not {brief(value)}: for example (8, 128)"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax.runtime.compiler import custom_layout
+from xlashard._jax.runtime.compiler import custom_layout, have_same_layout
 from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.transfer import (
@@ -323,6 +323,9 @@ def unify_layouts(pieces: Sequence[Any]) -> list[Any]:
     Args:
         pieces: Single-device handles, or NumPy arrays.
     """
+    handles = [piece for piece in pieces if not isinstance(piece, np.ndarray)]
+    if not handles or (len(handles) == len(pieces) and have_same_layout(handles)):
+        return list(pieces)
     if len({custom_layout(piece) for piece in pieces}) == 1:
         return list(pieces)
     return list(map(_in_default_layout, pieces))
