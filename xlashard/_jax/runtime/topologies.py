@@ -58,7 +58,17 @@ def libtpu_version() -> str | None:
 
 def cuda_plugin_version() -> str | None:
     """Return the version of JAX's CUDA plugin, or None if it is not installed."""
-    return _version("jax-cuda13-plugin") or _version("jax-cuda12-plugin")
+    plugin = find_cuda_plugin()
+    return plugin and plugin[2]
+
+
+def find_cuda_plugin() -> tuple[str, int, str] | None:
+    """Return the package, CUDA's major version and the version of JAX's CUDA plugin, if any."""
+    for major in (13, 12):
+        package = f"jax-cuda{major}-plugin"
+        if version := _version(package):
+            return package, major, version
+    return None
 
 
 def _version(package: str) -> str | None:
@@ -122,15 +132,14 @@ def gpu_devices(name: str, target: str, layout: str) -> list[Device]:
 
 def _check_cuda_packages() -> None:
     """Refuse to compile for GPUs without the packages that it needs."""
-    packages = [f"jax-cuda{major}-plugin" for major in (13, 12)]
-    plugin = next((name for name in packages if _version(name)), None)
-    if plugin is None or lib.cuda_path is None:
-        missing = "JAX's CUDA plugin" if plugin is None else "NVIDIA's ptxas and libdevice"
+    installed = find_cuda_plugin()
+    if installed is None or lib.cuda_path is None:
+        missing = "JAX's CUDA plugin" if installed is None else "NVIDIA's ptxas and libdevice"
         needed = f"'jax-cuda13-plugin=={lib.version_str}' nvidia-cuda-nvcc nvidia-nvvm"
         raise TopologyError(  # no-catalogue: needs an environment without the plugin
             f"compiling for GPUs requires {missing}: {install_command('gpu-target', needed)}"
         )
-    version = _version(plugin) or ""
+    plugin, _, version = installed
     with warnings.catch_warnings(action="ignore"):
         fits = plugin_support.check_plugin_version(plugin, lib.version_str, version)
     if not fits:
