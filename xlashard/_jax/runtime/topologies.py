@@ -113,10 +113,9 @@ def gpu_devices(name: str, target: str, layout: str) -> list[Device]:
         layout: Nodes, hosts per node and GPUs per host: `4x1x8`.
 
     Raises:
-        TopologyError: If JAX's CUDA plugin or the compiler of kernels is missing, or the plugin is
-            of another version than jaxlib.
+        TopologyError: If JAX's CUDA plugin is missing, or of another version than jaxlib.
     """
-    _check_cuda_packages()
+    _check_cuda_plugin()
     try:
         with _cuda_libraries_optional():
             _register_cuda_plugin()
@@ -130,14 +129,17 @@ def gpu_devices(name: str, target: str, layout: str) -> list[Device]:
     return _devices_for(topology, name, {"target": target, "layout": layout})
 
 
-def _check_cuda_packages() -> None:
-    """Refuse to compile for GPUs without the packages that it needs."""
+def _check_cuda_plugin() -> None:
+    """Refuse to compile for GPUs without JAX's CUDA plugin.
+
+    The plugin has an assembler and the functions of libdevice inside; where ptxas is installed, by
+    NVIDIA's wheels or with CUDA, XLA may use that.
+    """
     installed = find_cuda_plugin()
-    if installed is None or lib.cuda_path is None:
-        missing = "JAX's CUDA plugin" if installed is None else "NVIDIA's ptxas and libdevice"
-        needed = f"'jax-cuda13-plugin=={lib.version_str}' nvidia-cuda-nvcc nvidia-nvvm"
+    if installed is None:
+        install = install_command("gpu-target", f"'jax-cuda13-plugin=={lib.version_str}'")
         raise TopologyError(  # no-catalogue: needs an environment without the plugin
-            f"compiling for GPUs requires {missing}: {install_command('gpu-target', needed)}"
+            f"compiling for GPUs requires JAX's CUDA plugin: {install}"
         )
     plugin, _, version = installed
     with warnings.catch_warnings(action="ignore"):
