@@ -100,6 +100,8 @@ def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
         yield "mesh", places
     if report.forgotten:
         yield "unknown", report.forgotten
+    for warning in report.warnings:
+        yield "warning", Text(warning, "yellow")
 
 
 def _bar(part: float, page: Page, style: str = "cyan") -> Text:
