@@ -1,4 +1,4 @@
-"""The benchmark of a GPU: a rehearsal of all its parts on CPU, and what it says of results."""
+"""The benchmark of a GPU: a rehearsal of all its parts on CPU, and the text on its results."""
 
 import csv
 import json
@@ -57,7 +57,7 @@ def test_gpus_are_found_by_the_names_of_their_drivers() -> None:
     assert list(found.values()) == ["h200", "h100", "h100-pcie", None]
 
 
-def test_page_says_what_the_results_say(tmp_path: Path) -> None:
+def test_page_has_the_errors_of_the_results(tmp_path: Path) -> None:
     assert bench.describe_results() in bench.PAGE.read_text()
     assert bench.NOT_RUN in bench.describe_results(tmp_path / "absent.csv")
     programs = {
