@@ -156,10 +156,10 @@ def compare_with_profile(report: PreflightFields, path: str | os.PathLike[str]) 
             schedule.
     """
     timeline = report.time.timeline
+    profile = read_profile(path, None if timeline is None else _count_runs(timeline))
     if timeline is None:
         # no-catalogue: as for a trace
         raise ArgumentError(f"the report of {report.name} has no schedule: make it again")
-    profile = read_profile(path, _count_runs(timeline))
     lines = report.time.lines
     places = {s.name: s.line for block in timeline.blocks for s in block.spans if s.track == CORES}
     by_op_name: dict[str, list[int]] = defaultdict(list)
