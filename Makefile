@@ -185,6 +185,10 @@ bench-growth: ## Compare costs with JAX's as work grows (under 10 minutes; ARGS=
 bench-auto: $(developing) ## Compare automatic shardings with layouts by hand (ARGS="--programs vit")
 	$(python) -m benchmarks.auto $(ARGS)
 
+.PHONY: bench-gpu
+bench-gpu: $(developing) ## Measure this machine's GPU beside its predictions (ARGS=--rehearse anywhere)
+	$(python) -m benchmarks.gpu $(ARGS)
+
 .PHONY: wheel
 wheel: $(developing) ## Build the wheel and the sdist into dist/
 	rm -rf dist

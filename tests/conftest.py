@@ -58,6 +58,9 @@ def _prepare_jax() -> None:
         )
     platform = os.environ.get("XLASHARD_TEST_PLATFORM", "")
     os.environ["JAX_PLATFORMS"] = platform or "cpu"
+    if platform:
+        # Each process of pytest would take three quarters of a GPU's memory.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if COUNT_FLAG not in flag]
     os.environ["XLA_FLAGS"] = " ".join(
         [*QUICK_COMPILE, *PATIENCE, *kept, f"{COUNT_FLAG}={EMULATED}"]

@@ -63,7 +63,7 @@ def test_target_extras_support_one_jax_version() -> None:
     (core,) = [e for e in PROJECT["project"]["dependencies"] if e.startswith("jax>")]
     (tpu,) = EXTRAS["tpu"]
     assert tpu == core.replace("jax", "jax[tpu]")
-    plugin, *_ = (entry.partition(" ;")[0] for entry in EXTRAS["gpu-target"])
+    (plugin,) = (entry.partition(" ;")[0] for entry in EXTRAS["gpu-target"])
     assert plugin == core.replace("jax", "jax-cuda13-plugin")
     assert core.replace("jax", "jaxlib") in PROJECT["project"]["dependencies"]
 

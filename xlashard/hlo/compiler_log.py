@@ -60,11 +60,8 @@ def read_warnings(log: str) -> tuple[CompilerWarning, ...]:
         >>> warning.operation.opcode, warning.target
         ('sine', '{devices=[8,1]<=[8]}')
     """
-    starts = [match.start() for match in _ENTRY.finditer(log)]
-    entries = [log[a:b] for a, b in pairwise([*starts, len(log)])]
     warnings: dict[str, CompilerWarning] = {}
-    for entry in filter(_WARNING.match, entries):
-        message = " ".join(_ENTRY.sub("", entry).split())
+    for message in _messages(log):
         match = _OPERATION.search(message)
         if match is None:
             continue
@@ -76,6 +73,24 @@ def read_warnings(log: str) -> tuple[CompilerWarning, ...]:
             text = message[: match.start()]
             warnings[message] = CompilerWarning(text, operation, source, target)
     return tuple(warnings.values())
+
+
+def read_general_warnings(log: str) -> tuple[str, ...]:
+    """Return the texts of the warnings that name no operation, each one once.
+
+    Args:
+        log: What the compiler wrote.
+    """
+    messages = (message for message in _messages(log) if not _OPERATION.search(message))
+    return tuple(dict.fromkeys(messages))
+
+
+def _messages(log: str) -> Iterator[str]:
+    """Yield the texts of the warnings and errors of a log, each in one line."""
+    starts = [match.start() for match in _ENTRY.finditer(log)]
+    for begin, end in pairwise([*starts, len(log)]):
+        if _WARNING.match(entry := log[begin:end]):
+            yield " ".join(_ENTRY.sub("", entry).split())
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import xlashard
 from tests.core.pjit.helpers import f32
 from tests.fork_server import python_command
 from xlashard import NamedSharding, P, explain, pjit
-from xlashard.hlo.compiler_log import captured_log, read_warnings
+from xlashard.hlo.compiler_log import captured_log, read_general_warnings, read_warnings
 
 pytestmark = pytest.mark.usefixtures("partitioner")
 
@@ -258,11 +258,16 @@ def test_warnings_without_an_operation_are_left_out():
     assert (
         read_warnings(f"{head}GSPMD is deprecated, see %x.\nI1128 14:59:14.9 1 a.cc:1] a\n") == ()
     )
+    sort = f"{head}Missing scratch size for sort. \nTo avoid this, compile with a GPU\n"
+    assert read_general_warnings(f"noise\n{sort}I1128 14:59:14.9 1 a.cc:1] a\n{sort}") == (
+        "Missing scratch size for sort. To avoid this, compile with a GPU",
+    )
     fft = (
         f"{head}[SPMD] Falling back. Operation: %fft.2 = c64[256,64]{{0,1}} fft(%a.2), "
         "fft_type=FFT, fft_length={64}, sharding={mesh['x'=8], [{}, {'x'}]}, "
         'metadata={op_name="f/fft" stack_frame_id=2}\n'
     )
+    assert read_general_warnings(fft) == ()
     (warning,) = read_warnings(fft * 2)
     operation = warning.operation
     assert (operation.opcode, operation.op_name, str(operation.shape)) == (

@@ -58,7 +58,17 @@ def libtpu_version() -> str | None:
 
 def cuda_plugin_version() -> str | None:
     """Return the version of JAX's CUDA plugin, or None if it is not installed."""
-    return _version("jax-cuda13-plugin") or _version("jax-cuda12-plugin")
+    plugin = find_cuda_plugin()
+    return plugin and plugin[2]
+
+
+def find_cuda_plugin() -> tuple[str, int, str] | None:
+    """Return the package, CUDA's major version and the version of JAX's CUDA plugin, if any."""
+    for major in (13, 12):
+        package = f"jax-cuda{major}-plugin"
+        if version := _version(package):
+            return package, major, version
+    return None
 
 
 def _version(package: str) -> str | None:
@@ -103,10 +113,9 @@ def gpu_devices(name: str, target: str, layout: str) -> list[Device]:
         layout: Nodes, hosts per node and GPUs per host: `4x1x8`.
 
     Raises:
-        TopologyError: If JAX's CUDA plugin or the compiler of kernels is missing, or the plugin is
-            of another version than jaxlib.
+        TopologyError: If JAX's CUDA plugin is missing, or of another version than jaxlib.
     """
-    _check_cuda_packages()
+    _check_cuda_plugin()
     try:
         with _cuda_libraries_optional():
             _register_cuda_plugin()
@@ -120,17 +129,19 @@ def gpu_devices(name: str, target: str, layout: str) -> list[Device]:
     return _devices_for(topology, name, {"target": target, "layout": layout})
 
 
-def _check_cuda_packages() -> None:
-    """Refuse to compile for GPUs without the packages that it needs."""
-    packages = [f"jax-cuda{major}-plugin" for major in (13, 12)]
-    plugin = next((name for name in packages if _version(name)), None)
-    if plugin is None or lib.cuda_path is None:
-        missing = "JAX's CUDA plugin" if plugin is None else "NVIDIA's ptxas and libdevice"
-        needed = f"'jax-cuda13-plugin=={lib.version_str}' nvidia-cuda-nvcc nvidia-nvvm"
+def _check_cuda_plugin() -> None:
+    """Refuse to compile for GPUs without JAX's CUDA plugin.
+
+    The plugin has an assembler and the functions of libdevice inside; where ptxas is installed, by
+    NVIDIA's wheels or with CUDA, XLA may use that.
+    """
+    installed = find_cuda_plugin()
+    if installed is None:
+        install = install_command("gpu-target", f"'jax-cuda13-plugin=={lib.version_str}'")
         raise TopologyError(  # no-catalogue: needs an environment without the plugin
-            f"compiling for GPUs requires {missing}: {install_command('gpu-target', needed)}"
+            f"compiling for GPUs requires JAX's CUDA plugin: {install}"
         )
-    version = _version(plugin) or ""
+    plugin, _, version = installed
     with warnings.catch_warnings(action="ignore"):
         fits = plugin_support.check_plugin_version(plugin, lib.version_str, version)
     if not fits:

@@ -11,7 +11,7 @@ import jax
 
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.shardings import Device, is_compile_only, slice_of
-from xlashard._jax.runtime.topologies import libtpu_in_use, torus_wraps
+from xlashard._jax.runtime.topologies import find_cuda_plugin, libtpu_in_use, torus_wraps
 from xlashard.core.sharding import Mesh
 from xlashard.support.lazily import dataclass
 
@@ -41,6 +41,7 @@ class DeviceFacts:
         coords: Its coordinates in the torus; empty for other devices.
         core: Its core on the chip.
         slice: Its slice, for slices that are joined by a network.
+        capability: Compute capability of a GPU, such as `"9.0"`; empty for other devices.
     """
 
     id: int
@@ -49,18 +50,22 @@ class DeviceFacts:
     coords: tuple[int, ...]
     core: int
     slice: int = 0
+    capability: str = ""
 
     @classmethod
     def of(cls, device: Device) -> "DeviceFacts":
         """Return the facts of a device."""
+        is_gpu = device.platform == "gpu"
         return cls(
             id=device.id,
             process=device.process_index,
             kind=device.device_kind,
-            # Only devices in a torus have coordinates.
-            coords=tuple(getattr(device, "coords", None) or ()),
+            # Only devices in a torus have coordinates; those of a GPU are its node and number, and
+            # differ between a topology and real devices.
+            coords=() if is_gpu else tuple(getattr(device, "coords", None) or ()),
             core=getattr(device, "core_on_chip", None) or 0,
             slice=slice_of(device),
+            capability=str(getattr(device, "compute_capability", "")) if is_gpu else "",
         )
 
     @property
@@ -94,7 +99,7 @@ class TorusFacts:
     @classmethod
     def of(cls, device: Device) -> "TorusFacts | None":
         """Return the facts of a device's torus; None for a device outside of a torus."""
-        if not getattr(device, "coords", None):
+        if not DeviceFacts.of(device).coords:
             return None
         facts = [DeviceFacts.of(other) for other in device.client.devices()]
         return cls(
@@ -124,7 +129,7 @@ class Environment:
         jax: The version of JAX.
         jaxlib: The version of jaxlib.
         libtpu: The version of libtpu; empty for other platforms, and where unknown.
-        platform: The platform of the devices: `"cpu"`, `"tpu"`, `"cuda"`.
+        platform: The platform of the devices: `"cpu"`, `"tpu"`, `"gpu"`.
         runtime: The version text of the platform's runtime.
         machine: The architecture of the processor that runs the program; empty for others.
         features: The features of this processor; empty for others.
@@ -133,6 +138,7 @@ class Environment:
         devices: The devices, in the program's order.
         flags: Flags of the compiler, by the environment variable that sets them.
         settings: Settings of JAX that reach the compiler, by name.
+        plugin: Package and version of JAX's CUDA plugin; empty for other platforms.
     """
 
     jax: str
@@ -147,6 +153,7 @@ class Environment:
     devices: tuple[DeviceFacts, ...]
     flags: Flags
     settings: tuple[tuple[str, str], ...]
+    plugin: str = ""
 
     @classmethod
     def of(cls, devices: Sequence[Device]) -> "Environment":
@@ -156,7 +163,7 @@ class Environment:
         return cls(
             **versions(first.platform),
             platform=first.platform,
-            runtime=first.client.platform_version,
+            runtime=_runtime(first),
             machine=platform.machine() if on_host else "",
             features=_processor_features() if on_host else (),
             processes=_process_count(first),
@@ -175,7 +182,22 @@ class Environment:
 def versions(platform: str) -> dict[str, str]:
     """Return the versions of the compiler's packages."""
     libtpu = libtpu_in_use() if platform == "tpu" else None
-    return {"jax": jax.__version__, "jaxlib": executables.jaxlib_version(), "libtpu": libtpu or ""}
+    plugin = find_cuda_plugin() if platform == "gpu" else None
+    return {
+        "jax": jax.__version__,
+        "jaxlib": executables.jaxlib_version(),
+        "libtpu": libtpu or "",
+        "plugin": f"{plugin[0]} {plugin[2]}" if plugin else "",
+    }
+
+
+def _runtime(device: Device) -> str:
+    """Return the version text of the runtime of a device."""
+    plugin = find_cuda_plugin()
+    if device.platform == "gpu" and is_compile_only(device) and plugin:
+        # The client of a topology reports the name of the GPU; real ones report CUDA's version.
+        return f"cuda {plugin[1]}000"
+    return device.client.platform_version
 
 
 @lru_cache(maxsize=1)
@@ -209,7 +231,8 @@ class LoadTarget:
 
 def version_differences(saved: Environment, current: Mapping[str, str]) -> list[str]:
     """Return the differences of compiler versions, as texts."""
-    pairs = ((name, getattr(saved, name), current[name]) for name in ("jaxlib", "jax", "libtpu"))
+    names = ("jaxlib", "jax", "libtpu", "plugin")
+    pairs = ((name, getattr(saved, name), current[name]) for name in names)
     return [
         f"it was made with {name} {old}, this is {name} {new}"
         for name, old, new in pairs
@@ -248,8 +271,10 @@ def _build(runtime: str) -> str:
     """Return the build of a runtime, in one line.
 
     Lines about the interface, which only real devices have, and about the generation of TPU, which
-    the devices have, are left out.
+    the devices have, are left out; of CUDA's version the major number counts.
     """
+    if cuda := re.search(r"\bcuda (\d+)", runtime):
+        return f"cuda {int(cuda[1]) // 1000}"
     lines = [line for line in runtime.splitlines() if not re.search("PJRT C API|TFRT TPU", line)]
     return " ".join(" ".join(lines).split()) or runtime
 
@@ -351,8 +376,13 @@ def device_differences(saved: Sequence[DeviceFacts], current: Sequence[DeviceFac
     """
     pairs = list(enumerate(zip(saved, current, strict=True)))
     for i, (old, new) in pairs:
-        if old.kind != new.kind:
+        if not _is_same_kind(old, new):
             return [f"its device {i} was made for a {old.kind}, this is a {new.kind}"]
+        if old.capability != new.capability:
+            return [
+                f"its device {i} was made for compute capability {old.capability}, this has "
+                f"{new.capability}"
+            ]
     texts = _order_difference(saved, current) or _place_difference(saved, current)
     for i, (old, new) in pairs:
         if old.process != new.process and not texts:
@@ -361,6 +391,19 @@ def device_differences(saved: Sequence[DeviceFacts], current: Sequence[DeviceFac
                 f"{new.process}"
             )
     return texts
+
+
+def _is_same_kind(saved: DeviceFacts, current: DeviceFacts) -> bool:
+    """Return whether devices are of one kind; of GPUs, one name may end before the other.
+
+    An H200 is `NVIDIA H200` to its driver, and `NVIDIA H200 141GB HBM3e` to XLA. A part of a GPU
+    (MIG) has the name of the whole before its own.
+    """
+    if not (saved.capability and current.capability):
+        return saved.kind == current.kind
+    names = [re.split(r"[ -]", facts.kind) for facts in (saved, current)]
+    is_part = [name.count("MIG") for name in names]
+    return is_part[0] == is_part[1] and all(a == b for a, b in zip(*names, strict=False))
 
 
 def _order_difference(saved: Sequence[DeviceFacts], current: Sequence[DeviceFacts]) -> list[str]:

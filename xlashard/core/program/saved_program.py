@@ -342,10 +342,11 @@ def _same_devices(saved: Environment) -> tuple[Device, ...]:
 def _other_platform(saved: Environment) -> str:
     platforms = ", ".join(sorted({d.platform for d in jax.devices()}))
     advice = "compile and serialize() it again here"
-    if saved.torus is not None:
+    if saved.torus is not None or saved.platform == "gpu":
         advice = (
             f"load it where its {len(saved.devices)} {saved.devices[0].kind} devices are, or to "
-            "inspect it pass those of a topology, devices=xlashard.tpu.topology(...).devices"
+            "inspect it pass those of a topology, "
+            f"devices=xlashard.{saved.platform}.topology(...).devices"
         )
     return (
         f"the saved program was made for {saved.platform}, and this process has {platforms} only: "

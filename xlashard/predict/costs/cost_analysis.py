@@ -6,7 +6,7 @@ as two operations.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -15,12 +15,12 @@ import numpy as np
 from xlashard.hlo.call_graph import trip_count
 from xlashard.hlo.collective_kinds import REDUCING_KINDS
 from xlashard.hlo.module import Computation, HloModule, Instruction, WindowDimension
-from xlashard.hlo.shapes import Shape, is_floating
+from xlashard.hlo.shapes import Shape, dtype_name, is_floating
 from xlashard.predict.costs.gpu.cuda_calls import contracted_dims, convolved, is_library_product
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.costs.kernel_work import is_kernel, kernel_name, kernel_work
 from xlashard.predict.costs.memory_traffic import hbm_bytes
-from xlashard.predict.costs.rates import multiplied_dtype
+from xlashard.predict.costs.rates import multiplied_dtype, wider_dtype
 
 _ELEMENTWISE_NAMES = """
     abs add ceil clamp compare divide floor maximum minimum multiply negate remainder
@@ -61,7 +61,7 @@ NOTHING = InstructionFlops()
 
 
 def instruction_flops(
-    module: HloModule, computation: Computation, instruction: Instruction
+    module: HloModule, computation: Computation, instruction: Instruction, *, on_gpu: bool = False
 ) -> InstructionFlops:
     """Return the arithmetic of one run of an instruction, without called computations.
 
@@ -71,10 +71,11 @@ def instruction_flops(
         module: The module.
         computation: Computation of the instruction.
         instruction: The instruction.
+        on_gpu: Whether a GPU runs it, whose dtypes of products differ from those of a TPU.
     """
     opcode = instruction.opcode
     if is_product(instruction):
-        return _product(computation, instruction)
+        return _product(computation, instruction, on_gpu)
     if opcode in ELEMENTWISE:
         operands = computation.operand_arrays(instruction)
         floating = bool(operands) and is_floating(operands[-1].dtype)
@@ -99,7 +100,7 @@ def _size(instruction: Instruction) -> int:
     return sum(array.size for array in instruction.shape.arrays)
 
 
-def _product(computation: Computation, instruction: Instruction) -> InstructionFlops:
+def _product(computation: Computation, instruction: Instruction, on_gpu: bool) -> InstructionFlops:
     operands = computation.operand_arrays(instruction)
     result = instruction.shape.arrays[0]
     if len(operands) < 2:
@@ -113,9 +114,33 @@ def _product(computation: Computation, instruction: Instruction) -> InstructionF
     # A complex product takes four real ones.
     parts = 4 if left.dtype[0] == "c" else 1
     flops = 2.0 * parts * multiplications
-    passes = max((_PASSES.get(p, 1) for p in instruction.attributes.precision), default=1)
-    dtype = multiplied_dtype(left.dtype, right.dtype, passes)
+    requested = instruction.attributes.precision
+    if on_gpu:
+        dtype = _gpu_dtype(wider_dtype(left.dtype, right.dtype), requested)
+    else:
+        passes = max((_PASSES.get(p, 1) for p in requested), default=1)
+        dtype = multiplied_dtype(left.dtype, right.dtype, passes)
     return InstructionFlops(matmul_flops=flops, dtype=dtype)
+
+
+def _gpu_dtype(operand: str, requested: Sequence[str]) -> str:
+    """Return the dtype in which a GPU multiplies operands.
+
+    Args:
+        operand: HLO dtype of the wider operand.
+        requested: Requested precisions of the operands.
+    """
+    if operand in ("f32", "c64"):
+        # Tensor cores take float32 with fewer bits, for the parts of complex numbers too.
+        return next((_GPU_PRECISIONS[p] for p in _GPU_PRECISIONS if p in requested), _GPU_FLOAT32)
+    # Tensor cores have no wide integers: their lanes are those of float32 at most.
+    lanes = {"f64": "float64", "c128": "float64"} | dict.fromkeys(_WIDE_INTEGERS, "float32")
+    return lanes.get(operand, dtype_name(operand))
+
+
+_GPU_FLOAT32 = "tensorfloat32"
+_GPU_PRECISIONS = {"high": "tensorfloat32 x3", "highest": "float32"}
+_WIDE_INTEGERS = ("s16", "u16", "s32", "u32", "s64", "u64")
 
 
 _PASSES = {"high": 3, "highest": 6}
@@ -276,7 +301,10 @@ class CostAnalysis:
 
 
 def analyze_cost(
-    module: HloModule, kernel_costs: Mapping[str, KernelCost] | None = None
+    module: HloModule,
+    kernel_costs: Mapping[str, KernelCost] | None = None,
+    *,
+    on_gpu: bool = False,
 ) -> CostAnalysis:
     """Return the arithmetic and memory traffic of one execution on one device.
 
@@ -285,17 +313,21 @@ def analyze_cost(
     Args:
         module: Compiled module.
         kernel_costs: Costs of kernels that the caller gives, by name.
+        on_gpu: Whether the module is for GPUs.
     """
     if module.entry not in module.computations:
         return CostAnalysis()
-    return _CostCounter(module, kernel_costs or {}).of(module.entry, fused=False)
+    return _CostCounter(module, kernel_costs or {}, on_gpu).of(module.entry, fused=False)
 
 
 class _CostCounter:
     """Cost of each computation, analysed once, independent of its number of calls."""
 
-    def __init__(self, module: HloModule, kernel_costs: Mapping[str, KernelCost]) -> None:
+    def __init__(
+        self, module: HloModule, kernel_costs: Mapping[str, KernelCost], on_gpu: bool
+    ) -> None:
         self._module = module
+        self._on_gpu = on_gpu
         self._kernel_costs = kernel_costs
         self._done: dict[tuple[str, bool], CostAnalysis] = {}
 
@@ -308,7 +340,7 @@ class _CostCounter:
     def _count(self, computation: Computation, fused: bool) -> CostAnalysis:
         total = CostAnalysis()
         for instruction in computation.instructions.values():
-            flops = instruction_flops(self._module, computation, instruction)
+            flops = instruction_flops(self._module, computation, instruction, on_gpu=self._on_gpu)
             if flops.matmul_flops:
                 total.multiply(flops.dtype, flops.matmul_flops)
             total.elementwise += flops.elementwise

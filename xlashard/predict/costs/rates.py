@@ -208,13 +208,23 @@ def multiplied_dtype(left: str, right: str, passes: int = 1) -> str:
         >>> multiplied_dtype("pred", "s8")
         'int8'
     """
-    # A bool takes the dtype of the other operand.
-    known = [dtype for dtype in (left, right) if dtype != "pred"] or [left]
-    wider = max(known, key=lambda dtype: (is_floating(dtype), dtype_bits(dtype)))
+    wider = wider_dtype(left, right)
     if wider not in ("f32", "c64"):
         return dtype_name(wider)
     # The matrix unit multiplies bfloat16; float32 takes several passes.
     return "bfloat16" if passes == 1 else f"bfloat16 x{passes}"
+
+
+def wider_dtype(left: str, right: str) -> str:
+    """Return the HLO dtype of a product's operands that has more bits, floating-point first.
+
+    Args:
+        left: HLO dtype of the first operand.
+        right: HLO dtype of the second.
+    """
+    # A bool takes the dtype of the other operand.
+    known = [dtype for dtype in (left, right) if dtype != "pred"] or [left]
+    return max(known, key=lambda dtype: (is_floating(dtype), dtype_bits(dtype)))
 
 
 def core_clock(generation: Generation) -> float | None:

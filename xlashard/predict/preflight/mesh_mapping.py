@@ -82,6 +82,8 @@ def _only_mesh(topology: BaseTopology, meshes: Mapping[str, MeshLike]) -> MeshLi
     if have_one_order(meshes.values()):
         return next(iter(meshes.values()))
     count = topology.num_devices
+    if not different and count == 1:
+        return {"device": 1}
     if not different:
         raise ArgumentError(
             f"mesh is missing, and no argument has a named sharding on the {count} devices of "

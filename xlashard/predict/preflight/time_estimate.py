@@ -56,9 +56,9 @@ def estimate_time(
         rates: Rates of a device; those of published measurements if None.
     """
     module = compilation.module
-    work = analyze_cost(module, kernel_costs)
-    collectives = network_costs(compilation, topology, mesh)
     chip = topology.chip
+    work = analyze_cost(module, kernel_costs, on_gpu=isinstance(chip, GpuModel))
+    collectives = network_costs(compilation, topology, mesh)
     schedule = schedule or schedule_step(compilation, topology, mesh, kernel_costs, rates)
     resources: dict[Bound, float] = {
         "compute": compute_seconds(work.matmul_flops, chip),

@@ -11,6 +11,7 @@ from xlashard.hlo import read
 from xlashard.hlo.collective_kinds import CollectiveKind
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.text_reader import read_shape
+from xlashard.predict.costs.cost_analysis import analyze_cost
 from xlashard.predict.costs.gpu.gpu_operation import GpuOperationModel, gpu_rates
 from xlashard.predict.costs.gpu.nccl import NcclModel
 from xlashard.predict.costs.models_by_target import network_for, operations_for, rates_for
@@ -18,6 +19,7 @@ from xlashard.predict.costs.network_model import NetworkCost
 from xlashard.predict.costs.operation import OperationTime
 from xlashard.predict.costs.rates import Rates
 from xlashard.predict.costs.schedule import walk_schedule
+from xlashard.predict.preflight.time_estimate import compute_seconds
 from xlashard.predict.targets.gpu.gpu_models import BY_NAME
 from xlashard.predict.targets.gpu.topologies import GpuTopology
 
@@ -152,6 +154,48 @@ def test_cudnn_attention_matches_published_times(mask: str, microseconds: float)
     found = operation(ATTENTION.format(target="Softmax", mask=mask, window=0), "call")
     assert found.seconds * 1e6 == pytest.approx(microseconds, rel=0.1)
     assert found.bound == "matrix"
+
+
+DTYPES = {
+    # Operands and precision; the vendor's figures of H100 in TFLOP/s, real products per product.
+    "bfloat16": ("bf16", "bf16", "default", 989.4, 1),
+    "float32": ("f32", "f32", "default", 494.7, 1),
+    "mixed": ("bf16", "f32", "default", 494.7, 1),
+    "float32, highest": ("f32", "f32", "highest", 66.9, 1),
+    "float64": ("f64", "f64", "default", 66.9, 1),
+    "float8": ("f8e4m3fn", "f8e5m2", "default", 1978.9, 1),
+    "int8": ("s8", "s8", "default", 1978.9, 1),
+    "int32": ("s32", "s32", "default", 66.9, 1),
+    "complex64": ("c64", "c64", "default", 494.7, 4),
+    "complex64, highest": ("c64", "c64", "highest", 66.9, 4),
+    "complex128": ("c128", "c128", "default", 66.9, 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "precision", "peak", "parts"), DTYPES.values(), ids=DTYPES
+)
+def test_products_have_the_peak_of_their_dtype(
+    left: str, right: str, precision: str, peak: float, parts: int
+) -> None:
+    precisions = f"rhs_contracting_dims={{0}}, operand_precision={{{precision},{precision}}}"
+    text = f"""
+HloModule product, is_scheduled=true
+
+ENTRY main {{
+  a = {left}[8192,8192]{{1,0}} parameter(0)
+  b = {right}[8192,8192]{{1,0}} parameter(1)
+  ROOT c = {left}[8192,8192]{{1,0}} dot(a, b), lhs_contracting_dims={{1}}, {precisions}
+}}
+"""
+    module = read(text)
+    work = analyze_cost(module, on_gpu=True)
+    seconds = parts * 2 * 8192**3 / (peak * 1e12)
+    assert compute_seconds(work.matmul_flops, H100) == pytest.approx(seconds)
+    main = module.computations["main"]
+    found = GpuOperationModel(module, gpu_rates(H100)).of(main, main.instructions["c"])
+    # The best shapes reach 80 % of the peak, large products nine tenths of it, in whole waves.
+    assert found.matrix == pytest.approx(seconds / 0.72, rel=0.05)
 
 
 def test_all_reduce_in_an_xla_kernel_takes_the_time_of_the_collective() -> None:

@@ -10,6 +10,7 @@ from jax.profiler import ProfileData
 
 from tests.predict.preflight.examples import FITTING, LAYER, LINES, SECONDS
 from xlashard.errors import ArgumentError
+from xlashard.predict.costs.gpu.gpu_operation import gpu_rates
 from xlashard.predict.costs.rates import rates_of
 from xlashard.predict.preflight.report.measured import (
     calibration_text,
@@ -18,6 +19,7 @@ from xlashard.predict.preflight.report.measured import (
 )
 from xlashard.predict.preflight.report.profile_reader import read_profile
 from xlashard.predict.preflight.report.step_model import TimelineSpan
+from xlashard.predict.targets.gpu.gpu_models import BY_NAME as GPUS
 from xlashard.support.formatting import plain_text
 from xlashard.tpu import topology
 
@@ -46,6 +48,42 @@ def write_profile(folder: Path, operations: list[Event], modules: list[Event]) -
     text = f'planes {{ id: 1 name: "/device:TPU:0" {lines} {metadata} {stats} }}'
     file = folder / "plugins" / "profile" / "now" / "host.xplane.pb"
     file.parent.mkdir(parents=True)
+    file.write_bytes(ProfileData.text_proto_to_serialized_xspace(text))
+    return file
+
+
+type Kernel = tuple[str, str, float, float]
+"""Operation, name of the kernel, start and duration in seconds."""
+
+
+def write_gpu_profile(folder: Path, streams: dict[str, list[Kernel]], device: int = 0) -> Path:
+    """Write a profile as that of a GPU is: kernels by stream, operation and program as stats.
+
+    A kernel without an operation is of another program.
+    """
+    names: list[str] = []
+    lines = ""
+    for number, (title, kernels) in enumerate(streams.items()):
+        lines += f'lines {{ id: {number} name: "{title}" timestamp_ns: 1000\n'
+        for operation, kernel, start, seconds in kernels:
+            names.append(kernel)
+            op, module, program = (operation, "jit_step", 7) if operation else ("x", "jit_other", 8)
+            lines += (
+                f"events {{ metadata_id: {len(names)} offset_ps: {round(start * 1e12)} "
+                f"duration_ps: {round(seconds * 1e12)} "
+                f'stats {{ metadata_id: 1 str_value: "{op}" }} '
+                f'stats {{ metadata_id: 2 str_value: "{module}" }} '
+                f"stats {{ metadata_id: 3 uint64_value: {program} }} }}\n"
+            )
+        lines += "}\n"
+    metadata = "".join(
+        f'event_metadata {{ key: {n} value {{ id: {n} name: "{name}" }} }}\n'
+        for n, name in enumerate(names, 1)
+    )
+    for number, stat in enumerate(("hlo_op", "hlo_module", "program_id"), 1):
+        metadata += f'stat_metadata {{ key: {number} value {{ id: {number} name: "{stat}" }} }}\n'
+    text = f'planes {{ id: 1 name: "/device:GPU:{device}" {lines} {metadata} }}'
+    file = folder / "gpu.xplane.pb"
     file.write_bytes(ProfileData.text_proto_to_serialized_xspace(text))
     return file
 
@@ -147,6 +185,74 @@ def test_an_asynchronous_collective_is_measured_from_start_to_done(tmp_path: Pat
     step = compare_with_profile(report, write_profile(tmp_path, events, []))
     assert step.slowdowns()["ici"] == pytest.approx(3.001e-3 / 2e-3, rel=1e-3)
     assert step.lines[2].seconds == pytest.approx(2e-3, rel=1e-3)
+
+
+def gpu_step(begin: float) -> list[Kernel]:
+    """Return the kernels of a step: a product in two kernels, a loop of three runs, a copy."""
+    kernels = [
+        ("gemm.1", "splitk", begin, 4e-6),
+        ("gemm.1", "reduce", begin + 5e-6, 1e-6),
+        ("", "elsewhere", begin + 6e-6, 1e-6),
+    ]
+    for n in range(3):
+        at = begin + (10 + 10 * n) * 1e-6
+        kernels += [("loop.2", "sort", at, 1e-6), ("loop.2", "sort", at + 2e-6, 1e-6)]
+        kernels += [("fusion.3", "fusion_3", at + 4e-6, 3e-6)]
+    return [*kernels, ("copy.4", "MemcpyD2D", begin + 40e-6, 2e-6)]
+
+
+def test_gpu_profile_counts_the_executions_of_its_kernels(tmp_path: Path) -> None:
+    kernels = [kernel for begin in (0.0, 100e-6) for kernel in gpu_step(begin)]
+    reduce = [("all-reduce-start.5", "nccl", b + 20e-6, 30e-6) for b in (0.0, 100e-6)]
+    streams = {"Stream #17(Compute,MemcpyD2D)": kernels, "Stream #20(Compute)": reduce}
+    file = write_gpu_profile(tmp_path, streams)
+    profile = read_profile(file)
+    assert (profile.module, profile.executions) == ("jit_step", 2)
+    # From the first kernel to the end of the collective on the other stream.
+    assert profile.seconds == pytest.approx(50e-6)
+    found = {o.name: (o.seconds * 1e6, o.runs) for o in profile.operations.values()}
+    assert found["gemm.1"] == pytest.approx((5.0, 1))
+    assert found["fusion.3"] == pytest.approx((9.0, 3))
+    assert found["copy.4"] == pytest.approx((2.0, 1))
+    assert found["all-reduce-start.5"] == pytest.approx((30.0, 1))
+    assert "x" not in found
+    # A program that is a loop alone needs the predicted number of its runs.
+    loop = [k for k in kernels if k[0] in ("loop.2", "fusion.3")]
+    loop_only = write_gpu_profile(tmp_path, {"Stream #1(Compute)": loop})
+    profile = read_profile(loop_only, {"fusion.3": 3.0, "absent": 1.0})
+    assert (profile.executions, profile.operations["fusion.3"].runs) == (2, 3)
+    assert profile.seconds == pytest.approx(27e-6)
+    assert read_profile(loop_only).executions == 6
+
+
+def test_gpu_profile_gives_back_the_slowdowns_that_it_has(tmp_path: Path) -> None:
+    timeline = FITTING.time.timeline
+    assert timeline is not None
+    factors = {"matrix": 1.25, "hbm": 1.1, "vector": 2.0, "launch": 3.0, "reduction": 1.5}
+    units = ("matrix", "hbm", "vector", "launch")
+    spans = [
+        TimelineSpan(f"fusion.{n}", "cores", n * 1e-5, (1 + n % 7) * 1e-6, units[n % 4], line=3)
+        for n in range(40)
+    ]
+    spans.append(TimelineSpan("all-reduce-start.1", "along data", 0.0, 2e-3, "ici", line=2))
+    block = replace(timeline.blocks[0], spans=tuple(spans))
+    time = replace(FITTING.time, timeline=replace(timeline, blocks=(block,)))
+    kernels = [
+        (s.name, s.name, s.start + run, s.seconds * factors.get(s.resource, 1.5))
+        for run in range(3)
+        for s in spans
+    ]
+    file = write_gpu_profile(tmp_path, {"Stream #14(Compute)": kernels})
+    step = compare_with_profile(replace(FITTING, time=time), file)
+    assert step.profile.executions == 3
+    assert step.slowdowns() == pytest.approx(factors, rel=1e-3)
+    (tmp_path / "h100.toml").write_text(calibration_text(step, "h100"))
+    chip = GPUS["h100"]
+    rates = read_calibrations(tmp_path / "h100.toml", [chip])["h100"].rates(chip)
+    usual = gpu_rates(chip)
+    assert rates.operation_seconds == pytest.approx(3 * usual.operation_seconds)
+    assert rates.hbm_seconds == pytest.approx(3 * usual.hbm_seconds)
+    assert rates.vector_ops == pytest.approx(usual.vector_ops / 2)
 
 
 @pytest.mark.slow

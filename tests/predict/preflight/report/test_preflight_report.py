@@ -1,6 +1,7 @@
 """A preflight report as JSON, and back."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +33,13 @@ def test_example_reports_are_consistent(name: str) -> None:
         "dcn": report.time.dcn_seconds,
     }
     assert max(longest, key=lambda bound: longest[bound]) == report.time.bound
+
+
+def test_warnings_of_the_compiler_are_shown() -> None:
+    report = replace(FITTING, warnings=("a sort lacks <its> scratch size",))
+    assert "a sort lacks <its> scratch size" in " ".join(str(report).split())
+    assert "a sort lacks &lt;its&gt; scratch size" in report.to_html()
+    assert PreflightReport.from_json(report.to_json()) == report
 
 
 def test_json_with_unknown_or_missing_fields_is_read() -> None:

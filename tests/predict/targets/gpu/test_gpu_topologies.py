@@ -9,7 +9,7 @@ import pytest
 
 from tests.message_patterns import naming
 from tests.predict.targets.gpu.plugin import needs_plugin
-from xlashard import Mesh, NamedSharding, P, device_put, explain, pjit
+from xlashard import Mesh, NamedSharding, P, device_put, explain, pjit, preflight
 from xlashard._jax.runtime import topologies
 from xlashard.errors import CompileOnlyError, TopologyError
 from xlashard.gpu import GPU_MODELS, axis_links, topology
@@ -158,16 +158,22 @@ def test_explain_names_collectives_by_axes() -> None:
         assert {m.kind for m in ours.collectives} >= {"all-reduce"}
 
 
-@pytest.mark.parametrize(
-    ("missing", "fact"), [("plugin", "JAX's CUDA plugin"), ("ptxas", "ptxas and libdevice")]
-)
-def test_missing_packages_are_reported(missing, fact, monkeypatch) -> None:
-    if missing == "plugin":
-        monkeypatch.setattr(topologies, "_version", lambda package: None)
-    else:
-        monkeypatch.setattr(topologies.lib, "cuda_path", None)
-    with pytest.raises(TopologyError, match=naming(fact, "pip install 'xlashard[gpu-target]'")):
+def test_missing_plugin_is_reported(monkeypatch) -> None:
+    monkeypatch.setattr(topologies, "_version", lambda package: None)
+    text = naming("JAX's CUDA plugin", "pip install 'xlashard[gpu-target]'")
+    with pytest.raises(TopologyError, match=text):
         topologies.gpu_devices("h100:1x8", "", "1x1x8")
+
+
+@pytest.mark.slow
+def test_one_gpu_needs_no_mesh() -> None:
+    report = preflight(
+        jax.jit(lambda x: jnp.arctan2(jax.lax.erf_inv(x), jnp.tan(x @ x))),
+        jax.ShapeDtypeStruct((64, 64), "float32"),
+        topology="h100-1",
+    )
+    assert (report.outcome, report.time.bound) == ("fits", "launch")
+    assert [(axis.name, axis.size) for axis in report.mesh] == [("device", 1)]
 
 
 def test_plugin_of_a_mismatched_version_is_refused(monkeypatch) -> None:

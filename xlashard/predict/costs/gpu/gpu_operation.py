@@ -163,9 +163,6 @@ def gpu_rates(chip: GpuModel) -> GpuRates:
     )
 
 
-_PRECISIONS = {"high": "tensorfloat32 x3", "highest": "float32"}
-
-
 class GpuOperationModel(OperationModel[GpuRates]):
     """Times of the operations of a module on a GPU."""
 
@@ -194,19 +191,15 @@ class GpuOperationModel(OperationModel[GpuRates]):
         return OperationTime(arithmetic, launch=launch)
 
     def _product(self, computation: Computation, instruction: Instruction) -> Work:
-        flops = instruction_flops(self._module, computation, instruction)
+        flops = instruction_flops(self._module, computation, instruction, on_gpu=True)
         if not flops.matmul_flops:
             return Work()
-        dtype, padding = flops.dtype, 1.0
+        padding = 1.0
         operands = computation.operand_arrays(instruction)
-        if operands[0].dtype == operands[1].dtype == "f32":
-            # The tensor cores of a GPU take float32 with fewer bits.
-            requested = instruction.attributes.precision
-            dtype = next((_PRECISIONS[p] for p in _PRECISIONS if p in requested), "tensorfloat32")
         left, right = operands[:2]
         if not convolved(instruction, left, right, instruction.shape.arrays[0]):
             padding = self._padding(operands, instruction)
-        return Work({dtype: flops.matmul_flops * padding})
+        return Work({flops.dtype: flops.matmul_flops * padding})
 
     def _padding(self, operands: list[Shape], product: Instruction) -> float:
         left, right = operands[0].size, operands[1].size

@@ -100,6 +100,8 @@ def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
         yield "mesh", places
     if report.forgotten:
         yield "unknown", report.forgotten
+    for warning in report.warnings:
+        yield "warning", Text(warning, "yellow")
 
 
 def _bar(part: float, page: Page, style: str = "cyan") -> Text:
@@ -162,10 +164,11 @@ def _operation_of(source: SourceLine | None, op_name: str, name: str = "") -> Te
 
 def _time(report: PreflightFields, page: Page) -> RenderableType:
     time, topology, words = report.time, report.topology, words_of(report.topology)
-    peaks = dict(topology.peak_flops)
-    dtype = "bfloat16" if "bfloat16" in peaks else next(iter(peaks), "")
+    multiplied = sum(flops for _, flops in time.flops_by_dtype)
+    # That of the dtypes, as far as they have figures of their own.
+    peak = multiplied / time.compute_seconds if time.compute_seconds else 0.0
     waits = [
-        ("compute", time.compute_seconds, in_flop(time.flops), in_flop(peaks.get(dtype, 0.0))),
+        ("compute", time.compute_seconds, in_flop(time.flops), in_flop(peak) if peak else ""),
         ("hbm", time.hbm_seconds, in_bytes(time.hbm_bytes), in_bytes(topology.hbm_bandwidth)),
     ]
     links = {"ici": time.ici_seconds, "dcn": time.dcn_seconds}

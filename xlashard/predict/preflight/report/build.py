@@ -17,6 +17,7 @@ from xlashard.analysis.explain.unmet_requests import fitting_axes
 from xlashard.analysis.programs.program import Compilation, ProgramValue
 from xlashard.analysis.programs.source_lines import distinguish_lines
 from xlashard.core.sharding import Mesh
+from xlashard.hlo.compiler_log import read_general_warnings
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.preflight.attribution.attribution import describe_traffic
 from xlashard.predict.preflight.attribution.step_lines import add_lines
@@ -215,6 +216,7 @@ def build_report(
         forgotten=compilation.program.unknown,
         is_laid_out=is_laid_out,
         degraded=compilation.degraded,
+        warnings=read_general_warnings(compilation.log),
         **find_all(compilation, PreflightReport),
     )
     return distinguish_lines(report)

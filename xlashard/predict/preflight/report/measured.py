@@ -33,7 +33,13 @@ from xlashard.predict.preflight.report.profile_reader import (
     Profile,
     read_profile,
 )
-from xlashard.predict.preflight.report.step_model import CORES, LineTime, Timeline, TimelineSpan
+from xlashard.predict.preflight.report.step_model import (
+    CORES,
+    FoldedTimeline,
+    LineTime,
+    Timeline,
+    TimelineSpan,
+)
 from xlashard.predict.targets.chip import Chip
 from xlashard.support.documents import read_toml
 from xlashard.support.formatting import in_seconds
@@ -149,8 +155,8 @@ def compare_with_profile(report: PreflightFields, path: str | os.PathLike[str]) 
         ArgumentError: If there is no profile, it is of another program, or the report has no
             schedule.
     """
-    profile = read_profile(path)
     timeline = report.time.timeline
+    profile = read_profile(path, None if timeline is None else _count_runs(timeline))
     if timeline is None:
         # no-catalogue: as for a trace
         raise ArgumentError(f"the report of {report.name} has no schedule: make it again")
@@ -181,6 +187,16 @@ def compare_with_profile(report: PreflightFields, path: str | os.PathLike[str]) 
         report.topology,
         _ratios(timeline, lines, profile),
     )
+
+
+def _count_runs(timeline: Timeline) -> dict[str, float]:
+    """Return the predicted runs of operations in one execution, by name."""
+    runs: dict[str, float] = defaultdict(float)
+    for folded in FoldedTimeline(timeline).spans():
+        # An operation may have several spans: that of its work, and that of a wait.
+        if folded.span.block < 0:
+            runs[folded.span.name] = max(runs[folded.span.name], folded.runs)
+    return runs
 
 
 def _place(
@@ -224,7 +240,7 @@ def _duration(name: str, waited: set[str], profile: Profile) -> float | None:
     start = profile.operations.get(name)
     if start is None:
         return None
-    if name in waited:
+    if name in waited or profile.on_streams:
         return start.seconds / start.runs
     end = profile.operations.get(name.replace("-start", "-done"))
     if end is None or end is start or len(end.last) != len(start.first):
@@ -249,13 +265,16 @@ _RATES: Mapping[str, tuple[str, ...]] = {
     "ici": ("link_share", "torus_reduction_share"),
     "dcn": ("dcn_share",),
     "host": ("host_bytes",),
+    "launch": ("operation_seconds", "hbm_seconds"),
     KERNEL: (
         *("matrix_flops", "hbm_bytes", "kernel_vector_ops", "kernel_transcendentals"),
         *("scores", "score_gradients"),  # of GPUs
+        "kernel_step_seconds",
     ),
     REDUCTION: ("link_share", "torus_reduction_share"),
 }
-"""Rates that the slowdown of a unit divides, or of a kind of operations with rates of its own."""
+"""Rates that the slowdown of a unit divides, or of a kind of operations with rates of its own; it
+multiplies their seconds."""
 
 
 @dataclass(frozen=True)
@@ -289,8 +308,7 @@ class Calibration:
             corrected = _slower(corrected, _RATES[unit], ratio)
         if kernel is not None:
             apart = _slower(usual, _RATES[KERNEL], kernel)
-            step = usual.kernel_step_seconds * kernel
-            corrected = replace(corrected, kernels=replace(apart, kernel_step_seconds=step))
+            corrected = replace(corrected, kernels=apart)
         if reduction is not None:
             # Between slices, reductions take the network as others do.
             apart = _slower(usual, _RATES[REDUCTION], reduction)
@@ -391,13 +409,15 @@ def _read(source: RatesSource) -> Calibration:
 
 
 def _slower(rates: Rates, names: Iterable[str], ratio: float) -> Rates:
-    """Return rates of which those that the chip has by these names are divided."""
+    """Return rates of which those that the chip has by these names are slower."""
     changed: dict[str, Any] = {}
     # Names of GPUs' rates that TPUs lack, and the reverse.
     for name in {field.name for field in fields(rates)}.intersection(names):
         rate = getattr(rates, name)
         if name == "matrix_flops":
             changed[name] = tuple((dtype, flops / ratio) for dtype, flops in rate)
+        elif name.endswith("_seconds"):
+            changed[name] = rate * ratio
         else:
             changed[name] = rate / ratio
     return replace(rates, **changed)

@@ -319,6 +319,7 @@ class PreflightFields:
     forgotten: str = ""
     is_laid_out: bool = False
     degraded: str = ""
+    warnings: tuple[str, ...] = ()
 
     @property
     def heading(self) -> str:

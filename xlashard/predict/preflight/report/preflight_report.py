@@ -58,6 +58,7 @@ class PreflightReport(SerializableReport, PreflightFields):
             the order of the mesh that was given.
         degraded: Reason why figures are missing or rough, such as a full disk that cut the
             compiler's dump off; empty for a whole report. No budget is met by a degraded one.
+        warnings: Warnings of the compiler that name no operation; `unmet` has the others.
 
     Example:
         >>> import jax

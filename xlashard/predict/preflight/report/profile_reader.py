@@ -1,16 +1,21 @@
 """Operations that a profile of JAX measured on one device."""
 
+import math
 import os
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from xlashard.errors import ArgumentError
 from xlashard.support.tracebacks import short_tracebacks
 
 _OPERATIONS, _MODULES = "XLA Ops", "XLA Modules"
+_STREAM = "Stream #"
+"""Begin of the names of a GPU's lines: `Stream #17(Compute)`."""
 
 
 @dataclass
@@ -44,6 +49,8 @@ class Profile:
         executions: Number of executions.
         seconds: Mean time of an execution; on CPU, of all operations of one device.
         operations: Its operations, by name.
+        on_streams: Whether the operations are kernels on a GPU's streams, where the kernel of an
+            asynchronous operation takes as long as the operation.
     """
 
     path: str
@@ -51,6 +58,7 @@ class Profile:
     executions: int
     seconds: float
     operations: dict[str, MeasuredOperation]
+    on_streams: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,22 +67,28 @@ class _Event:
     op_name: str
     start: float
     end: float
+    kernel: str = ""
 
 
-def read_profile(path: str | os.PathLike[str]) -> Profile:
+def read_profile(
+    path: str | os.PathLike[str], predicted_runs: Mapping[str, float] | None = None
+) -> Profile:
     """Read a profile that `jax.profiler` wrote.
 
     Args:
         path: File `*.xplane.pb`, or a folder of profiles, of which the newest is read.
+        predicted_runs: Runs of operations in one execution, by name. A GPU's profile has no events
+            of whole executions, whose number follows from these; without them, it is that of the
+            operation that ran least often.
 
     Raises:
         ArgumentError: If there is no profile, or it has no operations of a program.
     """
     with short_tracebacks:
-        return _read(path)
+        return _read(path, predicted_runs or {})
 
 
-def _read(path: str | os.PathLike[str]) -> Profile:
+def _read(path: str | os.PathLike[str], predicted_runs: Mapping[str, float]) -> Profile:
     # Reports are compared with times that were read before, and without JAX.
     import jax
 
@@ -88,7 +102,8 @@ def _read(path: str | os.PathLike[str]) -> Profile:
         ) from None
     devices = sorted((p for p in planes if p.name.startswith("/device:")), key=lambda p: p.name)
     for plane in devices:
-        if (profile := _of_device(str(file), plane)) is not None:
+        profile = _from_streams(str(file), plane, predicted_runs) or _of_device(str(file), plane)
+        if profile is not None:
             return profile
     host = next((p for p in planes if p.name == "/host:CPU"), None)
     profile = None if host is None else _of_host(str(file), host)
@@ -127,9 +142,70 @@ def _of_device(path: str, plane: Any) -> Profile | None:
         modules[""] = [whole]
     name = max(modules, key=lambda n: sum(e.end - e.start for e in modules[n]))
     runs = modules[name]
-    inside = [e for e in events if any(r.start <= e.start <= r.end for r in runs)]
+    inside = _inside(events, runs)
     seconds = sum(run.end - run.start for run in runs) / len(runs)
     return Profile(path, name, len(runs), seconds, _sums([inside], len(runs)))
+
+
+def _inside(events: Sequence[_Event], runs: Sequence[_Event]) -> list[_Event]:
+    """Return the events that start during one of the runs of a program."""
+    runs = sorted(runs, key=lambda run: run.start)
+    starts = [run.start for run in runs]
+    inside = []
+    for event in events:
+        before = bisect_right(starts, event.start)
+        if before and event.start <= runs[before - 1].end:
+            inside.append(event)
+    return inside
+
+
+def _from_streams(path: str, plane: Any, predicted_runs: Mapping[str, float]) -> Profile | None:
+    """Return the profile of a GPU, whose kernels have their operation and program as stats."""
+    programs: dict[tuple[str, Any], list[_Event]] = defaultdict(list)
+    for line in plane.lines:
+        for event in line.events if line.name.startswith(_STREAM) else ():
+            stats = dict(event.stats)
+            if stats.get("hlo_op"):
+                program = str(stats.get("hlo_module", "")), stats.get("program_id")
+                programs[program].append(_event(event, stats))
+    if not programs:
+        return None
+    program = max(programs, key=lambda each: sum(e.end - e.start for e in programs[each]))
+    events = sorted(programs[program], key=lambda e: e.start)
+    counts = Counter((e.name, e.kernel) for e in events)
+    # An operation of several kernels runs as often as the rarest of them.
+    runs = {name: math.inf for name, _ in counts}
+    for (name, _), count in counts.items():
+        runs[name] = min(runs[name], count)
+    ratios = [runs[name] / predicted_runs[name] for name in runs if predicted_runs.get(name)]
+    executions = max(round(median(ratios) if ratios else min(runs.values())), 1)
+    operations: dict[str, MeasuredOperation] = {}
+    for event in events:
+        operation = operations.setdefault(event.name, MeasuredOperation(event.name, event.op_name))
+        operation.seconds += (event.end - event.start) / executions
+        operation.runs = runs[event.name] / executions
+        operation.first.append(event.start)
+        operation.last.append(event.end)
+    seconds = _mean_span(events, counts, executions)
+    return Profile(path, program[0], executions, seconds, operations, on_streams=True)
+
+
+def _mean_span(
+    events: Sequence[_Event], counts: Mapping[tuple[str, str], int], executions: int
+) -> float:
+    """Return the mean time from the first kernel of an execution to the end of its last."""
+    # Each execution begins with the same kernel, also if that runs several times in a loop.
+    begin = next((k for e in events if counts[k := (e.name, e.kernel)] % executions == 0), None)
+    if begin is None:
+        return sum(e.end - e.start for e in events) / executions
+    starts = [e.start for e in events if (e.name, e.kernel) == begin]
+    starts = starts[:: len(starts) // executions]
+    ends = [0.0] * executions
+    for event in events:
+        place = max(bisect_right(starts, event.start) - 1, 0)
+        ends[place] = max(ends[place], event.end)
+    starts[0] = events[0].start
+    return sum(end - start for start, end in zip(starts, ends, strict=True)) / executions
 
 
 def _of_host(path: str, plane: Any) -> Profile | None:
@@ -169,7 +245,7 @@ def _event(event: Any, stats: dict[str, Any]) -> _Event:
     name = str(stats.get("hlo_op") or event.name).partition(" = ")[0].removeprefix("%")
     op_name = str(stats.get("tf_op", "")).removesuffix(":")
     start = event.start_ns * 1e-9
-    return _Event(name, op_name, start, start + event.duration_ns * 1e-9)
+    return _Event(name, op_name, start, start + event.duration_ns * 1e-9, event.name)
 
 
 def _sums(threads: Sequence[Sequence[_Event]], executions: int) -> dict[str, MeasuredOperation]:

@@ -1,0 +1,1 @@
+"""Measurements on one GPU, beside the predictions for it."""
