@@ -383,7 +383,7 @@ def test_a_missing_extra_is_named(
 
 @pytest.mark.parametrize(
     ("package", "command"),
-    [("jax._src", "pip install jax\n"), ("optax", "pip install 'xlashard[train]'\n")],
+    [("jax", "pip install jax\n"), ("optax", "pip install 'xlashard[train]'\n")],
 )
 def test_missing_package_is_named_with_its_installation(
     monkeypatch: pytest.MonkeyPatch,
@@ -398,3 +398,6 @@ def test_missing_package_is_named_with_its_installation(
     _, err, code = stdout_and_code(capsys, "completion", "bash")
     assert code == 1
     assert err.startswith("error: `xlashard completion` needs ") and err.endswith(command)
+    package = f"{package}.removed"
+    with pytest.raises(ModuleNotFoundError, match=package):
+        stdout_and_code(capsys, "completion", "bash")

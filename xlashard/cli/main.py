@@ -195,7 +195,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _print_missing(error: ModuleNotFoundError, command: str) -> int:
     """Print what to install for a command, and return its exit code; raise for other modules."""
-    package = (error.name or "").partition(".")[0]
+    package = error.name or ""
+    # A missing module of an installed package, as in an old program, is that program's error.
     if package not in _REQUIREMENTS:
         raise error
     print(

@@ -5,6 +5,7 @@ import pickle
 from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import pytest
 
 import xlashard
 from tests.core.pjit.helpers import make_mesh
+from tests.grouped_cases import Together
 from tests.message_patterns import naming
 from xlashard import AUTO, FROM_GDA, UNSPECIFIED, NamedSharding, P, legacy
 from xlashard._jax.runtime.transfer import HandleType
@@ -214,6 +216,54 @@ def test_axis_resources_are_required_without_jax_array(
             f(X, X)
 
 
+@pytest.mark.parametrize("jax_array", [True, False])
+def test_resources_fit_trees_of_the_same_containers(mesh: Any, jax_array: bool) -> None:
+    spec, values = P("x"), {"list": [X, X], "tuple": (X, X)}
+    fit = [((spec,), spec, "list"), ((spec,), spec, "tuple"), (spec, None, "list")]
+    trees = {"list": [spec, spec], "tuple": (spec, spec)}
+    with mesh, legacy.jax_array(jax_array), Together() as all_of:
+        for ins, outs, kind in fit:
+            with all_of.case(f"{kind}: {ins}, {outs}"):
+                legacy.pjit(lambda x: x, ins, outs)(values[kind])
+        for kind, other in (("list", "tuple"), ("tuple", "list")):
+            value, same, differs = values[kind], trees[kind], trees[other]
+            for wrap in (lambda tree: tree, lambda tree: {"a": tree}):
+                with all_of.case(f"{kind} as {wrap(kind)}"):
+                    good = legacy.pjit(lambda x: x, (wrap(same),), wrap(same))
+                    assert jax.tree.structure(good(wrap(value))) == jax.tree.structure(wrap(value))
+                    with pytest.raises(ResourceError, match=f"has a {other} where x.* is a {kind}"):
+                        legacy.pjit(lambda x: x, (wrap(differs),), None)(wrap(value))
+                    with pytest.raises(ValueError, match=f"has a {other} where result.*a {kind}"):
+                        legacy.pjit(lambda x: x, None, wrap(differs))(wrap(value))
+        # The arguments themselves are a tuple, which a list of resources fits.
+        with all_of.case("the arguments"):
+            legacy.pjit(lambda *xs: xs, [spec, None], spec)(X, X)
+            with pytest.raises(ResourceError, match="3 entries.*2 arguments"):
+                legacy.pjit(lambda *xs: xs, [spec, None, None], spec)(X, X)
+
+
+@pytest.mark.parametrize("spec", [EraSpec("x", "x"), P("x", ("y", "x"))])
+def test_an_axis_twice_in_a_resource_is_refused_before_any_call(spec: Any) -> None:
+    for on, (ins, outs) in product((True, False), ((spec, None), (None, {"a": spec}))):
+        name = "out_axis_resources" if ins is None else "in_axis_resources"
+        with legacy.jax_array(on), pytest.raises(ValueError, match=f"{name}.*'x'"):
+            legacy.pjit(lambda x: x, ins, outs)
+
+
+@pytest.mark.parametrize("kind", ["static", "donated"])
+def test_static_and_donated_arguments_have_no_defaults_without_jax_array(
+    mesh: Any, kind: str
+) -> None:
+    option = {"static": {"static_argnums": 1}, "donated": {"donate_argnums": (0, 1)}}[kind]
+    f = legacy.pjit(lambda x, y=2: x * y, P("x"), P("x"), **option)
+    with mesh, off():
+        for call in (f, f.lower):
+            with pytest.raises(ValueError, match=f"without the {kind} argument y"):
+                call(np.ones((8, 4), np.float32))
+    with mesh:
+        assert f(np.ones((8, 4), np.float32)).shape == (8, 4)
+
+
 @pytest.mark.slow
 def test_auto_requires_global_avals(mesh: Any) -> None:
     f = legacy.pjit(lambda x: x * 2, AUTO, AUTO)
@@ -301,6 +351,9 @@ def test_stages_keep_the_mode_of_their_lowering(mesh: Any) -> None:
             np.testing.assert_array_equal(compiled(elsewhere), X * 2)
             with pytest.raises(ResourceError):
                 compiled(gda_of(mesh, P("y")))
+            for kind in (TypeError, NotImplementedError):
+                with pytest.raises(kind, match="scale by name.*positional"):
+                    compiled(X, scale=2)
 
 
 @pytest.mark.slow
@@ -418,8 +471,13 @@ def test_lowered_function_returns_mhlo_and_hlo_modules(mesh: Any, jax_array: boo
             assert str(lowered.compiler_ir(dialect="mhlo")).count("mhlo.dot_general") == 1
             assert "stablehlo.sine" in lowered.as_text() == lowered.as_text("stablehlo")
             assert "HloModule" in lowered.as_text(dialect="hlo")
-            (module,) = lowered.compile().compiler_ir()
+            compiled = lowered.compile()
+            (module,) = compiled.compiler_ir()
             assert "dot" in module.to_string()
+            costs = compiled.cost_analysis()
+            assert costs[0]["flops"] == costs["flops"] > 0 and costs.get("none") is None
+            with pytest.raises(KeyError, match="1"):
+                costs[1]
 
 
 def test_axis_resources_of_an_invalid_type_raise_a_type_error() -> None:

@@ -23,14 +23,14 @@ _FILES = "jax.experimental.array_serialization.tensorstore_impl"
 
 _MODULE = "from jax.experimental.array_serialization import serialization"
 
-_ZSTD = (
-    "Shards are compressed with zstd, which is faster than gzip; both are read, whatever the spec. "
+_READING = (
+    "Files of every compressor are read, whatever the spec. "
     "A missing chunk is an error instead of zeros."
 )
 
 _METADATA = "get_tensorstore_spec(path, arr=x)['metadata']"
 
-_COMPRESSOR = "The compressor is zstd, not gzip; `dtype` is included, which today's function omits."
+_DTYPE = "`dtype` is included, and the compressor is gzip; today's are zstd, without `dtype`."
 
 _ERRORS = "An error of one process is raised in all processes immediately."
 
@@ -110,22 +110,22 @@ ENTRIES: EntryTable = {
         **{
             name: works("0.4.12", f"{_OF_ARRAYS}.{name}", _SERIALIZATION).but(note)
             for name, note in (
-                ("async_serialize", _ZSTD),
-                ("async_deserialize", _ZSTD),
-                ("run_serialization", _ZSTD),
-                ("run_deserialization", _ZSTD),
+                ("async_serialize", _READING),
+                ("async_deserialize", _READING),
+                ("run_serialization", _READING),
+                ("run_deserialization", _READING),
                 ("AsyncManager", _ERRORS),
                 ("GlobalAsyncCheckpointManager", _ERRORS),
                 ("BarrierTimeoutError", "It is raised for every failure of another process."),
             )
         },
-        "_get_metadata": works("0.4.12", _METADATA, _SERIALIZATION).but(_COMPRESSOR),
+        "_get_metadata": works("0.4.12", _METADATA, _SERIALIZATION).but(_DTYPE),
     },
     _OF_ARRAYS: {
         "": works("0.4.12", _MODULE, _SERIALIZATION).but(
             "It takes the arguments of 2022 and today's, and returns GlobalDeviceArrays with "
             "`jax_array` off."
         ),
-        "_get_metadata": works("0.7.0", _METADATA, _SERIALIZATION).but(_COMPRESSOR),
+        "_get_metadata": works("0.7.0", _METADATA, _SERIALIZATION).but(_DTYPE),
     },
 }

@@ -124,5 +124,8 @@ ENTRIES: EntryTable = {
             "0.4.31", "lowered.compiler_ir('stablehlo')", f"{_STAGES}:lowered_ir"
         ),
         "Compiled.compiler_ir": works("0.3.25", "compiled.as_text()", f"{_STAGES}:compiled_ir"),
+        "Compiled.cost_analysis": works(
+            "0.5.0", "compiled.cost_analysis()", f"{_STAGES}:compiled_costs"
+        ).but("`[0]` of the result is the result, which was in a list"),
     },
 }

@@ -34,6 +34,7 @@ from xlashard.core.sharding import (
     partition_spec,
 )
 from xlashard.errors import BoxError, ResourceError, XlashardError
+from xlashard.legacy.historic_errors import KeywordArgumentError
 from xlashard.legacy.modes.mode_function import ModeFunction, host_local_class, is_global
 from xlashard.pods.multihost.host_local_arrays import error_at
 from xlashard.pods.multihost.host_mesh import HostMesh, as_global, as_host_local, host_mesh
@@ -341,9 +342,22 @@ class ModeCompiled(compiled.Compiled):
         """Return the optimised module of each partition, as an `HloModule` of jaxlib."""
         return compiled_ir(self)
 
+    def cost_analysis(self) -> dict[str, float] | None:
+        """Return XLA's estimates for the optimised program, which are also at `[0]`."""
+        return _as_listed(super().cost_analysis())
+
 
 class HostLocalCompiled(ModeCompiled):
     """Compiled program that moves host-local arguments to its devices, but no global ones."""
+
+    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
+        if kwargs:
+            raise KeywordArgumentError(
+                f"{self._info.name} was called with {', '.join(kwargs)} by name, but it was "
+                "compiled while jax_array is off, for positional arguments only: pass them by "
+                "position"
+            )
+        return super()._checked(args, kwargs)
 
     def _check_places(self, values: Sequence[Any]) -> None:
         types = [v if is_global(v) else struct_of(abstractify(v), None) for v in values]
@@ -353,6 +367,27 @@ class HostLocalCompiled(ModeCompiled):
 def compiled_ir(self: Any) -> list[Any]:
     """Return the optimised modules of a compiled stage: `Compiled.compiler_ir` until JAX 0.3.25."""
     return self.runtime_executable().hlo_modules()
+
+
+class _Costs(dict[str, float]):
+    """Estimates by name, and themselves at `[0]`: they were in a list until JAX 0.5.0."""
+
+    def __missing__(self, key: object) -> Any:
+        if key == 0:
+            return self
+        raise KeyError(key)  # no-catalogue: Python's own message for a missing key
+
+
+def _as_listed(costs: dict[str, float] | None) -> dict[str, float] | None:
+    return None if costs is None else _Costs(costs)
+
+
+_costs_of = jax.stages.Compiled.cost_analysis
+
+
+def compiled_costs(self: Any) -> Any:
+    """Return XLA's estimates for a compiled stage of JAX, which are also at `[0]`."""
+    return _as_listed(_costs_of(self))
 
 
 lowered_ir, lowered_text = _with_mhlo(jax.stages.Lowered)

@@ -23,7 +23,7 @@ from xlashard.core.pjit.trace import Call
 from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.sharding import Mesh, NamedSharding, XLACompatibleSharding
 from xlashard.core.sharding.sharding_texts import described
-from xlashard.errors import MeshError, ResourceError
+from xlashard.errors import ArgumentError, MeshError, ResourceError
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray, check_gda_mesh, gda_class
 from xlashard.legacy.historic_errors import KeywordArgumentError
@@ -63,10 +63,13 @@ class ModeFunction(Function):
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.fun, self.options, self.static, self.call_flags)
 
-    def admit(self, kwargs: dict[str, Any], *, global_avals: bool = False) -> Mesh | None:
+    def admit(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, global_avals: bool = False
+    ) -> Mesh | None:
         """Check the requirements of a call with `jax_array` off.
 
         Args:
+            args: The arguments by position.
             kwargs: The arguments by name.
             global_avals: True if the caller passed `_global_avals=True`.
 
@@ -74,6 +77,7 @@ class ModeFunction(Function):
             The mesh in force.
 
         Raises:
+            ArgumentError: A static or donated argument was left to its default.
             KeywordArgumentError: Arguments were passed by name; a `NotImplementedError` too.
             MeshError: No mesh is in force.
             ResourceError: A resource is unspecified, or `AUTO`.
@@ -87,6 +91,7 @@ class ModeFunction(Function):
                 "positional arguments only while jax_array is off: write "
                 f"{self.name}({', '.join(self.parameters.signature.names)}), or {_ON}"
             )
+        self._check_passed(len(args))
         check_specified(self.options)
         if mesh is None:
             raise MeshError(
@@ -96,6 +101,18 @@ class ModeFunction(Function):
         if not global_avals:
             _check_not_auto(self.options)
         return mesh
+
+    def _check_passed(self, number: int) -> None:
+        """Reject a call without one of its static or donated arguments, as in 2022."""
+        parameters = self.parameters
+        last = max((*parameters.static_argnums, *parameters.donate_argnums), default=-1)
+        if last >= number:
+            kind = "static" if last in parameters.static_argnums else "donated"
+            raise ArgumentError(
+                f"{self.name} was called without the {kind} argument "
+                f"{parameters.signature.name(last)}, which has no default while jax_array is off: "
+                f"pass it, or {_ON}"
+            )
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Trace for a call's arguments, inside the functions that are being traced.

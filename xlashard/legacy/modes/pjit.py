@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from xlashard.core.pjit.options import (
     made_or_decorator,
     read_options,
 )
-from xlashard.core.pjit.shardings.resources import UNSPECIFIED
+from xlashard.core.pjit.shardings.resources import UNSPECIFIED, ResourceTree
 from xlashard.core.pjit.stages import traced as stages
 from xlashard.core.sharding import Mesh
 from xlashard.errors import RefusedError, ResourceError
@@ -120,8 +121,23 @@ def pjit(
         )
         if not current_array_mode().jax_array:
             check_specified(options)
+        options = replace(
+            options,
+            in_resources=_as_then(options.in_resources),
+            out_resources=_as_then(options.out_resources),
+        )
         static = Selected.of(static_argnums, static_argnames, "static")
         return made_or_decorator(fun, lambda f: _dispatched(LegacyFunction(f, options, static)))
+
+
+def _as_then(resources: ResourceTree) -> ResourceTree:
+    """Return resources that fit only trees of the same containers, as in 2022.
+
+    Raises:
+        DuplicateAxisError: A spec uses a mesh axis twice.
+    """
+    prepare_axis_resources([leaf.value for leaf in resources.leaves], resources.what)
+    return replace(resources, matches_lists=False)
 
 
 class LegacyFunction:
@@ -171,7 +187,7 @@ class LegacyFunction:
     def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Run a call that missed the dispatcher's cache, in its array mode."""
         function = self.in_force()
-        mesh = function.admit(kwargs)
+        mesh = function.admit(args, kwargs)
         host_local = self.host_local(function, mesh)
         if host_local is not None and host_local.changes(args):
             return host_local(args), None, False
@@ -241,7 +257,7 @@ def _traced(
 ) -> stages.Traced:
     """Return the traced function in its array mode, for host-local or global shapes."""
     chosen = function.in_force()
-    mesh = chosen.admit(kwargs, global_avals=global_avals)
+    mesh = chosen.admit(args, kwargs, global_avals=global_avals)
     host_local = None if global_avals else function.host_local(chosen, mesh)
     if host_local is not None:
         args = host_local.lift_types(args)

@@ -79,7 +79,8 @@ def get_metadata(arr: Any) -> dict[str, Any]:
     shape, dtype = tuple(value.shape), np.dtype(value.dtype)
     piece = value.sharding.shard_shape(shape) if isinstance(value, jax.Array) else shape
     return {
-        "compressor": {"id": "zstd"},
+        # Programs that open the files themselves have specs that name the compressor of then.
+        "compressor": {"id": "gzip"},
         "shape": shape,
         "chunks": [max(1, size) for size in piece],
         "dtype": dtype.str if dtype.isbuiltin == 1 else dtype.name,

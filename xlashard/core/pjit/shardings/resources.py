@@ -1,6 +1,7 @@
 """Resources: the shardings that users request, as prefixes of trees and as code."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -104,11 +105,13 @@ class ResourceTree:
         what: The keyword: `in_shardings`.
         leaves: Its leaves in order.
         treedef: Its structure, with `Resource`s as leaves.
+        matches_lists: True if a list as the root fits a tuple, and a tuple a list.
     """
 
     what: str
     leaves: tuple[Resource, ...]
     treedef: Any
+    matches_lists: bool = True
 
     def text(self) -> str:
         """Return the tree as code."""
@@ -123,7 +126,7 @@ class ResourceTree:
     def children(self) -> "list[ResourceTree]":
         """Return the trees one level below the root; none for a leaf."""
         parts = split_leaves(self.treedef, self.leaves)
-        return [ResourceTree(self.what, tuple(leaves), tree) for tree, leaves in parts]
+        return [replace(self, leaves=tuple(leaves), treedef=tree) for tree, leaves in parts]
 
 
 INFERRED = (UnspecifiedValue, Auto, FromGda)
@@ -301,8 +304,8 @@ def expand(resources: ResourceTree, treedef: Any, name: str) -> list[Resource]:
         return list(resources.leaves)
     full = TreeNode(treedef, range(treedef.num_leaves))
     prefix = TreeNode(resources.treedef, resources.leaves)
-    if full.kind in (tuple, list) and prefix.kind in (tuple, list):
-        # A list and a tuple of arguments are interchangeable.
+    sequences = tuple, list
+    if resources.matches_lists and full.kind in sequences and prefix.kind in sequences:
         same_kind = make_node(treedef.node_data(), prefix.definition.children())
         prefix = TreeNode(same_kind, resources.leaves)
     return spread_prefix(prefix, full, resources.what, name, _mismatch)
