@@ -23,8 +23,10 @@ from xlashard.geometry import (
     schedule_rounds,
     transfer_load,
 )
+from xlashard.geometry.intermediate_tilings import intermediate_tilings
 
 GRID = MeshGrid(("x", "y"), (2, 4))
+SIX = MeshGrid(("x", "y"), (3, 2))
 
 
 def tiling_of(*entries, grid=GRID, ndim=2):
@@ -282,3 +284,37 @@ def test_transfer_load_of_the_busiest_device() -> None:
         transfer_load((8, 8), Tiling.replicated(1, 2), Tiling.replicated(8, 2)).elements == 8 * 64
     )
     assert transfer_load((8, 8), rows, rows).rounds == 1
+
+
+@given(st.data())
+def test_tilings_in_between_are_one_kind_of_collective_apart(data: st.DataObject) -> None:
+    grid = data.draw(st.sampled_from([GRID, MeshGrid(("a", "b", "c"), (2, 2, 2)), SIX]))
+    ndim = data.draw(st.integers(1, 3))
+    specs = st.sampled_from(list(all_specs(grid, ndim)))
+    ends = [Tiling.from_spec(grid, data.draw(specs), ndim) for _ in range(2)]
+    steps = [ends[0], *intermediate_tilings(*ends), ends[1]]
+    shape = list(map(math.lcm, *(end.counts for end in ends)))
+    least = min(end.num_tiles for end in ends)
+    for step in steps:
+        assert step.num_tiles >= least or grid is SIX  # 3 tiles and 2 have no common refinement
+        assert not any(n % count for n, count in zip(shape, step.counts, strict=True))
+    for before, after in itertools.pairwise(steps):
+        assert _collectives(before, after) <= 1, (before, after)
+
+
+def _collectives(before: Tiling, after: Tiling) -> int:
+    """Return the number of collectives that lead from one tiling to another."""
+    if before.counts == after.counts:
+        return 1
+    changed = [a > b for a, b in zip(before.counts, after.counts, strict=True) if a != b]
+    gathers = all(changed)
+    slices = not any(changed)
+    if gathers or slices:
+        pairs = set(zip(before.tile_ids().tolist(), after.tile_ids().tolist(), strict=True))
+        return 1 + (len(pairs) != max(before.num_tiles, after.num_tiles))
+    return 1 if before.num_tiles == after.num_tiles and len(changed) == 2 else 2
+
+
+def test_tilings_in_between_of_other_digits_are_left_to_the_compiler() -> None:
+    listed = Tiling((2, 2), 4, listed=(0, 3, 1, 2))
+    assert intermediate_tilings(listed, Tiling((4, 1), 4, ((4, 1),))) == []

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xlashard.errors import TilingError
-from xlashard.geometry.strides import Index
+from xlashard.geometry.strides import Index, prime_factors
 from xlashard.geometry.tiling import Tiling
 from xlashard.support.lazily import dataclass
 
@@ -348,7 +348,7 @@ def refine(tiling: Tiling, shape: Sequence[int], num_devices: int) -> Tiling | N
     if left or 0 in shape:
         return None
     counts = list(tiling.counts)
-    for prime in _primes(factor):
+    for prime in prime_factors(factor):
         extents = [n // k for n, k in zip(shape, counts, strict=True)]
         free = [dim for dim, extent in enumerate(extents) if extent % prime == 0]
         if not free:
@@ -381,15 +381,3 @@ def transfer_load(shape: Sequence[int], source: Tiling, target: Tiling) -> Trans
     sent *= -(-target.num_replicas // source.num_replicas)
     rounds = max(received, sent)
     return TransferLoad(rounds, rounds * elements)
-
-
-def _primes(number: int) -> list[int]:
-    """Return the prime factors, largest first."""
-    primes, factor = [], 2
-    while number > 1:
-        if number % factor == 0:
-            primes.append(factor)
-            number //= factor
-        else:
-            factor = factor + 1 if factor * factor <= number else number
-    return primes[::-1]

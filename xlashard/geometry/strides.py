@@ -31,6 +31,18 @@ def divisors(number: int) -> list[int]:
     return low + [number // n for n in reversed(low) if n * n != number]
 
 
+def prime_factors(number: int) -> list[int]:
+    """Return the prime factors, largest first."""
+    primes, factor = [], 2
+    while number > 1:
+        if number % factor == 0:
+            primes.append(factor)
+            number //= factor
+        else:
+            factor = factor + 1 if factor * factor <= number else number
+    return primes[::-1]
+
+
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
     """Return strides, in elements, of a dense array whose last dimension is fastest."""
     strides = []

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ import pytest
 from flax import nnx
 from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as pltriton
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 from jax.experimental.topologies import get_topology_desc
 from jax.sharding import AxisType
@@ -238,7 +241,60 @@ def copy_kernel(x: Any, out: Any) -> None:
     out[...] = x[...]
 
 
+def attend(x: Any) -> Any:
+    """Return attention by the kernel of cuDNN, which JAX's trace refuses on machines without it."""
+    heads = x.reshape(4, 128, 8, 64).astype(jnp.bfloat16)
+    return jax.nn.dot_product_attention(heads, heads, heads, implementation="cudnn")
+
+
+def multiply_scaled(x: Any) -> Any:
+    values, scales = x[None].astype(jnp.float8_e4m3fn), jnp.ones((1, 512, 16), jnp.float8_e8m0fnu)
+    return jax.nn.scaled_matmul(values, values, scales, scales)
+
+
+def copy_by_kernel(x: Any, compiler_params: Any) -> Any:
+    return pl.pallas_call(copy_kernel, out_shape=x, compiler_params=compiler_params)(x)
+
+
 FLOATS = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+UNTAKEN: dict[tuple[str, str], Callable[[Any], Any]] = {
+    ("v5e-4", "hessenberg"): lambda x: jax.lax.linalg.hessenberg(x)[0],
+    ("v5e-4", "tridiagonal"): lambda x: jax.lax.linalg.tridiagonal(x)[0],
+    ("v5e-4", "mpmd_map"): lambda x: plgpu.kernel(copy_kernel, out_type=x)(x),
+    ("v5e-4", "custom_partitioning"): lambda x: multiply_scaled(x),
+    ("v5e-4", "pallas_call"): lambda x: copy_by_kernel(x, pltriton.CompilerParams()),
+    ("h100-4", "pallas_call"): lambda x: copy_by_kernel(x, pltpu.CompilerParams()),
+    ("h100-4", "schur"): lambda x: jax.lax.linalg.schur(x)[0],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("topology", "operation"), UNTAKEN)
+def test_an_operation_of_another_platform_is_named(topology: str, operation: str) -> None:
+    function = UNTAKEN[topology, operation]
+    with pytest.raises(UnsupportedOperationError) as caught:
+        preflight(jax.jit(function), FLOATS, topology=topology, mesh={"data": 4})
+    assert caught.value.operation == operation
+    assert "test_api.py:" in caught.value.source
+    assert operation != "pallas_call" or "compiler_params" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_attention_of_cudnn_is_refused_by_tpus_with_its_line() -> None:
+    whole = jax.jit(attend)
+    sharded = jax.jit(
+        lambda x: jax.shard_map(
+            attend, mesh=jax.sharding.get_abstract_mesh(), in_specs=P(), out_specs=P()
+        )(x)
+    )
+    for program, operation in ((whole, "custom_partitioning"), (sharded, "dot_product_attention")):
+        with pytest.raises(UnsupportedOperationError) as caught:
+            preflight(program, FLOATS, topology="v5e-4", mesh={"data": 4})
+        assert caught.value.operation.startswith(operation)
+        line = attend.__code__.co_firstlineno + 3
+        assert caught.value.source.endswith(f"test_api.py:{line}")
+
+
 REFUSED = {
     "eig": lambda x: jnp.linalg.eigvals(x),
     "schur": lambda x: jax.scipy.linalg.schur(x)[0],

@@ -95,8 +95,10 @@ def rule_errors(name: str, jaxpr: Any, device: Device | None) -> Iterator[None]:
             raise
         platform = "TPUs" if platform_of(device) == "tpu" else "GPUs"
         operation, source = _find_failing_operation(jaxpr, error)
-        text = " ".join(str(error).split()) or type(error).__name__
-        advice = next((words for sign, words in _ADVICE.items() if sign in text), _OTHERWISE)
+        text = " ".join(str(error).split()) or _failed_line(error)
+        advice = next(
+            (words for sign, words in _ADVICE.items() if re.search(sign, text)), _OTHERWISE
+        )
         raise UnsupportedOperationError(  # no-catalogue: needs a topology
             f"{name} can't be lowered for {platform}: {operation} at {source or 'an unknown line'} "
             f"is refused ({text.rstrip('.')}); {advice}",
@@ -108,10 +110,18 @@ def rule_errors(name: str, jaxpr: Any, device: Device | None) -> Iterator[None]:
 _OTHERWISE = "choose another operation for this platform, such as by jax.lax.platform_dependent"
 _ADVICE = {
     "cannot be automatically partitioned": "wrap the call in jax.shard_map",
-    "Compiler params": "write compiler_params of this platform, or leave them out",
+    "(?i)compiler.?params|rule is not None": (
+        "write compiler_params of this platform, or leave them out"
+    ),
     "translation rule": "compute it on the host by jax.pure_callback, or before the program",
 }
-"""Advice by a part of JAX's message."""
+"""Advice by a pattern in JAX's message."""
+
+
+def _failed_line(error: Exception) -> str:
+    """Return the class of an error without a message, and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return ": ".join(filter(None, (type(error).__name__, frames[-1].line if frames else "")))
 
 
 def _find_failing_operation(jaxpr: Any, error: Exception) -> tuple[str, str]:
@@ -121,6 +131,9 @@ def _find_failing_operation(jaxpr: Any, error: Exception) -> tuple[str, str]:
     words, every = set(re.findall(r"\w+", str(error))), list(_equations_with_lines(jaxpr, None))
     candidates = [(eqn, line) for eqn, line in every if line in lines]
     candidates = candidates or [(eqn, line) for eqn, line in every if eqn.primitive.name in words]
+    # A rule may lower a function of its own, whose operations only the message has.
+    inner = tuple(f"{word}_" for word in words if "_" in word)
+    candidates = candidates or [each for each in every if each[0].primitive.name.startswith(inner)]
     if not candidates:
         return "an operation", ""
 

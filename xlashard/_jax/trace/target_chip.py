@@ -15,6 +15,8 @@ from xlashard.support.lazily import dataclass
 
 _CUDNN = 91002
 """Version of cuDNN that programs are traced for on a machine without it: 9.10.2."""
+_EVERY_CAPABILITY = (99,)
+"""Capability of TPUs: their compiler refuses kernels of cuDNN by name and line, JAX's trace not."""
 
 _QUERIES = "Unsupported TPU device kind", "No supported GPU devices found"
 """Errors of kernels that query the chip, where the mesh has another one."""
@@ -78,7 +80,7 @@ def assume_chip(
         return
     is_gpu = device.platform == "gpu"
     scope = _Scope(
-        tuple(map(int, device.compute_capability.split("."))) if is_gpu else None,
+        tuple(map(int, device.compute_capability.split("."))) if is_gpu else _EVERY_CAPABILITY,
         describe_chip(device) if in_kernels else None,
         None if all_threads else threading.get_ident(),
     )

@@ -155,12 +155,13 @@ def _read_header(text: memoryview) -> dict[str, Any]:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Raise a `SavedProgramError` for Python's errors of an invalid header within a block."""
+    """Raise a `SavedProgramError` for any error of an invalid header within a block."""
     try:
         yield
     except (SavedProgramError, ArgumentError):
         raise
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+    except Exception as error:
+        # JAX has classes of its own, such as that of a spec with an axis twice.
         raise SavedProgramError(
             f"the saved program's header is invalid ({error!r}): compile and serialize() it again"
         ) from None

@@ -1,5 +1,7 @@
 """The NumPy-style methods: all of them exist, and each returns an Array with NumPy's value."""
 
+import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.core.array.cases import named, same
-from tests.grouped_cases import sweep
+from tests.grouped_cases import Together, sweep
 from tests.message_patterns import naming
 from xlashard import Array, device_put
 from xlashard.core.array.array_class.members import _Method
@@ -256,3 +258,68 @@ def test_an_override_calls_a_method_that_is_not_generated_yet_by_super() -> None
     x._handle = device_put(np.arange(4))._handle
     np.testing.assert_array_equal(x.cumsum(), [0, 1, 3, 6])
     assert calls == ["cumsum"]
+
+
+BAD_ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    (("text",), {}),
+    ((object(),), {}),
+    (({},), {}),
+    ((10**30,), {}),
+    ((V, V, V, V, V, V, V, V, V), {}),
+    ((), {"axis": 7}),
+    ((), {"axis": "x"}),
+    ((), {"dtype": "float99"}),
+    ((), {"mode": "no mode"}),
+    ((), {"copy": "text"}),
+    ((), {"no_argument": 1}),
+]
+# The interpreter calls them, with arguments of its own.
+UNCHECKED = {"__buffer__", "__class__", "__del__", "__init__", "__new__", "__release_buffer__"}
+UNARY = {"__abs__", "__invert__", "__neg__", "__pos__"}
+
+
+def methods_of_jax() -> list[str]:
+    x = X.to_jax()
+    public = {name for name in dir(x) if not name.startswith("_")}
+    special = {name for name in dir(x) if name.endswith("__")} - set(dir(object))
+    names = (public | special) - UNCHECKED - UNARY - {"delete", "flat", "__weakref__", "__dict__"}
+    return sorted(name for name in names if callable(getattr(type(x), name)))
+
+
+def raised_by(call: Callable[[], Any]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def compare_errors(call: Callable[[Any], Any], cases: Together, name: str) -> bool:
+    """Return whether a call raises for JAX's array, and compare the class of ours with its."""
+    expected = raised_by(lambda: call(X.to_jax()))
+    if expected is not None:
+        with cases.case(name):
+            error = raised_by(lambda: call(X))
+            assert isinstance(error, type(expected)), (expected, error)
+    return expected is not None
+
+
+@pytest.mark.slow
+def test_bad_arguments_raise_the_classes_of_jax() -> None:
+    raised = 0
+    with Together() as cases:
+        for name, (args, kwargs) in itertools.product(methods_of_jax(), BAD_ARGUMENTS):
+            call = operator.methodcaller(name, *args, **kwargs)
+            raised += compare_errors(call, cases, f"{name}, {args}, {kwargs}")
+    assert raised > 500
+
+
+@pytest.mark.slow
+def test_bad_updates_raise_the_classes_of_jax() -> None:
+    indices = (9, "a", (0, 0, 0), 2.5, slice("a"), np.array([1.5]), (..., ...))
+    with Together() as cases:
+        for name, index in itertools.product(UPDATES, indices):
+            for value, kwargs in (("text", {}), (object(), {}), (1, {"mode": "no mode"})):
+                args = () if name == "get" else (value,)
+                update = operator.methodcaller(name, *args, **kwargs)
+                compare_errors(lambda x: update(x.at[index]), cases, f"{name}, {index}, {value}")  # noqa: B023

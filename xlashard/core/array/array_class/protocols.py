@@ -132,6 +132,8 @@ class HostProtocols(ArrayBase):
         return str(read_value(self))
 
     def __format__(self, spec: str) -> str:
+        if not isinstance(spec, str):
+            return format("", spec)
         if self._handle.is_deleted() or not holds_value(self._handle):
             return _array_repr(self)
         if not self.ndim:
@@ -182,16 +184,18 @@ class HostProtocols(ArrayBase):
         if dtype is None and not copy:
             return value
         if copy:
-            return np.array(value, dtype)
-        if dtype is None or value.dtype == dtype:
+            return np.array(value, dtype, copy=copy)
+        if dtype is None:
+            return value
+        target = np.dtype(dtype)
+        if value.dtype == target:
             return value
         if copy is False:
-            target = np.dtype(dtype)
             raise ValueError(
                 f"an Array {type_text(self)} can't be read as {target} without a copy: write "
                 f"np.asarray(x, {target.name!r})"
             )
-        return value.astype(dtype)
+        return value.astype(target)
 
     def __buffer__(self, flags: int, /) -> memoryview:
         handle = self._handle

@@ -10,7 +10,7 @@ before and after, the same reshard needs them for one chunk at a time.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import jax
@@ -41,6 +41,7 @@ from xlashard.core.sharding import (
 )
 from xlashard.core.sharding.axes import axes_of
 from xlashard.geometry import Tiling
+from xlashard.geometry.intermediate_tilings import intermediate_tilings
 from xlashard.support.lazily import dataclass
 
 
@@ -89,7 +90,11 @@ def reshard_chunk(
     chunks: Chunks, source: Tiling, target: Tiling, devices: tuple[Device, ...]
 ) -> Callable[[Any, Any, Any], list[Any]]:
     """Return a function `(x, out, number)` that writes one chunk of `x` into `out`."""
-    before, after = (_in_halves(tiling, devices) for tiling in (source, target))
+    before, *steps = [
+        _in_halves(tiling, devices)
+        for tiling in (source, *intermediate_tilings(source, target), target)
+    ]
+    after = steps[-1]
     last = chunks.shape[chunks.dim] - chunks.extent
     constrain = originals.with_sharding_constraint
 
@@ -97,7 +102,8 @@ def reshard_chunk(
         start = jnp.minimum(number * chunks.extent, last)
         halves = constrain(jax.lax.reshape(x, chunks.shape), before)
         chunk = jax.lax.dynamic_slice_in_dim(halves, start, chunks.extent, chunks.dim)
-        chunk = constrain(constrain(chunk, before), after)
+        for sharding in (before, *steps):
+            chunk = constrain(chunk, sharding)
         halves = constrain(jax.lax.reshape(out, chunks.shape), after)
         halves = jax.lax.dynamic_update_slice_in_dim(halves, chunk, start, chunks.dim)
         return [jax.lax.reshape(constrain(halves, after), x.shape)]
@@ -226,7 +232,7 @@ class CompiledReshard:
 @lru_cache(maxsize=_PROGRAMS_KEPT)
 def compiled_reshard_for(request: ReshardRequest) -> CompiledReshard:
     """Return the cached program, by chunks if the whole array needed more than a shard's room."""
-    whole = _compiled(request, lambda x: [x], ["x"], donated=[request.donate])
+    whole = _compiled(request, _reshard_whole(request), ["x"], donated=[request.donate])
     best = CompiledReshard(whole, None, compiler.extra_bytes(whole.executable) or 0)
     if any(tiling.is_partial for tiling in request.tilings):
         return best
@@ -244,6 +250,18 @@ def compiled_reshard_for(request: ReshardRequest) -> CompiledReshard:
         if chunks.count < count:
             break
     return best
+
+
+def _reshard_whole(request: ReshardRequest) -> Callable[[Any], list[Any]]:
+    """Return a function of the array that leads the partitioner by steps that it knows."""
+    source, target = request.tilings
+    if source.is_partial or target.is_partial:
+        return lambda x: [x]
+    steps = [
+        GSPMDSharding(request.devices, tiling.to_tile_assignment())
+        for tiling in intermediate_tilings(source, target)
+    ]
+    return lambda x: [reduce(originals.with_sharding_constraint, steps, x)]
 
 
 def _by_chunks(request: ReshardRequest, chunks: Chunks) -> CompiledReshard:
