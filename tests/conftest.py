@@ -133,9 +133,8 @@ WITHOUT_JAX = (
 
 # Folders and files whose tests expect what eight devices do.
 EIGHT_DEVICES = (
-    *("core/array", "core/pjit/shardings/test_explicit.py", "core/sharding/test_classes.py"),
-    *("errors", "legacy/modules/test_multihost_utils.py", "legacy/shardings/test_pmap.py"),
-    *("numpy", "train/checkpoint"),
+    *("core/pjit/shardings/test_explicit.py", "core/sharding/test_classes.py", "errors"),
+    *("legacy/modules/test_multihost_utils.py", "legacy/shardings/test_pmap.py"),
 )
 
 

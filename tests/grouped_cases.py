@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.device_counts import USUAL
+
 
 class Together:
     """`with` block whose cases may fail one by one; its end raises all failures."""
@@ -39,16 +41,24 @@ class Together:
             self._failed.append(error)
 
 
-def sweep(cases: Iterable[Any], *, quick: Collection[Any]) -> list[Any]:
+def sweep(
+    cases: Iterable[Any], *, quick: Collection[Any], several: Collection[Any] = ()
+) -> list[Any]:
     """Return cases of `pytest.mark.parametrize`, a few of which run in `make check`.
 
     Args:
         cases: All of them.
         quick: Those that carry no slow mark.
+        several: Those that need the usual number of devices.
     """
     known = list(cases)
-    assert all(case in known for case in quick), set(quick) - set(known)
-    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in known]
+    assert all(case in known for case in (*quick, *several)), {*quick, *several} - set(known)
+    marked = []
+    for case in known:
+        marks = [] if case in quick else [pytest.mark.slow]
+        marks += [pytest.mark.devices(USUAL)] if case in several else []
+        marked.append(pytest.param(case, marks=marks) if marks else case)
+    return marked
 
 
 def at_once(suite: type) -> type:
@@ -73,6 +83,9 @@ def at_once(suite: type) -> type:
                         check(self, **{wish: made[wish] for wish in wanted})
 
         test.__name__ = check.__name__
+        # What is slow for one subject by itself is not so among many.
+        marks = getattr(check, "pytestmark", [])
+        test.__dict__["pytestmark"] = [mark for mark in marks if mark.name == "devices"]
         return test
 
     tests = {

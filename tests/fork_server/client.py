@@ -13,7 +13,7 @@ import socket
 import sys
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
-             signal.SIGABRT, signal.SIGQUIT)  # fmt: skip
+             signal.SIGABRT, signal.SIGQUIT, signal.SIGCONT)  # fmt: skip
 
 
 def main() -> None:

@@ -53,6 +53,7 @@ def partitioner(request):
     jax.config.update("jax_use_shardy_partitioner", before)
 
 
+@pytest.mark.devices(8)
 def test_fsdp_parameter_is_gathered_once_in_the_forward_pass():
     on = mesh((8,), ("fsdp",))
     found = compiled(
@@ -62,6 +63,7 @@ def test_fsdp_parameter_is_gathered_once_in_the_forward_pass():
     assert traffic(found, on) == [("all-gather", "fsdp", whole // 8, whole, whole * 7 // 8)]
 
 
+@pytest.mark.devices(8)
 def test_gradient_of_replicated_parameters_is_all_reduced_over_the_data_axis():
     def gradient(w, x):
         return jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
@@ -72,6 +74,7 @@ def test_gradient_of_replicated_parameters_is_all_reduced_over_the_data_axis():
     assert [str(t) for c in found for t in c.operands] in (["f32[8,16]"], ["f32[16,8]"])
 
 
+@pytest.mark.devices(8)
 def test_psum_scatter_is_reported_as_reduce_scatter():
     scatter = partial(jax.lax.psum_scatter, axis_name="y", scatter_dimension=0, tiled=True)
     found = mapped(scatter, P("x"), P(("x", "y")), (64, 16))
@@ -79,6 +82,7 @@ def test_psum_scatter_is_reported_as_reduce_scatter():
     assert traffic(found) == [("reduce-scatter", "y", 2048, 512, 1536)]
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_moving_an_axis_to_another_dimension_is_an_all_to_all():
     for axis, parts in (("x", 2), ("y", 4)):
@@ -87,6 +91,7 @@ def test_moving_an_axis_to_another_dimension_is_an_all_to_all():
         assert traffic(found) == [("all-to-all", axis, shard, shard, shard * (parts - 1) // parts)]
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_routing_tokens_to_experts_and_back_is_two_all_to_alls():
     def experts(tokens):
@@ -98,6 +103,7 @@ def test_routing_tokens_to_experts_and_back_is_two_all_to_alls():
     assert traffic(found) == [("all-to-all", "y", shard, shard, shard * 3 // 4)] * 2
 
 
+@pytest.mark.devices(8)
 def test_ring_ppermute_is_attributed_to_its_mesh_axis():
     ring = [(i, (i + 1) % 4) for i in range(4)]
     found = mapped(lambda x: jax.lax.ppermute(x, "y", ring), P("y"), P("y"), (64, 16))
@@ -107,12 +113,14 @@ def test_ring_ppermute_is_attributed_to_its_mesh_axis():
     assert traffic(chain) == [("collective-permute", "x", 2048, 2048, 1024)]
 
 
+@pytest.mark.devices(8)
 def test_groups_over_two_of_three_axes_are_named_by_both():
     on = mesh((2, 2, 2), ("a", "b", "c"))
     found = mapped(lambda x: jax.lax.psum(x, ("a", "c")), P(("a", "b", "c")), P("b"), (64, 16), on)
     assert traffic(found, on) == [("all-reduce", "a, c", 512, 512, 768)]
 
 
+@pytest.mark.devices(8)
 def test_replica_groups_over_part_of_an_axis_are_named_by_sub_axis():
     halves = [[0, 1], [2, 3]]
     found = mapped(
@@ -121,12 +129,14 @@ def test_replica_groups_over_part_of_an_axis_are_named_by_sub_axis():
     assert traffic(found) == [("all-reduce", "y:(2)2", 1024, 1024, 1024)]
 
 
+@pytest.mark.devices(8)
 def test_collective_axis_is_found_under_any_device_order():
     on = mesh((2, 4), ("x", "y"), order=[0, 2, 4, 6, 1, 3, 5, 7])
     found = mapped(lambda x: jax.lax.psum(x, "x"), P("x"), P(), (64, 16), on)
     assert traffic(found, on) == [("all-reduce", "x", 2048, 2048, 2048)]
 
 
+@pytest.mark.devices(8)
 def test_collectives_in_loops_are_multiplied_by_trip_counts():
     def layers(x):
         def layer(x, _):

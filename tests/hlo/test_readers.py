@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.grouped_cases import sweep
 from tests.hlo import encode
 from xlashard import Mesh, P, hlo, pjit
 from xlashard.errors import ArgumentError
@@ -120,8 +121,11 @@ def check_alike(proto: HloProgram, text: HloProgram) -> None:
     assert proto.unknown_loops == text.unknown_loops
 
 
+# The sixth one permutes over eight devices.
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+@pytest.mark.parametrize(
+    "number", sweep(range(len(PROGRAMS)), quick=range(len(PROGRAMS)), several=[5])
+)
 def test_proto_and_text_of_a_cpu_program_read_as_equal_modules(number: int) -> None:
     program = compiled(PROGRAMS[number], mesh())
     check_alike(hlo.read(program), of_text(program))

@@ -138,6 +138,7 @@ def test_results_stay_where_the_arguments_are(kind: str, theirs: Samples[Any]) -
                 assert leaf.devices() == ours.x.devices(), name
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_elementwise_results_are_cut_like_the_operand(ours: Samples[Any]) -> None:
     for out in (xnp.exp(ours.x), xnp.add(ours.x, 1.0), xnp.where(ours.m, ours.x, 0)):
@@ -181,6 +182,7 @@ def test_arrays_are_found_inside_of_arguments(ours: Samples[Any]) -> None:
     assert {type(part) for part in result} == {Array}
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_functions_compute_with_tracers() -> None:
     x = device_put(np.arange(8, dtype=np.float32), named("x"))
@@ -286,18 +288,19 @@ def test_public_names_equal_jax_numpy() -> None:
 
 
 PLACES = {
-    "named": (named("x", "y"), (4, 2)),
-    "tiles": (GSPMDSharding(DEVICES, "{devices=[4,2]3,1,0,2,7,5,6,4}"), (2, 4)),
-    "user's own": (SHARDINGS["own"], (2, 8)),
-    "jax's": (jax.sharding.NamedSharding(MESH, jax.P("y")), (2, 8)),
-    "device": (DEVICES[5], (8, 8)),
+    "named": lambda: (named("x", "y"), (4, 2)),
+    "tiles": lambda: (GSPMDSharding(DEVICES, "{devices=[4,2]3,1,0,2,7,5,6,4}"), (2, 4)),
+    "user's own": lambda: (SHARDINGS["own"], (2, 8)),
+    "jax's": lambda: (jax.sharding.NamedSharding(MESH, jax.P("y")), (2, 8)),
+    "device": lambda: (DEVICES[5], (8, 8)),
 }
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", list(PLACES))
 def test_arrays_are_made_on_the_requested_device(kind: str) -> None:
-    place, shard_shape = PLACES[kind]
+    place, shard_shape = PLACES[kind]()
     like = device_put(np.zeros((8, 8), np.int32), DEVICES[1])
     host = np.arange(64).reshape(8, 8)
     for out, wanted in (
@@ -319,6 +322,7 @@ def test_arrays_are_made_on_the_requested_device(kind: str) -> None:
         assert same(out, wanted)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_ranges_are_made_on_the_requested_device() -> None:
     row = named("x")

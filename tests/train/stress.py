@@ -5,9 +5,14 @@ random point, until the last one finishes the run. Its losses and its last check
 compared with those of a run without faults: to the bit, or within 1e-6 where a launch of the chain
 had another number of processes. The faults and the exit code of every launch are printed, and so is
 the seed that repeats them; timing is the machine's, so a repetition hits other lines of the code.
+
+The runs are in a file system of their own in memory, which a fault fills, where this user may mount
+one. Elsewhere a full disk is a limit of the size of files.
 """
 
 import argparse
+import atexit
+import hashlib
 import json
 import os
 import random
@@ -19,11 +24,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
 
 SETTINGS = """
 [devices]
@@ -41,16 +50,16 @@ kv_heads = 2
 mlp = 32
 length = 32
 [training]
-steps = 400
+steps = 160
 batch = 4
-eval_every = 100
+eval_every = 40
 eval_batches = 1
-log_every = 50
+log_every = 20
 [checkpoint]
-every = 20
+every = 10
 keep = 3
 [pod]
-heartbeat = 20
+heartbeat = 15
 watchdog = 60
 [generation]
 bytes = 4
@@ -65,7 +74,10 @@ NO_FAULT = "the launch gave no occasion"
 _LIMIT = 300.0  # Seconds for one launch; a longer one hangs.
 _LEFT = 20.0  # Seconds for the last process of a launch to end.
 _CLOSE = 1e-6
+_SPACE = 64 << 20  # Bytes of the file system of the runs.
 _TAG = "STRESS_LAUNCH"
+# Each launch would compile every module of the package again.
+_UNSET = ("XLA_FLAGS", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 _MOVE = re.compile(r"  mv (\S+) (\S+)")
 
 type Points = dict[tuple[str, int], float]
@@ -89,24 +101,17 @@ def measure(run: Path) -> Points:
     return points
 
 
-_DIGEST = """
-import hashlib, sys, jax, numpy as np, orbax.checkpoint as ocp
-with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-    found = reader.metadata(sys.argv[1])
-    tree = getattr(getattr(found, "item_metadata", found), "tree", found)
-    plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-    state = reader.restore(sys.argv[1], args=ocp.args.PyTreeRestore(restore_args=plain))
-print(hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(state))).hexdigest())
-"""
-
-
 def digest_last(run: Path) -> str:
     """Return the name of the last checkpoint with a digest of its arrays."""
     last = sorted((run / "checkpoints").glob("0*"))[-1]
-    words = [sys.executable, "-c", _DIGEST, str(last / "arrays")]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
-    return f"{last.name} {done.stdout.split()[-1]}"
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        found: Any = reader.metadata(last / "arrays")
+        tree = getattr(getattr(found, "item_metadata", found), "tree", found)
+        plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        how = ocp.args.PyTreeRestore(restore_args=plain)
+        state = reader.restore(last / "arrays", args=how)
+    parts = b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(state))
+    return f"{last.name} {hashlib.sha256(parts).hexdigest()}"
 
 
 class Launched:
@@ -116,20 +121,22 @@ class Launched:
         folder: Working folder.
         words: Words of ``xlashard train``.
         processes: Number of processes; their devices are two.
-        limit: Bytes that a file of the launch may have; None for no limit.
+        before: Words before the command, which start it under some limit.
     """
 
     def __init__(
-        self, folder: Path, words: list[str], processes: int = 2, limit: int | None = None
+        self, folder: Path, words: list[str], processes: int = 2, before: Sequence[str] = ()
     ) -> None:
         self.tag, self._lines = os.urandom(6).hex(), list[str]()
         python = [sys.executable, "-m", "xlashard"]
         pod = ["pod", "-n", str(processes), "-d", str(2 // processes), "--"]
-        command = [*python, *pod, *python, "train", *words]
-        if limit is not None:
-            command = ["prlimit", f"--fsize={limit}", *command]
-        environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PYTHONPATH")}
-        environment["JAX_COMPILATION_CACHE_DIR"] = str(folder / "programs")
+        command = [*before, *python, *pod, *python, "train", *words]
+        environment = {k: v for k, v in os.environ.items() if k not in _UNSET}
+        environment |= {
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
         self.launcher = subprocess.Popen(
             command,
             cwd=folder,
@@ -139,6 +146,7 @@ class Launched:
             text=True,
             start_new_session=True,
         )
+        atexit.register(self.kill)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -178,6 +186,11 @@ class Launched:
                     alive.append(int(entry.name))
         return alive
 
+    def kill(self) -> None:
+        """Kill the processes of the launch that are left."""
+        for pid in self.alive():
+            send(pid, signal.SIGKILL)
+
     def wait_for(self, seen: Callable[[], bool]) -> None:
         """Wait until a condition holds or the launch ends."""
         end = time.monotonic() + _LIMIT
@@ -200,9 +213,7 @@ class Launched:
         except subprocess.TimeoutExpired:
             raise Failure(f"the launch hangs\n{self.text[-3000:]}") from None
         finally:
-            for pid in self.alive():
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            self.kill()
             self._reader.join(5)
         return code if code >= 0 else 128 - code
 
@@ -247,22 +258,43 @@ class Chain:
             return (self.run / "metrics.jsonl").read_text().count('"train"')
         return 0
 
-    def await_phase(self, launched: Launched) -> str:
-        """Wait for a random phase of a launch; return its name."""
+    def read_lock(self) -> str:
+        """Return the lock of the run; "" if there is none."""
+        with suppress(OSError):
+            return (self.run / "run.lock").read_text()
+        return ""
+
+    def has_checkpoints(self, count: int) -> bool:
+        """Return whether the run has so many checkpoints."""
+        return len(list(self.run.glob("checkpoints/0*"))) >= count
+
+    def prepare(self, count: int) -> bool:
+        """Run until there are so many checkpoints; return False if that ends the run."""
+        if self.has_checkpoints(count):
+            return True
+        launched = self.launch()
+        launched.wait_for(lambda: self.has_checkpoints(count))
+        send(launched.find().get("0"), signal.SIGTERM)
+        return self.check_code(launched) != 0
+
+    def await_phase(self, launched: Launched, *phases: str) -> str:
+        """Wait for a random phase of a launch; return its name, or "" if the launch has ended."""
         chance, before = self.chance, self.steps()
         saving = set(self.run.glob("checkpoints/.saving-*"))
-        phase = chance.choice(["start", "compile", "step", "step", "save", "save", "end"])
+        usual = ["start", "compile", "step", "step", "save", "save", "end"]
+        phase = chance.choice(phases or usual)
         conditions: dict[str, Callable[[], bool]] = {
             "start": lambda: "0" in launched.find(),
             "compile": lambda: "Compiling the" in launched.text,
+            "folder": self.run.exists,
             "step": lambda: self.steps() > before or "Compiled in" in launched.text,
             "save": lambda: not saving.issuperset(self.run.glob("checkpoints/.saving-*")),
-            "end": lambda: "step 400/400" in launched.text,
+            "end": lambda: "step 160/160" in launched.text,
         }
-        longest = {"start": 5.0, "compile": 3.0, "step": 1.0, "save": 0.1, "end": 0.8}
+        longest = {"start": 5.0, "compile": 3.0, "step": 1.0, "save": 0.1, "end": 0.3, "folder": 4}
         launched.wait_for(conditions[phase])
         time.sleep(chance.random() * longest[phase])
-        return phase
+        return phase if launched.launcher.poll() is None else ""
 
     def check_code(self, launched: Launched, *more: int) -> int:
         """Wait for the end of a launch; return its documented exit code."""
@@ -282,11 +314,21 @@ def send(pid: int | None, number: int) -> None:
 
 
 def signal_process(chain: Chain) -> tuple[str, int]:
-    """Send a signal to a process, the guard, or the launcher."""
+    """Send a signal, or two, to a process, the guard, or the launcher."""
     launched = chain.launch()
     launched.wait_for(lambda: len(launched.find()) > 3)
     found = launched.find()
     phase = chain.await_phase(launched)
+    if not phase:
+        return NO_FAULT, chain.check_code(launched)
+    what = [_signal_target(chain, launched, found)]
+    if chain.chance.random() < 0.25:
+        time.sleep(chain.chance.random() * 2)
+        what.append(_signal_target(chain, launched, found))
+    return f"{phase}: {', then '.join(what)}", chain.check_code(launched)
+
+
+def _signal_target(chain: Chain, launched: Launched, found: dict[str, int]) -> str:
     target = chain.chance.choice(["0", "1", "0", "1", "guard", "launcher", "all"])
     kind = chain.chance.choice(["KILL", "KILL", "TERM", "INT", "STOP"])
     pids = list(found.values()) if target == "all" else [found.get(target)]
@@ -294,51 +336,113 @@ def signal_process(chain: Chain) -> tuple[str, int]:
         send(pid, signal.Signals[f"SIG{kind}"])
     if kind == "STOP":
         # Shorter or longer than the heartbeat, or for good.
-        seconds, then = chain.chance.choice([(2, "CONT"), (40, "CONT"), (3, "KILL")])
+        seconds, then = chain.chance.choice([(2, "CONT"), (25, "CONT"), (3, "KILL")])
         end = time.monotonic() + seconds
         launched.wait_for(lambda: time.monotonic() > end)
         kind += f" for {seconds} s, {then}"
         for pid in pids:
             send(pid, signal.Signals[f"SIG{then}"])
-    return f"{phase}: {kind} to {target}", chain.check_code(launched)
+    return f"{kind} to {target}"
 
 
 def launch_twice(chain: Chain) -> tuple[str, int]:
-    """Launch the run a second time while it runs, and kill one of the two or neither."""
+    """Launch the run a second time: beside a running, a stopped or a killed launch, or at once."""
+    if not chain.prepare(1):
+        return NO_FAULT, 0
+    way = chain.chance.choice(["running", "stopped", "together", "first killed", "second killed"])
+    before = chain.read_lock()
     first = chain.launch()
-    phase = chain.await_phase(first)
-    before = chain.run.exists() and bool(list(chain.run.glob("checkpoints/0*")))
-    if not before:
-        return NO_FAULT, chain.check_code(first)
-    second = Launched(chain.folder, ["--resume", f"runs/{chain.name}"])
-    victim = chain.chance.choice([None, first, second])
-    if victim is not None:
-        victim.wait_for(lambda: len(victim.find()) > 3)
-        time.sleep(chain.chance.random() * 6)
-        for pid in victim.find().values():
-            send(pid, signal.SIGKILL)
-    codes = chain.check_code(first, 2), chain.check_code(second, 2)
-    if victim is None and codes not in ((0, 2), (0, 0), (2, 0)):
-        raise Failure(f"two launches ended with {codes}\n{second.text[-2000:]}")
-    who = {None: "neither", first: "the first", second: "the second"}[victim]
-    return f"{phase}: second launch, {who} killed, {codes}", min(codes)
+    if way != "together":
+        first.wait_for(lambda: chain.read_lock() not in (before, ""))
+    if way == "stopped":
+        # It still owns the folder, however long the second launch takes.
+        held = first.alive()
+        for pid in held:
+            send(pid, signal.SIGSTOP)
+        second = chain.launch()
+        code = chain.check_code(second, 2)
+        for pid in held:
+            send(pid, signal.SIGCONT)
+        codes = chain.check_code(first, 2), code
+        allowed = {(0, 2), (75, 2)}
+    else:
+        second = chain.launch()
+        if way.endswith("killed"):
+            victim = first if way == "first killed" else second
+            victim.wait_for(lambda: len(victim.find()) > 3)
+            time.sleep(chain.chance.random() * 6)
+            for pid in victim.find().values():
+                send(pid, signal.SIGKILL)
+        codes = chain.check_code(first, 2), chain.check_code(second, 2)
+        allowed = {(0, 2), (2, 0)} if way == "together" else {(0, 2)}
+    if "is finished" in first.text + second.text:
+        # The other one had ended before.
+        allowed = {(0, 0)}
+    if not way.endswith("killed") and codes not in allowed:
+        texts = f"{first.text[-2000:]}\n{second.text[-2000:]}"
+        raise Failure(f"{way}: two launches ended with {codes}\n{texts}")
+    return f"second launch, {way}: {codes}", min(codes)
 
 
 def limit_files(chain: Chain) -> tuple[str, int]:
-    """Let every file end at a size, as a full disk does."""
+    """Let every file end at a size."""
     limit = chain.chance.choice([200, 3000, 9000, 30000])
-    return f"files of {limit} bytes at most", chain.check_code(chain.launch(limit=limit), 2)
+    launched = chain.launch(before=["prlimit", f"--fsize={limit}"])
+    return f"files of {limit} bytes at most", chain.check_code(launched, 2)
+
+
+def fill_disk(chain: Chain) -> tuple[str, int]:
+    """Fill the disk at a random point, but for some bytes, and free it again after the launch."""
+    runs = chain.run.parent
+    if not os.path.ismount(runs):
+        return limit_files(chain)
+    left = chain.chance.choice([0, 4096, 20000, 60000])
+    at_start = chain.chance.random() < 0.3
+    launched = None if at_start else chain.launch()
+    phase = "before the start" if launched is None else chain.await_phase(launched)
+    ballast = runs / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            free = os.statvfs(runs).f_bavail * os.statvfs(runs).f_frsize - left
+            if free <= 0 or not file.write(bytes(min(free, 1 << 20))):
+                break
+    launched = launched or chain.launch()
+    try:
+        code = chain.check_code(launched, 2)
+    finally:
+        ballast.unlink()
+    return f"{phase}: disk full but for {left} bytes" if phase else NO_FAULT, code
+
+
+def forbid_writing(chain: Chain) -> tuple[str, int]:
+    """Make the folder of the run, or that of all runs, read-only, and writable again after it."""
+    runs, at_start = chain.run.parent, chain.chance.random() < 0.3
+    # The administrator may write everywhere, but for this capability.
+    words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if not os.getuid() else []
+    launched = None if at_start else chain.launch(before=words)
+    phase = "before the start" if launched is None else chain.await_phase(launched)
+    places = [path for path in (runs, chain.run, chain.run / "checkpoints") if path.exists()]
+    place = chain.chance.choice(places)
+    place.chmod(0o555)
+    launched = launched or chain.launch(before=words)
+    try:
+        code = chain.check_code(launched, 2)
+    finally:
+        place.chmod(0o755)
+    what = f"{phase}: {place.relative_to(chain.folder)} is read-only"
+    return what if phase else NO_FAULT, code
 
 
 def cut_file(chain: Chain) -> tuple[str, int]:
     """Cut a file off between two launches."""
-    steps = sorted(chain.run.glob("checkpoints/0*"))
-    parts = [path for path in steps[-1].rglob("*") if path.is_file()] if len(steps) > 1 else []
-    files = [chain.run / "config.toml", chain.run / "metrics.jsonl", *parts[:8]]
-    path = chain.chance.choice([path for path in files if path.exists()] or [None])
-    if path is None:
-        return NO_FAULT, chain.check_code(chain.launch())
-    size = chain.chance.randrange(path.stat().st_size)
+    if not chain.prepare(2):
+        return NO_FAULT, 0
+    last = max(chain.run.glob("checkpoints/0*"))
+    parts = [path for path in last.rglob("*") if path.is_file()]
+    path = chain.chance.choice(
+        [chain.run / "config.toml", chain.run / "metrics.jsonl", *sorted(parts)[:8]]
+    )
+    size = chain.chance.randrange(max(path.stat().st_size, 1))
     os.truncate(path, size)
     launched = chain.launch()
     code = chain.check_code(launched)
@@ -353,8 +457,8 @@ def cut_file(chain: Chain) -> tuple[str, int]:
 def rename_folder(chain: Chain) -> tuple[str, int]:
     """Rename the run's folder while it runs, and back."""
     launched, away = chain.launch(), chain.run.with_name(f"{chain.name}-away")
-    phase = chain.await_phase(launched)
-    if not chain.run.exists():
+    phase = chain.await_phase(launched, "folder", "step", "save", "end")
+    if not phase:
         return NO_FAULT, chain.check_code(launched)
     chain.run.rename(away)
     code = chain.check_code(launched, 2)
@@ -370,17 +474,23 @@ def rename_folder(chain: Chain) -> tuple[str, int]:
 def remove_checkpoints(chain: Chain) -> tuple[str, int]:
     """Remove what is being saved while the run saves it."""
     launched = chain.launch()
-    phase = chain.await_phase(launched)
-    for path in chain.run.glob("checkpoints/.saving-*"):
+    saving = set(chain.run.glob("checkpoints/.saving-*"))
+    launched.wait_for(lambda: not saving.issuperset(chain.run.glob("checkpoints/.saving-*")))
+    removed = list(chain.run.glob("checkpoints/.saving-*"))
+    for path in removed:
         shutil.rmtree(path, ignore_errors=True)
-    return f"{phase}: .saving-* removed", chain.check_code(launched)
+    code = chain.check_code(launched)
+    return f"{len(removed)} .saving-* removed" if removed else NO_FAULT, code
 
 
 def change_size(chain: Chain) -> tuple[str, int]:
     """Continue with one process in place of two."""
-    chain.exact = False
     launched = chain.launch(processes=1)
     phase = chain.await_phase(launched)
+    if not phase:
+        chain.exact = False
+        return NO_FAULT, chain.check_code(launched)
+    chain.exact = False
     send(launched.find().get("0"), signal.SIGTERM)
     return f"{phase}: one process, TERM", chain.check_code(launched)
 
@@ -389,7 +499,9 @@ KINDS: list[tuple[Callable[[Chain], tuple[str, int]], int]] = [
     (signal_process, 10),
     (launch_twice, 4),
     (cut_file, 3),
-    (limit_files, 2),
+    (fill_disk, 3),
+    (forbid_writing, 3),
+    (limit_files, 1),
     (rename_folder, 1),
     (remove_checkpoints, 1),
     (change_size, 1),
@@ -415,20 +527,67 @@ def compare(chain: Chain, expected: Points, digest: str) -> None:
 
 
 def run_chain(chain: Chain, most: int) -> int:
-    """Run a chain of at most so many faults to its end; return how many there were."""
-    count = 0
+    """Run a chain of at most so many faults, at least one, to its end; return how many there were.
+
+    A fault may come twice in a row.
+    """
+    count, kind = 0, signal_process
     while count < most:
-        kinds, weights = zip(*KINDS, strict=True)
-        what, code = chain.chance.choices(kinds, weights)[0](chain)
+        if not count or chain.chance.random() < 0.75:
+            kinds, weights = zip(*KINDS, strict=True)
+            kind = chain.chance.choices(kinds, weights)[0]
+        what, code = kind(chain)
         count += what != NO_FAULT
         print(f"  {chain.name} {count}: {what}: exit code {code}", flush=True)
-        if code == 0:
+        if code == 0 and count:
             break
+        if code == 0:
+            # The launch was faster than its fault.
+            shutil.rmtree(chain.run)
+            chain.exact = True
     launched = chain.launch()
     code = launched.end()
     if code:
         raise Failure(f"the last launch ended with exit code {code}\n{launched.text[-3000:]}")
     return count
+
+
+@contextmanager
+def make_runs(folder: Path) -> Iterator[None]:
+    """Make the folder of all runs, a small file system if this user may mount one."""
+    runs = folder / "runs"
+    runs.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={_SPACE},mode=755", "stress", str(runs)]
+    with suppress(OSError):
+        subprocess.run(words, check=False, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        if os.path.ismount(runs):
+            shutil.copytree(runs, folder / "kept", ignore=shutil.ignore_patterns("calm"))
+            subprocess.run(["umount", "--lazy", str(runs)], check=False)
+
+
+def run_chains(folder: Path, faults: int, seed: int) -> int:
+    """Run chains until there were as many faults as requested; return the number of failures."""
+    calm = Chain(folder, "calm", random.Random())
+    run_chain(calm, 0)
+    expected, digest = measure(calm.run), digest_last(calm.run)
+    count = failures = number = 0
+    while count < faults:
+        number += 1
+        chain = Chain(folder, f"chain-{number}", random.Random(f"{seed}-{number}"))
+        most = min(chain.chance.randint(2, 8), faults - count)
+        print(f"{chain.name}, seed {seed}-{number}: up to {most} faults", flush=True)
+        try:
+            count += run_chain(chain, most)
+            compare(chain, expected, digest)
+            shutil.rmtree(chain.run)
+        except Failure as failure:
+            count, failures = count + 1, failures + 1
+            print(f"! {chain.name} in {chain.run}: {failure}", flush=True)
+    print(f"seed {seed}: {count} faults, {number} chains, {failures} failures")
+    return failures
 
 
 def main() -> int:
@@ -437,25 +596,12 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    jax.config.update("jax_platforms", "cpu")
     folder = Path(tempfile.mkdtemp(prefix="stress-"))
     (folder / "stress.toml").write_text(SETTINGS)
-    calm = Chain(folder, "calm", random.Random())
-    run_chain(calm, 0)
-    expected, digest = measure(calm.run), digest_last(calm.run)
-    count = failures = number = 0
-    while count < arguments.faults:
-        number += 1
-        seed = f"{arguments.seed}-{number}"
-        chain = Chain(folder, f"chain-{number}", random.Random(seed))
-        most = min(chain.chance.randint(3, 8), arguments.faults - count)
-        print(f"{chain.name}, seed {seed}: up to {most} faults", flush=True)
-        try:
-            count += run_chain(chain, most)
-            compare(chain, expected, digest)
-        except Failure as failure:
-            count, failures = count + 1, failures + 1
-            print(f"! {chain.name} in {chain.run}: {failure}", flush=True)
-    print(f"seed {arguments.seed}: {count} faults, {number} chains, {failures} failures")
+    with make_runs(folder):
+        failures = run_chains(folder, arguments.faults, arguments.seed)
     if not failures:
         shutil.rmtree(folder)
     return 1 if failures else 0

@@ -44,6 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     except RunError as error:
         print_error(error)
         return 2
+    except OSError as error:
+        print_error(_describe_file(error))
+        return 2
     return _train(settings, resumed, Path(arguments.runs))
 
 
@@ -64,7 +67,10 @@ def _train(settings: Settings, resumed: Resumed | None, runs: Path) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return _end(130)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename:
+            print_error(_describe_file(error))
+            return _end(1)
         # On a pod the interpreter's own way to end would wait for processes that have failed, too.
         traceback.print_exc()
         return _end(1)
@@ -74,6 +80,14 @@ def _train(settings: Settings, resumed: Resumed | None, runs: Path) -> int:
         # it compiles is missing in the shutdown of a peer that has compiled already.
         leave(code, "it was stopped")
     return code
+
+
+def _describe_file(error: OSError) -> str:
+    """Describe a file of a run that this user can't use, or its disk."""
+    return (
+        f"{error.filename} can't be read or written: {error.strerror}. Make it readable and "
+        f"writable for the user of this process, on a disk with free space"
+    )
 
 
 def _end(code: int) -> int:

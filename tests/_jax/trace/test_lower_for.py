@@ -360,6 +360,7 @@ for name in ("closed_over_array", "closed_over_by_inner_functions"):
 """
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_closed_over_arrays_are_arguments_where_jax_makes_them_so() -> None:
     environment = {**os.environ, "JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1"}

@@ -29,6 +29,7 @@ def facts() -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUERYING)
 def test_kernel_is_lowered_for_the_chip_of_the_topology(name: str, facts: dict[str, Any]) -> None:
@@ -41,6 +42,7 @@ def test_kernel_is_lowered_for_the_chip_of_the_topology(name: str, facts: dict[s
     assert facts[name]["compiled"] > 1000
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUERYING)
 def test_traces_for_a_chip_stay_out_of_jax_s_other_traces(name: str, facts: dict[str, Any]) -> None:
@@ -49,6 +51,7 @@ def test_traces_for_a_chip_stay_out_of_jax_s_other_traces(name: str, facts: dict
     assert facts["own_chip"] == "cpu"
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_programs_of_a_process_are_traced_anew_once_and_the_caller_learns_of_it(
     facts: dict[str, Any],
@@ -59,11 +62,13 @@ def test_programs_of_a_process_are_traced_anew_once_and_the_caller_learns_of_it(
     assert facts["programs"] == [1, 1, 2, 2, 2]
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_one_function_is_traced_for_several_chips(facts: dict[str, Any]) -> None:
     assert facts["others"] == [True, False, True]
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_script_is_traced_for_the_chip_at_will(facts: dict[str, Any]) -> None:
     assert "pallas_call" in facts["script"]

@@ -106,6 +106,7 @@ class ArraySuite:
         assert Array.from_jax(handle).to_jax() is handle
         assert jax.typeof(array) == jax.typeof(handle)
 
+    @pytest.mark.devices(8)
     @pytest.mark.slow
     def test_device_put_round_trip(self, array: Array, expected: np.ndarray) -> None:
         there = device_put(array, jax.devices()[5])

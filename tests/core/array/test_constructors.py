@@ -121,12 +121,14 @@ class TestFromCallback:
         with raises(LookupError, "no such file"):
             make_array_from_callback(V.shape, named("x"), fails)
 
+    @pytest.mark.devices(8)
     def test_a_wrong_shape_names_the_index(self) -> None:
         with raises(
             PlacementError, "data_callback", "[0:4, :]", "shape (8, 16)", "pieces", "(4, 16)"
         ):
             make_array_from_callback(V.shape, named("x"), lambda index: V)
 
+    @pytest.mark.devices(8)
     def test_a_wrong_dtype_names_the_index(self) -> None:
         with raises(PlacementError, "[4:8, :]", "int32", "float32", ".astype("):
             make_array_from_callback(
@@ -137,6 +139,7 @@ class TestFromCallback:
         with raises(PlacementError, "[0:4, :]", "float32", "int32"):
             make_array_from_callback(V.shape, named("x"), lambda index: V[index], np.int32)
 
+    @pytest.mark.devices(8)
     def test_invalid_callback_results_and_dtypes(self) -> None:
         for piece, kind in ((lambda i: "text", "str"), (lambda i: None, "NoneType")):
             with raises(ArgumentError, "data_callback's piece for index [0:2]", kind):
@@ -148,6 +151,7 @@ class TestFromCallback:
         with raises(ArgumentError, "dtype <class 'object'>"):
             make_array_from_callback((4,), named("x"), lambda i: 1, object)
 
+    @pytest.mark.devices(8)
     def test_a_traced_piece(self) -> None:
         def inside(t: Any) -> Any:
             return make_array_from_callback((4,), named("x"), lambda index: t[index]).sum()
@@ -196,6 +200,7 @@ class TestShapesAndShardings:
         with raises(ArgumentError, "P('x'", "NamedSharding(mesh, "):
             make((4,), P("x"))
 
+    @pytest.mark.devices(8)
     def test_indivisible_shapes_are_refused(self, make: Callable[..., Any]) -> None:
         with raises(GeometryError, "dimension 0", "shape (6, 3)", "4 tiles ('y'=4)"):
             make((6, 3), named("y"))
@@ -226,6 +231,7 @@ class TestFromSingleDeviceArrays:
         indices = sharding.devices_indices_map(V.shape)
         return [device_put(V[index], device) for device, index in indices.items()]
 
+    @pytest.mark.devices(8)
     def test_pieces_in_any_order_are_not_copied(self) -> None:
         pieces = self.pieces()
         shuffled = [pieces[i] for i in (3, 1, 7, 0, 2, 6, 4, 5)]
@@ -247,17 +253,20 @@ class TestFromSingleDeviceArrays:
             V.shape, sharding or named("x", "y"), pieces, **rest
         )
 
+    @pytest.mark.devices(8)
     def test_missing_devices(self) -> None:
         pieces = self.pieces()
         with raises(PlacementError, "6 arrays", "8 addressable", "cpu:2", "cpu:5"):
             self.make([p for n, p in enumerate(pieces) if n not in (2, 5)])
 
+    @pytest.mark.devices(8)
     def test_surplus_devices(self) -> None:
         half = NamedSharding(HALF, P("z"))
         pieces = [device_put(V[:2], d) for d in DEVICES[3:]]
         with raises(PlacementError, "5 arrays", "4 addressable", "cpu:3 (arrays[0])"):
             self.make(pieces, half)
 
+    @pytest.mark.devices(8)
     def test_a_device_twice(self) -> None:
         pieces = self.pieces()
         with raises(PlacementError, "arrays[1]", "arrays[8]", "cpu:1"):
@@ -279,6 +288,7 @@ class TestFromSingleDeviceArrays:
         with raises(PlacementError, "arrays[0]", "'device'", "'pinned_host'", "with_memory_kind("):
             self.make(pieces, named("x", "y", memory_kind="pinned_host"))
 
+    @pytest.mark.devices(8)
     def test_errors_of_invalid_pieces(self) -> None:
         with raises(ArgumentError, "arrays[0]", "ndarray", "device_put(value, device)"):
             self.make([V])
@@ -289,6 +299,7 @@ class TestFromSingleDeviceArrays:
         with raises(ArgumentError, "arrays[0]", "traced"):
             jax.jit(lambda t: self.make([t]))(V)
 
+    @pytest.mark.devices(8)
     def test_deleted(self) -> None:
         pieces = self.pieces()
         pieces[2].delete()
@@ -316,6 +327,7 @@ class TestFromLocalData:
         out = make_array_from_process_local_data(named(), data, {"x": (8, 16), "y": [(8,), ()]})
         assert out["x"].is_fully_replicated and out["y"][1].shape == ()
 
+    @pytest.mark.devices(8)
     def test_an_invalid_dimension_names_the_valid_sizes(self) -> None:
         with raises(PlacementError, "local_data['x']", "dimension 0", "8", "accepted: 16"):
             make_array_from_process_local_data(named("x"), {"x": V}, {"x": (16, 16)})
@@ -427,6 +439,7 @@ class Complete(Columns):
         return 1
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_arrays_of_jax_on_a_user_defined_sharding_are_accepted() -> None:
     own = Complete(DEVICES[7::-2])
@@ -475,6 +488,7 @@ def test_process_local_data_on_a_device():
         np.testing.assert_array_equal(array, np.arange(4))
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("name", ["from_callback", "from_single_device_arrays", "from_local_data"])
 def test_errors_are_value_errors_as_in_jax(name):
     """Uneven shapes; wrong shapes, counts, devices and ranks of the pieces."""

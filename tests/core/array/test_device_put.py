@@ -117,6 +117,7 @@ def test_values_without_dimensions_move_too(way: str) -> None:
         assert all(same(shard.data, np.asarray(np.int32(7))) for shard in x.addressable_shards)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_other_devices(moves: list[str], way: str) -> None:
     emulated = way == "in one memory"
@@ -216,6 +217,7 @@ class TestTrees:
         out["a"].delete()
         assert same(out["b"] + 0, V)
 
+    @pytest.mark.devices(8)
     def test_errors_name_the_path_of_the_leaf(self) -> None:
         with raises(PlacementError, "x['b'][0]: dimension 0", "3", "2 tiles ('x'=2)"):
             device_put({"b": [np.zeros(3)]}, named("x"))
@@ -337,6 +339,7 @@ class TestAliases:
         y = device_put(x, may_alias=False)
         assert pointers(x) != pointers(y) and not y.committed
 
+    @pytest.mark.devices(8)
     def test_may_alias_false_copies_shards_in_place_too(self) -> None:
         x = device_put(V, NamedSharding(HALF, P("z")))
         overlapping = NamedSharding(Mesh(DEVICES[2:6], ("z",)), P("z"))

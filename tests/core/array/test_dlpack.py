@@ -237,6 +237,7 @@ def test_export_honours_the_arguments_of_consumers() -> None:
     assert x.__dlpack_device__() == x.to_jax().__dlpack_device__()
 
 
+@pytest.mark.devices(8)
 def test_export_from_several_devices_is_refused() -> None:
     for sharding, which in ((named("x"), "in pieces"), (named(), "each of which holds all")):
         x = device_put(V, sharding)

@@ -64,6 +64,7 @@ class TestCallbacks:
             assert "data_callback's piece for index [" in note
             del caught, error
 
+    @pytest.mark.devices(8)
     def test_the_note_names_the_index(self) -> None:
         with pytest.raises(KeyError) as caught:
             make_array_from_callback(V.shape, named("x"), failing_at(1, KeyError("w")))
@@ -71,6 +72,7 @@ class TestCallbacks:
             "data_callback's piece for index [4:8, :] is missing: data_callback raised this error"
         ]
 
+    @pytest.mark.devices(8)
     def test_piece_of_a_different_shape_or_dtype_is_refused(self) -> None:
         pieces = iter([V[:4], V[4:, :8]])
         with pytest.raises(
@@ -97,6 +99,7 @@ class TestCallbacks:
         assert same(x, V)
         del x
 
+    @pytest.mark.devices(8)
     def test_interrupt_in_the_callback_propagates(self) -> None:
         with pytest.raises(KeyboardInterrupt) as caught:
             make_array_from_callback(V.shape, named("x"), failing_at(1, KeyboardInterrupt()))
@@ -169,6 +172,7 @@ def test_reads_during_deletion_return_the_value_or_raise(read: Any, spec: Any) -
         assert outcomes(lambda x=x: np.asarray(x), v) == "deleted"
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("number", [0, 3])
 def test_deleting_one_shard_deletes_the_array(number: int) -> None:
     x = device_put(V, named("x", "y"))
@@ -204,6 +208,7 @@ def test_value_read_before_deletion_stays_valid(many: int = 8) -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 class TestMemory:
+    @pytest.mark.devices(8)
     @pytest.mark.skipif(DEVICES[0].platform != "cpu", reason="the limit is on the host's memory")
     @pytest.mark.slow
     def test_array_too_large_for_memory_is_refused_without_leaks(self) -> None:
@@ -217,6 +222,7 @@ class TestMemory:
         )
         assert "all well" in done.stdout, done.stdout + done.stderr
 
+    @pytest.mark.devices(8)
     def test_exhausted_device_memory_raises_out_of_memory_error(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

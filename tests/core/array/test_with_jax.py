@@ -125,6 +125,7 @@ def test_placement_by_jax(x: Array) -> None:
     near(jax.lax.with_sharding_constraint(x, named(None, "y")), V)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_jax_puts_shards_together(x: Array) -> None:
     shards = [shard.data for shard in x.addressable_shards]
@@ -262,7 +263,7 @@ def test_results_of_jax_are_wrapped_by_from_jax() -> None:
     assert same(wrapped, V * 2)
 
 
-EXPLICIT = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+EXPLICIT = jax.make_mesh((len(DEVICES),), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
 REPLACED = {
     jax: (
         *("jit", "device_put", "device_get", "shard_map", "live_arrays"),

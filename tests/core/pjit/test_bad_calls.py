@@ -18,6 +18,7 @@ from xlashard import pjit
 from xlashard.errors import XlashardError
 
 MAKERS = (*functions.MAKERS, *programs.MAKERS)
+SEVERAL = (functions.not_divisible, functions.other_place, programs.shard_shapes)
 CALLS = 100
 
 
@@ -31,7 +32,9 @@ def test_at_least_two_thousand_bad_calls_are_made():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", sweep(MAKERS, quick=MAKERS[::3]), ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", sweep(MAKERS, quick=MAKERS[::3], several=SEVERAL), ids=lambda make: make.__name__
+)
 def test_every_bad_call_is_refused(bench, make):
     seed = zlib.crc32(make.__name__.encode())
     for i in range(CALLS):

@@ -87,6 +87,7 @@ def test_host_and_device_arrays_of_every_kind_share_a_program(compilations):
     assert compilations.count == 1
 
 
+@pytest.mark.devices(8)
 def test_equal_meshes_built_twice(compilations):
     f = pjit(fresh(), in_shardings=P("x"), out_shardings=P("x"))
     for _ in range(3):

@@ -187,6 +187,7 @@ def test_stages_and_calls_share_a_program(mesh, first, compilations):
     assert (traces.count, compilations.count) == (1, 1)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_each_part_of_the_cache_key_causes_a_recompile(mesh, compilations):
     fun, x = fresh(), f32(8, 8)
@@ -251,6 +252,7 @@ def test_changed_default_device_causes_a_recompile(compilations):
     assert compilations.count == 2
 
 
+@pytest.mark.devices(8)
 def test_the_partitioner_is_part_of_the_key(mesh, compilations):
     f = pjit(fresh(), in_shardings=NamedSharding(mesh, P("x")))
     before = jax.config.jax_use_shardy_partitioner

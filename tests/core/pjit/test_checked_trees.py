@@ -155,6 +155,7 @@ def slow_entry_points(kind, sharding):
     yield "auto_shard", lambda: xs.auto_shard(step, state, mesh=mesh).in_shardings
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_function_constructs_a_class_of_what_are_no_arrays(mesh, kind):
@@ -166,6 +167,7 @@ def test_no_function_constructs_a_class_of_what_are_no_arrays(mesh, kind):
                     call()
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_have_the_class_and_its_values(mesh, kind):
     sharding = NamedSharding(mesh, P("x"))

@@ -37,6 +37,7 @@ def test_spec_longer_than_the_rank_is_refused(mesh):
     assert "in_shardings of batch (float32[])" in text and "P()" in text
 
 
+@pytest.mark.devices(8)
 def test_indivisible_dimension_is_refused(mesh):
     text = refusal(mesh, ResourceError, STATE, f32(6, 2), in_shardings=(None, P("x", "y")))
     assert "in_shardings of batch (float32[6,2])" in text
@@ -46,6 +47,7 @@ def test_indivisible_dimension_is_refused(mesh):
     assert "'x'=4" in text and "'y'=2" in text and "8 tiles" in text
 
 
+@pytest.mark.devices(8)
 def test_errors_of_results_name_their_path(mesh):
     with mesh, pytest.raises(ResourceError) as caught:
         pjit(step, out_shardings=(None, P("x")))(STATE, f32(6))
@@ -187,6 +189,7 @@ def test_leaked_tracer_raises_and_names_its_argument():
         pjit(lambda x: x + leaked[0])(1.0)
 
 
+@pytest.mark.devices(8)
 def test_pjit_is_usable_after_an_error(mesh):
     f = pjit(step, in_shardings=(None, P("x")))
     with mesh:

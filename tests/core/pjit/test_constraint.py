@@ -58,6 +58,7 @@ def test_constraint_sets_the_sharding_inside_a_program(mesh, jit, partitioner):
     assert out.sharding.is_equivalent_to(NamedSharding(mesh, P("x", "y")), 2)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("enter", [lambda mesh: mesh, jax.set_mesh], ids=["with mesh", "set_mesh"])
 def test_specs_with_a_mesh_in_force(mesh, enter):
     with enter(mesh):
@@ -68,6 +69,7 @@ def test_specs_with_a_mesh_in_force(mesh, enter):
     assert out.sharding.is_fully_replicated
 
 
+@pytest.mark.devices(8)
 def test_the_annotation_in_the_module(mesh, partitioner):
     text = pjit(pinned(P("x", U), mesh)).lower(f32(8, 4)).as_text()
     if partitioner == "shardy":
@@ -77,6 +79,7 @@ def test_the_annotation_in_the_module(mesh, partitioner):
         assert 'mhlo.sharding = "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"' in text
 
 
+@pytest.mark.devices(8)
 def test_open_dimensions(mesh, partitioner):
     x = device_put(f32(8, 4), NamedSharding(mesh, P(None, "y")))
     out = pjit(pinned(P("x", U), mesh))(x)
@@ -84,6 +87,7 @@ def test_open_dimensions(mesh, partitioner):
     assert out.sharding.shard_shape((8, 4))[0] == 2
 
 
+@pytest.mark.devices(8)
 def test_uneven_dimensions(mesh, partitioner):
     with pytest.warns(
         UnevenShardingWarning, match=naming("x (float32[7])", "size 7", "to 8, 2 on")
@@ -96,6 +100,7 @@ def test_uneven_dimensions(mesh, partitioner):
     np.testing.assert_array_equal(out, f32(7) * 2)
 
 
+@pytest.mark.devices(8)
 def test_pytrees_and_prefixes(mesh):
     tree = {"a": f32(8), "b": [f32(4), f32(8, 2)], "c": None}
 
@@ -133,12 +138,14 @@ def test_constraint_works_under_transformations(mesh, jit, partitioner):
     np.testing.assert_array_equal(jit(lambda x: jax.lax.cond(True, f, lambda x: x, x))(x), f(x))
 
 
+@pytest.mark.devices(8)
 def test_gradient_of_a_constraint_has_its_sharding(mesh, partitioner):
     f = jax.value_and_grad(lambda x: pinned(P("x"), mesh)(x).sum())
     annotation = '[{"x"}]' if partitioner == "shardy" else "devices=[4,2]"
     assert pjit(f).lower(f32(8)).as_text().count(annotation) == 2
 
 
+@pytest.mark.devices(8)
 def test_vmap_leaves_its_axis_open_or_uses_spmd_axis_name(mesh, partitioner):
     named = NamedSharding(mesh, P("x"))
 
@@ -231,6 +238,7 @@ class TestConcreteArrays:
                 out = with_sharding_constraint(x, NamedSharding(mesh, P("x")))
             np.testing.assert_array_equal(out, f32(7))
 
+    @pytest.mark.devices(8)
     @pytest.mark.parametrize(
         ("shape", "spec", "kept"),
         [
@@ -248,6 +256,7 @@ class TestConcreteArrays:
         np.testing.assert_array_equal(out, f32(*shape))
         assert spec_of(out) == kept and len(out.devices()) == 8
 
+    @pytest.mark.devices(8)
     def test_uneven_dimensions_warn_under_jvp(self, partitioner):
         wide = make_mesh((6,), ("x",))
         f = pjit(lambda x: with_sharding_constraint(x, NamedSharding(wide, P("x"))), inline=True)
@@ -262,6 +271,7 @@ class TestConcreteArrays:
         np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(f32(8)), np.full(8, 2))
         np.testing.assert_array_equal(jax.vmap(f)(f32(4, 8)), f32(4, 8) * 2 + 1)
 
+    @pytest.mark.devices(8)
     def test_keys_and_numbers(self, mesh):
         keys = jax.random.split(jax.random.key(0), 8)
         out = with_sharding_constraint(keys, NamedSharding(mesh, P("x")))
@@ -293,6 +303,7 @@ def test_user_defined_sharding_is_applied_and_checked(mesh):
         pjit(lambda x: with_sharding_constraint(x * 2, Halves()))(f32(7))
 
 
+@pytest.mark.devices(8)
 def test_abstract_mesh_uses_the_devices_of_the_mesh_in_force(mesh):
     sharding = NamedSharding(mesh.abstract_mesh, P("x"))
     with mesh:
@@ -308,6 +319,7 @@ def test_abstract_mesh_uses_the_devices_of_the_mesh_in_force(mesh):
         with_sharding_constraint(f32(8), sharding)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_abstract_mesh_uses_the_devices_of_the_program(mesh, partitioner):
     """Without a mesh in force the arguments determine the devices, in any transformation."""
@@ -350,6 +362,7 @@ def test_refusals(mesh):
             with_sharding_constraint(x, P("x"))
 
 
+@pytest.mark.devices(8)
 def test_constraint_on_other_devices_is_refused(mesh):
     from xlashard.errors import DeviceMismatchError
 
@@ -368,6 +381,7 @@ def test_memory_kinds(mesh):
     assert out.sharding.memory_kind == "pinned_host"
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_memory_kinds_inside_a_program(mesh, partitioner):
     host = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
@@ -386,6 +400,7 @@ def test_memory_kinds_inside_a_program(mesh, partitioner):
     np.testing.assert_allclose(gradient, 2 * np.cos(f32(8) * 2), rtol=1e-5)
 
 
+@pytest.mark.devices(8)
 def test_mismatch_of_devices_names_the_line_of_the_constraint(mesh):
     turned = make_mesh((8,), ("x",), mesh.devices.ravel()[::-1])
     x = device_put(f32(8, 4), NamedSharding(turned, P("x")))
@@ -405,6 +420,7 @@ def test_mismatch_of_devices_names_the_line_of_the_constraint(mesh):
                 f(x)
 
 
+@pytest.mark.devices(8)
 def test_replicated_arguments_join_the_device_order_of_the_others():
     forward, backward = (make_mesh((8,), ("x",), jax.devices()[::step]) for step in (1, -1))
     whole, other = (device_put(f32(8), NamedSharding(m, P())) for m in (forward, backward))

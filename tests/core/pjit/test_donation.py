@@ -80,6 +80,7 @@ def test_module_contains_the_aliasing(place, partitioner):
     assert "input_output_alias={ {1}: (0, {}" in lowered.compile().as_text()
 
 
+@pytest.mark.devices(8)
 def test_result_sharded_by_the_partitioner_may_reuse_a_buffer(mesh):
     x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
     f = pjit(lambda x: x + 1, donate_argnums=0)
@@ -484,6 +485,7 @@ class TestSharedBuffers:
         step(device_put(f32(8), whole))
         np.testing.assert_array_equal(step.state, f32(8) + 2)
 
+    @pytest.mark.devices(8)
     def test_buffer_shared_with_a_closed_over_array_is_refused(self, mesh):
         def place(x):
             return device_put(x, NamedSharding(mesh, P("x")))
@@ -557,6 +559,7 @@ class TestSharedBuffers:
             x, _ = f(x, y)
         np.testing.assert_array_equal(x, f32(8) + 4)
 
+    @pytest.mark.devices(8)
     def test_array_with_a_deleted_shard_is_refused(self, mesh):
         f = pjit(lambda x, y: (x + 1, y.sum()), donate_argnums=0)
         rows = NamedSharding(mesh, P(("x", "y")))
@@ -592,6 +595,7 @@ class TestMissingShards:
     def rows(self, mesh):
         return NamedSharding(mesh, P(("x", "y")))
 
+    @pytest.mark.devices(8)
     @pytest.mark.parametrize("path", ["pjit", "compiled", "loaded", "bound step", "keys"])
     def test_jax_array_with_a_deleted_shard_is_refused(self, rows, path):
         def total(state, x):
@@ -621,6 +625,7 @@ class TestMissingShards:
                 call(x)
         np.testing.assert_array_equal(call(array()), before)
 
+    @pytest.mark.devices(8)
     @pytest.mark.slow
     def test_array_with_a_donated_shard_is_refused(self, rows):
         total = pjit(lambda x: x.sum())
@@ -642,6 +647,7 @@ class TestMissingShards:
             np.testing.assert_array_equal(shards[3].data, f32(8)[3:4])
         assert float(total(device_put(f32(8), rows))) == f32(8).sum()
 
+    @pytest.mark.devices(8)
     def test_donated_piece_of_an_assembled_array_raises(self, rows):
         total = pjit(lambda x: x.sum())
         pieces = [device_put(f32(1), device) for device in rows.mesh.devices.flat]
@@ -651,6 +657,7 @@ class TestMissingShards:
         with pytest.raises(DeletedError, match=naming("x ", "one of its shards", "<lambda>")):
             total(x)
 
+    @pytest.mark.devices(8)
     @pytest.mark.parametrize("path", ["pjit", "compiled", "loaded", "bound step"])
     @pytest.mark.parametrize(
         "way", ["to_jax", "from_jax", "device_put", "donated", "a piece", "a shard"]
@@ -701,6 +708,7 @@ class TestMissingShards:
         monkeypatch.setattr(base, "lacks_buffer", None)
         np.testing.assert_array_equal(add(x) + add(y), 2 * f32(8) + 4)
 
+    @pytest.mark.devices(8)
     def test_bound_step_state_with_a_deleted_shard_is_refused(self, rows):
         f = pjit(lambda s: (s + s.sum(), None))
         step = f.lower(device_put(f32(8), rows)).compile().bind(device_put(f32(8), rows))
@@ -754,6 +762,7 @@ class TestClosedOver:
     def rows(self, mesh):
         return NamedSharding(mesh, P(("x", "y")))
 
+    @pytest.mark.devices(8)
     @pytest.mark.parametrize(
         "path", ["pjit", "compiled", "bound step", pytest.param("gradient", marks=pytest.mark.slow)]
     )
@@ -780,6 +789,7 @@ class TestClosedOver:
             with pytest.raises(DeletedError, match=naming("x, ", "float32[200,200]")):
                 f(1.0)
 
+    @pytest.mark.devices(8)
     def test_other_programs_of_the_function_run_on(self, rows):
         arrays = {name: device_put(f32(8) + i, rows) for i, name in enumerate("ab")}
         f = pjit(lambda v, name: (v + arrays[name]).sum(), static_argnames="name")
@@ -800,6 +810,7 @@ class TestClosedOver:
         np.testing.assert_array_equal(f(x), f32(8) + 1)
 
 
+@pytest.mark.devices(8)
 def test_strict_mode_raises_one_kind_of_error_for_unmet_requests(mesh):
     rows = NamedSharding(mesh, P("x"))
     unmet = {

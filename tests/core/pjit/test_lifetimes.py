@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.core.pjit.helpers import Traces, f32, fresh, make_mesh
+from tests.grouped_cases import sweep
 from xlashard import NamedSharding, P, device_put, pjit, with_sharding_constraint
 from xlashard.core.pjit.compile import PROGRAMS
 from xlashard.core.program.executables import EXECUTABLES
@@ -164,7 +165,9 @@ KINDS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make", KINDS, ids=lambda k: next(iter(getattr(k, "keywords", {})), None) or k.__name__
+    "make",
+    sweep(KINDS, quick=KINDS, several=[that_fails]),
+    ids=lambda k: next(iter(getattr(k, "keywords", {})), None) or k.__name__,
 )
 def test_functions_made_in_a_loop_are_freed(make):
     """With their programs, executables and closed-over arrays."""

@@ -51,6 +51,7 @@ def test_pad_to_mesh_equals_a_numpy_oracle(shape, entries, fill):
     np.testing.assert_array_equal(unpad(out, x.shape), x)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_pad_to_mesh_keeps_host_and_device_arrays(mesh):
     rows = NamedSharding(mesh, P("x"))
@@ -100,6 +101,7 @@ def test_pad_to_mesh_works_inside_programs(mesh):
     assert explain(pjit(mean), f32(10, 6)).unmet == ()
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_dtypes_and_fill_values(mesh):
     for dtype in (

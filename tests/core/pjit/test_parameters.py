@@ -59,6 +59,7 @@ def test_parameter_with_a_default_needs_no_argument(mesh):
             pjit(f, in_shardings=(P("x"), None, None))(f32(8), y=3.0)
 
 
+@pytest.mark.devices(8)
 def test_in_shardings_match_variadic_arguments_by_number(mesh):
     def total(first, *rest):
         return first + sum(rest)
@@ -107,6 +108,7 @@ class Scale:
         return x * self.by
 
 
+@pytest.mark.devices(8)
 def test_bound_methods(mesh):
     f = pjit(Scale(2).method, static_argnums=1, in_shardings=(P("x"),))
     with mesh:
@@ -136,6 +138,7 @@ def test_partials(mesh):
         np.testing.assert_allclose(g(3.0, f32(8)), f32(8) * 3 + 1)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_a_callable_without_a_signature(mesh):
     class Bare:
@@ -181,6 +184,7 @@ def test_static_arguments(static, compilations):
     assert compilations.count <= 4
 
 
+@pytest.mark.devices(8)
 def test_static_arguments_have_no_in_shardings_entry(mesh):
     def f(n, x, flag, y):
         return x * n + y if flag else y

@@ -60,6 +60,7 @@ def crude(text):
     )
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sweep(PROGRAMS, quick=list(PROGRAMS)[::5]))
 def test_collectives_match_jax(name, mesh, partitioner):
@@ -74,6 +75,7 @@ def test_collectives_match_jax(name, mesh, partitioner):
     assert bool(kinds) != program.silent
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_each_kind_of_collective_occurs(partitioner):
     mesh = make_mesh((4, 2), ("data", "model"))
@@ -88,6 +90,7 @@ def test_each_kind_of_collective_occurs(partitioner):
     assert kinds >= {"all-reduce", "all-gather", "all-to-all", "collective-permute"}
 
 
+@pytest.mark.devices(8)
 def test_comparison_detects_another_sharding():
     """The comparison detects programs that differ in one spec."""
     mesh = make_mesh((4, 2), ("data", "model"))

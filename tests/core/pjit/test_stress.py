@@ -17,6 +17,7 @@ def test_refused_donations_leave_every_array_intact():
     assert stress.refused(25, random.Random(1)).total() == 25
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_calls_with_deleted_shards_are_refused():
     assert stress.lost(40, random.Random(1)).total() == 40

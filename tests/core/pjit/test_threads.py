@@ -78,6 +78,7 @@ def test_different_functions(mesh, compilations):
         np.testing.assert_array_equal(out, f32(8) + i % 8)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_each_thread_has_its_own_mesh_in_force():
     f = pjit(lambda x: x + 1, out_shardings=P("x"))
@@ -194,6 +195,7 @@ class Everything:
         return [n for n in vars(cls) if not n.startswith("_") and n != "names"]
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_all_operations_run_concurrently(mesh):
     todo, names = Everything(mesh), Everything.names()

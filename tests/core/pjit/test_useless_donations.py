@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.core.pjit.helpers import f32
+from tests.grouped_cases import sweep
 from tests.message_patterns import naming
 from xlashard import NamedSharding, P, device_put, pjit, with_sharding_constraint
 from xlashard.errors import DeletedError, DonationError, DonationWarning
@@ -142,7 +143,10 @@ def reasons(mesh):
     }
 
 
-@pytest.mark.parametrize("name", ["shape", "nothing", "dtype", "sharding", "memory", "taken"])
+REASONS = ("shape", "nothing", "dtype", "sharding", "memory", "taken")
+
+
+@pytest.mark.parametrize("name", sweep(REASONS, quick=REASONS, several=("sharding", "taken")))
 def test_warning_and_strict_error_give_the_reason(mesh, name):
     function, keywords, args, reason = reasons(mesh)[name]
     keywords = {"donate_argnums": 0} | keywords
@@ -157,6 +161,7 @@ def test_warning_and_strict_error_give_the_reason(mesh, name):
         assert str(caught.value) == message
 
 
+@pytest.mark.devices(8)
 def test_partitioner_choice_may_make_a_donation_unusable(mesh, partitioner):
     function, _, (x,), reason = reasons(mesh)["the partitioner's choice"]
     f = pjit(function, donate_argnums=0)

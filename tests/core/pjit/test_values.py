@@ -187,6 +187,7 @@ class TestClosedOver:
                 f(f32(2, 256)), (f32(2, 256) @ f32(256, 128)).sum(), rtol=1e-5
             )
 
+    @pytest.mark.devices(8)
     def test_closed_over_sharded_array_keeps_its_sharding(self, mesh, partitioner):
         table = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
         f = pjit(lambda x: x + table)
@@ -227,6 +228,7 @@ class TestClosedOver:
         for _ in range(2):
             np.testing.assert_array_equal(f(), jax.random.uniform(key, (8,)))
 
+    @pytest.mark.devices(8)
     @pytest.mark.slow
     def test_sharded_keys(self, mesh):
         keys = jax.random.split(jax.random.key(1), 8)
@@ -279,6 +281,7 @@ class TestKeys:
         wanted = jax.random.split(jax.random.key(0), 4)
         np.testing.assert_array_equal(jax.random.key_data(out), jax.random.key_data(wanted))
 
+    @pytest.mark.devices(8)
     @pytest.mark.slow
     def test_key_arrays_can_be_sharded(self, mesh, partitioner):
         f = pjit(
@@ -328,6 +331,7 @@ class TestKeys:
         )
 
 
+@pytest.mark.devices(8)
 def test_meshes_with_an_axis_of_size_one(partitioner):
     with make_mesh((8, 1), ("x", "one")):
         out = pjit(lambda x: x * 2, in_shardings=P(("x", "one")), out_shardings=P("one", "x"))(
@@ -337,6 +341,7 @@ def test_meshes_with_an_axis_of_size_one(partitioner):
     assert out.sharding.shard_shape((8, 8)) == (8, 1)
 
 
+@pytest.mark.devices(8)
 def test_shard_map_works_inside_pjit(mesh, partitioner):
     inner = jax.shard_map(
         lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x", "y"), out_specs=P(None, "y")

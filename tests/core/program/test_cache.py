@@ -71,7 +71,7 @@ def test_an_equal_program_comes_from_the_cache(partitioner, hits, tmp_path):
     "change",
     [
         {"donated": (True, False)},
-        {"on": jax.devices()[:8][::-1]},
+        pytest.param({"on": jax.devices()[:8][::-1]}, marks=pytest.mark.devices(8)),
         {"options": (("xla_cpu_enable_fast_math", True),)},
     ],
     ids=lambda change: next(iter(change)),

@@ -31,6 +31,7 @@ def test_module(case, partitioner, update_goldens):
     check_golden(GOLDENS / partitioner.value / f"{case.name}.mlir", text, update=update_goldens)
 
 
+@pytest.mark.devices(8)
 def test_module_of_a_function(jax_partitioner, update_goldens):
     on = mesh()
 
@@ -55,6 +56,7 @@ def test_module_of_a_function(jax_partitioner, update_goldens):
     check_golden(GOLDENS / jax_partitioner.value / FUNCTION, text, update=update_goldens)
 
 
+@pytest.mark.devices(8)
 def test_errors(partitioner, update_goldens):
     found = {}
     for name, (source, planned) in INVALID.items():

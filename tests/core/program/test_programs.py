@@ -62,6 +62,7 @@ def test_golden_module_compiles_with_the_planned_shardings(case, partitioner):
         assert shard.shape == sharding.shard_shape(asked.shape)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_partitioner_chooses_only_open_dimensions(partitioner):
     open_result = plan(
@@ -75,6 +76,7 @@ def test_partitioner_chooses_only_open_dimensions(partitioner):
     assert chosen(compiled(ADD, open_args)) == (((2, 1), (2, 1)), ((2, 1),))
 
 
+@pytest.mark.devices(8)
 def test_open_shardings_are_read_back_as_specs_on_the_mesh(partitioner):
     on = mesh((2, 2, 2), ("a", "b", "c"))
     wanted = plan(
@@ -96,6 +98,7 @@ def test_propagated_shardings_without_a_mesh_stay_gspmd_shardings(partitioner):
     assert program.in_shardings[1].is_equivalent_to(listed, 2)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("count", [1, 3])
 def test_single_reported_sharding_applies_to_every_result(partitioner, count):
     wanted = plan(
@@ -127,6 +130,7 @@ def test_single_device_mesh_gives_named_shardings(partitioner):
     assert program.out_shardings == (named(on=alone),)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_program_runs_on_the_last_devices_in_reverse_order(partitioner):
     last = devices()[:3:-1]
@@ -229,6 +233,7 @@ def test_result_keys_are_not_split_when_their_data_is_sharded(partitioner):
     np.testing.assert_array_equal(jax.random.key_data(keys), data)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_argument_keys_are_not_split_when_their_data_is_sharded(partitioner):
     keys = jax.random.split(jax.random.key(3), 8)
@@ -303,6 +308,7 @@ def unusable(partitioner):
     return lower(source, wanted)
 
 
+@pytest.mark.devices(8)
 def test_an_unusable_donation_is_reported_once(partitioner):
     lowered = unusable(partitioner)
     text = naming("step ", "state['w']: float32[8] as P('x')", "32 bytes", "float32[4], 16 bytes")
@@ -363,6 +369,7 @@ def test_compiling_leaves_the_module_text_unchanged(partitioner):
     assert lowered.as_text() == before
 
 
+@pytest.mark.devices(8)
 def test_partitioner_of_the_plan_overrides_the_jax_config(partitioner):
     other = partitioner is Partitioner.GSPMD
     before = jax.config.jax_use_shardy_partitioner

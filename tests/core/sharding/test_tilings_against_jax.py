@@ -158,6 +158,7 @@ def test_text_of_tuples_and_special_kinds_equals_xla():
     assert theirs == [str(element) for element in elements]
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(st.data())

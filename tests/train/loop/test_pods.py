@@ -16,7 +16,7 @@ from tests.train.examples import devices
 from tests.train.loop.pods import OwnSignal, signalled, train
 from tests.train.loop.test_job import Recorder
 from xlashard.multihost import GONE_EXIT_CODE
-from xlashard.pods.testing.launcher import PodSize
+from xlashard.pods.testing.launcher import Launch, PodSize
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.config.schema import read, to_toml
 from xlashard.train.config.settings import Settings
@@ -27,6 +27,8 @@ from xlashard.train.model.layout import Layout, build_mesh
 from xlashard.train.model.programs import make_recipe, state_shardings
 
 CLOSE = 1e-4
+# On the same mesh, by the guide: one unit in the last place of these losses.
+ON_ANOTHER_POD = 5e-7
 PAIR = PodSize(2, 2)
 NANO = {
     "run": {"name": "nano"},
@@ -40,6 +42,8 @@ NANO = {
 }
 
 
+# Seconds; threads that beat get little time on a busy machine.
+HEARTBEAT = 10
 # The pod of `make train-pod`: 4 processes with 2 devices each.
 WIDE = PodSize(4, 2)
 MIXED = {
@@ -98,6 +102,14 @@ def saved(folder: Path, settings: Settings, step: int) -> list[np.ndarray]:
         return [np.asarray(x) for x in jax.tree.leaves(checkpoints.restore(like, step).state)]
 
 
+def continued_alone(launch: Launch, printed: str) -> bool:
+    """Continue process 0 once it is the last one."""
+    if launch.running != {0}:
+        return False
+    launch.signal(signal.SIGCONT, [0])
+    return True
+
+
 def assert_same_bits(one: list[np.ndarray], other: list[np.ndarray]) -> None:
     assert [x.tobytes() for x in one] == [x.tobytes() for x in other]
 
@@ -131,7 +143,7 @@ def test_pod_losses_equal_one_process_and_resume_in_a_different_size(
     assert "xlashard train --resume runs/nano" in pod.texts[0]
     expected = losses(undisturbed)
     for key, loss in losses(folder).items():
-        assert loss == pytest.approx(expected[key], rel=CLOSE), key
+        assert loss == pytest.approx(expected[key], rel=0, abs=ON_ANOTHER_POD), key
     assert 8 <= max(at for _, at in losses(folder)) == step < 20
 
     # One process instead of four; and half the devices, so on another mesh.
@@ -196,6 +208,15 @@ def test_failed_process_ends_its_peers_with_its_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+def test_folder_that_cannot_be_made_ends_every_process(tmp_path: Path) -> None:
+    path = written(tmp_path, nano())
+    pod = train(tmp_path, PAIR, "--config", str(path), "--runs", str(path))
+    assert pod.codes == {0: 2, 1: 2}, pod.report()
+    for text in pod.texts.values():
+        assert "nano.toml/nano for the results cannot be created" in text
+
+
+@pytest.mark.integration
 def test_200_steps_with_kills_equal_200_uninterrupted_steps(tmp_path: Path) -> None:
     settings = nano("training.steps=200", "training.eval_every=60", "checkpoint.every=20")
     settings = read(
@@ -206,7 +227,7 @@ def test_200_steps_with_kills_equal_200_uninterrupted_steps(tmp_path: Path) -> N
     calm = alone(settings, tmp_path / "calm").folder
     path, folder = written(tmp_path, settings), tmp_path / "runs" / "nano"
     chance, words = random.Random(5), ["--config", str(path)]
-    for begin, end in ((21, 60), (61, 130), (131, 190)):
+    for begin, end in ((21, 60), (61, 190)):
         victim, step = chance.randrange(2), chance.randrange(begin, end)
         kill = OwnSignal(signal.SIGKILL, victim, step)
         pod = train(tmp_path, PodSize(2, 1), *words, own=kill)
@@ -215,6 +236,14 @@ def test_200_steps_with_kills_equal_200_uninterrupted_steps(tmp_path: Path) -> N
         assert pod.ended[1 - victim] - pod.ended[victim] < 50
         assert re.search(f"process {victim} of 2.* is gone", pod.texts[1 - victim])
         words = ["--resume", "runs/nano"]
+    # A first process that is stopped for longer than the heartbeat; it goes on when the other one
+    # has ended.
+    pod = train(
+        *(tmp_path, PodSize(2, 1), *words, "--set", f"pod.heartbeat={HEARTBEAT}"),
+        own=OwnSignal(signal.SIGSTOP, process=0, step=195),
+        watch=continued_alone,
+    )
+    assert pod.codes == {0: GONE_EXIT_CODE, 1: GONE_EXIT_CODE}, pod.report()
     pod = train(tmp_path, PodSize(2, 1), *words)
     assert set(pod.codes.values()) == {0}, pod.report()
     assert_same_bits(saved(folder, settings, 200), saved(calm, settings, 200))

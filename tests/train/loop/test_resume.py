@@ -152,6 +152,21 @@ def test_urls_of_object_stores_are_refused(option: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.devices(8)
+def test_a_file_of_a_run_that_cannot_be_read_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--resume", str(tmp_path / ("a" * 300))]) == 2
+    error = capsys.readouterr().err
+    assert re.match(naming("config.toml can't be", "File name too long"), error), error
+    with opened(tmp_path, shallow()) as folder:
+        (folder.path / "metrics.jsonl").unlink()
+    (folder.path / "metrics.jsonl").mkdir()
+    assert main(["train", "--resume", str(folder.path)]) == 1
+    error = capsys.readouterr().err
+    assert re.match(naming("metrics.jsonl can't be", "Is a directory"), error), error
+
+
+@pytest.mark.devices(8)
 def test_run_without_a_checkpoint_cannot_be_resumed(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
         pass

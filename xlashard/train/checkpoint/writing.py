@@ -82,7 +82,8 @@ def _staging_path(folder: Path, step: int, token: str) -> Path:
 
 def _make_folder(staging: Path) -> None:
     """Create a staging folder, and remove those that killed processes left."""
-    staging.parent.mkdir(parents=True, exist_ok=True)
+    # Not its parents, or a run whose folder was just renamed would go on in a new one.
+    staging.parent.mkdir(exist_ok=True)
     for entry in list(os.scandir(staging.parent)):
         if entry.name.startswith((SAVING, _DELETING)):
             shutil.rmtree(entry.path, ignore_errors=True)

@@ -34,6 +34,7 @@ def guard(x: Array, index: Any) -> None:
     raise AssertionError("a program ran")
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize(
     "index",
     [
@@ -56,6 +57,7 @@ def test_a_slice_that_is_a_shard_runs_no_program(
     assert len(part.devices()) == 1
 
 
+@pytest.mark.devices(8)
 def test_rows_of_one_shard_run_no_program_in_any_notation(monkeypatch: pytest.MonkeyPatch) -> None:
     x = device_put(V, named("y"))
     monkeypatch.setattr(indexing, "_get_item", guard)
@@ -65,6 +67,7 @@ def test_rows_of_one_shard_run_no_program_in_any_notation(monkeypatch: pytest.Mo
         x[0:3]
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_shard_outlives_its_array_and_is_uncommitted() -> None:
     x = device_put(V, named("x"))
@@ -153,6 +156,7 @@ def compilations() -> Iterator[Compilations]:
     jax.monitoring.unregister_event_duration_listener(counter)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_the_counter_counts(compilations: Compilations) -> None:
     x = device_put(value(np.float32, (8, 3, 5)), PmapSharding.default((8, 3, 5)))
@@ -160,6 +164,7 @@ def test_the_counter_counts(compilations: Compilations) -> None:
     assert compilations.count > 0
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("unstacked", [False, True])
 def test_integers_and_slices_that_select_a_shard_compile_nothing(
     compilations: Compilations, unstacked: bool
@@ -178,6 +183,7 @@ def test_integers_and_slices_that_select_a_shard_compile_nothing(
     assert compilations.count == 0
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_numbers_in_every_dimension_that_is_cut_into_elements(compilations: Compilations) -> None:
     v = value(np.int32, (2, 11, 4))
@@ -191,6 +197,7 @@ def test_numbers_in_every_dimension_that_is_cut_into_elements(compilations: Comp
     assert compilations.count > 0
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int4", "float8_e4m3fn", "complex64", "bool"])
 def test_rows_of_every_dtype(dtype: str) -> None:
     v = value(jnp.dtype(dtype), (8, 3))
@@ -198,6 +205,7 @@ def test_rows_of_every_dtype(dtype: str) -> None:
     assert all(same(row, v[number]) for number, row in enumerate(x))
 
 
+@pytest.mark.devices(8)
 def test_row_outlives_its_array() -> None:
     v = value(np.float32, (8, 4))
     x = device_put(v, PmapSharding.default(v.shape))
@@ -208,6 +216,7 @@ def test_row_outlives_its_array() -> None:
         x[3]
 
 
+@pytest.mark.devices(8)
 def test_an_array_that_is_deleted_on_the_way() -> None:
     x = device_put(V, PmapSharding.default(V.shape))
     rows = iter(x)
@@ -218,6 +227,7 @@ def test_an_array_that_is_deleted_on_the_way() -> None:
     assert same(first, V[0])
 
 
+@pytest.mark.devices(8)
 def test_weak_types_and_memories_stay() -> None:
     x = device_put_replicated(2.5, DEVICES)
     assert x[1].weak_type

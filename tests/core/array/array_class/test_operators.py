@@ -114,6 +114,7 @@ def test_matrix_products_and_divmod() -> None:
     np.testing.assert_allclose(quotient * X + rest, np.full(8, 20))
 
 
+@pytest.mark.devices(8)
 def test_operators_keep_results_sharded() -> None:
     x = device_put(np.ones((8, 8), np.float32), named("x", "y"))
     out = (x * 2 + x) / 3

@@ -106,6 +106,7 @@ def test_iterating_stays_on_the_devices() -> None:
     assert 3 in put(np.arange(4)) and 9 not in put(np.arange(4))
 
 
+@pytest.mark.devices(8)
 def test_numpy_views_are_read_only() -> None:
     v = value(np.float32)
     x = put(v, named("x", "y"))
@@ -145,6 +146,7 @@ def test_items() -> None:
     assert x.tobytes("F") == v.tobytes("F")
 
 
+@pytest.mark.devices(8)
 def test_dlpack_export_requires_one_device() -> None:
     v = value(np.float32)
     x = device_put(v, DEVICES[0])
@@ -166,6 +168,7 @@ def test_dlpack_comes_in() -> None:
     assert y.devices() == {DEVICES[2]}
 
 
+@pytest.mark.devices(8)
 def test_cuda_array_interface_exists_on_gpu_devices_only() -> None:
     x = device_put(value(np.float32), DEVICES[0])
     on_cpu = DEVICES[0].platform == "cpu"
@@ -283,6 +286,7 @@ def test_sharding_of_a_jax_array_is_always_a_jax_class() -> None:
     assert x.sharding == ROWS
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_live_arrays_list_a_buffer_once() -> None:
     gc.collect()

@@ -66,6 +66,7 @@ def test_an_unknown_memory_kind() -> None:
         ROWS.with_memory_kind("hbm2")
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("way", list(FORMATTED))
 @pytest.mark.parametrize("form", [COLUMNS_FIRST, ROWS_FIRST])
 def test_every_layout(way: str, form: Any) -> None:

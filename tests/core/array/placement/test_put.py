@@ -111,11 +111,13 @@ class TestEveryWay:
 
 @pytest.mark.skipif(not ON_HOST, reason="these devices have memories of their own")
 class TestSharing:
+    @pytest.mark.devices(8)
     def test_devices_with_equal_tiles_share_one_buffer(self) -> None:
         x = device_put(value(np.float32, (64, 1024)), named("x"))
         pointers = [shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards]
         assert len(set(pointers)) == 2
 
+    @pytest.mark.devices(8)
     def test_donating_one_shared_replica_keeps_the_other_replicas(self) -> None:
         v = value(np.float32, (64, 1024))
         x = device_put(v, named())
@@ -149,6 +151,7 @@ class TestSharing:
 
 
 class TestMistakes:
+    @pytest.mark.devices(8)
     def test_invalid_host_leaf_leaves_donated_leaves_alive(self) -> None:
         x = device_put(value(np.float32))
         tree = [x, np.zeros(7)]
@@ -156,6 +159,7 @@ class TestMistakes:
             device_put(tree, named("x"), donate=True)
         assert same(x, value(np.float32))
 
+    @pytest.mark.devices(8)
     def test_invalid_array_leaf_leaves_donated_leaves_alive(self) -> None:
         x, y = device_put(value(np.float32)), device_put(np.zeros(7))
         with pytest.raises(PlacementError, match=r"x\['b'\]: .*7"):
@@ -170,6 +174,7 @@ def one_buffer() -> Iterator[np.ndarray]:
     buffer[:] = np.nan
 
 
+@pytest.mark.devices(8)
 def test_callback_may_reuse_one_buffer(one_buffer: np.ndarray) -> None:
     v = value(np.float32)
 
@@ -182,6 +187,7 @@ def test_callback_may_reuse_one_buffer(one_buffer: np.ndarray) -> None:
     assert same(x, v)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_jax_clear_caches_clears_the_route_cache() -> None:
     device_put(value(np.float32), named("x"))

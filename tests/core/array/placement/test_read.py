@@ -32,11 +32,13 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return seen
 
 
+@pytest.mark.devices(8)
 def test_all_copies_start_before_the_first_is_awaited(events: list[tuple[str, int]]) -> None:
     np.asarray(device_put(value(np.float32), named("x", "y")))
     assert [what for what, _ in events] == ["start"] * 8 + ["wait"] * 8
 
 
+@pytest.mark.devices(8)
 def test_each_distinct_piece_is_copied_once(events: list[tuple[str, int]]) -> None:
     np.asarray(device_put(value(np.float32), named("y")))
     assert [number for what, number in events if what == "wait"] == [0, 1, 2, 3]
@@ -47,6 +49,7 @@ def test_replicated_value_is_read_from_one_device(events: list[tuple[str, int]])
     assert events == [("wait", 0)]
 
 
+@pytest.mark.devices(8)
 def test_second_read_uses_the_cached_value(events: list[tuple[str, int]]) -> None:
     x = device_put(value(np.float32), named("x", "y"))
     first = np.asarray(x)
@@ -57,6 +60,7 @@ def test_second_read_uses_the_cached_value(events: list[tuple[str, int]]) -> Non
     assert events == []
 
 
+@pytest.mark.devices(8)
 def test_an_early_start_copies_the_distinct_pieces(events: list[tuple[str, int]]) -> None:
     x = device_put(value(np.float32), named("y"))
     x.copy_to_host_async()
@@ -68,6 +72,7 @@ def test_an_early_start_copies_the_distinct_pieces(events: list[tuple[str, int]]
     assert events == [("start", 0)]
 
 
+@pytest.mark.devices(8)
 def test_device_get_of_a_tree_starts_all_copies_before_waiting(
     events: list[tuple[str, int]],
 ) -> None:

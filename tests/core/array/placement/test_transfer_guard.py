@@ -19,6 +19,7 @@ from tests.core.array.placement.guarded_actions import (
     one,
     rows,
 )
+from tests.grouped_cases import sweep
 from tests.message_patterns import naming
 from xlashard import (
     Array,
@@ -43,6 +44,8 @@ _READS_SHARDS = {"asarray of rows", "get rows", "tolist", "tobytes", "copy_to_ho
 # Allowed here, and refused by JAX: it transfers the numbers of an index, goes through the host to
 # iterate, and has no text for an unreadable value.
 _MOVES_NOTHING = {"a shard by index", "iterate over rows", "repr"}
+# One device has the value as it is.
+_SHARDED = _BY_THE_HOST | _READS_SHARDS | {"a shard by index"}
 
 
 def outcome(side: Side, name: str, way: str, level: str) -> str:
@@ -59,7 +62,7 @@ def outcome(side: Side, name: str, way: str, level: str) -> str:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ACTIONS)
+@pytest.mark.parametrize("name", sweep(ACTIONS, quick=ACTIONS, several=_SHARDED))
 def test_guards_refuse_the_transfers_that_jax_refuses(name: str, way: str, level: str) -> None:
     ours = outcome(OURS, name, way, level)
     if name in _BY_THE_HOST:
@@ -82,6 +85,7 @@ def test_level_allow_permits_every_transfer() -> None:
         assert name
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize(
     ("use", "way", "facts"),
     [
@@ -126,6 +130,7 @@ def _only(way: str, level: str) -> Any:
     return getattr(jax, f"transfer_guard_{way}")(level)
 
 
+@pytest.mark.devices(8)
 def test_errors_of_implicit_transfers_suggest_the_explicit_call() -> None:
     x = rows(OURS)
     with jax.transfer_guard("disallow"):
@@ -142,6 +147,7 @@ def test_errors_of_implicit_transfers_suggest_the_explicit_call() -> None:
     assert same(x, V) and same(read, V)
 
 
+@pytest.mark.devices(8)
 def test_jax_device_get_is_an_explicit_transfer() -> None:
     x = rows(OURS)
     with jax.transfer_guard("disallow"):
@@ -153,6 +159,7 @@ def test_jax_device_get_is_an_explicit_transfer() -> None:
         np.asarray(y)  # The call before has left no state behind.
 
 
+@pytest.mark.devices(8)
 def test_error_names_the_path_of_the_argument() -> None:
     f = pjit(lambda state, scale: jax.tree.map(lambda leaf: leaf * scale, state))
     x = rows(OURS)
@@ -202,6 +209,7 @@ def test_guards_apply_to_transforms() -> None:
     assert same(jax.grad(f)(x, V), V)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize(("level", "explicit"), [("log", False), ("log_explicit", True)])
 def test_logging(level: str, explicit: bool, caplog: pytest.LogCaptureFixture) -> None:
     x = rows(OURS)
@@ -213,6 +221,7 @@ def test_logging(level: str, explicit: bool, caplog: pytest.LogCaptureFixture) -
     assert any("host-to-device transfer of the ndarray, explicit" in t for t in texts) is (explicit)
 
 
+@pytest.mark.devices(8)
 def test_callback_runs_under_the_guards_of_the_caller() -> None:
     """The callback runs under the caller's guards; transfers of its result are checked once."""
     seen = []
@@ -226,6 +235,7 @@ def test_callback_runs_under_the_guards_of_the_caller() -> None:
     assert seen == ["log"] * 2 and same(x, V)
 
 
+@pytest.mark.devices(8)
 def test_guards_permit_pieces_already_on_their_devices() -> None:
     sharding = NamedSharding(MESH, P(("x", "y")))
     x = device_put(V, sharding)
@@ -247,6 +257,7 @@ def test_computing_is_no_transfer() -> None:
     assert same(moved, V)
 
 
+@pytest.mark.devices(8)
 def test_the_setting_of_a_process_and_of_a_thread() -> None:
     x = rows(OURS)
     found: list[Any] = []
@@ -273,6 +284,7 @@ def test_the_setting_of_a_process_and_of_a_thread() -> None:
     assert same(y, V)
 
 
+@pytest.mark.devices(8)
 def test_repr_under_a_guard_omits_the_value() -> None:
     x = rows(OURS)
     with jax.transfer_guard("disallow"):
@@ -282,6 +294,7 @@ def test_repr_under_a_guard_omits_the_value() -> None:
         assert "15." in repr(x)
 
 
+@pytest.mark.devices(8)
 def test_refused_transfer_leaves_the_donated_source_alive() -> None:
     x = rows(OURS)
     with jax.transfer_guard("disallow_explicit"), pytest.raises(TransferGuardError):
@@ -289,6 +302,7 @@ def test_refused_transfer_leaves_the_donated_source_alive() -> None:
     assert not x.is_deleted() and same(x, V)
 
 
+@pytest.mark.devices(8)
 def test_reordering_devices_is_no_transfer():
     reversed_mesh = jax.sharding.Mesh(MESH.devices[::-1], MESH.axis_names)
     axis = MESH.axis_names[0]

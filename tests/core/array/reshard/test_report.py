@@ -15,6 +15,8 @@ from xlashard import NamedSharding, P, device_put, reshard_plan
 from xlashard.core.array.reshard import execute, plan
 from xlashard.errors import ArgumentError, GeometryError
 
+pytestmark = pytest.mark.devices(8)
+
 V = np.ones((8, 16), np.float32)
 ROWS, COLUMNS = named(("x", "y")), named(None, ("x", "y"))
 

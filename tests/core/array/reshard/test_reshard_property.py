@@ -32,6 +32,8 @@ from xlashard.legacy.shardings.pmap import PmapSharding
 from xlashard.legacy.shardings.sharding_spec import Chunked, Replicated, ShardedAxis, ShardingSpec
 from xlashard.legacy.shardings.sharding_spec import NoSharding as Whole
 
+pytestmark = pytest.mark.devices(8)
+
 EXAMPLES = int(os.environ.get("RESHARD_EXAMPLES", "150"))
 
 # A few shapes bound the number of programs. Three and six divide some dimensions only.

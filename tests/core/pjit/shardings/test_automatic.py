@@ -69,6 +69,7 @@ def step(state, batch):
 X = f32(8, 4)
 
 
+@pytest.mark.devices(8)
 def test_planned_shardings_are_used_by_the_compiled_program(mesh, planner):
     f = pjit(step, in_shardings=AUTO, out_shardings=AUTO, donate_argnums=0)
     with jax.set_mesh(mesh):
@@ -99,6 +100,7 @@ def test_repeat_call_skips_the_planner_and_stays_on_the_fast_path(mesh, planner,
     np.testing.assert_array_equal(state["w"], X * 63)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_planner_keeps_requested_and_committed_shardings(mesh, planner):
     whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("y"))
@@ -135,6 +137,7 @@ def test_arrays_on_devices_are_resharded(mesh, planner, columns):
         given(x, device_put(X, NamedSharding(mesh, P("x"))))
 
 
+@pytest.mark.devices(8)
 def test_mesh_is_taken_from_shardings_or_arrays(mesh, planner):
     f = pjit(lambda x, y: x + y, in_shardings=(AUTO, NamedSharding(mesh, P())))
     assert f.lower(X, X).compile().input_shardings[0][0] == NamedSharding(mesh, P("x"))
@@ -156,6 +159,7 @@ def test_explicit_axes_are_refused(planner):
     assert not planner.requests
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_strict_accepts_replication_chosen_by_auto(mesh, planner, monkeypatch):
     monkeypatch.setattr(planner, "spec", P())
@@ -176,6 +180,7 @@ def test_single_device_mesh_skips_the_planner(planner):
     assert not planner.requests
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_outer_program_decides_auto_shardings_of_a_nested_call(mesh, planner):
     inner = pjit(lambda x: jnp.sin(x) * 2, in_shardings=AUTO, out_shardings=AUTO)
@@ -188,6 +193,7 @@ def test_outer_program_decides_auto_shardings_of_a_nested_call(mesh, planner):
     assert len(planner.requests) == 1
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_references_tokens_and_keys(mesh, planner):
     def f(ref, key):
@@ -201,6 +207,7 @@ def test_references_tokens_and_keys(mesh, planner):
     assert len(planner.requests) == 1
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_plan_is_freed_with_its_function(mesh, planner):
     def made():
@@ -223,6 +230,7 @@ def test_plan_is_freed_with_its_function(mesh, planner):
     assert function() is None
 
 
+@pytest.mark.devices(8)
 def test_reports_show_the_layout(mesh, planner):
     f = pjit(lambda x: x * 2, in_shardings=AUTO, out_shardings=AUTO)
     with jax.set_mesh(mesh):
@@ -238,6 +246,7 @@ def test_reports_show_the_layout(mesh, planner):
     assert len(explain_recompile(f).explanations) >= 1
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_legacy_auto_markers_use_the_planner(mesh, planner):
     for marker in (AUTO, AUTO_ON_MESH, AUTO_ON_MESH(mesh)):

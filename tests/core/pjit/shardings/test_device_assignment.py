@@ -86,6 +86,7 @@ def test_device_mismatch_inside_a_tree_is_named_by_path():
         f({"params": {"w": on(1), "b": f32(2)}}, on(0))
 
 
+@pytest.mark.devices(8)
 def test_argument_committed_off_the_mesh_is_refused(mesh):
     f = pjit(lambda x: x + 1)
     with mesh, pytest.raises(DeviceMismatchError, match=naming("mesh", "8 devices", "argument x")):
@@ -97,6 +98,7 @@ def test_argument_committed_off_the_mesh_is_refused(mesh):
         pjit(lambda x: x, out_shardings=sharding)(on(0))
 
 
+@pytest.mark.devices(8)
 def test_committed_arguments_with_different_device_orders_raise(add):
     forth = make_mesh((8,), ("x",))
     back = make_mesh((8,), ("x",), jax.devices()[::-1])
@@ -109,6 +111,7 @@ def test_committed_arguments_with_different_device_orders_raise(add):
         add(x, y)
 
 
+@pytest.mark.devices(8)
 def test_a_mesh_over_fewer_devices(add, mesh):
     x = device_put(f32(8), NamedSharding(mesh, P("x")))
     with (
@@ -118,6 +121,7 @@ def test_a_mesh_over_fewer_devices(add, mesh):
         add(x, 1.0)
 
 
+@pytest.mark.devices(8)
 def test_in_shardings_that_contradict_a_committed_argument_are_refused(mesh):
     x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
     f = pjit(lambda x: x, in_shardings=P("y"))
@@ -251,6 +255,7 @@ def test_committed_arguments_move_to_a_requested_device(mesh):
         inner(f32(4))
 
 
+@pytest.mark.devices(8)
 def test_outputs_are_named_on_the_mesh_of_the_arguments(mesh, partitioner):
     x = device_put(f32(8, 4), NamedSharding(mesh, P("x", "y")))
     out = pjit(lambda x: (x.T, x.sum(1), x @ x.T))(x)
@@ -470,6 +475,7 @@ def test_programs_under_an_abstract_mesh_have_its_devices():
     np.testing.assert_array_equal(out, value * 2)
 
 
+@pytest.mark.devices(8)
 def test_specs_are_read_by_an_abstract_mesh_over_the_same_devices(mesh):
     other = mesh.abstract_mesh.update(axis_sizes=(2, 4), axis_names=("a", "b"))
 
@@ -530,6 +536,7 @@ def test_known_layouts_are_in_the_shapes_of_results(mesh):
         assert found[0].format == found[1].format
 
 
+@pytest.mark.devices(8)
 def test_default_layout_that_is_written_out_takes_donated_buffers(mesh):
     x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
     target = Format(x.format.layout, x.sharding)

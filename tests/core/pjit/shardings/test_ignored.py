@@ -12,6 +12,8 @@ from tests.message_patterns import naming
 from xlashard import NamedSharding, P, device_put, explain, pjit, with_sharding_constraint
 from xlashard.errors import IgnoredShardingError, IgnoredShardingWarning
 
+pytestmark = pytest.mark.devices(8)
+
 
 def zeros(tree):
     return jax.tree.map(jnp.zeros_like, tree)

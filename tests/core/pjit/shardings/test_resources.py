@@ -40,6 +40,7 @@ def test_spec_is_resolved_on_the_mesh_in_force_at_the_call(mesh, partitioner):
     np.testing.assert_array_equal(out, f32(8, 8) * 2)
 
 
+@pytest.mark.devices(8)
 def test_none_means_replicated(mesh, partitioner):
     with mesh:
         out = pjit(double, in_shardings=None, out_shardings=None)(f32(8))
@@ -86,6 +87,7 @@ def test_none_in_a_nested_pjit_means_replicated(partitioner):
     assert pjit(lambda key: draw(key))(key).sharding.is_fully_replicated
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_none_in_jit_means_unspecified(mesh, partitioner):
     x = jax.device_put(f32(8), JaxNamedSharding(mesh, P("x")))
@@ -124,6 +126,7 @@ def test_a_mesh_as_a_decorator(mesh):
     assert spec_of(program()) == ("y",)
 
 
+@pytest.mark.devices(8)
 def test_innermost_mesh_is_in_force(mesh):
     inner = make_mesh((2, 2), ("a", "b"))
     f = pjit(double, out_shardings=P("a"))
@@ -134,6 +137,7 @@ def test_innermost_mesh_is_in_force(mesh):
         assert len(g(f32(8)).devices()) == 8
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_mesh_in_force_may_change_between_calls():
     f = pjit(double, in_shardings=P("x"), out_shardings=P("x"))
@@ -218,6 +222,7 @@ def test_a_user_defined_sharding_that_xla_does_not_support():
         f(f32(4, 2))
 
 
+@pytest.mark.devices(8)
 def test_devices_indices_map_without_a_device_is_refused():
     class Forgetful(Halves):
         def devices_indices_map(self, shape):
@@ -266,6 +271,7 @@ def test_axis_resources_are_aliases_of_shardings(mesh):
         assert spec_of(f(f32(8))) == ("y",)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("resource", [P("z"), P("x"), P(None, None, "x"), FROM_GDA])
 @pytest.mark.parametrize("name", ["in_shardings", "in_axis_resources"])
 def test_argument_errors_use_the_keyword_of_the_caller(mesh, name, resource):
@@ -273,6 +279,7 @@ def test_argument_errors_use_the_keyword_of_the_caller(mesh, name, resource):
         pjit(double, **{name: resource})(f32(7, 8))
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("name", ["out_shardings", "out_axis_resources"])
 def test_result_errors_use_the_keyword_of_the_caller(mesh, name):
     with mesh, pytest.raises(ResourceError, match=rf"^{name} of result "):
@@ -289,6 +296,7 @@ def test_error_of_a_spec_without_a_mesh_suggests_set_mesh():
         pjit(double, in_shardings=P("x"))(f32(8))
 
 
+@pytest.mark.devices(8)
 def test_none_without_a_mesh_replicates_over_the_devices_of_the_program(mesh):
     f = pjit(lambda x, y: x + y, in_shardings=(None, NamedSharding(mesh, P("x"))))
     out = f(f32(8), f32(8))

@@ -51,6 +51,7 @@ def pinned(mesh, *spec, by=with_sharding_constraint):
 BY = {"ours": with_sharding_constraint, "JAX's": jax.lax.with_sharding_constraint}
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("by", BY)
 def test_uneven_sharding_warns_once_per_call_site(mesh, by):
     @pjit
@@ -69,6 +70,7 @@ def test_uneven_sharding_warns_once_per_call_site(mesh, by):
     assert all(fact in str(warning.message) for fact in facts)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("by", BY)
 def test_strict_mode_raises_for_uneven_shardings(mesh, by, monkeypatch):
@@ -92,6 +94,7 @@ def test_strict_mode_raises_for_uneven_shardings(mesh, by, monkeypatch):
         pjit(pinned(mesh, "x", by=jax.lax.with_sharding_constraint), strict=False)(X)
 
 
+@pytest.mark.devices(8)
 def test_strict_constraints_name_the_path(mesh):
     def f(tree):
         return with_sharding_constraint(tree, NamedSharding(mesh, P("x", "y")), strict=True)
@@ -102,6 +105,7 @@ def test_strict_constraints_name_the_path(mesh):
         assert (caught.value.path, caught.value.size) == ("x['b']", 7)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_constraints_in_tuples_of_jaxprs_are_found(mesh):
     double = pinned(mesh, "x", by=jax.lax.with_sharding_constraint)
@@ -134,6 +138,7 @@ def test_repeat_calls_skip_the_checks(mesh, monkeypatch):
     double(x)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 @pytest.mark.usefixtures("partitioner")
 def test_explain_lists_uneven_dimensions(mesh):
@@ -156,6 +161,7 @@ def test_explain_lists_uneven_dimensions(mesh):
     assert "240 B" in text and "test_uneven.py" in text and "3 of padding alone" in text
 
 
+@pytest.mark.devices(8)
 @pytest.mark.usefixtures("partitioner")
 def test_report_shows_requested_and_actual_spec_of_a_result(mesh):
     with pytest.warns(UnevenShardingWarning):
@@ -174,6 +180,7 @@ def little(monkeypatch):
 LARGE = np.ones((512, 512), np.float32)
 
 
+@pytest.mark.devices(8)
 def test_large_arguments_without_a_sharding_warn_once(mesh, little):
     def run():
         with jax.set_mesh(mesh):
@@ -187,6 +194,7 @@ def test_large_arguments_without_a_sharding_warn_once(mesh, little):
     assert "P(('x', 'y')" in first and second.startswith("w of ")
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_programs_compiled_without_a_call_warn(mesh, little):
     def total(w, x):
@@ -228,6 +236,7 @@ def test_programs_compiled_without_a_call_warn(mesh, little):
             assert explain(jitted, LARGE[1:], f32(8)).unmet == ()
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_large_results_without_a_sharding_warn_or_raise(mesh, little):
     rows, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
@@ -266,6 +275,7 @@ def test_sharded_and_small_values_do_not_warn(mesh, little):
     assert issued(run) == []
 
 
+@pytest.mark.devices(8)
 def test_replication_warning_of_an_indivisible_size_suggests_pad_to_mesh(mesh, little):
     f = pjit(lambda x: x.sum())
     with jax.set_mesh(mesh), pytest.warns(ReplicationWarning, match=naming("x of", "pad_to_mesh")):

@@ -258,6 +258,7 @@ def test_bind_refuses_a_function_without_a_new_state():
         pjit(lambda s, *, x: s + x).lower(f32(3), x=1.0).compile().bind(f32(3))
 
 
+@pytest.mark.devices(8)
 def test_bind_refuses_a_step_that_changes_the_state_sharding(mesh):
     named = NamedSharding(mesh, P("x")), NamedSharding(mesh, P("y"))
     program = pjit(lambda s: s + 1, in_shardings=named[0], out_shardings=named[1])
@@ -265,6 +266,7 @@ def test_bind_refuses_a_step_that_changes_the_state_sharding(mesh):
         program.lower(f32(8)).compile().bind(f32(8))
 
 
+@pytest.mark.devices(8)
 def test_bind_refuses_a_state_with_another_committed_sharding(mesh):
     sharding = NamedSharding(mesh, P("x"))
     program = pjit(lambda s: s + 1, in_shardings=sharding, out_shardings=sharding)

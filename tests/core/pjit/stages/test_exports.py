@@ -56,6 +56,7 @@ def test_a_symbolic_size_is_static_once_compiled():
     assert xs.explain(jax.jit(call), X).name
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 @pytest.mark.own_partitioner  # under GSPMD neither library can call them
 def test_exports_on_an_abstract_mesh_are_serialized(mesh):

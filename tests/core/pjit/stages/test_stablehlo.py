@@ -76,6 +76,7 @@ def test_program_accepts_every_kind_of_array(kind):
     check(program(kind(jnp.asarray(X)), kind(jnp.asarray(W))))
 
 
+@pytest.mark.devices(8)
 def test_specs_on_a_mesh(partitioner, mesh):
     program = compile_stablehlo(
         MATMUL,
@@ -105,6 +106,7 @@ def test_specs_on_the_mesh_in_force(partitioner, mesh):
     check(program(X, W))
 
 
+@pytest.mark.devices(8)
 def test_unspecified_shardings_are_chosen_and_named_on_the_mesh(partitioner, mesh):
     program = compile_stablehlo(MATMUL, in_shardings=[NamedSharding(mesh, P("x")), UNSPECIFIED])
     assert program.output_shardings[0].spec == P("x")
@@ -163,6 +165,7 @@ def test_gspmd_annotations_of_the_module_are_used(mesh):
     assert out.sharding.is_fully_replicated
 
 
+@pytest.mark.devices(8)
 def test_in_shardings_override_module_annotations(mesh):
     program = compile_stablehlo(SHARDY, in_shardings=(UNSPECIFIED, P(None, "y"), UNSPECIFIED))
     grid = make_mesh((2, 4), ("x", "y"))
@@ -172,6 +175,7 @@ def test_in_shardings_override_module_annotations(mesh):
     )
 
 
+@pytest.mark.devices(8)
 def test_exported_functions_round_trip(partitioner, mesh):
     sharding = jax.sharding.NamedSharding(mesh, P("x"))
     exported = jax.export.export(
@@ -281,6 +285,7 @@ def test_no_arguments_and_no_results():
     assert compile_stablehlo("func.func @main() { return }")() == ()
 
 
+@pytest.mark.devices(8)
 def test_properties_of_a_program(partitioner, mesh):
     program = compile_stablehlo(MATMUL, in_shardings=P("x"), mesh=mesh)
     assert "HloModule" in program.as_text()

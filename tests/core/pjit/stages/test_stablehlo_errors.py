@@ -6,6 +6,7 @@ import pytest
 
 from tests.core.pjit.helpers import make_mesh
 from tests.core.pjit.stages.test_stablehlo import MATMUL, X, double
+from tests.grouped_cases import sweep
 from xlashard import NamedSharding, P, compile_stablehlo
 from xlashard.errors import (
     ArgumentError,
@@ -75,7 +76,8 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("attempt", "kind", "text"), BAD.values(), ids=BAD.keys())
-def test_errors_name_the_argument(mesh, attempt, kind, text):
+@pytest.mark.parametrize("name", sweep(BAD, quick=BAD, several=("not divisible", "two meshes")))
+def test_errors_name_the_argument(mesh, name):
+    attempt, kind, text = BAD[name]
     with pytest.raises(kind, match=text):
         attempt(mesh)

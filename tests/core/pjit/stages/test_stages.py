@@ -159,6 +159,7 @@ def test_repeated_calls_of_a_compiled_program_equal_the_function(f):
         )
 
 
+@pytest.mark.devices(8)
 def test_shapes_with_shardings(mesh, partitioner):
     struct = jax.ShapeDtypeStruct((8, 4), np.float32, sharding=NamedSharding(mesh, P("x", "y")))
     compiled = pjit(lambda x: x.T * 2).lower(struct).compile()
@@ -192,6 +193,7 @@ def test_compiled_program_refuses_other_structures_and_types(f):
             call()
 
 
+@pytest.mark.devices(8)
 def test_compiled_program_refuses_other_committed_shardings(f, mesh):
     compiled = f.lower(PARAMS, f32(8, 4)).compile()
     right = device_put(f32(8, 4), NamedSharding(mesh, P("x")))

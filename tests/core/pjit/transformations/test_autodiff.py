@@ -35,6 +35,7 @@ def same(got, wanted):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, wanted)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("pinned", [False, True], ids=["free", "placed"])
 def test_residuals_stay_sharded_without_copies(mesh, rows, pinned, partitioner):
@@ -53,6 +54,7 @@ def test_residuals_stay_sharded_without_copies(mesh, rows, pinned, partitioner):
     same(pull(y), jax.vjp(f.__wrapped__, W, X)[1](np.asarray(y)))
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_host_arguments_are_moved_once(rows):
     f = pjit(lambda x: jnp.sin(x) * x, in_shardings=rows)
@@ -190,6 +192,7 @@ def test_pjit_works_inside_custom_rules(rows):
     same(jax.jit(jax.grad(closes_over))(2.0, f32(8)), (np.cos(2 * f32(8)) * f32(8)).sum())
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_checkify(rows):
     def log(x):

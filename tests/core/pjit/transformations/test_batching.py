@@ -38,6 +38,7 @@ def constraints(fun, *args):
     return [text.replace('"', "") for text in found]
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("out_axis", [0, 1, -1])
 @pytest.mark.parametrize("in_axis", [0, 2])
@@ -93,6 +94,7 @@ def test_keys(mesh):
     np.testing.assert_array_equal(jax.random.key_data(split), jax.random.key_data(wanted))
 
 
+@pytest.mark.devices(8)
 def test_batch_dimension_is_sharded_by_the_partitioner(mesh, partitioner):
     f = pjit(lambda x: x * 2, out_shardings=NamedSharding(mesh, P("x")))
     out = jax.vmap(f)(f32(6, 8))
@@ -100,6 +102,7 @@ def test_batch_dimension_is_sharded_by_the_partitioner(mesh, partitioner):
     assert out.sharding.shard_shape(out.shape)[1] == 2
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("names", ["y", ("y",)])
 def test_spmd_axis_name(mesh, names, partitioner):
@@ -119,6 +122,7 @@ SHARDED = {
 }
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("kind", sweep(SHARDED, quick=["out"]))
 @pytest.mark.parametrize("spmd", [None, pytest.param("c", marks=pytest.mark.slow)])
 def test_batches_are_placed_as_in_jax(cube, kind, spmd):
@@ -139,6 +143,7 @@ def test_batches_are_placed_as_in_jax(cube, kind, spmd):
         assert results[0] == results[1], (inner, outer, axis)
 
 
+@pytest.mark.devices(8)
 def test_spmd_axis_name_applies_to_nested_calls_and_constraints(cube):
     inner = pjit(lambda x: x * 2, in_shardings=NamedSharding(cube, P("c")))
 

@@ -166,6 +166,7 @@ def test_ordered_effects_on_one_device():
     assert float(x) == 3.0
 
 
+@pytest.mark.devices(8)
 def test_ordered_effects_on_many_devices(mesh):
     def fun(x):
         jax.debug.print("{}", x, ordered=True)
@@ -347,6 +348,7 @@ def test_token_is_an_argument_and_a_result(sharding, transformed):
         f.lower(token, x).compile()(x, x)
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("ordered", [None, False, True])
 def test_results_of_callbacks_are_on_all_devices(mesh, partitioner, ordered):

@@ -72,6 +72,7 @@ def test_equal_functions_are_emitted_once(mesh):
     assert names == ["layer"]
 
 
+@pytest.mark.devices(8)
 def test_operation_names_include_the_enclosing_pjit_call(mesh):
     f = sharded(mesh)
     text = pjit(jax.grad(lambda w, x: f(w, x).sum())).lower(W, X).compile().as_text()
@@ -179,6 +180,7 @@ def test_eval_shape_gives_shapes_and_weak_types(mesh):
     assert jax.eval_shape(pjit(lambda x: x * 2), 1.0).weak_type
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_pjit_around_and_inside_shard_map(mesh, partitioner):
     def body(x):
@@ -216,6 +218,7 @@ def test_pjit_works_inside_a_partially_manual_shard_map(mesh, enter, partitioner
         jax.jit(clash)(X)
 
 
+@pytest.mark.devices(8)
 def test_jaxpr_constrained_outside_shard_map_is_refused_inside(mesh):
     rows = NamedSharding(mesh, P("x"))
     jaxpr = jax.make_jaxpr(lambda x: with_sharding_constraint(x * 2, rows))(f32(2, 4))
@@ -249,6 +252,7 @@ def test_nested_functions_can_be_exported(mesh):
     same(jax.export.export(jax.jit(pjit(jnp.sin)))(rows).call(X), np.sin(X))
 
 
+@pytest.mark.devices(8)
 def test_inner_annotations_are_in_the_outer_module(mesh, partitioner):
     f = sharded(mesh)
     outer = pjit(lambda w, x: f(w, x).sum())
@@ -258,6 +262,7 @@ def test_inner_annotations_are_in_the_outer_module(mesh, partitioner):
     same(outer(W, X), layer(W, X).sum())
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("inside", ["pjit", "with_sharding_constraint"])
 def test_a_program_of_jax_runs_on_the_devices_named_inside(mesh, inside, partitioner):
     named = NamedSharding(mesh, P("x"))
@@ -313,6 +318,7 @@ def test_jax_jit_works_inside_pjit(mesh):
     same(out, inner(X) + inner(X * 2))
 
 
+@pytest.mark.devices(8)
 def test_lowering_for_another_platform(mesh):
     f = pjit(lambda x: with_sharding_constraint(x, NamedSharding(mesh, P("x"))) * 2)
     shape = jax.ShapeDtypeStruct((8,), np.float32)

@@ -57,6 +57,7 @@ def test_ref_argument_is_written_in_place(mesh):
     assert alone.unsafe_buffer_pointer() == there
 
 
+@pytest.mark.devices(8)
 def test_the_module_marks_references_as_written_in_place(mesh):
     lowered = pjit(add_to).lower(sharded(mesh), X)
     assert "tf.aliasing_output = 1" in lowered.as_text()
@@ -165,6 +166,7 @@ def test_vmap_over_references():
     np.testing.assert_array_equal(held(ref), f32(3, 8))
 
 
+@pytest.mark.devices(8)
 def test_refusals(mesh):
     named = NamedSharding(mesh, P("x"))
     here = jax.new_ref(jnp.asarray(X))

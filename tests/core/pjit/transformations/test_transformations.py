@@ -100,6 +100,7 @@ def placed(mesh, array, spec):
     return jax.device_put(array, NamedSharding(mesh, spec).jax_sharding(()))
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_gradients_stay_on_the_devices_of_committed_arguments(mesh):
     f = pjit(layer)
@@ -153,6 +154,7 @@ def test_closed_over_tracers(mesh):
     np.testing.assert_allclose(jax.vmap(outer, (None, 0))(f32(8), f32(3)), f32(3) * f32(8).sum())
 
 
+@pytest.mark.devices(8)
 def test_wrong_sharding_is_refused_inside_a_trace(mesh):
     f = sharded(mesh)
     with pytest.raises(ResourceError, match=r"in_shardings of x \(float32\[7,4\]\).*dimension 0"):
@@ -173,6 +175,7 @@ PLACED = {
 }
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize("how", sweep(PLACED, quick=["call", "grad", "vmap"]))
 def test_committed_argument_of_another_sharding_is_refused(mesh, how):
     """A transformed call refuses what a direct one does, and accepts what it accepts."""
