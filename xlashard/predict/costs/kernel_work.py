@@ -113,7 +113,10 @@ def kernel_work(
         return _estimated(estimate) if estimate else None
     if _is_xla_ragged(call):
         return _ragged(computation, call, counted)
-    return _smaller(counted, estimate)
+    work = _smaller(counted, estimate)
+    # Megablox masks a block that reaches over the end of a dimension or that several groups share,
+    # and multiplies all of it each time.
+    return replace(work, products=counted.products) if is_ragged(call) else work
 
 
 _ESTIMATE = re.compile(r'"cost_estimate":\s*\{([^}]*)\}')
