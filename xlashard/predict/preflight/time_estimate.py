@@ -286,18 +286,18 @@ class _Bar:
 _DCN_TIMES = 73.7 / 32.2
 # Programs of v4, v5e and v5p were published with fewer details, and their chips have fewer
 # published operations; what else programs do in HBM the settings of a run express least.
-_TPU_BAR = _Bar((-0.14, 0.18), (-0.15, 0.1), (-0.1, 0.35), _DCN_TIMES)
+_TPU_BAR = _Bar((-0.09, 0.14), (-0.1, 0.05), (-0.05, 0.3), _DCN_TIMES)
 _TPU_BARS = {
-    "v6e": _Bar((-0.12, 0.12), (-0.15, 0.1), (-0.1, 0.35), _DCN_TIMES),
-    "tpu7x": _Bar((-0.12, 0.12), (-0.15, 0.1), (-0.1, 0.35), _DCN_TIMES),
+    "v6e": _Bar((-0.11, 0.1), (-0.1, 0.05), (-0.05, 0.3), _DCN_TIMES),
+    "tpu7x": _Bar((-0.14, 0.13), (-0.1, 0.05), (-0.05, 0.3), _DCN_TIMES),
 }
 # Shares of a GPU's network interface that collectives between nodes may reach: the published ones
 # name no network, and clouds differ by their transport. The model assumes the first. Programs fuse
 # what others keep in HBM: a run with its attention there took 28 % less.
 _GPU_BAR = _Bar((-0.2, 0.3), (-0.3, 0.2), (-0.15, 0.0), 0.8 / 0.5)
 
-_SLICES = (-0.6, 1.0)
-"""Error of the wait for the slowest slice: published runs lose from a third to twice of it."""
+_SLICES = (-0.2, 0.4)
+"""Error of the wait for the slowest slice, besides that of a run on one."""
 
 _RAGGED = (-0.2, 0.15)
 """Error of ragged products in a training step, whose router is balanced; without, the number of
