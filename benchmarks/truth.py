@@ -37,12 +37,15 @@ class Comparison:
         seconds: Predicted time of a step.
         below: Error below it, as a negative share.
         above: Error above it, as a share; None for a lower bound.
+        fits: Whether the program fits into the memory of its chips; a run of which it doesn't had
+            other settings.
     """
 
     run: PublishedRun
     seconds: float
     below: float
     above: float | None
+    fits: bool = True
 
     @property
     def error(self) -> float:
@@ -59,8 +62,25 @@ class Comparison:
     @property
     def is_in_bar(self) -> bool:
         """Return whether the error bar contains the measurement."""
+        return self.reach <= 1
+
+    @property
+    def reach(self) -> float:
+        """Return the distance of the measurement by that of the end of the error bar."""
+        off = self.run.seconds / self.seconds - 1
         above = math.inf if self.above is None else self.above
-        return (1 + self.below) <= self.run.seconds / self.seconds <= 1 + above
+        end = self.below if off < 0 else above
+        return abs(off / end) if end else math.inf * bool(off)
+
+    @property
+    def width(self) -> float:
+        """Return the width of the error bar as a share of the time."""
+        return math.inf if self.above is None else self.above - self.below
+
+    @property
+    def model(self) -> str:
+        """Return the model of the run, without its chip and size of the slice."""
+        return self.run.name.split("_")[1]
 
 
 def compare(run: PublishedRun) -> Comparison:
@@ -82,7 +102,8 @@ def compare(run: PublishedRun) -> Comparison:
         estimate=True,
         title=run.name,
     )
-    return Comparison(run, report.time.seconds, report.time.below, report.time.above)
+    time, fits = report.time, report.outcome == "fits"
+    return Comparison(run, time.seconds, time.below, time.above, fits)
 
 
 def summary(found: Sequence[Comparison]) -> str:
@@ -102,8 +123,39 @@ def summary(found: Sequence[Comparison]) -> str:
     return (
         f"{len(found)} runs: median error {median:.1%} (goal {goal:.0%}: "
         f"{'met' if median <= goal else 'not met'}), bias {bias}, "
-        f"{near:.0%} within 20 %; the error bar holds {held:.0%} of the measurements"
+        f"{near:.0%} within 20 %; the error bar holds {held:.0%} of the measurements, "
+        f"with a median width of {statistics.median(one.width for one in found):.0%}"
     )
+
+
+def validate_bars(found: Sequence[Comparison]) -> str:
+    """Return how many runs of models that were left out the error bars hold, in one line.
+
+    For each model the bars are scaled to hold nine in ten of the runs of the others.
+
+    Args:
+        found: Runs of several models.
+    """
+    held, widths = 0, []
+    for model in {one.model for one in found}:
+        others = sorted(one.reach for one in found if one.model != model)
+        if not others:
+            return "Error bars of a single model are not validated"
+        scale = others[math.ceil(0.9 * len(others)) - 1]
+        apart = [one for one in found if one.model == model]
+        held += sum(one.reach <= scale for one in apart)
+        widths += [scale * one.width for one in apart]
+    return (
+        "Error bars, scaled for each model to hold nine in ten runs of the other models, hold "
+        f"{held / len(found):.0%} of its runs, with a median width of "
+        f"{statistics.median(widths):.0%}"
+    )
+
+
+def list_refuted(found: Sequence[Comparison]) -> str:
+    """Return the runs whose settings do not fit into the memory of their chips, in one line."""
+    names = [one.run.name for one in found if not one.fits]
+    return f"Settings that do not fit into their chips' memory: {', '.join(names) or 'none'}"
 
 
 def by_slices(found: Sequence[Comparison]) -> str:
@@ -154,12 +206,13 @@ def ranking_text(found: Sequence[Comparison]) -> str:
 
 def table(found: Sequence[Comparison]) -> str:
     """Return the runs as a Markdown table, with the settings that they lack."""
-    lines = ["| run | measured | predicted | error | not expressed |", "|---|---|---|---|---|"]
+    lines = ["| run | measured | predicted | error | fits | not expressed |"]
+    lines.append("|---|---|---|---|---|---|")
     for one in sorted(found, key=lambda c: c.run.name):
         run, lacks = one.run, "; ".join(one.run.lacks)
         lines.append(
             f"| {run.name} | {run.seconds:.3g} s | {one.seconds:.3g} s | {one.error:+.0%} "
-            f"| {lacks} |"
+            f"| {'yes' if one.fits else 'no'} | {lacks} |"
         )
     return "\n".join(lines)
 
@@ -180,20 +233,21 @@ def main(words: Sequence[str] | None = None) -> int:
         one = compare(run)
         found.append(one)
         print(
-            f"{name:36} {run.seconds:8.3f} s  {one.seconds:8.3f} s  {one.error:+7.1%}", flush=True
+            f"{name:36} {run.seconds:8.3f} s  {one.seconds:8.3f} s  {one.error:+7.1%}"
+            f"{'' if one.fits else '  does not fit'}",
+            flush=True,
         )
     if not found:
         parser.error(f"no run has a name with {' or '.join(options.names)}")
     for target in sorted({one.run.target for one in found}):
         print(f"{target}: {summary([one for one in found if one.run.target == target])}")
-    print(by_slices(found))
-    print(ranking_text(found))
+    lines = [by_slices(found), validate_bars(found), ranking_text(found), list_refuted(found)]
+    print("\n".join(lines))
     if options.page:
         text = options.page.read_text(encoding="utf-8")
         before, _, rest = text.partition(_MARKS[0])
         after = rest.partition(_MARKS[1])[2]
-        lines = (summary(found), by_slices(found), ranking_text(found))
-        body = f"{'.\n\n'.join(lines)}.\n\n{table(found)}"
+        body = f"{'.\n\n'.join([summary(found), *lines])}.\n\n{table(found)}"
         options.page.write_text(
             f"{before}{_MARKS[0]}\n{body}\n{_MARKS[1]}{after}", encoding="utf-8"
         )

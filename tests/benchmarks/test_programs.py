@@ -4,12 +4,13 @@ import json
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks._published_runs import published_runs
-from benchmarks.truth import Comparison, ranking
+from benchmarks.truth import Comparison, list_refuted, ranking, validate_bars
 from tests.fork_server import python_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +35,20 @@ def test_rankings_count_pairs_that_differ_per_token() -> None:
     assert ranking(wrong) == (0, 2)
     far = [right[0], Comparison(runs["v4_maxtext-22b-2023_64_1"], 1.0, 0.0, 0.0)]
     assert ranking(far) == (0, 0)
+
+
+def test_error_bars_are_validated_on_models_that_were_left_out() -> None:
+    runs = published_runs()
+    names = ("tpu7x_llama3.1-70b_256_1", "v4_maxtext-22b-2023_64_1", "v4_maxtext-22b-2023_128_1")
+    near, far, alike = (
+        Comparison(runs[name], runs[name].seconds / ratio, -0.1, 0.2)
+        for name, ratio in zip(names, (1.1, 1.3, 1.3), strict=True)
+    )
+    assert (near.is_in_bar, far.is_in_bar) == (True, False)
+    assert near.reach == pytest.approx(0.5) and near.width == pytest.approx(0.3)
+    # Bars that hold 1.1 are half as wide, and don't hold 1.3; those that hold 1.3 hold 1.1.
+    assert "hold 33% of its runs" in validate_bars([near, far, alike])
+    assert list_refuted([near, replace(far, fits=False)]).endswith(f"memory: {names[1]}")
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from xlashard._jax.private import ir, mlir, passmanager, tpu_dialect
 from xlashard.support.kernel_module import KernelBlock, KernelModule, KernelOp, KernelType
 
 _DYNAMIC = -(1 << 63)
-_OF_FUNCTIONS = ("iteration_bounds", "scalar_prefetch", "window_params")
+_OF_FUNCTIONS = ("iteration_bounds", "scalar_prefetch", "window_params", "dimension_semantics")
 
 
 def read_kernel(body: bytes) -> KernelModule | None:
@@ -64,6 +64,7 @@ class _MosaicReader:
                 for window in read.get("window_params", ())
             ),
             read.get("scalar_prefetch", 0),
+            tuple("parallel" in kind for kind in read.get("dimension_semantics", ())),
         )
 
     def _block(self, block: Any) -> KernelBlock:

@@ -72,6 +72,7 @@ class KernelModule:
             kernel copies itself.
         scalar_prefetch: Number of arguments behind the grid that are in scalar memory before the
             kernel starts.
+        parallel: For each dimension of the grid, whether its steps may run on several cores.
     """
 
     functions: Mapping[str, KernelBlock]
@@ -79,6 +80,7 @@ class KernelModule:
     grid: tuple[int | None, ...] = ()
     windows: tuple[tuple[tuple[int, ...], str] | None, ...] = ()
     scalar_prefetch: int = 0
+    parallel: tuple[bool, ...] = ()
 
     @cached_property
     def name(self) -> str:

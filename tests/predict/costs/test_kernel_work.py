@@ -1,5 +1,6 @@
 """Work of kernels: counted in their Mosaic modules, against formulas and the authors' estimates."""
 
+import functools
 from dataclasses import replace
 
 import jax
@@ -56,7 +57,7 @@ def works_of(function, *arguments, given=None):
     return [kernel_work(module, *kernel, given) for kernel in kernels_in(module)]
 
 
-def accumulate(x, w):
+def accumulate(x, w, semantics=None):
     """Multiply blocks `[256, 512]` and `[512, 256]`, and write the tanh of their sum."""
 
     def kernel(x, w, out, total):
@@ -81,6 +82,7 @@ def accumulate(x, w):
         out_specs=pl.BlockSpec((256, 256), lambda i, j, k: (i, j)),
         out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
         scratch_shapes=[pltpu.VMEM((256, 256), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=semantics),
         name="accumulate",
     )(x, w)
 
@@ -96,6 +98,49 @@ def test_matmul_kernel_counts_blocks_of_all_grid_steps():
     assert work.hbm_bytes == 2 * (3 * 512 * 1024 + 2 * 1024 * 768 + 512 * 768)
     assert (work.steps, work.origin) == (12, "module")
     assert (work.upper_bound, work.unknown_loops) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    ("semantics", "steps", "busy"),
+    [
+        (None, 1, 1 / 2),
+        (("arbitrary", "arbitrary", "arbitrary"), 1, 1 / 2),
+        (("parallel", "arbitrary", "arbitrary"), 2, 1),
+        # One core takes two of three columns of blocks.
+        (("arbitrary", "parallel", "arbitrary"), 3, 3 / 4),
+    ],
+)
+def test_cores_divide_a_kernel_along_a_parallel_dimension(semantics, steps, busy):
+    call = functools.partial(accumulate, semantics=semantics)
+    (work,) = works_of(call, *arrays((512, 1024), (1024, 768)))
+    assert work.parallel_steps == steps
+    assert (work.busy_share(1), work.busy_share(2)) == (1, busy)
+
+
+def test_kernel_of_unknown_grid_keeps_all_cores_busy():
+    given = {"accumulate": KernelCost(seconds=1.0)}
+    (work,) = works_of(accumulate, *arrays((512, 512), (512, 256)), given=given)
+    assert work.busy_share(2) == 1
+
+
+def test_one_core_of_v5p_multiplies_ragged_rows_of_a_single_column_of_tiles():
+    rates = rates_of(BY_NAME["v5p"])
+
+    def rate(columns):
+        sizes = jax.ShapeDtypeStruct((8,), jnp.int32)
+        module = module_of(
+            lambda x, w, g: gmm(x, w, g, jnp.bfloat16, (512, 512, 512)),
+            *arrays((4096, 512), (8, 512, columns)),
+            sizes,
+        )
+        ((computation, call),) = kernels_in(module)
+        # The compiler names the call after the function that it inlines.
+        call = replace(call, name="gmm.3")
+        return columns / OperationModel(module, rates).of(computation, call).matrix
+
+    assert rate(1024) == pytest.approx(2 * rate(512))
+    # The last tile reaches over the end, and is multiplied as a whole.
+    assert rate(768) == pytest.approx(3 / 4 * rate(1024))
 
 
 def test_repeated_block_is_copied_once_and_last_block_without_padding():
@@ -420,8 +465,9 @@ def test_chip_without_published_kernels_widens_the_error_bar():
     assert spread.slower == pytest.approx(worst - time.matrix - time.hbm)
     assert spread.faster == pytest.approx(0, abs=1e-12)
     shares = {"kernel": time.seconds}
+    below, above = error_bar(shares)
     assert error_bar(shares, kernels=spread) == pytest.approx(
-        (-0.2, 0.2 + spread.slower / time.seconds)
+        (below, above + spread.slower / time.seconds)
     )
 
 
@@ -430,5 +476,7 @@ def test_ragged_matmuls_widen_the_error_bar():
     ((_, call),) = kernels_in(module_of(gmm, *arrays((1024, 512), (8, 512, 256)), *sizes))
     # The compiler names the call after the function that it inlines.
     assert is_ragged(replace(call, name="gmm.3")) and not is_ragged(replace(call, name="mix.3"))
-    bar = error_bar({"matrix": 3.0, "hbm": 1.0}, kernels=KernelSpread(ragged=2.0))
-    assert bar == pytest.approx((-0.2 - 0.63 / 2, 0.2 + 0.2 / 2))
+    shares = {"matrix": 3.0, "hbm": 1.0}
+    below, above = error_bar(shares)
+    wider = error_bar(shares, kernels=KernelSpread(ragged=2.0))
+    assert wider[0] < below and above < wider[1]

@@ -245,7 +245,7 @@ def _window_runs(instruction: Instruction, operand: Shape, result: Shape) -> int
 _HARMLESS_NAMES = """
     AllocateBuffer AssumeGatherIndicesInBound AsyncCollectiveDone AsyncCollectiveStart
     ConcatBitcast SliceId GatherScatterIndicesBitpacked Sharding SPMDFullToShardShape
-    SPMDShardToFullShape MoveToHost MoveToDevice annotate_device_placement LayoutConstraint
+    SPMDShardToFullShape MoveToHost MoveToDevice annotate_device_placement LayoutConstraint ZeroCrop
 """
 _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 """Custom calls of the compiler without arithmetic."""

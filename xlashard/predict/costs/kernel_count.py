@@ -58,6 +58,8 @@ class KernelWork:
             under such a condition counts as if it always ran.
         unknown_loops: Loops of unknown trip count, counted as one iteration.
         by_xla: Whether the kernel is XLA's own.
+        parallel_steps: Steps that cores may divide among them: the size of a parallel dimension of
+            the grid; infinity if it is unknown.
     """
 
     matmul_flops: dict[str, float] = field(default_factory=dict)
@@ -71,6 +73,17 @@ class KernelWork:
     upper_bound: bool = False
     unknown_loops: int = 0
     by_xla: bool = False
+    parallel_steps: float = math.inf
+
+    def busy_share(self, cores: int) -> float:
+        """Return the share of a device's cores that the kernel keeps busy.
+
+        Args:
+            cores: Number of cores of the device.
+        """
+        if math.isinf(self.parallel_steps):
+            return 1.0
+        return self.parallel_steps / math.ceil(self.parallel_steps / cores) / cores
 
 
 def count_kernel(
@@ -103,6 +116,13 @@ def count_kernel(
     return counter.count
 
 
+def _parallel_steps(kernel: KernelModule) -> float:
+    """Return the steps of the first parallel dimension, along which Mosaic divides the grid."""
+    sizes = zip(kernel.grid, kernel.parallel, strict=False)
+    along = [math.inf if size is None else size for size, parallel in sizes if parallel]
+    return next((float(size) for size in along if size > 1), 1.0)
+
+
 class _Counter:
     def __init__(
         self, kernel: KernelModule, prefetched: Sequence[Array | None], sorted_blocks: bool
@@ -117,6 +137,7 @@ class _Counter:
             steps=math.prod(scalars.sizes),
             upper_bound=scalars.dynamic > 0,
             unknown_loops=scalars.unbounded,
+            parallel_steps=_parallel_steps(kernel),
         )
 
     def _runs(self, mask: Array) -> float:

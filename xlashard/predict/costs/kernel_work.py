@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from xlashard.hlo.call_graph import constant_of
 from xlashard.hlo.module import Computation, HloModule, Instruction
-from xlashard.hlo.shapes import dtype_name
+from xlashard.hlo.shapes import Shape, dtype_name
 from xlashard.predict.costs.gpu.cuda_calls import attention_call, is_gpu_kernel
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.costs.kernel_count import KernelWork, count_kernel
@@ -113,7 +113,10 @@ def kernel_work(
         return _estimated(estimate) if estimate else None
     if _is_xla_ragged(call):
         return _ragged(computation, call, counted)
-    return _smaller(counted, estimate)
+    work = _smaller(counted, estimate)
+    # Megablox masks a block that reaches over the end of a dimension or that several groups share,
+    # and multiplies all of it each time.
+    return replace(work, products=counted.products) if is_ragged(call) else work
 
 
 _ESTIMATE = re.compile(r'"cost_estimate":\s*\{([^}]*)\}')
@@ -162,18 +165,40 @@ def unmatched_costs(module: HloModule, costs: Mapping[str, KernelCost]) -> tuple
 
 
 def _counted(module: HloModule, computation: Computation, call: Instruction) -> KernelWork | None:
-    match = _BODY.search(call.attributes.backend_config)
-    kernel = _read(match[1]) if match else None
+    body = _body(call.attributes.backend_config)
+    kernel = _read(body) if body else None
     if kernel is None:
         return None
     # The sizes of dimensions of the grid that are known at run time precede the other operands.
     first = kernel.grid.count(None)
     scalars = call.operands[first:][: kernel.scalar_prefetch]
-    prefetched = [_constant(module, computation, name) for name in scalars]
+    prefetched = tuple(_constant(module, computation, name) for name in scalars)
     arrays = computation.operand_arrays(call)[first + kernel.scalar_prefetch :]
-    arrays += call.shape.arrays
     is_sorted = _is_xla_ragged(call) or kernel_name(call) in _MEGABLOX
-    return count_kernel(kernel, prefetched, arrays, sorted_blocks=is_sorted)
+    return _count(body, prefetched, (*arrays, *call.shape.arrays), is_sorted)
+
+
+@lru_cache(maxsize=256)
+def _count(
+    body: str,
+    prefetched: tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...],
+    arrays: tuple[Shape, ...],
+    is_sorted: bool,
+) -> KernelWork:
+    """Count a kernel once for all calls, bounds and rates; its grid may have 100,000 steps."""
+    kernel = _read(body)
+    assert kernel is not None
+    constants = [
+        None if known is None else np.array(known[1], np.int64).reshape(known[0])
+        for known in prefetched
+    ]
+    return count_kernel(kernel, constants, arrays, sorted_blocks=is_sorted)
+
+
+@lru_cache(maxsize=256)
+def _body(configuration: str) -> str:
+    match = _BODY.search(configuration)
+    return match[1] if match else ""
 
 
 _BODY = re.compile(r'"body":\s*"([A-Za-z0-9+/=\\]+)"')
@@ -189,14 +214,13 @@ def _read(body: str) -> KernelModule | None:
 
 def _constant(
     module: HloModule, computation: Computation, name: str
-) -> "np.ndarray[Any, Any] | None":
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the shape and the integers of a constant; None for another value."""
     constant = constant_of(module, computation, name)
     if constant is None:
         return None
     shape, integers = constant.shape, constant.attributes.integers
-    if len(integers) != shape.size:
-        return None
-    return np.array(integers).reshape(shape.dims).astype(np.int64)
+    return (shape.dims, tuple(integers)) if len(integers) == shape.size else None
 
 
 def _estimated(estimate: Mapping[str, float]) -> KernelWork:

@@ -182,15 +182,18 @@ class OperationModel[R: Rates]:
             return OperationTime(kernel=work.seconds)
         vector = work.vector_ops / rates.kernel_vector_ops
         vector += work.transcendentals / rates.kernel_transcendentals
-        matrix_share, hbm_share = rates.kernel_matrix_share, rates.kernel_hbm_share
+        # Without a parallel dimension of the grid, the other cores of the device are idle.
+        busy = work.busy_share(rates.cores)
+        matrix_share, hbm_share = busy * rates.kernel_matrix_share, rates.kernel_hbm_share
         steps = work.steps * rates.kernel_step_seconds
         only_products = bool(work.products) and not work.transcendentals
         if work.by_xla:
             matrix_share = hbm_share = 1.0
             steps /= rates.cores
         elif only_products:
-            matrix_share = rates.product_kernel_matrix_share
+            matrix_share = busy * rates.product_kernel_matrix_share
             hbm_share = rates.product_kernel_hbm_share
+            steps /= busy * rates.cores
         return OperationTime(
             # Copies go on between the steps.
             self._kernel_products(work) / matrix_share + (steps if only_products else 0.0),

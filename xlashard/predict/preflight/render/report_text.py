@@ -333,6 +333,34 @@ def spill_remedy(spill: SpillReport) -> str:
     )
 
 
+_ERROR_CAUSES = {
+    "model": "what a run differs by from its settings",
+    "waiting": "waiting for links and hosts",
+    "hbm": "HBM traffic",
+    "dcn": "transfers between slices",
+    "slices": "the slowest slice",
+    "kernels": "kernels at the rates of other chips",
+    "ragged": "ragged products, of which the sizes of groups are unknown",
+}
+
+
+def error_notes(time: TimeEstimate) -> Iterator[str]:
+    """Yield notes on the wait for slices, and on what the error of the time means."""
+    if time.slowest_slice_seconds:
+        yield (
+            f"{in_seconds(time.slowest_slice_seconds)} of the step are a wait for the slowest "
+            "slice: slices are taken to differ by 5 %."
+        )
+    if time.error_parts:
+        points = {cause: 100 * (above - below) for cause, below, above in time.error_parts}
+        wide = ", ".join(
+            f"{points[cause]:.0f} for {_ERROR_CAUSES[cause]}"
+            for cause in sorted(points, key=lambda name: -points[name])
+            if points[cause] >= 1
+        )
+        yield f"The error holds nine in ten published runs; its points: {wide}."
+
+
 def uncounted_work(time: TimeEstimate) -> Iterator[str]:
     """Yield notes on work that the times leave out."""
     if time.is_lower_bound:

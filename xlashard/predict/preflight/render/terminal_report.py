@@ -35,6 +35,7 @@ from xlashard.predict.preflight.render.report_text import (
     LAID_OUT,
     ORIGINS,
     axes_text,
+    error_notes,
     memory_summary,
     mesh_text,
     price_summary,
@@ -204,7 +205,9 @@ def _time(report: PreflightFields, page: Page) -> RenderableType:
     )
     rows.append((in_seconds(time.seconds), _bar(time.seconds / longest, page), "schedule", "", ""))
     note = "of one execution on each device; each resource alone, and the schedule"
-    rest = " ".join([f"The schedule: {parts}."] * bool(parts) + list(uncounted_work(time)))
+    rest = " ".join(
+        [f"The schedule: {parts}."] * bool(parts) + [*error_notes(time), *uncounted_work(time)]
+    )
     return section("Time", note, table((">takes", "", "for", ">amount", ""), rows), rest)
 
 

@@ -209,6 +209,9 @@ class TimeEstimate:
             kernels or calls of unknown length or cost.
         shares: Parts of `seconds` by what the cores use or wait for: `matrix`, `vector`, `hbm`,
             `vmem`, `kernel`, `launch`, `ici`, `dcn`, `host`; the longest first.
+        slowest_slice_seconds: Part of `seconds` for which slices wait for the slowest of them.
+        error_parts: Parts of `below` and `above` by cause: `model`, `waiting` for links and hosts,
+            `hbm`, `dcn`, `slices`, `kernels` of other chips' rates, `ragged` products.
         kernels: Kernels of known cost, by name, with their number of runs.
         unknown_kernels: Kernels of unknown cost, by name, with their number of runs.
         unmatched_kernel_costs: Names in `kernel_costs` that no kernel of the program has.
@@ -240,6 +243,8 @@ class TimeEstimate:
     below: float = 0.0
     above: float | None = 0.0
     shares: tuple[tuple[str, float], ...] = ()
+    slowest_slice_seconds: float = 0.0
+    error_parts: tuple[tuple[str, float, float], ...] = ()
     kernels: tuple[tuple[str, int], ...] = ()
     unknown_kernels: tuple[tuple[str, int], ...] = ()
     unmatched_kernel_costs: tuple[str, ...] = ()

@@ -30,6 +30,7 @@ from xlashard.predict.preflight.render.report_text import (
     LAID_OUT,
     ORIGINS,
     axes_text,
+    error_notes,
     error_text,
     in_thousands,
     is_visible_ring,
@@ -138,6 +139,7 @@ def environment(*packages: str) -> Environment:
         timeline_rows=timeline_rows,
         timeline_ticks=timeline_ticks,
         torus_drawing=device_positions,
+        error_notes=error_notes,
         uncounted=uncounted_work,
     )
     templates.filters.update(
