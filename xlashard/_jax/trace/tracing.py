@@ -81,8 +81,18 @@ _traced: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
 _traced_lock = threading.Lock()
 
 
+def refer_weakly(fun: Callable[..., Any]) -> Callable[[], Any]:
+    """Return a function that returns `fun`, without a reference where its class has weak ones."""
+    try:
+        return weakref.ref(fun)
+    except TypeError:
+        return lambda: fun
+
+
 class FunctionTracer:
     """Tracer of one function, with a cache that lives as long as the function.
+
+    It does not keep the function alive.
 
     Args:
         fun: The function.
@@ -98,7 +108,7 @@ class FunctionTracer:
         static_argnums: tuple[int, ...],
         static_argnames: tuple[str, ...],
     ) -> None:
-        self._fun = fun
+        self._find_function = refer_weakly(fun)
         self._info = _default_options()._replace(
             fun_sourceinfo=api_util.fun_sourceinfo(fun),
             fun_signature=signature,
@@ -124,7 +134,7 @@ class FunctionTracer:
         with use_mesh(mesh):
             # Not the one that `watch_misses` observes: pjit-ed functions have their own log.
             params, _ = original_value(jax_pjit, "_infer_params")(
-                self._fun, self._info, args, kwargs
+                self._find_function(), self._info, args, kwargs
             )
         jaxpr = params.params["jaxpr"]
         debug = jaxpr.debug_info
@@ -149,7 +159,7 @@ class FunctionTracer:
         with _traced_lock:
             jaxprs = list(self._jaxprs)
             self._jaxprs.clear()
-        pe.trace_to_jaxpr.evict_weakref(self._fun)
+        pe.trace_to_jaxpr.evict_weakref(self._find_function())
         jax_pjit._infer_params_cached.cache_clear()
         return jaxprs
 
