@@ -379,3 +379,33 @@ def test_functions_with_equal_constraints_share_a_program(mesh, compilations):
     pjit(fun)(f32(8))
     pjit(fun)(f32(8))
     assert compilations.count == 1
+
+
+def test_a_known_inner_function_returns_the_trees_of_each_call():
+    inner = pjit(lambda tree, *rest, **named: (tree, rest, named))
+
+    @jax.jit
+    def outer(x):
+        trees = {"a": x}, {"b": x}, [x], (x,)
+        return [inner(tree) for tree in trees * 2], inner(x, x), inner(x, y=x), inner(x, z=x)
+
+    expected = [({"a": 2}, (), {}), ({"b": 2}, (), {}), ([2], (), {}), ((2,), (), {})] * 2
+    last = (2, (2,), {}), (2, (), {"y": 2}), (2, (), {"z": 2})
+    assert jax.tree.map(int, outer(2)) == (expected, *last)
+    inner.clear_cache()
+    jax.clear_caches()
+    assert jax.tree.map(int, outer(2)) == (expected, *last)
+
+
+def test_arguments_of_equal_attributes_keep_their_own_results(mesh):
+    """Lowering makes the attributes of values that are alike once."""
+    rows = NamedSharding(mesh, P("x"))
+    values = [device_put(f32(8) + i, rows) for i in range(12)]
+    kept = pjit(lambda s, t: (s[::-1], t), in_shardings=(rows, None), donate_argnums=1)
+    results, donated = kept(values, {"k": f32(8)})
+    for result, value in zip(results, values[::-1], strict=True):
+        np.testing.assert_array_equal(result, value)
+        assert result.sharding.spec == P("x")
+    np.testing.assert_array_equal(donated["k"], f32(8))
+    text = kept.lower(values, {"k": f32(8)}).as_text()
+    assert all(f'"result[0][{i}]"' in text for i in range(12))

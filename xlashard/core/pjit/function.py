@@ -416,7 +416,7 @@ class Function:
         # The body may be the jaxpr itself, which a value kept for it would keep alive.
         ins, outs = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call, key))
         names: tuple[Any, ...] = (None,) * len(ins)
-        if not is_inlined:
+        if not is_inlined and any(ins):
             keyword = repeat(options.in_resources.what)
             named = tuple(map(BoundaryArgument, keyword, traced.arg_names, call.layouts[0]))
             names = names[len(named) :] + named
