@@ -310,17 +310,17 @@ def _merged(old: Any, new: Sequence[Attributes]) -> Any:
     known: dict[tuple[type, Any], Any] = {}
     rows: list[Any] = []
     # Most arguments of a large program are alike.
-    made: dict[tuple[Any, ...], Any] = {}
+    rows_by_key: dict[tuple[Any, ...], Any] = {}
     for i, attributes in enumerate(new):
         before = None if old is None else old[i]
         key = before, *attributes.items(), *map(type, attributes.values())
-        if key not in made:
+        if key not in rows_by_key:
             row = {} if before is None else {a.name: a.attr for a in ir.DictAttr(before)}
             for name, value in attributes.items():
                 kind = type(value), value
                 row[name] = known.get(kind) or known.setdefault(kind, _attribute(value))
-            made[key] = ir.DictAttr.get(row)
-        rows.append(made[key])
+            rows_by_key[key] = ir.DictAttr.get(row)
+        rows.append(rows_by_key[key])
     return ir.ArrayAttr.get(rows)
 
 

@@ -69,7 +69,7 @@ BOUNDARIES = cleared_with_jax(BoundedCache())
 
 
 class _FunctionState:
-    """What a Python function and its options have led to. It does not keep the function alive.
+    """Traces, calls and records of a function and its options; it keeps no function alive.
 
     Args:
         fun: The Python function.
