@@ -161,7 +161,8 @@ class FunctionTracer:
         with _traced_lock:
             jaxprs = list(self._jaxprs)
             self._jaxprs.clear()
-        pe.trace_to_jaxpr.evict_weakref(self._find_function())
+        if isinstance(self._find_function, weakref.ref):  # others can't be in JAX's cache
+            pe.trace_to_jaxpr.evict_weakref(self._find_function())
         jax_pjit._infer_params_cached.cache_clear()
         return jaxprs
 
