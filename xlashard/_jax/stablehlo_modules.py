@@ -307,13 +307,20 @@ def _attribute(value: Any) -> Any:
 
 def _merged(old: Any, new: Sequence[Attributes]) -> Any:
     # By type too, as True equals 1.
-    values = {(type(value), value) for attributes in new for value in attributes.values()}
-    known = {key: _attribute(key[1]) for key in values}
-    rows = []
+    known: dict[tuple[type, Any], Any] = {}
+    rows: list[Any] = []
+    # Most arguments of a large program are alike.
+    rows_by_key: dict[tuple[Any, ...], Any] = {}
     for i, attributes in enumerate(new):
-        row = {} if old is None else {a.name: a.attr for a in ir.DictAttr(old[i])}
-        row.update({name: known[type(value), value] for name, value in attributes.items()})
-        rows.append(ir.DictAttr.get(row))
+        before = None if old is None else old[i]
+        key = before, *attributes.items(), *map(type, attributes.values())
+        if key not in rows_by_key:
+            row = {} if before is None else {a.name: a.attr for a in ir.DictAttr(before)}
+            for name, value in attributes.items():
+                kind = type(value), value
+                row[name] = known.get(kind) or known.setdefault(kind, _attribute(value))
+            rows_by_key[key] = ir.DictAttr.get(row)
+        rows.append(rows_by_key[key])
     return ir.ArrayAttr.get(rows)
 
 

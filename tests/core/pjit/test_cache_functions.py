@@ -2,6 +2,8 @@
 
 import functools
 import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +15,11 @@ from xlashard import (
     NamedSharding,
     P,
     device_put,
+    explain_recompile,
     pjit,
     with_sharding_constraint,
 )
+from xlashard.errors import ArgumentError, DeletedError, DonationError
 
 
 def test_two_pjits_of_one_function_share_a_program(compilations):
@@ -25,6 +29,97 @@ def test_two_pjits_of_one_function_share_a_program(compilations):
     g(f32(4))
     pjit(traces.fun, keep_unused=True)(f32(4))
     assert (traces.count, compilations.count) == (1, 1)
+
+
+def jitted_twice(fun, **options):
+    return pjit(fun, **options), pjit(fun, **options)
+
+
+def test_a_function_jitted_in_each_call_keeps_its_calls(mesh, compilations):
+    traces, x = Traces(), device_put(f32(8), NamedSharding(mesh, P("x")))
+    values = [f32(8), x, jax.device_put(f32(8), NamedSharding(mesh, P("y")))]
+    for _ in range(3):
+        for value in values:
+            np.testing.assert_array_equal(pjit(traces.fun)(value), f32(8) * 2 + 1)
+    f, g = jitted_twice(traces.fun)
+    assert f is not g
+    assert f._cache_size() == g._cache_size() == len(values)
+    # The type of an array on a mesh holds the mesh.
+    assert (traces.count, len(explain_recompile(g).explanations)) == (2, len(values))
+    f.clear_cache()
+    assert g._cache_size() == 0
+    g(x)
+    assert (traces.count, f._cache_size()) == (3, 1)
+    jax.clear_caches()
+    assert f._cache_size() == 0
+    pjit(traces.fun)(x)
+    assert traces.count == 4
+
+
+def test_other_options_and_equal_options_of_other_types_share_no_calls():
+    traces = Traces()
+    made = [
+        pjit(traces.fun, **options)
+        for options in ({}, {"keep_unused": True}, {"donate_argnums": 0}, {"out_shardings": P()})
+    ]
+    assert len({id(f._function.calls) for f in made}) == len(made)
+    with pytest.raises(ArgumentError, match="donate_argnums"):
+        pjit(traces.fun, donate_argnums=False)  # equals 0
+    for value in (1, True):
+        option = {"xla_embed_ir_in_executable": value}
+        made.append(pjit(traces.fun, compiler_options=option))
+    assert len({id(f._function.calls) for f in made}) == len(made)
+
+
+class WithoutHash:
+    __hash__ = None
+
+    def __call__(self, x):
+        return x
+
+
+def test_functions_without_a_hash_share_no_calls():
+    f, g = jitted_twice(WithoutHash())
+    assert f._function.calls is not g._function.calls
+
+
+@pytest.mark.parametrize("make", [fresh, lambda: functools.partial(fresh())])
+def test_a_function_is_freed_with_what_was_jitted_of_it(make):
+    fun = make()
+    alive = weakref.ref(fun)
+    for options in ({}, {"keep_unused": True}, {"donate_argnums": 0}):
+        pjit(fun, **options).trace(f32(3))
+    del fun
+    assert alive() is None
+
+
+def test_a_function_jitted_again_checks_donated_and_deleted_arrays(mesh):
+    rows = NamedSharding(mesh, P("x"))
+    f, g = jitted_twice(lambda x, y: x + y, donate_argnums=0)
+    f(device_put(f32(8), rows), device_put(f32(8), rows))
+    x = device_put(f32(8), rows)
+    with pytest.raises(DonationError):
+        g(x, x)
+    closed = device_put(f32(8), rows)
+
+    def use(x):
+        return x + closed
+
+    f, g = jitted_twice(use)
+    f(f32(8))
+    np.testing.assert_array_equal(g(f32(8)), f32(8) * 2)
+    closed.delete()
+    with pytest.raises(DeletedError, match="closed"):
+        pjit(use)(f32(8))
+
+
+def test_threads_that_jit_one_function_get_its_results(mesh):
+    traces, x = Traces(), device_put(f32(8), NamedSharding(mesh, P("x")))
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda _: pjit(traces.fun)(x), range(64)))
+    assert traces.count == 1
+    for result in results:
+        np.testing.assert_array_equal(result, f32(8) * 2 + 1)
 
 
 def test_equal_function_objects_share_a_program(mesh, compilations):
@@ -286,3 +381,33 @@ def test_functions_with_equal_constraints_share_a_program(mesh, compilations):
     pjit(fun)(f32(8))
     pjit(fun)(f32(8))
     assert compilations.count == 1
+
+
+def test_a_known_inner_function_returns_the_trees_of_each_call():
+    inner = pjit(lambda tree, *rest, **named: (tree, rest, named))
+
+    @jax.jit
+    def outer(x):
+        trees = {"a": x}, {"b": x}, [x], (x,)
+        return [inner(tree) for tree in trees * 2], inner(x, x), inner(x, y=x), inner(x, z=x)
+
+    expected = [({"a": 2}, (), {}), ({"b": 2}, (), {}), ([2], (), {}), ((2,), (), {})] * 2
+    last = (2, (2,), {}), (2, (), {"y": 2}), (2, (), {"z": 2})
+    assert jax.tree.map(int, outer(2)) == (expected, *last)
+    inner.clear_cache()
+    jax.clear_caches()
+    assert jax.tree.map(int, outer(2)) == (expected, *last)
+
+
+def test_arguments_of_equal_attributes_keep_their_own_results(mesh):
+    """Lowering makes the attributes of values that are alike once."""
+    rows = NamedSharding(mesh, P("x"))
+    values = [device_put(f32(8) + i, rows) for i in range(12)]
+    kept = pjit(lambda s, t: (s[::-1], t), in_shardings=(rows, None), donate_argnums=1)
+    results, donated = kept(values, {"k": f32(8)})
+    for result, value in zip(results, values[::-1], strict=True):
+        np.testing.assert_array_equal(result, value)
+        assert result.sharding.spec == P("x")
+    np.testing.assert_array_equal(donated["k"], f32(8))
+    text = kept.lower(values, {"k": f32(8)}).as_text()
+    assert all(f'"result[0][{i}]"' in text for i in range(12))

@@ -165,39 +165,56 @@ def output_tree(
     return tree_util.dispatch_registry.flatten(out, None)[1]
 
 
-class _Dispatchers:
-    """All live dispatchers, which `jax.clear_caches()` empties.
+class SeenCalls:
+    """The calls that the dispatchers of one function have seen, and how to repeat them.
+
+    Attributes:
+        fast: jaxlib's cache of the calls that it repeats itself.
+        checked: That of the calls with arrays to check.
+        closed: The closed-over arrays of the programs of checked calls, by id.
+    """
+
+    def __init__(self) -> None:
+        self.fast = lib_jax.PjitFunctionCache()
+        self.checked = lib_jax.PjitFunctionCache()
+        self.closed: dict[int, Handle] = {}
+        _ALL_SEEN_CALLS.add(self)
+
+    def clear(self) -> None:
+        """Drop all calls."""
+        self.fast.clear()
+        self.clear_checked()
+
+    def clear_checked(self) -> None:
+        """Drop the calls with arrays to check."""
+        self.checked.clear()
+        self.closed.clear()
+
+
+class _AllSeenCalls:
+    """The calls that live dispatchers have seen, which `jax.clear_caches()` drops.
 
     jaxlib's own list of dispatchers misses some after a few hundred have been created and deleted.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._alive: weakref.WeakKeyDictionary[Any, weakref.ref[_Checked]]
-        self._alive = weakref.WeakKeyDictionary()
+        self._alive: weakref.WeakSet[SeenCalls] = weakref.WeakSet()
 
-    def add(self, dispatcher: Any, checked: "_Checked") -> None:
-        """Include a dispatcher from now on."""
+    def add(self, calls: SeenCalls) -> None:
+        """Include the calls of a function from now on."""
         with self._lock:
-            self._alive[dispatcher] = weakref.ref(checked)
-
-    def clear(self, dispatcher: Any) -> None:
-        """Drop the calls that a dispatcher has seen."""
-        with self._lock:
-            checked = self._alive[dispatcher]()
-        dispatcher._clear_cache()
-        if checked is not None:
-            checked.clear()
+            self._alive.add(calls)
 
     def cache_clear(self) -> None:
         """Drop the calls that any dispatcher has seen."""
         with self._lock:
             alive = list(self._alive)
-        for dispatcher in alive:
-            self.clear(dispatcher)
+        for calls in alive:
+            calls.clear()
 
 
-_DISPATCHERS = cleared_with_jax(_Dispatchers())
+_ALL_SEEN_CALLS = cleared_with_jax(_AllSeenCalls())
 
 
 def forget_calls() -> None:
@@ -205,12 +222,7 @@ def forget_calls() -> None:
     jax_pjit._cpp_pjit_cache_fun_only.clear()
     jax_pjit._cpp_pjit_cache_explicit_attributes.clear()
     lib_jax.PjitFunctionCache.clear_all()
-    _DISPATCHERS.cache_clear()
-
-
-def clear_cache(dispatcher: Any) -> None:
-    """Drop the calls that a dispatcher has seen."""
-    _DISPATCHERS.clear(dispatcher)
+    _ALL_SEEN_CALLS.cache_clear()
 
 
 def new_dispatcher(
@@ -218,6 +230,7 @@ def new_dispatcher(
     fun: Callable[..., Any] | None,
     cache_miss: Callable[..., tuple[Any, FastPath | None, bool]],
     static: tuple[Sequence[int], Sequence[str]] = ((), ()),
+    calls: SeenCalls | None = None,
 ) -> Any:
     """Return a callable that calls `cache_miss` for new signatures of arguments.
 
@@ -227,17 +240,17 @@ def new_dispatcher(
         cache_miss: Function of the call's arguments that returns its result, the fast path for
             calls of the same signature (or None), and False.
         static: The positions and names of static arguments.
+        calls: The calls that other dispatchers of `fun`, which do the same, have seen; None
+            without such. jaxlib finds them by a weak reference to `fun`.
     """
     argnums, argnames = static
+    calls = SeenCalls() if calls is None else calls
 
-    def dispatcher(miss: Callable[..., Any]) -> Any:
+    def dispatcher(miss: Callable[..., Any], cache: Any) -> Any:
         registry, shard = tree_util.dispatch_registry, pxla.cc_shard_arg
-        return lib_jax.pjit(name, fun, miss, list(argnums), list(argnames), name, registry, shard)
+        return lib_jax.pjit(name, fun, miss, argnums, argnames, name, registry, shard, cache)
 
-    checked = _Checked(cache_miss, dispatcher)
-    outer = dispatcher(checked)
-    _DISPATCHERS.add(outer, checked)
-    return outer
+    return dispatcher(_Checked(cache_miss, dispatcher, calls), calls.fast)
 
 
 class _Checked:
@@ -250,23 +263,29 @@ class _Checked:
 
     Args:
         miss: Handles a call that was not seen before.
-        dispatcher: Makes a dispatcher from a function like `miss`.
+        dispatcher: Makes a dispatcher from a function like `miss` and the cache of its calls.
+        calls: The calls that were seen.
     """
 
-    def __init__(self, miss: Callable[..., Any], dispatcher: Callable[[Any], Any]) -> None:
-        # The closed-over arrays of the programs that the second dispatcher runs, by id.
-        self._closed: dict[int, Handle] = {}
-        self._miss = _recording_closed(miss, self._closed)
+    def __init__(
+        self,
+        miss: Callable[..., Any],
+        dispatcher: Callable[[Callable[..., Any], Any], Any],
+        calls: SeenCalls,
+    ) -> None:
+        self._calls = calls
+        self._closed = calls.closed
+        self._miss = _recording_closed(miss, calls.closed)
         self._dispatcher = dispatcher
 
     @cached_property
     def _inner(self) -> Any:
-        return self._dispatcher(self._miss)
+        return self._dispatcher(self._miss, self._calls.checked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._closed and any(map(lacks_buffer, list(self._closed.values()))):
             # The call may need other arrays than the lost one: the miss decides.
-            self.clear()
+            self._calls.clear_checked()
         handles = list(filter(_is_spread, jax.tree_util.tree_leaves((args, kwargs))))
         # The errors of a miss name the argument.
         try:
@@ -279,11 +298,6 @@ class _Checked:
         except BaseException as error:
             shorten(error)
             raise
-
-    def clear(self) -> None:
-        """Drop the fast paths of calls with arrays to check."""
-        self.__dict__.pop("_inner", None)
-        self._closed.clear()
 
 
 def _recording_closed(miss: Callable[..., Any], closed: dict[int, Handle]) -> Callable[..., Any]:

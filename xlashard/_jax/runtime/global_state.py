@@ -207,6 +207,10 @@ class BoundedCache:
             self.add(key, value)
         return value
 
+    def drop(self, key: Hashable) -> None:
+        """Forget the value of a key."""
+        self._values.pop(key, None)
+
     def cache_clear(self) -> None:
         """Forget every value."""
         self._values = {}

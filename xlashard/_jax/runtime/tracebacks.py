@@ -43,14 +43,19 @@ def with_errors_as[R](
 
     Below a boundary of its API JAX leaves its own frames in tracebacks: they hold the operands.
     """
-    mark = find_name(traceback_util, "api_boundary")
-    result, error = (mark(_attempt) if mark else _attempt)(fun, *args)
+    result, error = _find_attempt()(fun, *args)
     if error is None:
         return result
     try:
         raise translate(error)  # no-catalogue: the topic "explicit" has the messages
     finally:
         del error  # its traceback holds this frame
+
+
+@lru_cache(maxsize=1)
+def _find_attempt() -> Callable[..., tuple[Any, Exception | None]]:
+    mark = find_name(traceback_util, "api_boundary")
+    return mark(_attempt) if mark else _attempt
 
 
 def _attempt(fun: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:

@@ -81,8 +81,18 @@ _traced: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
 _traced_lock = threading.Lock()
 
 
+def refer_weakly(fun: Callable[..., Any]) -> Callable[[], Any]:
+    """Return a function that returns `fun`, without a reference where its class has weak ones."""
+    try:
+        return weakref.ref(fun)
+    except TypeError:
+        return lambda: fun
+
+
 class FunctionTracer:
     """Tracer of one function, with a cache that lives as long as the function.
+
+    It does not keep the function alive.
 
     Args:
         fun: The function.
@@ -98,14 +108,16 @@ class FunctionTracer:
         static_argnums: tuple[int, ...],
         static_argnames: tuple[str, ...],
     ) -> None:
-        self._fun = fun
+        self._find_function = refer_weakly(fun)
         self._info = _default_options()._replace(
             fun_sourceinfo=api_util.fun_sourceinfo(fun),
             fun_signature=signature,
             static_argnums=static_argnums,
             static_argnames=static_argnames,
         )
-        self._jaxprs: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
+        # What the last call of each jaxpr has in common with the next one.
+        self._jaxprs: weakref.WeakKeyDictionary[Jaxpr, tuple[TreeDef, dict[str, Any]]]
+        self._jaxprs = weakref.WeakKeyDictionary()
 
     @property
     def static_argnums(self) -> tuple[int, ...]:
@@ -124,24 +136,24 @@ class FunctionTracer:
         with use_mesh(mesh):
             # Not the one that `watch_misses` observes: pjit-ed functions have their own log.
             params, _ = original_value(jax_pjit, "_infer_params")(
-                self._fun, self._info, args, kwargs
+                self._find_function(), self._info, args, kwargs
             )
-        jaxpr = params.params["jaxpr"]
-        debug = jaxpr.debug_info
-        with _traced_lock:
-            is_new = jaxpr not in _traced
-            _traced.add(jaxpr)
-            self._jaxprs.add(jaxpr)
+        jaxpr, is_new = params.params["jaxpr"], False
+        known = self._jaxprs.get(jaxpr)
+        if known is None or known[0] != params.in_tree:
+            known = params.in_tree, _read_trees(params)
+            with _traced_lock:
+                is_new = jaxpr not in _traced
+                _traced.add(jaxpr)
+                self._jaxprs[jaxpr] = known
         return TracedFunction(
             name=params.params["name"],
             jaxpr=jaxpr,
             in_avals=tuple(params.in_avals),
-            in_tree=in_default_registry(params.in_tree),
-            out_tree=in_default_registry(params.out_tree),
             arg_names=tuple(params.arg_names),
-            result_paths=tuple(debug.safe_result_paths(len(jaxpr.out_avals))),
             consts=tuple(params.consts),
             is_new=is_new,
+            **known[1],
         )
 
     def forget(self) -> list[Jaxpr]:
@@ -149,9 +161,20 @@ class FunctionTracer:
         with _traced_lock:
             jaxprs = list(self._jaxprs)
             self._jaxprs.clear()
-        pe.trace_to_jaxpr.evict_weakref(self._fun)
+        if isinstance(self._find_function, weakref.ref):  # others can't be in JAX's cache
+            pe.trace_to_jaxpr.evict_weakref(self._find_function())
         jax_pjit._infer_params_cached.cache_clear()
         return jaxprs
+
+
+def _read_trees(params: Any) -> dict[str, Any]:
+    """Return the fields of a `TracedFunction` that follow from its jaxpr and its trees."""
+    jaxpr = params.params["jaxpr"]
+    return {
+        "in_tree": in_default_registry(params.in_tree),
+        "out_tree": in_default_registry(params.out_tree),
+        "result_paths": tuple(jaxpr.debug_info.safe_result_paths(len(jaxpr.out_avals))),
+    }
 
 
 def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:

@@ -29,7 +29,6 @@ class _JitLog:
     def __init__(self, function: JitFunction) -> None:
         options = function.options
         self.compile_log = CompileLog(function.name, function.fun)
-        self.compile_log.release_function()
         self._options = options
         self._parameters = Parameters.of(
             function.fun,

@@ -237,10 +237,11 @@ def jit(*args: Any, **kwargs: Any) -> Any:
         >>> print(double(np.arange(4)))
         [0 2 4 6]
     """
-    bound = _PARAMETERS.bind(*args, **kwargs)
-    for name in bound.arguments.keys() & _RESOURCES:
-        bound.arguments[name] = none_as_unspecified(bound.arguments[name])
-    return pjit(*bound.args, **bound.kwargs)
+    if len(args) > 1:  # the shardings come second and third
+        args = *args[:1], *map(none_as_unspecified, args[1:3]), *args[3:]
+    for name in kwargs.keys() & _RESOURCES:
+        kwargs[name] = none_as_unspecified(kwargs[name])
+    return pjit(*args, **kwargs)
 
 
 _RESOURCES = {"in_shardings", "out_shardings", "in_axis_resources", "out_axis_resources"}

@@ -108,12 +108,15 @@ def describe_arguments(
     arguments = []
     every = zip(values, bare_values(values), paths, all_shaped(avals), strict=True)
     for value, handle, path, aval in every:
-        is_struct = isinstance(value, jax.ShapeDtypeStruct) and value.sharding is not None
-        is_array = isinstance(handle, jax.Array) and not isinstance(handle, Tracer)
+        is_buffer = type(handle) is HandleType
+        is_array = is_buffer or (isinstance(handle, jax.Array) and not isinstance(handle, Tracer))
+        is_struct = (
+            not is_array and isinstance(value, jax.ShapeDtypeStruct) and value.sharding is not None
+        )
         if not is_array and not is_struct:
             arguments.append(Argument(path, aval, None, False))
             continue
-        if runs and is_array and (type(handle) is not HandleType or lacks_buffer(handle)):
+        if runs and is_array and (not is_buffer or lacks_buffer(handle)):
             check_alive(value, path, aval)
         own: Any = handle.sharding if is_array else value.sharding
         sharding = known.get(id(own)) or known.setdefault(id(own), from_jax(own))

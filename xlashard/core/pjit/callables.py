@@ -64,11 +64,13 @@ class DispatchTarget(Protocol):
         fun: The Python function.
         parameters: Its parameters.
         tracer: Traces it.
+        calls: The calls that its dispatchers have seen.
     """
 
     fun: Callable[..., Any]
     parameters: Parameters
     tracer: tracing.FunctionTracer
+    calls: dispatch.SeenCalls
 
     @property
     def name(self) -> str:
@@ -109,7 +111,7 @@ def dispatched[F: DispatchTarget](
         remake: Makes the callable from `function`; a pickle calls it.
     """
     call = dispatcher = dispatcher_of(function)
-    tracer = function.tracer
+    tracer, calls = function.tracer, function.calls
     if tracer.static_argnums or tracer.static_argnames or function.parameters.donates:
         call = _checking(call, function)
     functools.update_wrapper(call, function.fun)
@@ -119,9 +121,7 @@ def dispatched[F: DispatchTarget](
     find_dispatcher = weakref.ref(call) if call is dispatcher else lambda: dispatcher
 
     def clear_cache() -> None:
-        alive = find_dispatcher()
-        if alive is not None:
-            dispatch.clear_cache(alive)
+        calls.clear()
         function.clear_cache()
 
     own = {
@@ -139,7 +139,8 @@ def dispatched[F: DispatchTarget](
 def dispatcher_of(function: DispatchTarget) -> Any:
     """Return jaxlib's dispatcher of a function."""
     static = function.tracer.static_argnums, function.tracer.static_argnames
-    call = dispatch.new_dispatcher(function.name, function.fun, function.cache_miss, static)
+    miss, calls = function.cache_miss, function.calls
+    call = dispatch.new_dispatcher(function.name, function.fun, miss, static, calls)
     call.__dict__["__reduce_ex__"] = lambda protocol: (dispatcher_of, (function,))
     return call
 

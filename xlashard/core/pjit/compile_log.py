@@ -167,7 +167,7 @@ class CompileLog:
 
     def __init__(self, function: str, fun: Callable[..., Any]) -> None:
         self._function = function
-        self._fun: Callable[..., Any] | None = fun
+        self._find_function = tracing.refer_weakly(fun)
         self._lock = threading.Lock()
         self._records: dict[int, CacheMiss] = {}
         self._last = 0
@@ -175,14 +175,8 @@ class CompileLog:
     @cached_property
     def _site(self) -> tuple[Site, int]:
         """Return the source of the function, and its number among functions of that source."""
-        assert self._fun is not None
-        site = SITES.of(self._fun)
+        site = SITES.of(self._find_function())
         return site, site.add_function()
-
-    def release_function(self) -> None:
-        """Look up the source of the function now, and keep the function alive no longer."""
-        _ = self._site
-        self._fun = None
 
     def take(self, miss: CacheMiss, make_key: Callable[[], CallKey], *, is_last: bool) -> None:
         """Record the stages of a call, and log the reason of a cache miss after the last one.

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime import compiler
+from xlashard._jax.runtime.dispatch import SeenCalls
 from xlashard._jax.runtime.global_state import BoundedCache, cleared_with_jax
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import unassigned_devices
@@ -67,8 +68,67 @@ BOUNDARIES = cleared_with_jax(BoundedCache())
 """Boundary shardings of nested calls, by what was requested of them and by their types."""
 
 
+class _FunctionState:
+    """Traces, calls and records of a function and its options; it keeps no function alive.
+
+    Args:
+        fun: The Python function.
+        options: The checked options.
+        static: Positions and names of static arguments.
+
+    Attributes:
+        is_spread: True once a program of it runs on several devices.
+        closes_over: Programs with closed-over arrays as arguments, which a call could donate too.
+    """
+
+    def __init__(self, fun: Callable[..., Any], options: PjitOptions, static: Selected) -> None:
+        self.parameters = Parameters.of(fun, static, options.donate)
+        self.compile_log = CompileLog(self.parameters.signature.function, fun)
+        self.tracer = tracing.FunctionTracer(
+            fun,
+            self.parameters.signature.python,
+            self.parameters.static_argnums,
+            self.parameters.static_argnames,
+        )
+        self.calls = SeenCalls()
+        self.is_spread = False
+        self.planned: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.closes_over: weakref.WeakSet[CompiledProgram] = weakref.WeakSet()
+
+    @cached_property
+    def tracker(self) -> DonationTracker:
+        """Return the record of the arrays that calls donate."""
+        return DonationTracker(self.parameters.signature.function)
+
+
+# As many functions as JAX keeps the calls of.
+_STATES = cleared_with_jax(BoundedCache(8192))
+
+
+def _find_state(fun: Any, options: PjitOptions, static: Selected) -> _FunctionState:
+    """Return the state of a function and its options; `jit(f)` in each call has one of them."""
+    key = options.cache_key, static
+    try:
+        hash((fun, key))
+        known = _STATES.get(id(fun))
+        if known is None or known[0]() is not fun:
+            known = weakref.ref(fun, partial(_forget_states, id(fun))), {}
+            _STATES.add(id(fun), known)
+    except TypeError:  # an unhashable option or function, or one without weak references
+        return _FunctionState(fun, options, static)
+    states: dict[Any, _FunctionState] = known[1]
+    state = states.get(key)
+    return states.setdefault(key, _FunctionState(fun, options, static)) if state is None else state
+
+
+def _forget_states(identity: int, reference: weakref.ref[Any]) -> None:
+    known = _STATES.get(identity)
+    if known is not None and known[0] is reference:  # and not a function at the same address
+        _STATES.drop(identity)
+
+
 class Function:
-    """Implementation of a pjit-ed function.
+    """Implementation of a pjit-ed function. Functions of equal options share their state.
 
     Args:
         fun: The Python function.
@@ -77,7 +137,6 @@ class Function:
 
     Attributes:
         name: The function's name.
-        is_spread: True once a program of it runs on several devices.
         planned: Its jaxprs with the constraints of a layout that was chosen under `AUTO`.
 
     Raises:
@@ -88,23 +147,20 @@ class Function:
         self.fun = fun
         self.options = options
         self.static = static
-        self.parameters = Parameters.of(fun, static, options.donate)
+        # A subclass traces or runs other programs for the same function and options.
+        find_state = _find_state if type(self) is Function else _FunctionState
+        self._state = find_state(fun, options, static)
+        self.parameters = self._state.parameters
         self.name = self.parameters.signature.function
-        self.compile_log = CompileLog(self.name, fun)
-        self.is_spread = False
-        self.planned: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Programs with closed-over arrays as arguments, which a call could donate too.
-        self._closes_over: weakref.WeakSet[CompiledProgram] = weakref.WeakSet()
-        self.tracer = tracing.FunctionTracer(
-            fun,
-            self.parameters.signature.python,
-            self.parameters.static_argnums,
-            self.parameters.static_argnames,
-        )
+        self.compile_log = self._state.compile_log
+        self.planned = self._state.planned
+        self.tracer = self._state.tracer
+        self.calls = self._state.calls
 
-    @cached_property
-    def _tracker(self) -> DonationTracker:
-        return DonationTracker(self.name)
+    @property
+    def is_spread(self) -> bool:
+        """Return True once a program of the function runs on several devices."""
+        return self._state.is_spread
 
     @property
     def _donation_mode(self) -> str:
@@ -300,9 +356,9 @@ class Function:
         except BaseException:
             self.report_stages(call, request)
             raise
-        self.is_spread |= compiled.is_spread
+        self._state.is_spread |= compiled.is_spread
         if compiled.consts and self.parameters.donates:
-            self._closes_over.add(compiled)
+            self._state.closes_over.add(compiled)
         return compiled
 
     def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
@@ -332,7 +388,7 @@ class Function:
     def _run_program(self, call: Call) -> tuple[Any, Any]:
         compiled, traced = self.compile_to_run(call), call.traced
         naming = partial(named_value, function=self.fun, called=self.name)
-        tracker = self._tracker if any(call.donated) else None
+        tracker = self._state.tracker if any(call.donated) else None
         donation = DonationInfo(call.donated, traced.arg_names, self.name, tracker, naming)
         results = Results(traced.out_tree, call.kind_of)
         return run_repeatably(compiled, call.values, results, donation, traced.jaxpr)
@@ -342,8 +398,8 @@ class Function:
     ) -> tuple[list[Any], list[Any]]:
         """Return the leaves of donated arguments, and all other arrays that a call passes."""
         donated, others = self.parameters.donated_leaves(args, kwargs)
-        if self._closes_over:
-            for compiled in list(self._closes_over):
+        if self._state.closes_over:
+            for compiled in list(self._state.closes_over):
                 others.extend(compiled.consts)
         return donated, others
 
@@ -360,7 +416,7 @@ class Function:
         # The body may be the jaxpr itself, which a value kept for it would keep alive.
         ins, outs = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call, key))
         names: tuple[Any, ...] = (None,) * len(ins)
-        if not is_inlined:
+        if not is_inlined and any(ins):
             keyword = repeat(options.in_resources.what)
             named = tuple(map(BoundaryArgument, keyword, traced.arg_names, call.layouts[0]))
             names = names[len(named) :] + named

@@ -402,7 +402,8 @@ def _must_be_whole(aval: Any, sharding: Any) -> bool:
 
 
 def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name: str) -> ValuePlan:
-    return replace(_plan_unnamed(aval, sharding, layout), name=name or "")
+    plan = _plan_unnamed(aval, sharding, layout)
+    return plan.with_name(name) if name else plan
 
 
 # Most values of a large program are alike in all but their names.

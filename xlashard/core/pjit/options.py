@@ -1,7 +1,7 @@
 """The options of `pjit`, checked once and frozen."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -54,6 +54,13 @@ class PjitOptions:
     share_binary: bool = False
     strict: bool | None = None
     kind_of: KindOf | None = None
+
+    @property
+    def cache_key(self) -> Hashable:
+        """Return a key of equal options; its hash fails where a node of a tree has none."""
+        # 1 and True are equal, but not the same text for XLA.
+        kinds = [type(value) for _, value in self.compiler_options]
+        return *self.__dict__.values(), *kinds
 
     def __reduce__(self) -> tuple[object, ...]:
         where = None if self.device is None else SingleDeviceSharding(self.device)

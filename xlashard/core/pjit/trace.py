@@ -267,6 +267,9 @@ def _read_requests(
     Raises:
         ResourceError: With the path of a value that can't have its sharding or layout.
     """
+    if len(set(map(id, resources))) == 1 and resources[0].names_nothing:
+        nothing = (None,) * len(resources)
+        return nothing, nothing
     known: dict[int, Sharding | None] = {}
     for resource, aval, path in zip(resources, avals, paths, strict=True):
         if id(resource) not in known:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from xlashard._jax.runtime.dispatch import SeenCalls
 from xlashard._jax.trace import tracing
 from xlashard.core.pjit import constraint
 from xlashard.core.pjit.callables import dispatched
@@ -160,6 +161,7 @@ class LegacyFunction:
         self._host_local: dict[tuple[CallFlags, Mesh], HostLocal] = {}
         self.parameters = self.today.parameters
         self.tracer = self.today.tracer
+        self.calls = SeenCalls()
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.fun, self._options, self._static)

@@ -238,9 +238,9 @@ def device_sources(request: ShardingRequest) -> list[DeviceAssignmentSource]:
     pairs = [(argument, requested) for argument, requested, is_used in triples if is_used]
     outs = zip(request.result_paths, request.out_shardings, strict=True)
     parts: list[tuple[Any, Any, Sharding | None, Sharding | None]] = [
-        *[("in", argument, requested, None) for argument, requested in pairs],
+        *[("in", argument, s, None) for argument, s in pairs if s is not None],
         *[("argument", a, a.sharding, requested) for a, requested in pairs if a.committed],
-        *[("out", path, requested, None) for path, requested in outs],
+        *[("out", path, requested, None) for path, requested in outs if requested is not None],
         *[("constraint", partial(request.find_line, s), s, None) for s in request.inner],
         *[("closed over", describe, sharding, None) for describe, sharding in request.closed],
     ]

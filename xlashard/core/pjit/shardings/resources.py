@@ -87,6 +87,11 @@ class Resource:
     value: Any
     layout: Any = None
 
+    @property
+    def names_nothing(self) -> bool:
+        """Return True if neither a sharding nor a layout is requested."""
+        return self.value is UNSPECIFIED and self.layout is None
+
     def __reduce__(self) -> tuple[object, ...]:
         if isinstance(self.value, UnspecifiedValue):
             return _unspecified_with, (self.layout,)
