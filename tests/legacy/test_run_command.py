@@ -240,6 +240,8 @@ def test_command_line_is_parsed() -> None:
     assert read_command(["--report", "--", "-odd.py", "-m"]) == RunCommand(
         ScriptOrModule("-odd.py", False, ("-m",)), report=True
     )
+    module = RunCommand(ScriptOrModule("a.b", True, ("-x",)))
+    assert read_command(["--", "/usr/bin/python3.13", "-u", "-m", "a.b", "-x"]) == module
     words = ["--nojax_array", "--jax_enable_x64", "--report=r.json", "-m", "a.b", "--report"]
     assert read_command(words) == RunCommand(
         ScriptOrModule("a.b", True, ("--report",)),

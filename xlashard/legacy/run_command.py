@@ -15,7 +15,7 @@ from xlashard import multihost
 from xlashard._jax.legacy_api import call_when_set
 from xlashard._jax.runtime.coordination import process_index
 from xlashard.config import read_flags
-from xlashard.errors import ConfigError
+from xlashard.errors import ArgumentError, ConfigError
 from xlashard.legacy.installer import INSTALLER, install
 from xlashard.legacy.libraries.installation import LibraryInstallation, UsedNames
 from xlashard.legacy.modes.config_flags import config, jax_array, parallel_functions_output_gda
@@ -24,7 +24,13 @@ from xlashard.legacy.usage_report import Report, json_of, show_report
 from xlashard.support.background import at_exit
 from xlashard.support.documents import write_whole
 from xlashard.support.formatting import print_error
-from xlashard.support.program_runner import ProgramNotFoundError, ScriptOrModule, run
+from xlashard.support.program_runner import (
+    ProgramNotFoundError,
+    ScriptOrModule,
+    names_interpreter,
+    parse_script,
+    run,
+)
 
 _USAGE = """\
 usage: python -m xlashard.legacy [OPTION ...] [--FLAG=VALUE ...] script.py ARGS ...
@@ -81,6 +87,7 @@ def read_command(words: Sequence[str]) -> RunCommand:
 
     Raises:
         UsageError: The command line is invalid.
+        ArgumentError: The words after an interpreter name no program.
 
     Example:
         >>> read_command(["--jax_array=0", "train.py", "--steps=3"]).program
@@ -109,8 +116,10 @@ def read_command(words: Sequence[str]) -> RunCommand:
         else:
             # no-catalogue: an error of the command line
             raise UsageError(f"unknown option {name}: write options of the program after it")
-    if rest[:1] == ["--"]:
-        rest.pop(0)
+    after_dashes = rest[:1] == ["--"]
+    rest = rest[after_dashes:]
+    if after_dashes and names_interpreter(rest):
+        return RunCommand(parse_script(rest).program, report, file, libraries, flags)
     return RunCommand(_program(rest), report, file, libraries, flags)
 
 
@@ -155,7 +164,7 @@ def main(words: Sequence[str]) -> int:
     try:
         command = read_command(words)
         flags = set_flags(command.flags)
-    except (UsageError, ConfigError) as error:
+    except (UsageError, ArgumentError, ConfigError) as error:
         print(_USAGE, file=sys.stderr)
         print_error(error)
         return 2

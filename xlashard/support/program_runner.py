@@ -171,6 +171,15 @@ class Script:
     options: tuple[str, ...] = ()
 
 
+def names_interpreter(words: Sequence[str]) -> bool:
+    """Return True if the first of some words is the name or path of a Python interpreter.
+
+    Args:
+        words: A command line.
+    """
+    return bool(words) and _PYTHON.fullmatch(os.path.basename(words[0])) is not None
+
+
 def parse_script(words: Sequence[str]) -> Script:
     """Parse the words after `--`.
 
@@ -186,7 +195,7 @@ def parse_script(words: Sequence[str]) -> Script:
         ScriptOrModule(target='train', is_module=True, arguments=('--steps=3',))
     """
     rest = list(words)
-    if rest and _PYTHON.fullmatch(os.path.basename(rest[0])):
+    if names_interpreter(rest):
         interpreter = rest.pop(0)
         options = _interpreter_options(rest)
         return Script(_program(rest), interpreter, options)
