@@ -296,8 +296,10 @@ class Chain:
         time.sleep(chance.random() * longest[phase])
         return phase if launched.launcher.poll() is None else ""
 
-    def check_code(self, launched: Launched, *more: int) -> int:
-        """Wait for the end of a launch; return its documented exit code."""
+    def check_code(self, launched: Launched, *more: int, fault: str = "") -> int:
+        """Print the fault; wait for the end of a launch; return its documented exit code."""
+        if fault:
+            print(f"  {self.name}: {fault} ...", flush=True)
         code = launched.end()
         if code not in DOCUMENTED | set(more):
             raise Failure(f"exit code {code}\n{launched.text[-3000:]}")
@@ -325,7 +327,8 @@ def signal_process(chain: Chain) -> tuple[str, int]:
     if chain.chance.random() < 0.25:
         time.sleep(chain.chance.random() * 2)
         what.append(_signal_target(chain, launched, found))
-    return f"{phase}: {', then '.join(what)}", chain.check_code(launched)
+    fault = f"{phase}: {', then '.join(what)}"
+    return fault, chain.check_code(launched, fault=fault)
 
 
 def _signal_target(chain: Chain, launched: Launched, found: dict[str, int]) -> str:
@@ -350,6 +353,7 @@ def launch_twice(chain: Chain) -> tuple[str, int]:
     if not chain.prepare(1):
         return NO_FAULT, 0
     way = chain.chance.choice(["running", "stopped", "together", "first killed", "second killed"])
+    print(f"  {chain.name}: second launch, {way} ...", flush=True)
     before = chain.read_lock()
     first = chain.launch()
     if way != "together":
@@ -388,7 +392,8 @@ def limit_files(chain: Chain) -> tuple[str, int]:
     """Let every file end at a size."""
     limit = chain.chance.choice([200, 3000, 9000, 30000])
     launched = chain.launch(before=["prlimit", f"--fsize={limit}"])
-    return f"files of {limit} bytes at most", chain.check_code(launched, 2)
+    fault = f"files of {limit} bytes at most"
+    return fault, chain.check_code(launched, 2, fault=fault)
 
 
 def fill_disk(chain: Chain) -> tuple[str, int]:
@@ -407,11 +412,12 @@ def fill_disk(chain: Chain) -> tuple[str, int]:
             if free <= 0 or not file.write(bytes(min(free, 1 << 20))):
                 break
     launched = launched or chain.launch()
+    fault = f"{phase}: disk full but for {left} bytes" if phase else NO_FAULT
     try:
-        code = chain.check_code(launched, 2)
+        code = chain.check_code(launched, 2, fault=fault)
     finally:
         ballast.unlink()
-    return f"{phase}: disk full but for {left} bytes" if phase else NO_FAULT, code
+    return fault, code
 
 
 def forbid_writing(chain: Chain) -> tuple[str, int]:
@@ -425,12 +431,12 @@ def forbid_writing(chain: Chain) -> tuple[str, int]:
     place = chain.chance.choice(places)
     place.chmod(0o555)
     launched = launched or chain.launch(before=words)
+    what = f"{phase}: {place.relative_to(chain.folder)} is read-only" if phase else NO_FAULT
     try:
-        code = chain.check_code(launched, 2)
+        code = chain.check_code(launched, 2, fault=what)
     finally:
         place.chmod(0o755)
-    what = f"{phase}: {place.relative_to(chain.folder)} is read-only"
-    return what if phase else NO_FAULT, code
+    return what, code
 
 
 def cut_file(chain: Chain) -> tuple[str, int]:
@@ -444,14 +450,15 @@ def cut_file(chain: Chain) -> tuple[str, int]:
     )
     size = chain.chance.randrange(max(path.stat().st_size, 1))
     os.truncate(path, size)
+    fault = f"{path.relative_to(chain.run)} cut to {size} bytes"
     launched = chain.launch()
-    code = chain.check_code(launched)
+    code = chain.check_code(launched, fault=fault)
     if advice := _MOVE.search(launched.text):
         # The command is relative to the working folder.
         (chain.folder / advice[1]).rename(chain.folder / advice[2])
     elif path in parts and code != 0:
         raise Failure(f"{path} was cut to {size} bytes\n{launched.text[-2000:]}")
-    return f"{path.relative_to(chain.run)} cut to {size} bytes", code
+    return fault, code
 
 
 def rename_folder(chain: Chain) -> tuple[str, int]:
@@ -461,14 +468,15 @@ def rename_folder(chain: Chain) -> tuple[str, int]:
     if not phase:
         return NO_FAULT, chain.check_code(launched)
     chain.run.rename(away)
-    code = chain.check_code(launched, 2)
+    fault = f"{phase}: folder renamed"
+    code = chain.check_code(launched, 2, fault=fault)
     if chain.run.exists():
         left = [x.name for x in chain.run.rglob("*") if x.is_file() and x.name.startswith("check")]
         if left:
             raise Failure(f"the renamed run went on in a new folder: {left}")
         shutil.rmtree(chain.run)
     away.rename(chain.run)
-    return f"{phase}: folder renamed", code
+    return fault, code
 
 
 def remove_checkpoints(chain: Chain) -> tuple[str, int]:
@@ -479,8 +487,8 @@ def remove_checkpoints(chain: Chain) -> tuple[str, int]:
     removed = list(chain.run.glob("checkpoints/.saving-*"))
     for path in removed:
         shutil.rmtree(path, ignore_errors=True)
-    code = chain.check_code(launched)
-    return f"{len(removed)} .saving-* removed" if removed else NO_FAULT, code
+    fault = f"{len(removed)} .saving-* removed" if removed else NO_FAULT
+    return fault, chain.check_code(launched, fault=fault)
 
 
 def change_size(chain: Chain) -> tuple[str, int]:
@@ -492,7 +500,8 @@ def change_size(chain: Chain) -> tuple[str, int]:
         return NO_FAULT, chain.check_code(launched)
     chain.exact = False
     send(launched.find().get("0"), signal.SIGTERM)
-    return f"{phase}: one process, TERM", chain.check_code(launched)
+    fault = f"{phase}: one process, TERM"
+    return fault, chain.check_code(launched, fault=fault)
 
 
 KINDS: list[tuple[Callable[[Chain], tuple[str, int]], int]] = [

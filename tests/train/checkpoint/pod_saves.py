@@ -39,6 +39,15 @@ with Checkpoints(FOLDER / "run", keep=2, timeout=60) as checkpoints:
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     print("one had no room")
 
+    # The first one cannot copy a file of the run, while the others have only arrays to write.
+    expect(
+        CheckpointError,
+        "step 4 could not .*process 0: Is a directory",
+        lambda: checkpoints.save(state(4), metadata(4), [FOLDER]),
+    )
+    assert not list((FOLDER / "run").glob(".saving-*"))
+    print("one could not copy")
+
     # They are not at the same step.
     expect(
         CheckpointError,

@@ -158,10 +158,10 @@ class ArrayFiles:
             folder: Folder to create.
             state: Tree of arrays.
         """
-        # One per save: after a failure a checkpointer raises the same error at later saves.
-        self._saving = self._checkpointer(**_handlers(state))
-        args = ocp.args.PyTreeSave(_with_elements(state))
         try:
+            # One per save: after a failure a checkpointer raises the same error at later saves.
+            self._saving = self._checkpointer(**_handlers(state))
+            args = ocp.args.PyTreeSave(_with_elements(state))
             self._saving.save(folder.absolute(), args=args)
         except Exception as error:
             self._saving = None

@@ -142,19 +142,11 @@ class Writer:
             CheckpointError: The folder or the arrays cannot be written.
         """
         types = array_types(state)
-        staging = self._make_staging(metadata.step)
-        problem = _attempt(lambda: self._save(staging, state, copied))
+        staging = self._make_staging(metadata.step, copied)
+        problem = _attempt(lambda: self._arrays.save(staging / ARRAYS, state))
         if problem:
             self._exchange(staging, metadata.step, "write", problem)
         return partial(self._finish, staging, types, metadata)
-
-    def _save(self, staging: Path, state: Any, copied: Iterable[Path]) -> None:
-        """Copy the files and begin to write the arrays."""
-        for path in copied if self._sync.first else ():
-            # A file that was removed meanwhile is no part of the state.
-            with suppress(FileNotFoundError):
-                shutil.copyfile(path, staging / path.name)
-        self._arrays.save(staging / ARRAYS, state)
 
     def _finish(self, staging: Path, types: Mapping[str, str], metadata: RunMetadata) -> None:
         """Write files and digests, and commit the step."""
@@ -167,16 +159,21 @@ class Writer:
                 self._delete_old()
         self._exchange(staging, metadata.step, "commit", problem)
 
-    def _make_staging(self, step: int) -> Path:
-        """Return the staging folder, created by the first process and visible to all."""
+    def _make_staging(self, step: int, copied: Iterable[Path]) -> Path:
+        """Return the staging folder, created by the first process and visible to all.
+
+        The files are copied before the barrier: after it the others wait in that of the arrays, to
+        which a failed copy would not come.
+        """
         problem, token = "", secrets.token_hex(4)
         if self._sync.first:
             staging = _staging_path(self._folder, step, token)
-            problem = _attempt(lambda: self._make(staging, step))
+            problem = _attempt(lambda: self._make(staging, step, copied))
         result = self._sync.exchange(f"save step {step}", problem, token)
-        if result.problems:
-            raise self._failed(step, str(result))
         staging = _staging_path(self._folder, step, result.first)
+        if result.problems:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise self._failed(step, str(result))
         if not self._is_shared and jax.process_count() > 1:
             unseen = f"{staging}, created by process 0, is not visible. {_SHARE}"
             result = self._sync.exchange(f"see step {step}", "" if staging.is_dir() else unseen)
@@ -186,7 +183,7 @@ class Writer:
             self._is_shared = True
         return staging
 
-    def _make(self, staging: Path, step: int) -> None:
+    def _make(self, staging: Path, step: int, copied: Iterable[Path]) -> None:
         later = [number for number in steps_in(self._folder) if number >= step]
         if later:
             paths = (str(path_of(self._folder, number)) for number in later)
@@ -196,6 +193,10 @@ class Writer:
                 f"this one, move them away:\n  mv {' '.join(paths)} ELSEWHERE"
             )
         _make_folder(staging)
+        for path in copied:
+            # A file that was removed meanwhile is no part of the state.
+            with suppress(FileNotFoundError):
+                shutil.copyfile(path, staging / path.name)
 
     def _write_part(self, staging: Path) -> None:
         """Wait for the arrays, and compute the digests of this process's files in a pod."""
