@@ -398,6 +398,20 @@ def test_explaining_an_unusable_donation_neither_warns_nor_raises(mesh, recwarn)
         fun(put(mesh, f32(16), "x"))
 
 
+def test_undonated_arguments_find_their_results_by_path_and_place(mesh):
+    rows, whole = named(mesh, "x"), named(mesh)
+    names = [f"w{i}" for i in range(6)]
+    places = {name: rows if i % 2 else whole for i, name in enumerate(names)}
+    step = pjit(
+        lambda state, extra: ({name: state[name] + 1 for name in names}, extra * 2),
+        in_shardings=(places, rows),
+        out_shardings=(places, whole),
+    )
+    report = explain(step, dict.fromkeys(names, f32(8, 8)), f32(8, 8))
+    found = {d.path: d.result for d in report.donations}
+    assert found == {f"state['{name}']": f"result[0]['{name}']" for name in names}
+
+
 def test_undonated_argument_with_a_matching_result_is_listed(mesh):
     def f(params, moments, batch):
         return params + batch.sum(), moments * 2

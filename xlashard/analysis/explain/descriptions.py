@@ -1,5 +1,6 @@
 """Describe what a program takes, returns, donates, moves and sends, with the user's names."""
 
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from xlashard.analysis.explain.model import (
 )
 from xlashard.analysis.programs.program import Compilation, ProgramValue
 from xlashard.analysis.programs.source_lines import SourceLocator
-from xlashard.core.program.donation import common_steps
+from xlashard.core.program.donation import path_ends
 from xlashard.core.sharding import (
     GSPMDSharding,
     NamedSharding,
@@ -171,31 +172,59 @@ def find_aliases(program: Compilation) -> tuple[str | None, ...]:
 def describe_donations(program: Compilation) -> tuple[DonationReport, ...]:
     """Describe the arguments that were donated, and those that a result could reuse."""
     aliases = find_aliases(program)
+    alias_paths = set(aliases)
     own = program.results[: len(program.results) - len(program.written)]
-    free = [r for r in own if r.path not in aliases]
+    free = _FreeResults([r for r in own if r.path not in alias_paths])
     reports = []
     for value, path in zip(program.arguments, aliases, strict=False):
         if value.donated:
             reports.append(DonationReport(value.path, True, path or "", value.device_bytes))
-        elif not is_reference(value.aval) and (match := _reusing_result(value, free)) is not None:
-            free.remove(match)
+        elif not is_reference(value.aval) and (match := free.take(value)) is not None:
             reports.append(DonationReport(value.path, False, match.path, value.device_bytes))
     return tuple(reports)
 
 
-def _reusing_result(value: ProgramValue, results: Sequence[ProgramValue]) -> ProgramValue | None:
-    """Return the result that could reuse an argument's buffers, of several that by path."""
-    type_ = value.aval.shape, value.aval.dtype
-    able = [r for r in results if (r.aval.shape, r.aval.dtype) == type_ and r.aval.ndim]
-    able = [r for r in able if _same_place(value, r)]
-    return max(able, key=lambda r: common_steps(value.path, r.path), default=None)
+class _FreeResults:
+    """Results that could reuse an argument's buffers, by place and by the ends of their paths."""
 
+    def __init__(self, results: Sequence[ProgramValue]) -> None:
+        self._places: dict[tuple[Sharding, int], Sharding] = {}
+        self._results = results
+        self._taken: set[int] = set()
+        self._by_end: dict[object, deque[int]] = defaultdict(deque)
+        for i, result in enumerate(results):
+            if result.aval.ndim and (place := self._find_place(result)) is not None:
+                for end in path_ends(result.path):
+                    self._by_end[place, end].append(i)
 
-def _same_place(value: ProgramValue, result: ProgramValue) -> bool:
-    one, other = value.sharding, result.sharding
-    if one is None or other is None or custom_memory_kind(one) != custom_memory_kind(other):
-        return False
-    return one.is_equivalent_to(other, value.aval.ndim)
+    def take(self, value: ProgramValue) -> ProgramValue | None:
+        """Return the free result whose path ends most like the argument's, free no longer."""
+        place = self._find_place(value)
+        for end in () if place is None else path_ends(value.path):
+            alike = self._by_end.get((place, end), deque())
+            while alike and alike[0] in self._taken:
+                alike.popleft()
+            if alike:
+                self._taken.add(alike[0])
+                return self._results[alike.popleft()]
+        return None
+
+    def _find_place(self, value: ProgramValue) -> object:
+        """Return a key that is equal for values whose buffers can be the same."""
+        sharding, ndim = value.sharding, value.aval.ndim
+        if sharding is None:
+            return None
+        kind = custom_memory_kind(sharding)
+        if (sharding, ndim) not in self._places:
+            equal = (
+                other
+                for other, rank in self._places
+                if rank == ndim
+                and custom_memory_kind(other) == kind
+                and sharding.is_equivalent_to(other, ndim)
+            )
+            self._places[sharding, ndim] = self._places.get((next(equal, sharding), ndim), sharding)
+        return value.aval.shape, value.aval.dtype, kind, self._places[sharding, ndim]
 
 
 def describe_collectives(

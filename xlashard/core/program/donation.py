@@ -249,10 +249,25 @@ def common_steps(path: str, other: str) -> int:
         >>> common_steps("state['w'].mu", "result[0]['w'].mu")
         2
     """
-    steps, others = (re.findall(r"\[[^]]*\]|\.?[^.[]+", each)[::-1] for each in (path, other))
+    steps, others = (_split_path(each)[::-1] for each in (path, other))
     return sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(steps, others, strict=False))
     )
+
+
+def path_ends(path: str) -> list[tuple[str, ...]]:
+    """Return the ends of a path, the longest first and the empty one last.
+
+    Example:
+        >>> path_ends("state['w']")
+        [('state', "['w']"), ("['w']",), ()]
+    """
+    steps = _split_path(path)
+    return [tuple(steps[start:]) for start in range(len(steps) + 1)]
+
+
+def _split_path(path: str) -> list[str]:
+    return re.findall(r"\[[^]]*\]|\.?[^.[]+", path)
 
 
 def _conflict(plan: ProgramPlan, result: ValuePlan, consumer: int | None) -> str:
