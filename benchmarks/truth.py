@@ -4,7 +4,8 @@
 
 Each run of `published_runs.toml` is compiled for its topology without generating code (seconds
 each), and its schedule takes the time of `xlashard.predict.costs`. NAME is a part of a run's name.
-`--page` writes the table into a page. No constant of the cost model is fitted to these runs.
+`--page` writes the table into a page. Two things of the model for TPUs come from these runs, which
+do not test them: the spread of the times of slices, and the widths of the error bars.
 """
 
 import argparse
