@@ -17,7 +17,6 @@ from xlashard.hlo.module import Instruction
 from xlashard.hlo.text_reader import read_text
 
 _ENTRY = re.compile(r"^[IWEF]\d{4} [\d:.]+ +\d+ \S+:\d+\] ", re.MULTILINE)
-_WARNING = re.compile(r"^[WE]\d{4} ")
 _BRACES = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 _OPERATION = re.compile(rf"%[\w.-]+ = \S.*? [\w-]+\(.*?\)(?:, [\w-]+=(?:{_BRACES}|[^\s,{{]+))*")
 _RESHARDING = re.compile(rf"from sharding ({_BRACES}) to ({_BRACES}) (?:efficiently|without)")
@@ -75,21 +74,36 @@ def read_warnings(log: str) -> tuple[CompilerWarning, ...]:
     return tuple(warnings.values())
 
 
+# libtpu 0.0.50 writes these about its own start and default options, whatever the program.
+_OF_THE_START = (
+    "Collective matmul V1 is enabled.",
+    "Multi slice config from proto,",
+    "No hardware is found.",
+)
+
+
 def read_general_warnings(log: str) -> tuple[str, ...]:
-    """Return the texts of the warnings that name no operation, each one once.
+    """Return the texts of the warnings about the program that name no operation, each one once.
+
+    Errors are left out: they end the compilation with an error of its own.
 
     Args:
         log: What the compiler wrote.
     """
-    messages = (message for message in _messages(log) if not _OPERATION.search(message))
+    messages = (
+        message
+        for message in _messages(log, "W")
+        if not _OPERATION.search(message) and not message.startswith(_OF_THE_START)
+    )
     return tuple(dict.fromkeys(messages))
 
 
-def _messages(log: str) -> Iterator[str]:
-    """Yield the texts of the warnings and errors of a log, each in one line."""
+def _messages(log: str, levels: str = "WE") -> Iterator[str]:
+    """Yield the texts of a log's warnings and errors, or of some levels, each in one line."""
     starts = [match.start() for match in _ENTRY.finditer(log)]
     for begin, end in pairwise([*starts, len(log)]):
-        if _WARNING.match(entry := log[begin:end]):
+        entry = log[begin:end]
+        if entry[0] in levels and _ENTRY.match(entry):
             yield " ".join(_ENTRY.sub("", entry).split())
 
 

@@ -259,7 +259,8 @@ def test_warnings_without_an_operation_are_left_out():
         read_warnings(f"{head}GSPMD is deprecated, see %x.\nI1128 14:59:14.9 1 a.cc:1] a\n") == ()
     )
     sort = f"{head}Missing scratch size for sort. \nTo avoid this, compile with a GPU\n"
-    assert read_general_warnings(f"noise\n{sort}I1128 14:59:14.9 1 a.cc:1] a\n{sort}") == (
+    others = f"{head}No hardware is found. Using a default\nE{head[1:]}Too large\n"
+    assert read_general_warnings(f"noise\n{sort}I1128 14:59:14.9 1 a.cc:1] a\n{others}{sort}") == (
         "Missing scratch size for sort. To avoid this, compile with a GPU",
     )
     fft = (

@@ -50,6 +50,8 @@ READERS = {
     "runtime.topologies.can_serialize": "the topology of a worker process",
     "runtime.topologies.compile_only_devices": "devices of a topology that has a name",
     "runtime.topologies.serialized_slice": "the topology of a worker process",
+    "runtime.tracebacks._find_attempt": "the user's line of an operation that has no lowering",
+    "trace.target_chip._replace_checks": "attention of cuDNN asks the GPU that isn't there",
     "trace.lower_for._answering": "JAX asks for the devices of a program",
     "trace.lower_for._parameters_of_one_call": "lowering for the devices of a topology",
     "trace.lower_for._with_arguments": "arguments of a program that JAX passes as a tuple",

@@ -64,7 +64,9 @@ def test_error_of_a_damaged_file_names_its_path(damage: str, tmp_path: Path, spe
         case "missing":
             piece.unlink()
         case "cut off":
-            piece.write_bytes(piece.read_bytes()[:-3])
+            # Without the last bytes, a checksum, the values are read.
+            packed = piece.read_bytes()
+            piece.write_bytes(packed[: len(packed) // 2])
         case "not packed":
             piece.write_bytes(b"something else")
         case "no metadata":

@@ -17,6 +17,7 @@ from typing import (
 import jax
 
 from xlashard._jax import originals
+from xlashard._jax.trace.primitives import find_repeated_batch
 from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.callables import dispatched
 from xlashard.core.pjit.function import Function
@@ -28,6 +29,7 @@ from xlashard.core.pjit.options import (
     read_options,
 )
 from xlashard.core.pjit.shardings.resources import UNSPECIFIED, none_as_unspecified
+from xlashard.errors import ShardingError
 from xlashard.support.lazily import deferred
 from xlashard.support.tracebacks import short_tracebacks
 
@@ -312,6 +314,8 @@ def shard_map(f: Any = None, /, **options: Any) -> Any:
 
     Raises:
         ValueError: At the call, if a spec does not fit its argument or result.
+        ShardingError: At the call, if a result is a value that `vmap(..., spmd_axis_name=...)`
+            maps over, and no argument.
 
     Example:
         >>> import jax, numpy as np
@@ -329,9 +333,24 @@ def shard_map(f: Any = None, /, **options: Any) -> Any:
 
     @functools.wraps(f)
     def over_shards(*args: Any, **kwargs: Any) -> Any:
-        return jax.tree.map(wrap_result, mapped(*args, **kwargs))
+        results = mapped(*args, **kwargs)
+        for result in jax.tree.leaves(results):
+            _check_batch(result)
+        return jax.tree.map(wrap_result, results)
 
     return over_shards
+
+
+def _check_batch(result: Any) -> None:
+    repeated = find_repeated_batch(result)
+    if repeated is None:
+        return
+    size, rows, axes = repeated
+    raise ShardingError(
+        f"a result of shard_map is a closed-over value of vmap(..., spmd_axis_name={axes}): it has "
+        f"{rows} rows for the {size} of the batch: give the value to the function as an argument, "
+        "with its spec in in_specs"
+    )
 
 
 shard_map.__signature__ = inspect.signature(originals.shard_map)

@@ -23,6 +23,7 @@ from xlashard.core.sharding.base import ValueSharding, check_memory_kind
 from xlashard.errors import RankError, ShardingError, counted
 from xlashard.geometry import DimAxes, MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.geometry.spec import checked_rank
+from xlashard.support.tracebacks import shorten
 
 # Meshes of one program are few; specs times ranks are not many more.
 _TILINGS_KEPT = 4096
@@ -181,15 +182,19 @@ class NamedSharding(MeshSharding):
         *,
         memory_kind: str | None = None,
     ) -> None:
-        if memory_kind is None and type(spec) is PartitionSpec:
-            try:
-                _check_once(mesh, spec)
-            except TypeError:
-                pass  # a mesh without a hash is no mesh: refused below
-            else:
-                _initialize(self, mesh, spec)
-                return
-        spec = _check_spec(mesh, spec, memory_kind)
+        try:
+            if memory_kind is None and type(spec) is PartitionSpec:
+                try:
+                    _check_once(mesh, spec)
+                except TypeError:
+                    pass  # a mesh without a hash is no mesh: refused below
+                else:
+                    _initialize(self, mesh, spec)
+                    return
+            spec = _check_spec(mesh, spec, memory_kind)
+        except BaseException as error:
+            shorten(error)
+            raise
         _initialize(self, mesh, spec, memory_kind=memory_kind)
 
     def __reduce__(self) -> tuple[object, ...]:
