@@ -27,6 +27,7 @@ MORE_THAN_ONE = {
     "A parsed spec that uses an axis twice": 2,
     "The mesh of a GlobalDeviceArray without one": 2,
     "The device_buffer of an array on several devices": 3,
+    "A compiled program called by name, while jax_array is off": 2,
 }
 # Calls on the hot path have no frame at all.
 NONE = {

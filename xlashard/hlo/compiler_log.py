@@ -74,11 +74,12 @@ def read_warnings(log: str) -> tuple[CompilerWarning, ...]:
     return tuple(warnings.values())
 
 
-# libtpu 0.0.50 writes these about its own start and default options, whatever the program.
+# libtpu 0.0.50 writes these about its own start and options, whatever the program.
 _OF_THE_START = (
     "Collective matmul V1 is enabled.",
     "Multi slice config from proto,",
     "No hardware is found.",
+    "Unable to dump host DMA stats",
 )
 
 

@@ -214,7 +214,10 @@ def test_traced_and_lowered_stages_with_static_arguments() -> None:
 
 
 def without_code(report: PreflightReport) -> PreflightReport:
-    """Return the parts of a whole preflight that an estimate has."""
+    """Return the parts that a whole preflight and an estimate have in common.
+
+    Each has the warnings of the compiler's steps that it runs.
+    """
     memory, timeline = report.memory, report.time.timeline
     code = memory.code_bytes if report.fits else 0
     assert timeline is not None
@@ -227,6 +230,7 @@ def without_code(report: PreflightReport) -> PreflightReport:
         time=replace(report.time, timeline=replace(timeline, memory=over_time)),
         compile_seconds=0.0,
         is_estimate=True,
+        warnings=(),
     )
 
 

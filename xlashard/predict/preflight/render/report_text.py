@@ -349,7 +349,7 @@ def error_notes(time: TimeEstimate) -> Iterator[str]:
     if time.slowest_slice_seconds:
         yield (
             f"{in_seconds(time.slowest_slice_seconds)} of the step are a wait for the slowest "
-            "slice: slices are taken to differ by 5 %."
+            "slice, as no two slices are equally fast."
         )
     if time.error_parts:
         points = {cause: 100 * (above - below) for cause, below, above in time.error_parts}
