@@ -84,79 +84,83 @@ class _SpecRoute:
         self._sizes = grid.shape
         self._source, self._target = source, target
         self._dims = source
-        self._tiles = [self._product(axes) for axes in target]
+        self._tiles = [self._multiply_sizes(axes) for axes in target]
 
     def steps(self) -> list[_Dims]:
         """List the specs between source and target."""
         steps = [self._source]
-        while any(self._lacking(dim) > 1 for dim in range(len(self._dims))):
-            self._dims = self._sliced() or self._exchanged() or self._gathered()
+        while any(self._count_lacking(dim) > 1 for dim in range(len(self._dims))):
+            self._dims = self._slice() or self._exchange() or self._gather()
             steps.append(self._dims)
-        steps.append(self._permuted())
+        steps.append(self._permute())
         between = [dims for old, dims in pairwise(steps) if dims != old]
         return between[:-1] if between[-1:] == [self._target] else between
 
-    def _product(self, axes: tuple[str, ...]) -> int:
+    def _multiply_sizes(self, axes: tuple[str, ...]) -> int:
         return math.prod(self._sizes[axis] for axis in axes)
 
-    def _kept(self, dim: int) -> int:
+    def _count_kept(self, dim: int) -> int:
         """Return the number of leading axes that stay."""
         axes = self._dims[dim]
         return max(
-            n for n in range(len(axes) + 1) if not self._tiles[dim] % self._product(axes[:n])
+            n for n in range(len(axes) + 1) if not self._tiles[dim] % self._multiply_sizes(axes[:n])
         )
 
-    def _lacking(self, dim: int) -> int:
+    def _count_lacking(self, dim: int) -> int:
         """Return the number of parts into which the target cuts each kept tile."""
-        return self._tiles[dim] // self._product(self._dims[dim][: self._kept(dim)])
+        return self._tiles[dim] // self._multiply_sizes(self._dims[dim][: self._count_kept(dim)])
 
-    def _open_dims(self) -> list[int]:
+    def _find_open_dims(self) -> list[int]:
         """List the dimensions that lack tiles and have no excess."""
         dims = range(len(self._dims))
-        return [d for d in dims if self._lacking(d) > 1 and self._kept(d) == len(self._dims[d])]
+        return [
+            d
+            for d in dims
+            if self._count_lacking(d) > 1 and self._count_kept(d) == len(self._dims[d])
+        ]
 
     def _with_axes(self, dim: int, axes: tuple[str, ...]) -> _Dims:
         return (*self._dims[:dim], axes, *self._dims[dim + 1 :])
 
-    def _sliced(self) -> _Dims | None:
+    def _slice(self) -> _Dims | None:
         """Return the spec with unused axes where they fit; None if none does."""
         before = self._dims
         used = {axis for axes in before for axis in axes}
-        for dim in self._open_dims():
+        for dim in self._find_open_dims():
             for axis in dict.fromkeys((*self._target[dim], *self._sizes)):
                 if axis in used:
                     continue
-                if self._lacking(dim) % self._sizes[axis] == 0:
+                if self._count_lacking(dim) % self._sizes[axis] == 0:
                     self._dims = self._with_axes(dim, (*self._dims[dim], axis))
                     used.add(axis)
         sliced, self._dims = self._dims, before
         return None if sliced == before else sliced
 
-    def _exchanged(self) -> _Dims | None:
+    def _exchange(self) -> _Dims | None:
         """Return the spec with as many minor axes in excess as possible in another dimension."""
         for dim, axes in enumerate(self._dims):
-            for start in range(self._kept(dim), len(axes)):
+            for start in range(self._count_kept(dim), len(axes)):
                 moved = axes[start:]
-                for to in self._open_dims():
-                    if self._lacking(to) % self._product(moved) == 0:
+                for to in self._find_open_dims():
+                    if self._count_lacking(to) % self._multiply_sizes(moved) == 0:
                         shorter = self._with_axes(dim, axes[:start])
                         return (*shorter[:to], (*shorter[to], *moved), *shorter[to + 1 :])
         return None
 
-    def _gathered(self) -> _Dims:
+    def _gather(self) -> _Dims:
         """Return the spec without the minor axis of a dimension that has an excess."""
         dims = range(len(self._dims))
-        dim = max(dims, key=lambda dim: len(self._dims[dim]) - self._kept(dim))
+        dim = max(dims, key=lambda dim: len(self._dims[dim]) - self._count_kept(dim))
         return self._with_axes(dim, self._dims[dim][:-1])
 
-    def _permuted(self) -> _Dims:
+    def _permute(self) -> _Dims:
         """Return a spec of the same tiles from which the target is a gather."""
         used = {axis for axes in self._target for axis in axes}
         free = [axis for axis in self._sizes if axis not in used]
         dims = []
         for dim, axes in enumerate(self._target):
             added = []
-            for own in self._dims[dim][self._kept(dim) :]:
+            for own in self._dims[dim][self._count_kept(dim) :]:
                 same = [axis for axis in free if self._sizes[axis] == self._sizes[own]]
                 added.append(own if own in same else same[0])
                 free.remove(added[-1])

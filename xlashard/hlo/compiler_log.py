@@ -75,7 +75,7 @@ def read_warnings(log: str) -> tuple[CompilerWarning, ...]:
 
 
 # libtpu 0.0.50 writes these about its own start and options, whatever the program.
-_OF_THE_START = (
+_START_MESSAGES = (
     "Collective matmul V1 is enabled.",
     "Multi slice config from proto,",
     "No hardware is found.",
@@ -94,7 +94,7 @@ def read_general_warnings(log: str) -> tuple[str, ...]:
     messages = (
         message
         for message in _messages(log, "W")
-        if not _OPERATION.search(message) and not message.startswith(_OF_THE_START)
+        if not _OPERATION.search(message) and not message.startswith(_START_MESSAGES)
     )
     return tuple(dict.fromkeys(messages))
 

@@ -26,7 +26,12 @@ from xlashard.predict.costs.kernel_work import is_kernel, is_ragged, kernel_esti
 from xlashard.predict.costs.operation import OperationModel, padding
 from xlashard.predict.costs.rates import borrowed_rates, rates_of
 from xlashard.predict.costs.schedule import walk_schedule
-from xlashard.predict.preflight.time_estimate import KernelSpread, error_bar, kernel_spread
+from xlashard.predict.preflight.time_estimate import (
+    KernelSpread,
+    error_bar,
+    error_parts,
+    kernel_spread,
+)
 from xlashard.predict.targets.tpu.generations import BY_NAME
 from xlashard.tpu import topology
 
@@ -465,8 +470,8 @@ def test_chip_without_published_kernels_widens_the_error_bar():
     assert spread.slower == pytest.approx(worst - time.matrix - time.hbm)
     assert spread.faster == pytest.approx(0, abs=1e-12)
     shares = {"kernel": time.seconds}
-    below, above = error_bar(shares)
-    assert error_bar(shares, kernels=spread) == pytest.approx(
+    below, above = error_bar(error_parts(shares))
+    assert error_bar(error_parts(shares, kernels=spread)) == pytest.approx(
         (below, above + spread.slower / time.seconds)
     )
 
@@ -477,6 +482,6 @@ def test_ragged_matmuls_widen_the_error_bar():
     # The compiler names the call after the function that it inlines.
     assert is_ragged(replace(call, name="gmm.3")) and not is_ragged(replace(call, name="mix.3"))
     shares = {"matrix": 3.0, "hbm": 1.0}
-    below, above = error_bar(shares)
-    wider = error_bar(shares, kernels=KernelSpread(ragged=2.0))
+    below, above = error_bar(error_parts(shares))
+    wider = error_bar(error_parts(shares, kernels=KernelSpread(ragged=2.0)))
     assert wider[0] < below and above < wider[1]

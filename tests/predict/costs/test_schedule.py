@@ -14,6 +14,7 @@ from xlashard.predict.costs.rates import Rates, rates_of
 from xlashard.predict.costs.schedule import StepSchedule, walk_schedule
 from xlashard.predict.preflight.time_estimate import (
     error_bar,
+    error_parts,
     schedule_step,
     slowest_slice_seconds,
 )
@@ -287,11 +288,11 @@ def test_transfers_wait_only_for_links_of_equal_direction(second: str, *, togeth
 
 def test_error_bar_widens_with_uncertain_shares() -> None:
     """Waiting for links and hosts, and transfers between slices."""
-    low, high = error_bar({"matrix": 6.0})
+    low, high = error_bar(error_parts({"matrix": 6.0}))
     assert low < 0 < high
 
     def widening(shares: dict[str, float], **known: float) -> tuple[float, float]:
-        below, above = error_bar(shares, **known)
+        below, above = error_bar(error_parts(shares, **known))
         return low - below, above - high
 
     waiting = {"matrix": 6.0, "ici": 1.5, "host": 0.5}
@@ -304,12 +305,14 @@ def test_error_bar_widens_with_uncertain_shares() -> None:
     )
     assert min(widening({"matrix": 6.0}, slowest_slice=0.5)) > 0
     # One of the chips of which most runs are published.
-    narrow = error_bar({"matrix": 6.0}, chip=TPUS["v6e"])
+    narrow = error_bar(error_parts({"matrix": 6.0}, chip=TPUS["v6e"]))
     assert narrow[1] - narrow[0] < high - low
-    below, above = error_bar({"matrix": 6.0, "dcn": 2.0}, dcn=4.0, chip=BY_NAME["h100"])
+    below, above = error_bar(
+        error_parts({"matrix": 6.0, "dcn": 2.0}, dcn=4.0, chip=BY_NAME["h100"])
+    )
     assert (below, above) == pytest.approx((-0.2 - (1 - 1 / 1.6) / 4, 0.3 + (1.6 - 1) / 2))
     # On GPUs, values in HBM may be fused.
-    bar = error_bar({"matrix": 6.0, "hbm": 2.0}, chip=BY_NAME["h100"])
+    bar = error_bar(error_parts({"matrix": 6.0, "hbm": 2.0}, chip=BY_NAME["h100"]))
     assert bar == pytest.approx((-0.2 - 0.15 / 4, 0.3))
 
 

@@ -350,14 +350,16 @@ class ModeCompiled(compiled.Compiled):
 class HostLocalCompiled(ModeCompiled):
     """Compiled program that moves host-local arguments to its devices, but no global ones."""
 
-    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
+    def _check_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], bool]:
         if kwargs:
             raise KeywordArgumentError(
                 f"{self._info.name} was called with {', '.join(kwargs)} by name, but it was "
                 "compiled while jax_array is off, for positional arguments only: pass them by "
                 "position"
             )
-        return super()._checked(args, kwargs)
+        return super()._check_arguments(args, kwargs)
 
     def _check_places(self, values: Sequence[Any]) -> None:
         types = [v if is_global(v) else struct_of(abstractify(v), None) for v in values]

@@ -73,7 +73,8 @@ def estimate_time(
     kernels = kernel_spread(module, schedule, chip, kernel_costs, rates)
     slowest = slowest_slice_seconds(schedule.seconds, collectives, topology)
     known = {"dcn": resources["dcn"], "slowest_slice": slowest, "kernels": kernels, "chip": chip}
-    below, above = error_bar(shares, **known)
+    parts = error_parts(shares, **known)
+    below, above = error_bar(parts)
     estimate = TimeEstimate(
         flops=work.flops,
         flops_by_dtype=tuple(sorted(work.matmul_flops.items(), key=lambda item: -item[1])),
@@ -89,9 +90,7 @@ def estimate_time(
         below=below,
         above=above,
         slowest_slice_seconds=slowest,
-        error_parts=tuple(
-            (cause, *part) for cause, part in error_parts(shares, **known).items() if any(part)
-        ),
+        error_parts=tuple((cause, *part) for cause, part in parts.items() if any(part)),
         shares=tuple(sorted(shares.items(), key=lambda item: -item[1])),
         kernels=tuple(sorted(_runs_of_kernels(schedule, known=True).items())),
         unknown_kernels=tuple(sorted(_runs_of_kernels(schedule, known=False).items())),
@@ -192,30 +191,17 @@ class KernelSpread:
     ragged: float = 0.0
 
 
-def error_bar(
-    shares: Mapping[str, float],
-    *,
-    dcn: float = 0.0,
-    slowest_slice: float = 0.0,
-    kernels: KernelSpread | None = None,
-    chip: Chip | None = None,
-) -> tuple[float, float]:
+def error_bar(parts: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
     """Return the error of a predicted time below and above it, as shares of the time.
 
     Args:
-        shares: Seconds of a step by the resource that the cores use or wait for.
-        dcn: Seconds of transfers between slices, also those that overlap with arithmetic.
-        slowest_slice: Seconds of waiting for the slowest slice, which `shares` lacks.
-        kernels: Uncertainty of the kernels.
-        chip: Figures of the chip; a TPU's bar if None.
+        parts: Those of `error_parts`.
 
     Returns:
         A negative share, and a positive one.
     """
-    parts = error_parts(
-        shares, dcn=dcn, slowest_slice=slowest_slice, kernels=kernels, chip=chip
-    ).values()
-    return max(sum(below for below, _ in parts), -1.0), sum(above for _, above in parts)
+    below, above = (sum(ends) for ends in zip(*parts.values(), strict=True))
+    return max(below, -1.0), above
 
 
 def error_parts(
@@ -233,11 +219,11 @@ def error_parts(
     the bar then holds; the proportions of the parts have seen every run.
 
     Args:
-        shares: As for `error_bar`.
-        dcn: As for `error_bar`.
-        slowest_slice: As for `error_bar`.
-        kernels: As for `error_bar`.
-        chip: As for `error_bar`.
+        shares: Seconds of a step by the resource that the cores use or wait for.
+        dcn: Seconds of transfers between slices, also those that overlap with arithmetic.
+        slowest_slice: Seconds of waiting for the slowest slice, which `shares` lacks.
+        kernels: Uncertainty of the kernels.
+        chip: Figures of the chip; a TPU's bar if None.
 
     Returns:
         A negative and a positive share of the time by `model`, `waiting`, `hbm`, `dcn`, `slices`,

@@ -1,5 +1,6 @@
 """Predictions beside profiles: one of JAX on CPU, and hand-made ones as TPUs write them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,14 @@ type Event = tuple[str, float, float, str]
 """Name, start and duration in seconds, JAX name."""
 
 
+def write_names(kind: str, names: Sequence[str]) -> str:
+    """Return the table of a plane that numbers names of events or of stats."""
+    return "".join(
+        f'{kind}_metadata {{ key: {n} value {{ id: {n} name: "{name}" }} }}\n'
+        for n, name in enumerate(names, 1)
+    )
+
+
 def write_profile(folder: Path, operations: list[Event], modules: list[Event]) -> Path:
     """Write a profile as TPU's profiler does, and return its file."""
     names = sorted({name for name, *_ in (*operations, *modules)})
@@ -40,11 +49,8 @@ def write_profile(folder: Path, operations: list[Event], modules: list[Event]) -
                 f"duration_ps: {round(seconds * 1e12)} {stat} }}\n"
             )
         lines += "}\n"
-    metadata = "".join(
-        f'event_metadata {{ key: {n} value {{ id: {n} name: "{name}" }} }}\n'
-        for n, name in enumerate(names, 1)
-    )
-    stats = 'stat_metadata { key: 1 value { id: 1 name: "tf_op" } }'
+    metadata = write_names("event", names)
+    stats = write_names("stat", ["tf_op"])
     text = f'planes {{ id: 1 name: "/device:TPU:0" {lines} {metadata} {stats} }}'
     file = folder / "plugins" / "profile" / "now" / "host.xplane.pb"
     file.parent.mkdir(parents=True)
@@ -76,12 +82,8 @@ def write_gpu_profile(folder: Path, streams: dict[str, list[Kernel]], device: in
                 f"stats {{ metadata_id: 3 uint64_value: {program} }} }}\n"
             )
         lines += "}\n"
-    metadata = "".join(
-        f'event_metadata {{ key: {n} value {{ id: {n} name: "{name}" }} }}\n'
-        for n, name in enumerate(names, 1)
-    )
-    for number, stat in enumerate(("hlo_op", "hlo_module", "program_id"), 1):
-        metadata += f'stat_metadata {{ key: {number} value {{ id: {number} name: "{stat}" }} }}\n'
+    metadata = write_names("event", names)
+    metadata += write_names("stat", ["hlo_op", "hlo_module", "program_id"])
     text = f'planes {{ id: 1 name: "/device:GPU:{device}" {lines} {metadata} }}'
     file = folder / "gpu.xplane.pb"
     file.write_bytes(ProfileData.text_proto_to_serialized_xspace(text))

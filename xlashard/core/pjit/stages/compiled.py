@@ -196,12 +196,14 @@ class Executable:
         return DonationInfo(info.donated, info.paths, info.name, DonationTracker(info.name))
 
     def _miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        values, repeatable = self._checked(args, kwargs)
+        values, repeatable = self._check_arguments(args, kwargs)
         results = Results(self._info.out_tree, self._info.kind_of)
         out, path = run_repeatably(self._compiled, values, results, self._donation, self._body)
         return out, path if repeatable else None, False
 
-    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
+    def _check_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], bool]:
         """Return the checked flat arguments, and True if the dispatcher may repeat the call."""
         raise NotImplementedError  # no-catalogue: abstract: both subclasses override it
 
@@ -296,7 +298,9 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
             target = LoadTarget(devices, allow_other_flags)
             return cls(*load(cls.__name__, data, target, (in_tree, out_tree)))
 
-    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
+    def _check_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], bool]:
         values = self._info.checked(args, kwargs, "compiled")
         self._check_places(values)
         return values, True

@@ -224,7 +224,9 @@ class StableHLOProgram(Executable):
         """Return the positions of the arguments whose buffers the results may take over."""
         return tuple(i for i, donated in enumerate(self._info.donated) if donated)
 
-    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
+    def _check_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], bool]:
         info = self._info
         if kwargs:
             raise ArgumentError(
