@@ -316,6 +316,7 @@ def test_error_bar_widens_with_uncertain_shares() -> None:
     assert bar == pytest.approx((-0.2 - 0.15 / 4, 0.3))
 
 
+@pytest.mark.needs_jax
 def test_slices_wait_for_the_slowest_of_them() -> None:
     """Losses of MaxText's 32B on v5e from 2 to 32 slices, of which no constant was made."""
     reduction = [(Mock(), NetworkCost(dcn_bytes=1.0))]
