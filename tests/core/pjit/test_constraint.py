@@ -25,6 +25,7 @@ from xlashard.errors import (
     ArgumentError,
     DeletedError,
     DeviceMismatchError,
+    IgnoredShardingWarning,
     MeshError,
     ResourceError,
     UnevenShardingWarning,
@@ -77,6 +78,17 @@ def test_the_annotation_in_the_module(mesh, partitioner):
     else:
         assert 'backend_config = "unspecified_dims=[1]"' in text
         assert 'mhlo.sharding = "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"' in text
+
+
+@pytest.mark.devices(8)
+def test_device_put_inside_moves_nothing_to_another_mesh(mesh):
+    """It places memory kinds only, as in `jax.jit`, which can't name this result."""
+    other = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
+    x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
+    with pytest.warns(IgnoredShardingWarning, match=naming("P('y',)", "with_sharding_constraint")):
+        out = pjit(lambda x: jax.device_put(x * 2, NamedSharding(other, P("y"))))(x)
+    np.testing.assert_array_equal(out, f32(8, 4) * 2)
+    assert out.sharding == x.sharding
 
 
 @pytest.mark.devices(8)

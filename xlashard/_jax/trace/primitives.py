@@ -481,20 +481,3 @@ def spmd_axis_names(axis_data: AxisData) -> tuple[str, ...]:
     if name is None:
         return ()
     return tuple(name) if isinstance(name, tuple | list) else (name,)
-
-
-def find_repeated_batch(value: Any) -> tuple[int, int, tuple[str, ...]] | None:
-    """Find out whether a value inside of `vmap` has another number of rows than the batch.
-
-    `jax.shard_map` repeats a closed-over value of the batch once per shard, if `vmap` shards the
-    batch (`spmd_axis_name`) and the function returns the value as it is.
-
-    Returns:
-        The rows of the batch and of the value, and the mesh axes of the batch; else None.
-    """
-    batch = getattr(getattr(value, "_trace", None), "axis_data", None)
-    dim = getattr(value, "batch_dim", None)
-    if batch is None or not isinstance(dim, int):
-        return None
-    rows = value.val.shape[dim]
-    return None if rows == batch.size else (batch.size, rows, spmd_axis_names(batch))

@@ -239,6 +239,16 @@ def is_staging() -> bool:
     return trace is not None
 
 
+def is_batch_sharded() -> bool:
+    """Return True inside of a `vmap` that shards its batch over mesh axes (`spmd_axis_name`)."""
+    trace = core.trace_ctx.trace
+    while trace is not None:
+        if getattr(getattr(trace, "axis_data", None), "spmd_name", None) is not None:
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
 def value_behind(value: Any, until: type | tuple[()] = ()) -> Any:
     """Return the concrete value behind a tracer of `vmap` and of derivatives.
 

@@ -17,7 +17,7 @@ from typing import (
 import jax
 
 from xlashard._jax import originals
-from xlashard._jax.trace.primitives import find_repeated_batch
+from xlashard._jax.trace.tracing import is_batch_sharded
 from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.callables import dispatched
 from xlashard.core.pjit.function import Function
@@ -29,7 +29,6 @@ from xlashard.core.pjit.options import (
     read_options,
 )
 from xlashard.core.pjit.shardings.resources import UNSPECIFIED, none_as_unspecified
-from xlashard.errors import ShardingError
 from xlashard.support.lazily import deferred
 from xlashard.support.tracebacks import short_tracebacks
 
@@ -314,8 +313,6 @@ def shard_map(f: Any = None, /, **options: Any) -> Any:
 
     Raises:
         ValueError: At the call, if a spec does not fit its argument or result.
-        ShardingError: At the call, if a result is a value that `vmap(..., spmd_axis_name=...)`
-            maps over, and no argument.
 
     Example:
         >>> import jax, numpy as np
@@ -333,24 +330,12 @@ def shard_map(f: Any = None, /, **options: Any) -> Any:
 
     @functools.wraps(f)
     def over_shards(*args: Any, **kwargs: Any) -> Any:
-        results = mapped(*args, **kwargs)
-        for result in jax.tree.leaves(results):
-            _check_batch(result)
-        return jax.tree.map(wrap_result, results)
+        # As a program, closed-over values become arguments. Without one, `vmap` takes those of its
+        # batch for values of a single shard, and repeats their rows once per shard.
+        call = originals.jit(mapped, inline=True) if is_batch_sharded() else mapped
+        return jax.tree.map(wrap_result, call(*args, **kwargs))
 
     return over_shards
-
-
-def _check_batch(result: Any) -> None:
-    repeated = find_repeated_batch(result)
-    if repeated is None:
-        return
-    size, rows, axes = repeated
-    raise ShardingError(
-        f"a result of shard_map is a closed-over value of vmap(..., spmd_axis_name={axes}): it has "
-        f"{rows} rows for the {size} of the batch: give the value to the function as an argument, "
-        "with its spec in in_specs"
-    )
 
 
 shard_map.__signature__ = inspect.signature(originals.shard_map)

@@ -1,5 +1,6 @@
 """vmap of pjit-ed functions and of constraints, also with a sharded batch."""
 
+import functools
 import itertools
 import re
 from types import SimpleNamespace
@@ -173,6 +174,39 @@ def test_spmd_axis_name_of_an_axis_in_use_is_refused(mesh):
     f = pjit(lambda x: x * 2, in_shardings=NamedSharding(mesh, P("x")))
     with pytest.raises(ResourceError, match=naming("spmd_axis_name", "P('x')")):
         jax.vmap(f, spmd_axis_name="x")(f32(4, 8))
+
+
+CLOSURES = {
+    "returned": lambda row, y: row,
+    "added": lambda row, y: y + row,
+    "reduced": lambda row, y: y * row.sum(),
+    "as one of two results": lambda row, y: (y, row),
+    "over a collective": lambda row, y: jax.lax.psum(y * row, "y"),
+}
+
+
+@pytest.mark.devices(8)
+@pytest.mark.parametrize("kind", sweep(CLOSURES, quick=["returned", "added"]))
+def test_shard_map_closes_over_rows_of_a_sharded_batch(mesh, kind):
+    """`jax.shard_map` returns the rows once per shard, or fails in its own assertions."""
+    rows, other = f32(4, 2), f32(2)
+
+    def share(row):
+        inner = functools.partial(CLOSURES[kind], row)
+        return xlashard.shard_map(inner, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(
+            other
+        )
+
+    def gradient(mapped):
+        return jax.grad(lambda rows: sum(x.sum() for x in jax.tree.leaves(mapped(rows))))(rows)
+
+    over_rows = jax.vmap(share, spmd_axis_name="x")
+    right = jax.tree.map(lambda *rows: np.stack(rows), *map(share, rows))
+    for function in (over_rows, pjit(over_rows)):
+        jax.tree.map(np.testing.assert_allclose, function(rows), right)
+    pairs = jax.vmap(jax.vmap(share), spmd_axis_name="x")(np.stack([rows, rows], 1))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[:, 1], b), pairs, right)
+    np.testing.assert_allclose(gradient(over_rows), gradient(jax.vmap(share)))
 
 
 def test_tiles_without_names_are_batched(mesh, partitioner):
