@@ -84,7 +84,7 @@ test-pure: $(developing) ## Run the tests of the pure ring as if JAX were not in
 .PHONY: test-one-device
 test-one-device: $(developing) ## Run fast tests of arrays and programs on one device
 	XLASHARD_TEST_DEVICES=1 $(pytest) -m 'not slow and not integration' \
-		$(or $(ARGS),tests/core tests/_jax tests/hlo tests/numpy tests/train/checkpoint)
+		$(or $(ARGS),tests/core tests/_jax tests/errors tests/hlo tests/numpy tests/train/checkpoint)
 
 .PHONY: test-gspmd
 test-gspmd: $(developing) browser ## Run the tests that depend on the partitioner under GSPMD

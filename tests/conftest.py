@@ -133,7 +133,7 @@ WITHOUT_JAX = (
 
 # Folders and files whose tests expect what eight devices do.
 EIGHT_DEVICES = (
-    *("core/pjit/shardings/test_explicit.py", "core/sharding/test_classes.py", "errors"),
+    *("core/pjit/shardings/test_explicit.py", "core/sharding/test_classes.py"),
     *("legacy/modules/test_multihost_utils.py", "legacy/shardings/test_pmap.py"),
 )
 

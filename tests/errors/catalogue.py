@@ -22,6 +22,7 @@ jax_fix = "jax.set_mesh"         # what JAX shows to write instead, if anything
 jax_is_as_good = true            # JAX's message has all that ours must have
 """
 
+import re
 import textwrap
 import tomllib
 from dataclasses import dataclass, fields
@@ -67,17 +68,26 @@ from jax.lax import with_sharding_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding, SingleDeviceSharding
 """
 
-SHARED = """\
+DEVICES = """\
 devices = jax.devices()
 mesh = Mesh(np.array(devices).reshape(4, 2), ("x", "y"))
 rows, columns = NamedSharding(mesh, P("x")), NamedSharding(mesh, P(None, "x"))
+"""
 
+VALUES = """\
 state = {"w": np.ones((8, 4), np.float32), "b": np.ones(4, np.float32)}
 batch = np.ones((8, 8), np.float32)
 
 def step(state, batch):
     return jax.tree.map(lambda leaf: leaf * 2, state), batch + 1
 """
+
+SHARED = f"{DEVICES}\n{VALUES}"
+
+
+def names_devices(source: str) -> bool:
+    """Return True for a source that needs the eight devices of the setup, or names made of them."""
+    return re.search(r"\b(devices|\w*mesh|rows|columns)\b", source) is not None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from tests.errors.catalogue import JAX_SETUP, SETUP, SHARED, Mistake
+from tests.errors.catalogue import JAX_SETUP, SETUP, SHARED, VALUES, Mistake, names_devices
 from xlashard._jax.trace.tracing import Tracer
 
 _JAXLIB = importlib.metadata.version("jaxlib")
@@ -84,7 +84,7 @@ def _whole_tracebacks() -> Iterator[None]:
 
 @cache
 def _compiled(setup: str) -> Any:
-    return compile(setup + SHARED, "setup.py", "exec")
+    return compile(setup, "setup.py", "exec")
 
 
 def execute(setup: str, source: str) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def execute(setup: str, source: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "example"}
     partitioner = jax.config.jax_use_shardy_partitioner
     try:
-        exec(_compiled(setup), names)
+        exec(_compiled(setup + (SHARED if names_devices(source) else VALUES)), names)
         exec(compile(source, "example.py", "exec"), names)
         jax.block_until_ready([v for v in names.values() if isinstance(v, jax.Array) and _alive(v)])
     finally:

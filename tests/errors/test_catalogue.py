@@ -7,7 +7,15 @@ from typing import Any
 import jax
 import pytest
 
-from tests.errors.catalogue import JAX_VERSION, SETUP, Mistake, Topic, read_topics
+from tests.device_counts import USUAL
+from tests.errors.catalogue import (
+    JAX_VERSION,
+    SETUP,
+    Mistake,
+    Topic,
+    names_devices,
+    read_topics,
+)
 from tests.errors.comparing import jax_score, our_score
 from tests.errors.messages import message, read_messages, write_message
 from tests.errors.running import Outcome, execute, ours, run, theirs
@@ -20,9 +28,11 @@ TOPICS = read_topics()
 
 
 def _marks(mistake: Mistake) -> list[pytest.MarkDecorator]:
-    """Mark entries that start processes or copy 64 MiB or more to every device as slow."""
+    """Mark entries of eight devices, and those that start processes or copy 64 MiB to each."""
+    source = mistake.setup + mistake.wrong + mistake.right + mistake.jax
     is_slow = any(text in mistake.wrong + mistake.right for text in ("pod(", "2**16"))
-    return [pytest.mark.slow] if is_slow else []
+    marks = [pytest.mark.slow] if is_slow else []
+    return [*marks, pytest.mark.devices(USUAL)] if names_devices(source) else marks
 
 
 def _corrected(mistake: Mistake, name: str) -> Any:

@@ -26,6 +26,7 @@ def with_entries(page: str) -> str:
     return ENTRY.sub(replaced, page)
 
 
+@pytest.mark.devices(8)
 def test_page_of_common_errors_is_up_to_date(update_goldens) -> None:
     page = PAGE.read_text(encoding="utf-8")
     if update_goldens:

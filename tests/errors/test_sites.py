@@ -52,6 +52,7 @@ def unhit() -> list[Site]:
     ]
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_every_check_has_an_entry(unhit: list[Site]) -> None:
     left = [str(site) for site in unhit if not site.exempt]
@@ -61,6 +62,7 @@ def test_every_check_has_an_entry(unhit: list[Site]) -> None:
     )
 
 
+@pytest.mark.devices(8)
 @pytest.mark.slow
 def test_exempt_statements_have_no_entry(unhit: list[Site]) -> None:
     exempt = {site for site in list_sites() if site.exempt}

@@ -73,6 +73,7 @@ def frames_of_ours(error: BaseException) -> list[str]:
     return [f"{f.filename}:{f.lineno}" for f in summary if Path(f.filename).is_relative_to(PACKAGE)]
 
 
+@pytest.mark.devices(8)
 @pytest.mark.filterwarnings("ignore::xlashard.errors.DonationWarning")
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
 def test_tracebacks_omit_internal_frames(topic: Topic) -> None:
