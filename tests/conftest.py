@@ -105,7 +105,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # Folders whose tests all run under GSPMD as well, and with the oldest versions. Single files of
 # others carry the marker themselves.
 _LAYER = ("analysis/explain", "analysis/recompile", "core/array", "core/pjit", "core/program")
-PARTITIONER_FOLDERS = (*_LAYER, "core/sharding", "errors", "hlo", "numpy")
+PARTITIONER_FOLDERS = (*_LAYER, "core/sharding", "errors", "hlo")
 JAX_VERSION_FOLDERS = (*_LAYER, "_jax", "core/sharding", "hlo", "legacy", "predict/targets/gpu")
 # Folders and files of the pure ring: their tests run without JAX too, except those that are slow
 # or marked `needs_jax`.

@@ -78,6 +78,7 @@ def test_the_corrected_call_runs(mistake: Mistake) -> None:
     assert run(SETUP, mistake.setup + mistake.right) == Outcome()
 
 
+@pytest.mark.own_partitioner
 @pytest.mark.slow  # All together; they do not test this package.
 @pytest.mark.parametrize("mistake", WITH_JAX)
 def test_jax_messages_have_fewer_facts(mistake: Mistake) -> None:
@@ -108,6 +109,7 @@ ACCIDENTS = frozenset(
 )
 
 
+@pytest.mark.own_partitioner
 @pytest.mark.slow  # All together, for they run JAX; those above have run most of them.
 @pytest.mark.parametrize("mistake", WITH_JAX)
 def test_handlers_of_jax_classes_catch_the_same_mistake(mistake: Mistake) -> None:

@@ -122,6 +122,7 @@ def agree(got: Any, wanted: Any) -> None:
         np.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-4)
 
 
+@pytest.mark.partitioner
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["single", "half the devices", "permuted mesh", "bare tiles", "listed tiles", "own"]
@@ -147,6 +148,7 @@ def test_elementwise_results_are_cut_like_the_operand(ours: Samples[Any]) -> Non
     assert xnp.concatenate([ours.x, ours.u], axis=1).sharding.shard_shape((8, 16)) == (4, 4)
 
 
+@pytest.mark.partitioner
 @pytest.mark.slow
 def test_results_independent_of_elements_stay_on_the_devices(ours: Samples[Any]) -> None:
     x = ours.x
@@ -296,6 +298,7 @@ PLACES = {
 }
 
 
+@pytest.mark.partitioner
 @pytest.mark.devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", list(PLACES))

@@ -47,6 +47,7 @@ def with_jax():
     return functools.cache(lambda name: PROGRAMS[name](JAX, make_mesh((4, 2), ("data", "model"))))
 
 
+@pytest.mark.own_partitioner  # Three of them train under the other one below.
 @pytest.mark.integration
 @pytest.mark.parametrize("imports", [ALL_OF_XLASHARD, JIT_OF_XLASHARD], ids=["all", "jit alone"])
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -65,6 +66,7 @@ def test_training_with_changed_imports_equals_jax(name, imports, with_jax):
         assert len(array.devices()) == 8
 
 
+@pytest.mark.own_partitioner
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["train_state", "stacked_layers", "loop_inside_by_scan"])
 def test_training_under_the_other_partitioner_equals_jax(name, with_jax):
