@@ -9,10 +9,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from xlashard._jax import originals
 from xlashard._jax.runtime.global_state import BoundedCache
@@ -229,6 +229,71 @@ class ArrayBase(jax.Array):
                 self._shards_or_cause = shards
             return shards
 
+    # Written out, since Python calls such a property in half of the time of any other.
+
+    @property
+    def aval(self) -> Any:
+        """Abstract value: shape, dtype, weak type."""
+        return self._buffers.aval
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Size of each dimension, over all devices."""
+        return self._buffers.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the elements."""
+        return self._buffers.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self._buffers.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements over all devices; replicas count once."""
+        return self._buffers.size
+
+    @property
+    def itemsize(self) -> int:
+        """Size of an element in bytes."""
+        return self._buffers.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all elements in bytes; replicas count once."""
+        return self._buffers.nbytes
+
+    @property
+    def weak_type(self) -> bool:
+        """True if the other operand decides the dtype, as with a Python number."""
+        return self._buffers.weak_type
+
+    @property
+    def committed(self) -> bool:
+        """True if computations must stay on the devices of the array."""
+        return self._buffers.committed
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """True if all devices of the array belong to this process."""
+        return self._buffers.is_fully_addressable
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """True if every device of the array holds all of it."""
+        return self._buffers.is_fully_replicated
+
+    @property
+    def traceback(self) -> Any:
+        """Python traceback of the array's creation, as the runtime recorded it."""
+        return self._buffers.traceback
+
+    # JAX reads it on each argument of a traced call; `__getattr__` takes 20 times as long.
+    _committed = committed
+
     @property
     def _handle(self) -> Handle:
         self._exclusive = False
@@ -300,28 +365,6 @@ class ArrayBase(jax.Array):
                 return getattr(self._handle, name)
             kind = "an Array" if type(self).__name__ == "Array" else f"a {type(self).__name__}"
             raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=self)
-
-
-# Their types are those of `jax.Array`, so that only the text is repeated.
-_OF_BUFFERS = {
-    "aval": "Abstract value: shape, dtype, weak type.",
-    "shape": "Size of each dimension, over all devices.",
-    "dtype": "Type of the elements.",
-    "ndim": "Number of dimensions.",
-    "size": "Number of elements over all devices; replicas count once.",
-    "itemsize": "Size of an element in bytes.",
-    "nbytes": "Size of all elements in bytes; replicas count once.",
-    "weak_type": "True if the other operand decides the dtype, as with a Python number.",
-    "committed": "True if computations must stay on the devices of the array.",
-    "is_fully_addressable": "True if all devices of the array belong to this process.",
-    "is_fully_replicated": "True if every device of the array holds all of it.",
-    "traceback": "Python traceback of the array's creation, as the runtime recorded it.",
-}
-for _name, _text in _OF_BUFFERS.items():
-    setattr(ArrayBase, _name, property(attrgetter(f"_buffers.{_name}"), doc=_text))
-
-# JAX reads it on each argument of a traced call; `__getattr__` takes 20 times as long.
-ArrayBase._committed = ArrayBase.committed  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def handle_of(x: Any) -> Any:

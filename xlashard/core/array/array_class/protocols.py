@@ -168,8 +168,10 @@ class HostProtocols(ArrayBase):
         """Return one element as a Python number; the position is optional if there is only one."""
         try:
             if not args and active_guards() is None:
-                with suppress(RuntimeError, ValueError):  # handled below
+                try:
                     return self._handle.item()
+                except (RuntimeError, ValueError):
+                    pass  # handled below
             return read_value(self).item(*args)
         except BaseException as error:
             shorten(error)
@@ -199,14 +201,17 @@ class HostProtocols(ArrayBase):
 
     def __buffer__(self, flags: int, /) -> memoryview:
         handle = self._handle
-        if handle.sharding.num_devices > 1:
-            whole = handle.is_fully_replicated and handle.is_fully_addressable
-            handle = first_replica(handle) if whole else None
-        if handle is not None:
-            try:
-                return memoryview(handle)
-            except (BufferError, RuntimeError):
-                pass  # memory that the host can't read, or deleted memory
+        try:
+            return memoryview(handle)
+        except (BufferError, RuntimeError):
+            pass  # several shards, memory that the host can't read, or deleted memory
+        if (
+            handle.sharding.num_devices > 1
+            and handle.is_fully_replicated
+            and handle.is_fully_addressable
+        ):
+            with suppress(BufferError, RuntimeError):
+                return memoryview(first_replica(handle))
         try:
             return memoryview(read_value(self))
         except ValueError:
