@@ -185,9 +185,11 @@ bench-growth: ## Compare costs with JAX's as work grows (under 10 minutes; ARGS=
 bench-auto: $(developing) ## Compare automatic shardings with layouts by hand (ARGS="--programs vit")
 	$(python) -m benchmarks.auto $(ARGS)
 
-.PHONY: bench-gpu
-bench-gpu: $(developing) ## Measure this machine's GPU beside its predictions (ARGS=--rehearse anywhere)
-	$(python) -m benchmarks.gpu $(ARGS)
+.PHONY: bench-gpu bench-tpu
+bench-gpu: ## Measure this machine's GPU beside its predictions (ARGS=--rehearse anywhere)
+bench-tpu: ## Measure the TPUs of this VM's slice beside their predictions (ARGS=--rehearse anywhere)
+bench-gpu bench-tpu: $(developing)
+	$(python) -m benchmarks.device $(@:bench-%=%) $(ARGS)
 
 .PHONY: wheel
 wheel: $(developing) ## Build the wheel and the sdist into dist/

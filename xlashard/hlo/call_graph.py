@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xlashard.hlo.module import Computation, HloModule, Instruction, callees_first
@@ -48,11 +48,18 @@ class CallSite:
         return names[number] if number < len(names) else ""
 
 
-def find_call_sites(module: HloModule) -> dict[str, CallSite]:
+def find_call_sites(module: HloModule) -> Mapping[str, CallSite]:
     """Return the call site of each computation that the entry reaches.
 
     A computation with several callers runs as often as they make it run together.
     """
+    found = module.call_graph
+    if find_call_sites not in found:
+        found[find_call_sites] = _find_call_sites(module)
+    return found[find_call_sites]
+
+
+def _find_call_sites(module: HloModule) -> dict[str, CallSite]:
     if module.entry not in module.computations:
         return {}
     sites = {module.entry: CallSite()}
@@ -116,7 +123,7 @@ def trip_count(module: HloModule, caller: Computation, loop: Instruction) -> int
         caller: The computation that holds the loop.
         loop: The `while`.
     """
-    counts, key = module.trip_counts, (caller.name, loop.name)
+    counts, key = module.call_graph, (caller.name, loop.name)
     if key not in counts:
         counts[key] = _trip_count(module, caller, loop)
     return counts[key]
@@ -233,7 +240,6 @@ def constant_of(module: HloModule, computation: Computation, name: str) -> Instr
         computation: The computation that holds the value.
         name: Name of the value.
     """
-    sites: dict[str, CallSite] | None = None
     element: int | None = None
     seen: set[tuple[str, str]] = set()
     while (computation.name, name) not in seen:
@@ -245,8 +251,7 @@ def constant_of(module: HloModule, computation: Computation, name: str) -> Instr
         if opcode == "constant":
             return instruction if element is None else None
         if opcode == "parameter":
-            sites = find_call_sites(module) if sites is None else sites
-            site = sites.get(computation.name, CallSite())
+            site = find_call_sites(module).get(computation.name, CallSite())
             if site.caller is None or not _keeps(module, site.caller, element):
                 return None
             name = site.operand_for(computation, instruction)

@@ -44,7 +44,7 @@ class HloProgram(HloModule):
         True
     """
 
-    @cached_property
+    @property
     def call_sites(self) -> Mapping[str, CallSite]:
         """Return the call site of each computation that the entry reaches, with its runs."""
         return find_call_sites(self)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from functools import cached_property
+from typing import Any
 
 from xlashard.errors import GroupTextError
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
@@ -302,8 +303,8 @@ class HloModule:
     unread: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
-    def trip_counts(self) -> dict[tuple[str, str], int | None]:
-        """Return the cache of `call_graph.trip_count`, keyed by computation and loop."""
+    def call_graph(self) -> dict[Any, Any]:
+        """Return the cache of `call_graph`: call sites, and trip counts by computation and loop."""
         return {}
 
     @cached_property

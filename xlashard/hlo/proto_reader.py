@@ -6,7 +6,7 @@ https://github.com/openxla/xla. Attributes of instructions are decoded at their 
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -118,7 +118,7 @@ _ATTRIBUTES = message_type(
     scatter=(48, message_type(window=(1, [int]), inserted=(2, [int]))),
     groups=(49, [_NUMBERS]),
     precision=(51, _NUMBERS),
-    pairs=(52, [message_type(source=(1, int), target=(2, int))]),
+    pairs=(52, [bytes]),
     direction=(63, str),
     frontend=(68, message_type(entries=(1, [message_type(key=(1, str), value=(2, str))]))),
     global_ids=(71, int),
@@ -127,6 +127,14 @@ _ATTRIBUTES = message_type(
     mesh_groups=(93, message_type(mesh=(1, _MESH), axes=(2, [_AXIS]))),
 )
 """HloInstructionProto, of which groups have had several fields."""
+_PAIR = message_type(source=(1, int), target=(2, int))
+
+
+@lru_cache(maxsize=8192)
+def _read_pair(data: bytes) -> tuple[int, int]:
+    """Read a pair of devices once: a module of 512 devices may hold 170,000, most of them equal."""
+    pair = _PAIR(data)
+    return pair.source, pair.target
 
 
 def read_proto(data: bytes, buffers: bytes = b"") -> HloModule:
@@ -277,7 +285,7 @@ class _ModuleReader:
             call_target=message.call_target,
             channel=None if ends else message.channel or None,
             groups=groups,
-            pairs=SourceTargetPairs(tuple([(pair.source, pair.target) for pair in message.pairs]))
+            pairs=SourceTargetPairs(tuple(map(_read_pair, message.pairs)))
             if has_pairs(opcode)
             else None,
             global_ids=not ends and bool(message.global_ids),

@@ -66,7 +66,7 @@ class SourceLocator:
         if not inside:
             return None
         users = [f for f in inside if self._is_users_file(f.file)]
-        users = users or [f for f in inside if is_of_package(f.file, self.file)]
+        users = users or [f for f in inside if self._is_of_package(f.file)]
         frame, *callers = users or inside[:1]
         return SourceLine(frame.file, frame.line, frame.function, bool(users), tuple(callers))
 
@@ -79,6 +79,10 @@ class SourceLocator:
     @cached_property
     def _is_users_file(self) -> Callable[[str], bool]:
         return cache(is_users_file)
+
+    @cached_property
+    def _is_of_package(self) -> Callable[[str], bool]:
+        return cache(lambda file: is_of_package(file, self.file))
 
     def _is_of_function(self, frame: Frame) -> bool:
         return frame.file == self.file and frame.function.rpartition(".")[2] == self.function

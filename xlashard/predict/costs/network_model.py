@@ -21,7 +21,6 @@ dimensions, and divided among groups or devices that share the links):
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -302,44 +301,51 @@ class NetworkModel(BaseNetworkModel[Topology, _GroupLinks]):
 
 
 def _load(pairs: SourceTargetPairs, topology: Topology, places: np.ndarray) -> _LinkLoad:
-    links: Counter[tuple[int, tuple[int, ...], int]] = Counter()
-    within = between = hops = 0
-    for source, target in pairs.pairs:
-        if source == target or max(source, target) >= len(places):
-            continue
-        start, end = places[source].tolist(), places[target].tolist()
-        if start[0] != end[0]:
-            between += 1
-            continue
-        within += 1
-        hops = max(hops, _route(start, end, topology, links))
+    """Return the load of transfers, each of which follows the dimensions in order."""
+    known = [p for p in pairs.pairs if p[0] != p[1] and max(p) < len(places)]
+    sources, targets = np.array(known, int).reshape(-1, 2).T
+    inside = places[sources][:, 0] == places[targets][:, 0]
+    # Transfers on their way: the devices where they are, and where they go.
+    at, end = places[sources[inside]], places[targets[inside]]
+    hops = np.zeros(len(at), int)
+    busiest: dict[str, int] = {}
+    for number, dimension in enumerate(topology.dimensions):
+        distance = end[:, number] - at[:, number]
+        if dimension.wraps:
+            is_shorter_around = 2 * np.abs(distance) > dimension.size
+            distance -= np.where(is_shorter_around, np.sign(distance) * dimension.size, 0)
+        hops += np.abs(distance)
+        for step, way in ((1, "+"), (-1, "-")):
+            if count := _busiest_link(at, distance * step, number, step, topology):
+                busiest[dimension.name + way] = count
+        at[:, number] = end[:, number]
     named = max(len({device for pair in pairs.pairs for device in pair}), 1)
-    busiest: Counter[str] = Counter()
-    for (number, _, step), count in links.items():
-        name = topology.dimensions[number].name + ("+" if step > 0 else "-")
-        busiest[name] = max(busiest[name], count)
-    return _LinkLoad(tuple(busiest.items()), within / named, between / named, hops)
+    between = len(known) - len(at)
+    longest = int(hops.max(initial=0))
+    return _LinkLoad(tuple(busiest.items()), len(at) / named, between / named, longest)
 
 
-def _route(
-    at: list[int],
-    end: list[int],
-    topology: Topology,
-    links: Counter[tuple[int, tuple[int, ...], int]],
+def _busiest_link(
+    at: np.ndarray, distance: np.ndarray, number: int, step: int, topology: Topology
 ) -> int:
-    """Count a transfer on each link of its route, and return the number of links.
+    """Return how many transfers take the busiest link of a dimension in one direction.
 
     Devices of a chip share its links.
+
+    Args:
+        at: Coordinates of each transfer `[transfers, dimensions]`.
+        distance: Links that each has before it in this direction, if any.
+        number: The dimension.
+        step: 1 or -1.
+        topology: Topology of the coordinates.
     """
-    core = len(at) - 1
-    hops = 0
-    for number, dimension in enumerate(topology.dimensions):
-        distance = end[number] - at[number]
-        if dimension.wraps and 2 * abs(distance) > dimension.size:
-            distance -= dimension.size if distance > 0 else -dimension.size
-        step = 1 if distance > 0 else -1
-        hops += abs(distance)
-        for _ in range(abs(distance)):
-            links[number, tuple(at if number == core else at[:core]), step] += 1
-            at[number] = (at[number] + step) % dimension.size
-    return hops
+    sizes = [dimension.size for dimension in topology.dimensions]
+    core = len(sizes) - 1
+    taken = []
+    for done in range(distance.max(initial=0)):
+        begins = at[distance > done].T.copy()
+        begins[number] = (begins[number] + step * done) % sizes[number]
+        if number != core:
+            begins[core] = 0
+        taken.append(np.ravel_multi_index(tuple(begins), sizes))
+    return int(np.bincount(np.concatenate(taken)).max()) if taken else 0

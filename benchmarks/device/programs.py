@@ -1,4 +1,4 @@
-"""Programs that a GPU is measured with: their kind, function and arrays."""
+"""Programs that devices are measured with: their kind, function and arrays."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ type Call = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class GpuProgram:
+class DeviceProgram:
     """A program to measure.
 
     Attributes:
@@ -45,6 +45,8 @@ class GpuProgram:
         arrays: Types of its arguments: `bf16[8,128] s32[8]`. Integers are indices into the rows of
             the first array.
         needs_gpu: Whether it calls a library of GPUs.
+        sharded: Number of arrays, from the first on, whose rows are sharded over several devices;
+            each device has the others whole.
     """
 
     kind: str
@@ -52,6 +54,7 @@ class GpuProgram:
     function: Call
     arrays: str
     needs_gpu: bool = False
+    sharded: int = 0
 
     def types(self, *, tiny: bool) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Return the types of the arguments, in a rehearsal with small dimensions."""
@@ -228,6 +231,11 @@ _TABLE: Mapping[str, Mapping[str, tuple[Call, str]]] = {
             "bf16[2048,8192] bf16[8192,2048]",
         ),
     },
+    "all devices": {
+        "sum of products": (lambda x, y: x.T @ y, "bf16[16384,4096] bf16[16384,4096]"),
+        "gathered product": (jnp.dot, "bf16[8192,8192] bf16[8192,8192]"),
+        "sharded MLP step": (_mlp_step, "bf16[65536,4096] bf16[4096,4096] bf16[4096,4096]"),
+    },
     "other": {
         "Fourier transform": (jnp.fft.fft, "c64[4096,4096]"),
         "random numbers": (
@@ -238,12 +246,23 @@ _TABLE: Mapping[str, Mapping[str, tuple[Call, str]]] = {
 }
 
 
-def list_programs() -> Iterator[GpuProgram]:
+_SHARDED = {"sum of products": 2, "gathered product": 2, "sharded MLP step": 1}
+"""Number of sharded arrays, by program."""
+
+
+def list_programs() -> Iterator[DeviceProgram]:
     """Yield all programs, by kind."""
     for kind, programs in _TABLE.items():
         for name, (function, arrays) in programs.items():
-            yield GpuProgram(kind, name, function, arrays, needs_gpu="cuDNN" in name)
+            sharded = _SHARDED.get(name, 0)
+            yield DeviceProgram(kind, name, function, arrays, "cuDNN" in name, sharded)
 
 
 PROFILED = ("MLP step", "block gradients", "100 products", "softmax", "sort")
 """Programs whose profiles are compared with the predicted schedules."""
+
+PROGRAMS_FOR_TPUS = (
+    *("product bf16 8192", "gated product", "copy", "softmax", "layer norm", "gather rows"),
+    *("attention", "ragged product", "block gradients", *_SHARDED),
+)
+"""Programs that TPUs are measured with."""

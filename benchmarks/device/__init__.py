@@ -1,0 +1,1 @@
+"""Measurements of a machine's GPU or TPUs, beside what is predicted for them."""

@@ -1,1 +1,0 @@
-"""Measurements on one GPU, beside the predictions for it."""
