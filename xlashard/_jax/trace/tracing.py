@@ -56,6 +56,8 @@ class TracedFunction:
         arg_names: A path for each dynamic argument (`state['params']['w']`).
         result_paths: A path for each result.
         consts: The closed-over tracers; they precede the arguments.
+        shared: What calls with the same trace have in common, by what it depends on. It lives as
+            long as the jaxpr, and so must not refer to it.
         is_new: True the first time, False for a cached trace.
     """
 
@@ -67,6 +69,7 @@ class TracedFunction:
     arg_names: tuple[str, ...]
     result_paths: tuple[str, ...]
     consts: tuple[Any, ...]
+    shared: dict[Any, Any]
     is_new: bool
 
 
@@ -174,6 +177,7 @@ def _read_trees(params: Any) -> dict[str, Any]:
         "in_tree": in_default_registry(params.in_tree),
         "out_tree": in_default_registry(params.out_tree),
         "result_paths": tuple(jaxpr.debug_info.safe_result_paths(len(jaxpr.out_avals))),
+        "shared": {},
     }
 
 

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -164,30 +165,85 @@ def trace_call(
     if not are_arrays(values):
         check_values(values, parameters.paths(args, kwargs))
     requested = [resource.value for resource in options.in_resources.leaves]
-    with assume_chip(find_target_device(mesh, values, requested)):
+    device = find_target_device(mesh, values, requested)
+    with nullcontext() if device is None else assume_chip(device):
         traced = _traced(tracer, parameters.signature.function, (args, kwargs, mesh), values)
     if traced.is_new:
         miss.record_stage("trace")
-    in_resources, out_resources = options.in_resources, options.out_resources
-    ins = parameters.expand_in(in_resources, traced.in_tree)
-    outs = expand(out_resources, traced.out_tree, "result")
-    _check_from_gda(ins, values, traced.arg_names, in_resources.what)
-    arguments = ins, traced.in_avals, traced.arg_names, in_resources.what
-    results = outs, traced.jaxpr.out_avals, traced.result_paths, out_resources.what
-    in_shardings, in_layouts = _read_requests(spec_mesh, *arguments)
-    out_shardings, out_layouts = _read_requests(spec_mesh, *results)
+    requests = traced.shared.get(spec_mesh)
+    if requests is None:
+        donated = parameters.donated(args, kwargs, len(values))
+        requests = _read_options(traced, parameters, options, spec_mesh, donated)
+        traced.shared[spec_mesh] = requests
+    if requests.from_gda:
+        what = options.in_resources.what
+        _check_from_gda(requests.from_gda, values, traced.arg_names, what)
     return Call(
         traced=traced,
         values=tuple(values),
         mesh=mesh,
-        in_shardings=in_shardings,
-        out_shardings=out_shardings,
-        layouts=(in_layouts, out_layouts),
-        donated=parameters.donated(args, kwargs, len(values)),
+        in_shardings=requests.in_shardings,
+        out_shardings=requests.out_shardings,
+        layouts=requests.layouts,
+        donated=requests.donated,
         statics=parameters.statics(args, kwargs),
         kind_of=options.kind_of,
         miss=miss,
+        auto=requests.auto,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Requests:
+    """What the options request of the values of a call; calls of equal types share it.
+
+    Attributes:
+        in_shardings: See `Call`, as for the next four.
+        out_shardings: The requested sharding of each result.
+        layouts: The requested layouts.
+        donated: The donated arguments.
+        auto: The arguments under `AUTO`.
+        from_gda: The resource of each argument, if one is `FROM_GDA`; else empty.
+    """
+
+    in_shardings: tuple[Sharding | None, ...]
+    out_shardings: tuple[Sharding | None, ...]
+    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
+    donated: tuple[bool, ...]
+    auto: tuple[bool, ...] | None
+    from_gda: Sequence[Resource]
+
+
+def _read_options(
+    traced: tracing.TracedFunction,
+    parameters: Parameters,
+    options: PjitOptions,
+    mesh: Mesh | AbstractMesh | None,
+    donated: tuple[bool, ...],
+) -> _Requests:
+    """Return what the options request of each argument and result of a traced function.
+
+    Args:
+        traced: The function.
+        parameters: Its parameters.
+        options: Its options.
+        mesh: The mesh of specs.
+        donated: For each argument, True if it is donated.
+    """
+    in_resources, out_resources = options.in_resources, options.out_resources
+    ins = parameters.expand_in(in_resources, traced.in_tree)
+    outs = expand(out_resources, traced.out_tree, "result")
+    arguments = ins, traced.in_avals, traced.arg_names, in_resources.what
+    results = outs, traced.jaxpr.out_avals, traced.result_paths, out_resources.what
+    in_shardings, in_layouts = _read_requests(mesh, *arguments)
+    out_shardings, out_layouts = _read_requests(mesh, *results)
+    return _Requests(
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        layouts=(in_layouts, out_layouts),
+        donated=donated,
         auto=_auto(ins, (*in_resources.leaves, *out_resources.leaves)),
+        from_gda=ins if any([type(resource.value) is FromGda for resource in ins]) else (),
     )
 
 
