@@ -1,10 +1,11 @@
 """Trace the function of a call, and find the shardings inside it and those requested for it."""
 
+import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -135,13 +136,33 @@ def _type_key(value: jax.ShapeDtypeStruct) -> Hashable:
     return value.shape, value.dtype, value.weak_type, value.sharding
 
 
-def trace_call(
+class TracedCall(NamedTuple):
+    """A call whose function has been traced.
+
+    Attributes:
+        traced: The function, traced for the arguments.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        values: The dynamic arguments, flat.
+        mesh: The mesh in force, or None.
+        began: The start of the call, as of `CacheMiss`.
+    """
+
+    traced: tracing.TracedFunction
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    values: list[Any]
+    mesh: Mesh | None
+    began: float
+
+
+def trace_values(
     tracer: tracing.FunctionTracer,
     parameters: Parameters,
     options: PjitOptions,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Call:
+) -> TracedCall:
     """Trace a function for the arguments of a call.
 
     Args:
@@ -153,12 +174,9 @@ def trace_call(
 
     Raises:
         ArgumentError: If an argument is no array, or a static one is not hashable.
-        MeshError: If a spec was requested and no mesh is in force.
-        ResourceError: If requested shardings do not fit the trees of arguments or results.
         TracingError: If `jax.no_tracing` forbids to trace.
     """
-    miss, mesh = CacheMiss(), tracing.mesh_in_force()
-    spec_mesh = find_spec_mesh(mesh)
+    began, mesh = time.perf_counter(), tracing.mesh_in_force()
     if parameters.needs_check:
         parameters.check_call(args, kwargs)
     values = parameters.leaves(args, kwargs)
@@ -167,7 +185,25 @@ def trace_call(
     requested = [resource.value for resource in options.in_resources.leaves]
     device = find_target_device(mesh, values, requested)
     with nullcontext() if device is None else assume_chip(device):
-        traced = _traced(tracer, parameters.signature.function, (args, kwargs, mesh), values)
+        call = args, kwargs, mesh
+        traced = _traced(tracer, parameters.signature.function, call, values)
+    return TracedCall(traced, args, kwargs, values, mesh, began)
+
+
+def read_call(call: TracedCall, parameters: Parameters, options: PjitOptions) -> Call:
+    """Return a traced call with what its options request.
+
+    Args:
+        call: The call.
+        parameters: The parameters of its function.
+        options: Its options.
+
+    Raises:
+        MeshError: If a spec was requested and no mesh is in force.
+        ResourceError: If requested shardings do not fit the trees of arguments or results.
+    """
+    traced, args, kwargs, values, mesh, began = call
+    miss, spec_mesh = CacheMiss(began=began), find_spec_mesh(mesh)
     if traced.is_new:
         miss.record_stage("trace")
     requests = traced.shared.get(spec_mesh)
