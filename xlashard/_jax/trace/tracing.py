@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +27,6 @@ from xlashard._jax.private import (
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
 from xlashard._jax.tree_definitions import in_default_registry
-from xlashard.support.lazily import dataclass
 
 type Jaxpr = Any
 type TreeDef = Any
@@ -43,34 +42,33 @@ def escaped_tracer_error(tracer: Tracer, detail: str | None = None) -> Exception
     return core.escaped_tracer_error(tracer, detail)
 
 
-@dataclass(frozen=True, eq=False)
-class TracedFunction:
+class TracedFunction(NamedTuple):
     """A function after tracing.
 
     Attributes:
         name: The function's name.
         jaxpr: Its closed jaxpr.
         in_avals: The abstract values of its dynamic arguments.
+        arg_names: A path for each dynamic argument (`state['params']['w']`).
+        consts: The closed-over tracers; they precede the arguments.
+        is_new: True the first time, False for a cached trace.
         in_tree: The tree of `(args, kwargs)` without static arguments.
         out_tree: The tree of its result.
-        arg_names: A path for each dynamic argument (`state['params']['w']`).
         result_paths: A path for each result.
-        consts: The closed-over tracers; they precede the arguments.
         shared: What calls with the same trace have in common, by what it depends on. It lives as
             long as the jaxpr, and so must not refer to it.
-        is_new: True the first time, False for a cached trace.
     """
 
     name: str
     jaxpr: Jaxpr
     in_avals: tuple[Any, ...]
+    arg_names: tuple[str, ...]
+    consts: tuple[Any, ...]
+    is_new: bool
     in_tree: TreeDef
     out_tree: TreeDef
-    arg_names: tuple[str, ...]
     result_paths: tuple[str, ...]
-    consts: tuple[Any, ...]
     shared: dict[Any, Any]
-    is_new: bool
 
 
 @lru_cache(maxsize=1)
@@ -119,7 +117,7 @@ class FunctionTracer:
             static_argnames=static_argnames,
         )
         # What the last call of each jaxpr has in common with the next one.
-        self._jaxprs: weakref.WeakKeyDictionary[Jaxpr, tuple[TreeDef, dict[str, Any]]]
+        self._jaxprs: weakref.WeakKeyDictionary[Jaxpr, tuple[TreeDef, Any]]
         self._jaxprs = weakref.WeakKeyDictionary()
 
     @property
@@ -150,13 +148,13 @@ class FunctionTracer:
                 _traced.add(jaxpr)
                 self._jaxprs[jaxpr] = known
         return TracedFunction(
-            name=params.params["name"],
-            jaxpr=jaxpr,
-            in_avals=tuple(params.in_avals),
-            arg_names=tuple(params.arg_names),
-            consts=tuple(params.consts),
-            is_new=is_new,
-            **known[1],
+            params.params["name"],
+            jaxpr,
+            tuple(params.in_avals),
+            tuple(params.arg_names),
+            tuple(params.consts),
+            is_new,
+            *known[1],
         )
 
     def forget(self) -> list[Jaxpr]:
@@ -170,15 +168,12 @@ class FunctionTracer:
         return jaxprs
 
 
-def _read_trees(params: Any) -> dict[str, Any]:
-    """Return the fields of a `TracedFunction` that follow from its jaxpr and its trees."""
+def _read_trees(params: Any) -> tuple[TreeDef, TreeDef, tuple[str, ...], dict[Any, Any]]:
+    """Return the last fields of a `TracedFunction`, which follow from its jaxpr and its trees."""
     jaxpr = params.params["jaxpr"]
-    return {
-        "in_tree": in_default_registry(params.in_tree),
-        "out_tree": in_default_registry(params.out_tree),
-        "result_paths": tuple(jaxpr.debug_info.safe_result_paths(len(jaxpr.out_avals))),
-        "shared": {},
-    }
+    paths = tuple(jaxpr.debug_info.safe_result_paths(len(jaxpr.out_avals)))
+    in_tree, out_tree = map(in_default_registry, (params.in_tree, params.out_tree))
+    return in_tree, out_tree, paths, {}
 
 
 def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:

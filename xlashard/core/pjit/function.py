@@ -46,6 +46,7 @@ from xlashard.core.pjit.shardings.unreduced import has_reductions
 from xlashard.core.pjit.trace import (
     Call,
     ObservedPjit,
+    TracedCall,
     all_parts_of,
     find_constraint_line,
     inner_shardings,
@@ -198,7 +199,14 @@ class Function:
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Trace for the arguments of a call."""
-        call = trace_values(self.tracer, self.parameters, self.options, args, kwargs)
+        return self.read_call(self.trace_values(args, kwargs))
+
+    def trace_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedCall:
+        """Trace for the arguments of a call, whose options are not read yet."""
+        return trace_values(self.tracer, self.parameters, self.options, args, kwargs)
+
+    def read_call(self, call: TracedCall) -> Call:
+        """Return a traced call with what the options request."""
         return read_call(call, self.parameters, self.options)
 
     def report_stages(
@@ -429,7 +437,7 @@ class Function:
 
     def _bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Bind a call under a transformation or a trace, by what an earlier one has found."""
-        seen = trace_values(self.tracer, self.parameters, self.options, args, kwargs)
+        seen = self.trace_values(args, kwargs)
         traced, mesh, options = seen.traced, seen.mesh, self.options
         key = "equation", mesh, find_spec_mesh(mesh), options.inline and tracing.is_staging()
         equation = traced.shared.get(key)
@@ -437,7 +445,7 @@ class Function:
             body = equation.find_body()
             if body is not None:
                 return equation.bind(body, traced, seen.values)
-        call = read_call(seen, self.parameters, options)
+        call = self.read_call(seen)
         self._report_bound(call)
         body, equation = self._make_equation(call)
         # Of `FROM_GDA` the values of each call are checked.
