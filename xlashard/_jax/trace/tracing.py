@@ -46,27 +46,27 @@ class TracedFunction(NamedTuple):
     """A function after tracing.
 
     Attributes:
-        name: The function's name.
         jaxpr: Its closed jaxpr.
-        in_avals: The abstract values of its dynamic arguments.
-        arg_names: A path for each dynamic argument (`state['params']['w']`).
         consts: The closed-over tracers; they precede the arguments.
         is_new: True the first time, False for a cached trace.
+        name: The function's name.
+        in_avals: The abstract values of its dynamic arguments.
         in_tree: The tree of `(args, kwargs)` without static arguments.
         out_tree: The tree of its result.
+        arg_names: A path for each dynamic argument (`state['params']['w']`).
         result_paths: A path for each result.
         shared: What calls with the same trace have in common, by what it depends on. It lives as
             long as the jaxpr, and so must not refer to it.
     """
 
-    name: str
     jaxpr: Jaxpr
-    in_avals: tuple[Any, ...]
-    arg_names: tuple[str, ...]
     consts: tuple[Any, ...]
     is_new: bool
+    name: str
+    in_avals: tuple[Any, ...]
     in_tree: TreeDef
     out_tree: TreeDef
+    arg_names: tuple[str, ...]
     result_paths: tuple[str, ...]
     shared: dict[Any, Any]
 
@@ -142,20 +142,12 @@ class FunctionTracer:
         jaxpr, is_new = params.params["jaxpr"], False
         known = self._jaxprs.get(jaxpr)
         if known is None or known[0] != params.in_tree:
-            known = params.in_tree, _read_trees(params)
+            known = params.in_tree, _read_params(params)
             with _traced_lock:
                 is_new = jaxpr not in _traced
                 _traced.add(jaxpr)
                 self._jaxprs[jaxpr] = known
-        return TracedFunction(
-            params.params["name"],
-            jaxpr,
-            tuple(params.in_avals),
-            tuple(params.arg_names),
-            tuple(params.consts),
-            is_new,
-            *known[1],
-        )
+        return TracedFunction(jaxpr, tuple(params.consts), is_new, *known[1])
 
     def forget(self) -> list[Jaxpr]:
         """Empty the cache, and return its jaxprs."""
@@ -168,12 +160,18 @@ class FunctionTracer:
         return jaxprs
 
 
-def _read_trees(params: Any) -> tuple[TreeDef, TreeDef, tuple[str, ...], dict[Any, Any]]:
-    """Return the last fields of a `TracedFunction`, which follow from its jaxpr and its trees."""
+def _read_params(params: Any) -> tuple[Any, ...]:
+    """Return the last fields of a `TracedFunction`, which its jaxpr and its tree determine."""
     jaxpr = params.params["jaxpr"]
-    paths = tuple(jaxpr.debug_info.safe_result_paths(len(jaxpr.out_avals)))
-    in_tree, out_tree = map(in_default_registry, (params.in_tree, params.out_tree))
-    return in_tree, out_tree, paths, {}
+    return (
+        params.params["name"],
+        tuple(params.in_avals),
+        in_default_registry(params.in_tree),
+        in_default_registry(params.out_tree),
+        tuple(params.arg_names),
+        tuple(jaxpr.debug_info.safe_result_paths(len(jaxpr.out_avals))),
+        {},
+    )
 
 
 def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:

@@ -145,7 +145,7 @@ class _Equation(NamedTuple):
     def bind(self, body: Any, traced: tracing.TracedFunction, values: Sequence[Any]) -> Any:
         """Bind the equation for arguments, and return the tree of its results."""
         values = [*self.closed, *traced.consts, *values]
-        results = pjit_p.bind(*values, jaxpr=body, **self.params)
+        results = pjit_p.bind_complete(*values, jaxpr=body, **self.params)
         return traced.out_tree.unflatten([wrap_result(r) for r in results])
 
 
@@ -481,15 +481,19 @@ class Function:
             names = names[len(named) :] + named
         body, closed = constrained_body(traced.jaxpr, ins, outs, names)
         num_first = len(closed) + len(traced.consts)
+        donated = *(False,) * num_first, *call.donated
         params = {
+            "jaxpr": body,
             "name": traced.name,
-            "donated_invars": (*(False,) * num_first, *call.donated),
+            "donated_invars": donated,
             "ctx_mesh": tracing.NO_MESH if call.mesh is None else call.mesh,
             "keep_unused": options.keep_unused,
             "inline": options.inline,
             "compiler_options_kvs": options.compiler_options,
             "donation": options.donation,
         }
+        params = pjit_p.with_own_names(params, len(donated))
+        del params["jaxpr"]
         return body, _Equation(weakref.ref(body), closed, params)
 
     def _shared_boundary(self, call: Call, requested: tuple[Any, ...]) -> _Boundary:

@@ -295,6 +295,8 @@ def find_target_device(
     """
     structs = [v.sharding for v in values if isinstance(v, jax.ShapeDtypeStruct)]
     named = [s for s in (*structs, *requested) if isinstance(s, jax.sharding.NamedSharding)]
+    if mesh is None and not named:
+        return None
     meshes = (mesh, *(sharding.mesh for sharding in named))
     return next((m.devices.flat[0] for m in meshes if isinstance(m, Mesh) and m.size), None)
 
