@@ -805,7 +805,7 @@ class TestClosedOver:
         f, x = pjit(lambda v: v + 1), device_put(f32(8), rows)
         for _ in range(2):
             f(x)
-        monkeypatch.setattr(dispatch, "lacks_buffer", None)
+        monkeypatch.setattr(dispatch, "any_lacks_buffer", None)
         monkeypatch.setattr(dispatch._Checked, "__call__", None)
         np.testing.assert_array_equal(f(x), f32(8) + 1)
 

@@ -26,7 +26,7 @@ from tests.core.program.helpers import (
 from tests.message_patterns import naming
 from xlashard import SingleDeviceSharding
 from xlashard.core.program.compile import compile_program
-from xlashard.core.program.donation import refusal
+from xlashard.core.program.donation import find_refusals
 from xlashard.core.program.lowered import lower_program
 from xlashard.core.program.plan import Partitioner
 from xlashard.errors import CompileError, DonationError, DonationWarning
@@ -320,7 +320,7 @@ def test_an_unusable_donation_is_reported_once(partitioner):
 def test_layout_mismatch_makes_a_donation_unusable(partitioner):
     columns = value((8, 4), named("x"), name="x", layout="{0,1}")
     wanted = plan([columns], [value((8, 4), named("x"), name="result")], partitioner)
-    reason = str(refusal(wanted, 0, {}))
+    reason = str(*find_refusals(wanted, [0], {}))
     assert re.search(naming("result ", "{0,1}", "Format"), reason)
 
 

@@ -27,7 +27,7 @@ from xlashard._jax.private import (
     xc,
 )
 from xlashard._jax.runtime.global_state import cleared_with_jax
-from xlashard._jax.runtime.transfer import Tracer, base_handle, lacks_buffer
+from xlashard._jax.runtime.transfer import Tracer, any_lacks_buffer, base_handle
 from xlashard.support.tracebacks import shorten
 
 type Handle = Any
@@ -283,21 +283,28 @@ class _Checked:
         return self._dispatcher(self._miss, self._calls.checked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._closed and any(map(lacks_buffer, list(self._closed.values()))):
-            # The call may need other arrays than the lost one: the miss decides.
-            self._calls.clear_checked()
-        handles = list(filter(_is_spread, jax.tree_util.tree_leaves((args, kwargs))))
-        # The errors of a miss name the argument.
         try:
-            if (not handles and not self._closed) or any(
-                map(lacks_buffer, map(base_handle, handles))
-            ):
-                result, path, _ = self._miss(*args, **kwargs)
-                return result, None if path is not None and path.const_args else path, False
-            return self._inner(*args, **kwargs), None, False
+            # In a trace the call runs no program.
+            if core.trace_state_clean() and self._check(args, kwargs):
+                return self._inner(*args, **kwargs), None, False
+            result, path, _ = self._miss(*args, **kwargs)
+            return result, None if path is not None and path.const_args else path, False
         except BaseException as error:
             shorten(error)
             raise
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return True if there were arrays to check, and all have their buffers.
+
+        A lost one is left to the miss, whose errors name the argument.
+        """
+        if self._closed and any_lacks_buffer(list(self._closed.values())):
+            # The call may need other arrays than the lost one: the miss decides.
+            self._calls.clear_checked()
+        handles = _find_handles(jax.tree_util.tree_leaves((args, kwargs)))
+        if not self._closed and not any(map(_is_spread, handles)):
+            return False
+        return not any_lacks_buffer(handles)
 
 
 def _recording_closed(miss: Callable[..., Any], closed: dict[int, Handle]) -> Callable[..., Any]:
@@ -315,12 +322,19 @@ def _recording_closed(miss: Callable[..., Any], closed: dict[int, Handle]) -> Ca
     return miss_and_record
 
 
-def _is_spread(value: Any) -> bool:
-    """Return True for an array or a key array of JAX over several devices."""
-    if type(value) in ARRAY_TYPES or isinstance(value, Tracer):
-        return False
-    handle = base_handle(value)
-    return handle is not None and handle.sharding.num_devices > 1
+def _find_handles(values: Sequence[Any]) -> list[Handle]:
+    """Return the handles of arrays and key arrays of JAX among values."""
+    handles = [value for value in values if type(value) is xc.ArrayImpl]
+    others = set(map(type, values)) - ARRAY_TYPES - {xc.ArrayImpl}
+    if others:
+        keys = [v for v in values if type(v) in others and not isinstance(v, Tracer)]
+        handles += [base for base in map(base_handle, keys) if base is not None]
+    return handles
+
+
+def _is_spread(handle: Handle) -> bool:
+    """Return True for the handle of an array over several devices."""
+    return handle.sharding.num_devices > 1
 
 
 def place(values: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]) -> Any:

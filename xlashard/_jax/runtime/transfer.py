@@ -110,8 +110,15 @@ def base_handle(value: Any) -> Handle | None:
 
 def lacks_buffer(handle: Handle) -> bool:
     """Return True if a handle is deleted, or if one of its shards was deleted or donated alone."""
-    # The runtime looks at the first of the buffers only.
-    return handle.is_deleted() or any([part.is_deleted() for part in handle._arrays])
+    # The runtime looks at the first of the buffers only. A deleted handle has none, as has one
+    # without devices in this process.
+    return any([part.is_deleted() for part in handle._arrays or (handle,)])
+
+
+def any_lacks_buffer(handles: Sequence[Handle]) -> bool:
+    """Return True if one of some handles lacks a buffer."""
+    # A call for each handle would take as long as the reads.
+    return any([part.is_deleted() for handle in handles for part in handle._arrays or (handle,)])
 
 
 def shared_pair(handles: Sequence[Handle], donated: Collection[int]) -> tuple[int, int] | None:

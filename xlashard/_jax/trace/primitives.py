@@ -54,6 +54,14 @@ def _call_primitive_class() -> Any:
         def bind(self, *args: Any, **params: Any) -> Any:
             return super().bind(*args, **self.with_own_names(params, len(args)))
 
+        def bind_complete(self, *args: Any, **params: Any) -> Any:
+            """Bind with parameters that `with_own_names` has returned."""
+            return super().bind(*args, **params)
+
+        def is_high(self, *_: Any, jaxpr: Any, **__: Any) -> bool:
+            """Return what JAX would find by a look at every parameter."""
+            return jaxpr.is_high
+
         def with_own_names(self, params: dict[str, Any], count: int) -> dict[str, Any]:
             """Return parameters that a rule made for a body, by the names of this package.
 

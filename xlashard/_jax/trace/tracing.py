@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +27,6 @@ from xlashard._jax.private import (
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
 from xlashard._jax.tree_definitions import in_default_registry
-from xlashard.support.lazily import dataclass
 
 type Jaxpr = Any
 type TreeDef = Any
@@ -43,31 +42,33 @@ def escaped_tracer_error(tracer: Tracer, detail: str | None = None) -> Exception
     return core.escaped_tracer_error(tracer, detail)
 
 
-@dataclass(frozen=True, eq=False)
-class TracedFunction:
+class TracedFunction(NamedTuple):
     """A function after tracing.
 
     Attributes:
-        name: The function's name.
         jaxpr: Its closed jaxpr.
+        consts: The closed-over tracers; they precede the arguments.
+        is_new: True the first time, False for a cached trace.
+        name: The function's name.
         in_avals: The abstract values of its dynamic arguments.
         in_tree: The tree of `(args, kwargs)` without static arguments.
         out_tree: The tree of its result.
         arg_names: A path for each dynamic argument (`state['params']['w']`).
         result_paths: A path for each result.
-        consts: The closed-over tracers; they precede the arguments.
-        is_new: True the first time, False for a cached trace.
+        shared: What calls with the same trace have in common, by what it depends on. It lives as
+            long as the jaxpr, and so must not refer to it.
     """
 
-    name: str
     jaxpr: Jaxpr
+    consts: tuple[Any, ...]
+    is_new: bool
+    name: str
     in_avals: tuple[Any, ...]
     in_tree: TreeDef
     out_tree: TreeDef
     arg_names: tuple[str, ...]
     result_paths: tuple[str, ...]
-    consts: tuple[Any, ...]
-    is_new: bool
+    shared: dict[Any, Any]
 
 
 @lru_cache(maxsize=1)
@@ -116,7 +117,7 @@ class FunctionTracer:
             static_argnames=static_argnames,
         )
         # What the last call of each jaxpr has in common with the next one.
-        self._jaxprs: weakref.WeakKeyDictionary[Jaxpr, tuple[TreeDef, dict[str, Any]]]
+        self._jaxprs: weakref.WeakKeyDictionary[Jaxpr, tuple[TreeDef, Any]]
         self._jaxprs = weakref.WeakKeyDictionary()
 
     @property
@@ -141,20 +142,12 @@ class FunctionTracer:
         jaxpr, is_new = params.params["jaxpr"], False
         known = self._jaxprs.get(jaxpr)
         if known is None or known[0] != params.in_tree:
-            known = params.in_tree, _read_trees(params)
+            known = params.in_tree, _read_params(params)
             with _traced_lock:
                 is_new = jaxpr not in _traced
                 _traced.add(jaxpr)
                 self._jaxprs[jaxpr] = known
-        return TracedFunction(
-            name=params.params["name"],
-            jaxpr=jaxpr,
-            in_avals=tuple(params.in_avals),
-            arg_names=tuple(params.arg_names),
-            consts=tuple(params.consts),
-            is_new=is_new,
-            **known[1],
-        )
+        return TracedFunction(jaxpr, tuple(params.consts), is_new, *known[1])
 
     def forget(self) -> list[Jaxpr]:
         """Empty the cache, and return its jaxprs."""
@@ -167,14 +160,18 @@ class FunctionTracer:
         return jaxprs
 
 
-def _read_trees(params: Any) -> dict[str, Any]:
-    """Return the fields of a `TracedFunction` that follow from its jaxpr and its trees."""
+def _read_params(params: Any) -> tuple[Any, ...]:
+    """Return the last fields of a `TracedFunction`, which its jaxpr and its tree determine."""
     jaxpr = params.params["jaxpr"]
-    return {
-        "in_tree": in_default_registry(params.in_tree),
-        "out_tree": in_default_registry(params.out_tree),
-        "result_paths": tuple(jaxpr.debug_info.safe_result_paths(len(jaxpr.out_avals))),
-    }
+    return (
+        params.params["name"],
+        tuple(params.in_avals),
+        in_default_registry(params.in_tree),
+        in_default_registry(params.out_tree),
+        tuple(params.arg_names),
+        tuple(jaxpr.debug_info.safe_result_paths(len(jaxpr.out_avals))),
+        {},
+    )
 
 
 def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:

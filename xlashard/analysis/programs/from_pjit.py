@@ -85,7 +85,7 @@ class PjitProgram(Program):
         """Return the program under other shardings; see `Program.with_layout`."""
         call = replace(
             self.call,
-            traced=replace(self.call.traced, jaxpr=jaxpr),
+            traced=self.call.traced._replace(jaxpr=jaxpr, shared={}),
             mesh=mesh,
             in_shardings=tuple(ins),
             out_shardings=tuple(outs),

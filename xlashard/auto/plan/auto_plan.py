@@ -314,7 +314,7 @@ class PlannedProgram:
     def _with_shardings(self, call: Call, jaxpr: Any) -> Call:
         return replace(
             call,
-            traced=replace(call.traced, jaxpr=jaxpr),
+            traced=call.traced._replace(jaxpr=jaxpr, shared={}),
             mesh=self.mesh,
             in_shardings=tuple(NamedSharding(self.mesh, spec) for spec in self.layout.in_specs),
             out_shardings=tuple(NamedSharding(self.mesh, spec) for spec in self.layout.out_specs),

@@ -265,7 +265,7 @@ def callable_of(function: Function) -> Any:
 
     def eval_shape(*args: Any, **kwargs: Any) -> Any:
         with short_tracebacks:
-            return trace(*args, **kwargs).out_info
+            return stages.eval_shape(function, args, kwargs)
 
     methods = {"lower": lower, "trace": trace, "eval_shape": eval_shape, "_function": function}
     return dispatched(function, methods, callable_of)

@@ -27,7 +27,7 @@ from xlashard._jax.trace.primitives import (
 from xlashard._jax.tree_definitions import leaf_paths
 from xlashard.core.array import device_put
 from xlashard.core.array.array_class.handles import wrap_result
-from xlashard.core.pjit.arguments import check_alive, check_values
+from xlashard.core.pjit.arguments import are_arrays, check_alive, check_values
 from xlashard.core.pjit.shardings.device_assignment import find_spec_mesh, on_devices
 from xlashard.core.pjit.shardings.resolve import to_sharding
 from xlashard.core.pjit.shardings.resources import (
@@ -97,8 +97,9 @@ def with_sharding_constraint[T](x: T, shardings: Any, *, strict: bool | None = N
     """
     with short_tracebacks:
         leaves, treedef = jax.tree_util.tree_flatten(x)
-        paths = leaf_paths(x, "x")
-        check_values(leaves, paths, static=False)
+        paths = ["x"] if len(leaves) == 1 and leaves[0] is x else leaf_paths(x, "x")
+        if not are_arrays(leaves):
+            check_values(leaves, paths, static=False)
         mesh = find_spec_mesh(tracing.mesh_in_force())
         if mesh is None and tracing.manual_axes():
             # Inside a `shard_map` that was given its mesh, JAX reads specs on that one, too.
@@ -113,7 +114,9 @@ def _pin(
     leaf: Any, resource: Resource, path: str, mesh: Mesh | AbstractMesh | None, strict: bool | None
 ) -> Any:
     aval = tracing.abstractify(leaf)
-    check_alive(leaf, path, aval)
+    is_traced = isinstance(leaf, tracing.Tracer)
+    if not is_traced:
+        check_alive(leaf, path, aval)
     requested = to_sharding(resource, mesh, "the sharding", path)
     if requested is REPLICATED:
         raise MeshError(
@@ -123,8 +126,8 @@ def _pin(
         )
     if requested is not None:
         sharding = _fitting(requested, aval, path)
-        report_uneven_value(sharding, leaf, path, strict)
-        leaf = constrain(leaf, _on_type(sharding, leaf, path))
+        report_uneven_value(sharding, aval, path, strict, is_eager=not is_traced)
+        leaf = constrain(leaf, _on_type(sharding, aval, path) if is_traced else sharding)
         if isinstance(leaf, tracing.Tracer) and custom_memory_kind(sharding) is not None:
             # Inside a program the memory is part of the value's type.
             leaf = tracing.moved_to_memory(leaf, sharding.memory_kind)
@@ -148,15 +151,19 @@ def _fitting(requested: Sharding, aval: Any, path: str) -> XLACompatibleSharding
     return sharding
 
 
-def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompatibleSharding:
+def _on_type(sharding: XLACompatibleSharding, aval: Any, path: str) -> XLACompatibleSharding:
     """Return the sharding with the explicit axes in the type of a traced value.
+
+    Args:
+        sharding: The sharding.
+        aval: The type.
+        path: The path of the value.
 
     Raises:
         ResourceError: If the two contradict each other.
     """
-    if not isinstance(value, tracing.Tracer) or not isinstance(sharding, NamedSharding):
+    if not isinstance(sharding, NamedSharding):
         return sharding
-    aval = tracing.abstractify(value)
     typed = tracing.typed_axes(aval)
     if not typed:
         return sharding

@@ -1,11 +1,11 @@
 """Resolve, trace, lower, compile and run the calls of a pjit-ed function."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import compress, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -39,17 +39,19 @@ from xlashard.core.pjit.lower import (
 from xlashard.core.pjit.options import PjitOptions, Selected
 from xlashard.core.pjit.parameters import Parameters
 from xlashard.core.pjit.shardings.automatic import planned_call, report_replicated
-from xlashard.core.pjit.shardings.device_assignment import ShardingRequest
+from xlashard.core.pjit.shardings.device_assignment import ShardingRequest, find_spec_mesh
 from xlashard.core.pjit.shardings.resolve import resolve, resolve_layouts
-from xlashard.core.pjit.shardings.resources import check_whole
+from xlashard.core.pjit.shardings.resources import FromGda, check_whole
 from xlashard.core.pjit.shardings.unreduced import has_reductions
 from xlashard.core.pjit.trace import (
     Call,
     ObservedPjit,
+    TracedCall,
     all_parts_of,
     find_constraint_line,
     inner_shardings,
-    trace_call,
+    read_call,
+    trace_values,
     used_parts_of,
 )
 from xlashard.core.program.execute import CompiledProgram
@@ -127,6 +129,26 @@ def _forget_states(identity: int, reference: weakref.ref[Any]) -> None:
         _STATES.drop(identity)
 
 
+class _Equation(NamedTuple):
+    """What the equations of calls with the same trace have in common. It keeps no jaxpr alive.
+
+    Attributes:
+        find_body: Returns the body, while it is alive.
+        closed: The closed-over arrays that it takes before its arguments.
+        params: Its parameters besides the body.
+    """
+
+    find_body: Callable[[], Any]
+    closed: tuple[Any, ...]
+    params: dict[str, Any]
+
+    def bind(self, body: Any, traced: tracing.TracedFunction, values: Sequence[Any]) -> Any:
+        """Bind the equation for arguments, and return the tree of its results."""
+        values = [*self.closed, *traced.consts, *values]
+        results = pjit_p.bind_complete(*values, jaxpr=body, **self.params)
+        return traced.out_tree.unflatten([wrap_result(r) for r in results])
+
+
 class Function:
     """Implementation of a pjit-ed function. Functions of equal options share their state.
 
@@ -177,7 +199,15 @@ class Function:
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Trace for the arguments of a call."""
-        return trace_call(self.tracer, self.parameters, self.options, args, kwargs)
+        return self.read_call(self.trace_values(args, kwargs))
+
+    def trace_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedCall:
+        """Trace for the arguments of a call, whose options are not read yet."""
+        return trace_values(self.tracer, self.parameters, self.options, args, kwargs)
+
+    def read_call(self, call: TracedCall) -> Call:
+        """Return a traced call with what the options request."""
+        return read_call(call, self.parameters, self.options)
 
     def report_stages(
         self, call: Call, request: LoweringRequest | None = None, *, is_last: bool = False
@@ -363,6 +393,8 @@ class Function:
 
     def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Run a call that missed the dispatcher's cache, and return its entry for that cache."""
+        if type(self) is Function and not tracing.is_top_level():
+            return self._bind_arguments(args, kwargs), None, False
         return *self.run(self.trace(args, kwargs)), False
 
     def run(self, call: Call) -> tuple[Any, Any]:
@@ -403,12 +435,39 @@ class Function:
                 others.extend(compiled.consts)
         return donated, others
 
+    def _bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Bind a call under a transformation or a trace, by what an earlier one has found."""
+        seen = self.trace_values(args, kwargs)
+        traced, mesh, options = seen.traced, seen.mesh, self.options
+        key = "equation", mesh, find_spec_mesh(mesh), options.inline and tracing.is_staging()
+        equation = traced.shared.get(key)
+        if equation is not None and not is_strict(options.strict):
+            body = equation.find_body()
+            if body is not None:
+                return equation.bind(body, traced, seen.values)
+        call = self.read_call(seen)
+        self._report_bound(call)
+        body, equation = self._make_equation(call)
+        # Of `FROM_GDA` the values of each call are checked.
+        if not any([type(leaf.value) is FromGda for leaf in options.in_resources.leaves]):
+            traced.shared[key] = equation
+        return equation.bind(body, traced, call.values)
+
     def bind(self, call: Call) -> Any:
         """Bind a call under a transformation or a trace as one equation of our primitive."""
+        self._report_bound(call)
+        body, equation = self._make_equation(call)
+        return equation.bind(body, call.traced, call.values)
+
+    def _report_bound(self, call: Call) -> None:
         self.report_stages(call, is_last=True)
+        if is_strict(self.options.strict):
+            jaxpr = call.traced.jaxpr
+            report_uneven_constraints(jaxpr, constraint_p, self.name, self.options.strict)
+
+    def _make_equation(self, call: Call) -> "tuple[Any, _Equation]":
+        """Return the body of the equation of a call, and what else it consists of."""
         traced, options = call.traced, self.options
-        if is_strict(options.strict):
-            report_uneven_constraints(traced.jaxpr, constraint_p, self.name, options.strict)
         is_inlined = options.inline and tracing.is_staging()
         device = self._find_requested_device()
         places = call.in_shardings, call.out_shardings, call.mesh, device
@@ -421,19 +480,21 @@ class Function:
             named = tuple(map(BoundaryArgument, keyword, traced.arg_names, call.layouts[0]))
             names = names[len(named) :] + named
         body, closed = constrained_body(traced.jaxpr, ins, outs, names)
-        values = [*closed, *traced.consts, *call.values]
-        results = pjit_p.bind(
-            *values,
-            jaxpr=body,
-            name=traced.name,
-            donated_invars=(*(False,) * (len(values) - len(call.donated)), *call.donated),
-            ctx_mesh=tracing.NO_MESH if call.mesh is None else call.mesh,
-            keep_unused=options.keep_unused,
-            inline=options.inline,
-            compiler_options_kvs=options.compiler_options,
-            donation=options.donation,
-        )
-        return traced.out_tree.unflatten([wrap_result(r) for r in results])
+        num_first = len(closed) + len(traced.consts)
+        donated = *(False,) * num_first, *call.donated
+        params = {
+            "jaxpr": body,
+            "name": traced.name,
+            "donated_invars": donated,
+            "ctx_mesh": tracing.NO_MESH if call.mesh is None else call.mesh,
+            "keep_unused": options.keep_unused,
+            "inline": options.inline,
+            "compiler_options_kvs": options.compiler_options,
+            "donation": options.donation,
+        }
+        params = pjit_p.with_own_names(params, len(donated))
+        del params["jaxpr"]
+        return body, _Equation(weakref.ref(body), closed, params)
 
     def _shared_boundary(self, call: Call, requested: tuple[Any, ...]) -> _Boundary:
         """Return shardings for all inputs of the jaxpr; nested calls that are alike share them."""

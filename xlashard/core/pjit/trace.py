@@ -1,9 +1,11 @@
 """Trace the function of a call, and find the shardings inside it and those requested for it."""
 
+import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -134,13 +136,33 @@ def _type_key(value: jax.ShapeDtypeStruct) -> Hashable:
     return value.shape, value.dtype, value.weak_type, value.sharding
 
 
-def trace_call(
+class TracedCall(NamedTuple):
+    """A call whose function has been traced.
+
+    Attributes:
+        traced: The function, traced for the arguments.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        values: The dynamic arguments, flat.
+        mesh: The mesh in force, or None.
+        began: The start of the call, as of `CacheMiss`.
+    """
+
+    traced: tracing.TracedFunction
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    values: list[Any]
+    mesh: Mesh | None
+    began: float
+
+
+def trace_values(
     tracer: tracing.FunctionTracer,
     parameters: Parameters,
     options: PjitOptions,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Call:
+) -> TracedCall:
     """Trace a function for the arguments of a call.
 
     Args:
@@ -152,42 +174,112 @@ def trace_call(
 
     Raises:
         ArgumentError: If an argument is no array, or a static one is not hashable.
-        MeshError: If a spec was requested and no mesh is in force.
-        ResourceError: If requested shardings do not fit the trees of arguments or results.
         TracingError: If `jax.no_tracing` forbids to trace.
     """
-    miss, mesh = CacheMiss(), tracing.mesh_in_force()
-    spec_mesh = find_spec_mesh(mesh)
+    began, mesh = time.perf_counter(), tracing.mesh_in_force()
     if parameters.needs_check:
         parameters.check_call(args, kwargs)
     values = parameters.leaves(args, kwargs)
     if not are_arrays(values):
         check_values(values, parameters.paths(args, kwargs))
     requested = [resource.value for resource in options.in_resources.leaves]
-    with assume_chip(find_target_device(mesh, values, requested)):
-        traced = _traced(tracer, parameters.signature.function, (args, kwargs, mesh), values)
+    device = find_target_device(mesh, values, requested)
+    with nullcontext() if device is None else assume_chip(device):
+        call = args, kwargs, mesh
+        traced = _traced(tracer, parameters.signature.function, call, values)
+    return TracedCall(traced, args, kwargs, values, mesh, began)
+
+
+def read_call(call: TracedCall, parameters: Parameters, options: PjitOptions) -> Call:
+    """Return a traced call with what its options request.
+
+    Args:
+        call: The call.
+        parameters: The parameters of its function.
+        options: Its options.
+
+    Raises:
+        MeshError: If a spec was requested and no mesh is in force.
+        ResourceError: If requested shardings do not fit the trees of arguments or results.
+    """
+    traced, args, kwargs, values, mesh, began = call
+    miss, spec_mesh = CacheMiss(began=began), find_spec_mesh(mesh)
     if traced.is_new:
         miss.record_stage("trace")
-    in_resources, out_resources = options.in_resources, options.out_resources
-    ins = parameters.expand_in(in_resources, traced.in_tree)
-    outs = expand(out_resources, traced.out_tree, "result")
-    _check_from_gda(ins, values, traced.arg_names, in_resources.what)
-    arguments = ins, traced.in_avals, traced.arg_names, in_resources.what
-    results = outs, traced.jaxpr.out_avals, traced.result_paths, out_resources.what
-    in_shardings, in_layouts = _read_requests(spec_mesh, *arguments)
-    out_shardings, out_layouts = _read_requests(spec_mesh, *results)
+    requests = traced.shared.get(spec_mesh)
+    if requests is None:
+        donated = parameters.donated(args, kwargs, len(values))
+        requests = _read_options(traced, parameters, options, spec_mesh, donated)
+        traced.shared[spec_mesh] = requests
+    if requests.from_gda:
+        what = options.in_resources.what
+        _check_from_gda(requests.from_gda, values, traced.arg_names, what)
     return Call(
         traced=traced,
         values=tuple(values),
         mesh=mesh,
-        in_shardings=in_shardings,
-        out_shardings=out_shardings,
-        layouts=(in_layouts, out_layouts),
-        donated=parameters.donated(args, kwargs, len(values)),
+        in_shardings=requests.in_shardings,
+        out_shardings=requests.out_shardings,
+        layouts=requests.layouts,
+        donated=requests.donated,
         statics=parameters.statics(args, kwargs),
         kind_of=options.kind_of,
         miss=miss,
+        auto=requests.auto,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Requests:
+    """What the options request of the values of a call; calls of equal types share it.
+
+    Attributes:
+        in_shardings: See `Call`, as for the next four.
+        out_shardings: The requested sharding of each result.
+        layouts: The requested layouts.
+        donated: The donated arguments.
+        auto: The arguments under `AUTO`.
+        from_gda: The resource of each argument, if one is `FROM_GDA`; else empty.
+    """
+
+    in_shardings: tuple[Sharding | None, ...]
+    out_shardings: tuple[Sharding | None, ...]
+    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
+    donated: tuple[bool, ...]
+    auto: tuple[bool, ...] | None
+    from_gda: Sequence[Resource]
+
+
+def _read_options(
+    traced: tracing.TracedFunction,
+    parameters: Parameters,
+    options: PjitOptions,
+    mesh: Mesh | AbstractMesh | None,
+    donated: tuple[bool, ...],
+) -> _Requests:
+    """Return what the options request of each argument and result of a traced function.
+
+    Args:
+        traced: The function.
+        parameters: Its parameters.
+        options: Its options.
+        mesh: The mesh of specs.
+        donated: For each argument, True if it is donated.
+    """
+    in_resources, out_resources = options.in_resources, options.out_resources
+    ins = parameters.expand_in(in_resources, traced.in_tree)
+    outs = expand(out_resources, traced.out_tree, "result")
+    arguments = ins, traced.in_avals, traced.arg_names, in_resources.what
+    results = outs, traced.jaxpr.out_avals, traced.result_paths, out_resources.what
+    in_shardings, in_layouts = _read_requests(mesh, *arguments)
+    out_shardings, out_layouts = _read_requests(mesh, *results)
+    return _Requests(
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        layouts=(in_layouts, out_layouts),
+        donated=donated,
         auto=_auto(ins, (*in_resources.leaves, *out_resources.leaves)),
+        from_gda=ins if any([type(resource.value) is FromGda for resource in ins]) else (),
     )
 
 
@@ -203,6 +295,8 @@ def find_target_device(
     """
     structs = [v.sharding for v in values if isinstance(v, jax.ShapeDtypeStruct)]
     named = [s for s in (*structs, *requested) if isinstance(s, jax.sharding.NamedSharding)]
+    if mesh is None and not named:
+        return None
     meshes = (mesh, *(sharding.mesh for sharding in named))
     return next((m.devices.flat[0] for m in meshes if isinstance(m, Mesh) and m.size), None)
 

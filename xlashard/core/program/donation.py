@@ -5,7 +5,6 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import takewhile
 from math import log, prod
 
 import numpy as np
@@ -211,48 +210,92 @@ def find_unused(
         tokens: Number of tokens, which the positions of `aliases` count.
     """
     takers = {result - tokens: argument - tokens for result, argument in aliases.items()}
-    donated = (i for i, is_donated in enumerate(plan.donated) if is_donated)
-    return {i: refusal(plan, i, dict(takers)) for i in donated if i not in takers.values()}
+    taken = set(takers.values())
+    kept = [i for i, is_donated in enumerate(plan.donated) if is_donated and i not in taken]
+    return dict(zip(kept, find_refusals(plan, kept, dict(takers)), strict=True))
 
 
-def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) -> UnusedDonation:
-    """Return the reason why no result takes over the buffers of an argument.
+def find_refusals(
+    plan: ProgramPlan, positions: Sequence[int], takers: Mapping[int, int | None]
+) -> list[UnusedDonation]:
+    """Return the reasons why no result takes over the buffers of some arguments.
 
     The reason is that of the result whose path ends like the argument's, as those of a state that a
     step updates do; of equal results, that of the one before it in order.
 
     Args:
         plan: The program's plan, with the compiler's choices if known.
-        position: The argument.
+        positions: The arguments.
         takers: The argument whose buffers each result takes over; None for pairs of the module
             itself.
     """
-    value = plan.args[position]
-    by_path = sorted(
-        range(len(plan.results)), key=lambda j: -common_steps(value.name, plan.results[j].name)
-    )
-    alike = [j for j in by_path if plan.results[j].shape == value.shape]
-    alike.sort(key=lambda j: plan.results[j].dtype != value.dtype)
-    for j in (*alike, *by_path):
-        result = plan.results[j]
-        if j in takers and has_room(result, value):
-            return UnusedDonation(value, _conflict(plan, result, takers[j]))
-        if (difference := _difference(value, result)) is not None:
-            return UnusedDonation(value, *difference)
-    return UnusedDonation(value, _nothing_near(plan, value))
+    nearest = _NearestResults(plan, takers)
+    return [nearest.refusal(plan.args[position]) for position in positions]
 
 
-def common_steps(path: str, other: str) -> int:
-    """Return the number of equal steps at the end of two paths.
+class _NearestResults:
+    """The results of a program by shape, size and path, so that no argument reads all of them.
 
-    Example:
-        >>> common_steps("state['w'].mu", "result[0]['w'].mu")
-        2
+    Args:
+        plan: The program's plan.
+        takers: See `find_refusals`.
     """
-    steps, others = (_split_path(each)[::-1] for each in (path, other))
-    return sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(steps, others, strict=False))
-    )
+
+    def __init__(self, plan: ProgramPlan, takers: Mapping[int, int | None]) -> None:
+        self._plan = plan
+        self._takers = takers
+        self._by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        self._by_bytes: dict[object, list[int]] = defaultdict(list)
+        self._found: dict[ValuePlan, list[dict[tuple[str, ...], int]]] = {}
+        for j, result in enumerate(plan.results):
+            self._by_shape[result.shape].append(j)
+            if j in takers:
+                self._by_bytes[local_bytes(result, None)].append(j)
+                self._by_bytes["settled", bytes_of(result)].append(j)
+
+    def refusal(self, value: ValuePlan) -> UnusedDonation:
+        """Return the reason why no result takes over the buffers of an argument."""
+        kind = value.with_name("")
+        groups = self._found.get(kind)
+        if groups is None:
+            groups = self._found[kind] = list(map(self._index, self._group(value)))
+        ends = path_ends(value.name)
+        found = (group[end] for group in groups for end in ends if end in group)
+        return UnusedDonation(value, *(self._explain(value, next(found, None))))
+
+    def _group(self, value: ValuePlan) -> tuple[list[int], list[int], list[int]]:
+        """Return the results that explain a refusal: of the type, of the shape, of the size."""
+        results = self._plan.results
+        alike = [j for j in self._by_shape[value.shape] if self._explains(value, j)]
+        size, settled = local_bytes(value, None), ("settled", bytes_of(value))
+        sized = sorted({*self._by_bytes[size], *self._by_bytes[settled]})
+        return (
+            [j for j in alike if results[j].dtype == value.dtype],
+            [j for j in alike if results[j].dtype != value.dtype],
+            [j for j in sized if has_room(results[j], value)],
+        )
+
+    def _index(self, results: Sequence[int]) -> dict[tuple[str, ...], int]:
+        """Return the first of some results for each end of a path."""
+        first: dict[tuple[str, ...], int] = {}
+        for j in results:
+            for end in path_ends(self._plan.results[j].name):
+                first.setdefault(end, j)
+        return first
+
+    def _explains(self, value: ValuePlan, j: int) -> bool:
+        result = self._plan.results[j]
+        takes_over = j in self._takers and has_room(result, value)
+        return takes_over or _difference(value, result) is not None
+
+    def _explain(self, value: ValuePlan, j: int | None) -> tuple[str, ...]:
+        """Return the reason and the advice; `j` is the nearest result, None without one."""
+        if j is None:
+            return (_nothing_near(self._plan, value),)
+        result = self._plan.results[j]
+        if j in self._takers and has_room(result, value):
+            return (_conflict(self._plan, result, self._takers[j]),)
+        return _difference(value, result) or ()
 
 
 def path_ends(path: str) -> list[tuple[str, ...]]:

@@ -14,7 +14,7 @@ from xlashard.core.program.donation import (
     NO_USE,
     Donation,
     UnusedDonation,
-    refusal,
+    find_refusals,
     report_text,
 )
 from xlashard.core.program.plan import ProgramPlan, ValuePlan
@@ -97,7 +97,7 @@ class LoweredProgram:
     def find_useless_donations(self) -> list[UnusedDonation]:
         """Return the refusals of donated arguments that are known before compilation."""
         takers = dict.fromkeys(self.plan.aliased) | {j: i for i, j in self.donation.pairs.items()}
-        refusals = [refusal(self.plan, i, takers) for i in self.donation.unusable]
+        refusals = find_refusals(self.plan, self.donation.unusable, takers)
         return refusals + [UnusedDonation(value, NO_USE) for value in self.unused]
 
 

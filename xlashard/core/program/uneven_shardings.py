@@ -217,25 +217,24 @@ def uneven_constraints(jaxpr: Any) -> tuple[UnevenConstraint, ...]:
 
 
 def report_uneven_value(
-    sharding: XLACompatibleSharding, value: Any, path: str, strict: bool | None
+    sharding: XLACompatibleSharding, aval: Any, path: str, strict: bool | None, *, is_eager: bool
 ) -> None:
     """Report an uneven constraint where `with_sharding_constraint` is called.
 
     Args:
         sharding: The sharding of the constraint.
-        value: The value.
+        aval: The type of the value.
         path: Its path.
         strict: The option of the call.
+        is_eager: Whether the value is concrete.
 
     Raises:
         UnevenShardingError: If strict.
     """
-    aval = tracing.abstractify(value)
     dims = uneven_dimensions(sharding, aval.shape)
     if not dims:
         return
     constraint = UnevenConstraint(sharding, aval, dims)
-    is_eager = not isinstance(value, tracing.Tracer)
     text = constraint.describe(f"the sharding of {path}", is_eager=is_eager)
     if is_strict(strict):
         raise _error(constraint, text, path)

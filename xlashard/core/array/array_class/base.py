@@ -345,17 +345,17 @@ class ArrayBase(jax.Array):
 
         def __getattr__(self, name: str) -> Any:
             """Find an attribute that the ordinary lookup did not find."""
-            if name in _OPTIONAL:
-                return None
-            if name in ("_buffers", "_handle"):
+            if name in ("_buffers", "_handle"):  # the commonest: each read of an exposed array
                 handle = self._exposed
                 if handle is not None:
-                    is_partial = lacks_buffer(handle) and not handle.is_deleted()
-                    return self._lose_shard("") if is_partial else handle
+                    is_lost = lacks_buffer(handle) and not handle.is_deleted()
+                    return self._lose_shard("") if is_lost else handle
                 raise ArgumentError(
                     "this Array has no buffers, for it was made by Array(): make one with "
                     "device_put(value), make_array_from_callback(...) or Array.from_jax(x)"
                 )
+            if name in _OPTIONAL:
+                return None
             own = getattr(type(self), name, None)
             if isinstance(own, property):
                 # Python calls __getattr__ if a property raises AttributeError, and drops its text.

@@ -118,7 +118,7 @@ def planned_call(function: Any, call: Call) -> Call:
         )
     )
     if layout.jaxpr is not None:
-        traced = replace(traced, jaxpr=layout.jaxpr)
+        traced = traced._replace(jaxpr=layout.jaxpr, shared={})
     chosen = tuple([sharding is None for sharding in outs])
     call = replace(call, traced=traced, auto=None, moves=moves, chosen_results=chosen)
     return replace(call, in_shardings=new_ins, out_shardings=new_outs)

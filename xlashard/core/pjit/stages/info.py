@@ -212,9 +212,12 @@ class Stage:
     @property
     def out_info(self) -> Any:
         """Return the result's shapes, dtypes and known shardings, as `jax.ShapeDtypeStruct`s."""
-        info = self._info
-        shardings = self._known_out_shardings or (None,) * len(info.out_avals)
-        return outline(info.out_tree, list(map(struct, info.out_avals, shardings)))
+        return outline(self._info.out_tree, self._list_results())
+
+    def _list_results(self) -> list[Any]:
+        """Return shape, dtype and known sharding of each result."""
+        avals = self._info.out_avals
+        return list(map(struct, avals, self._known_out_shardings or (None,) * len(avals)))
 
 
 def struct(aval: Any, sharding: Any = None) -> Any:

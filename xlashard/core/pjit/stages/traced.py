@@ -16,12 +16,13 @@ from xlashard._jax.runtime.shardings import AbstractMesh, Device, is_auto_layout
 from xlashard._jax.runtime.topologies import UnassignedDevice, unassigned_devices
 from xlashard._jax.runtime.transfer import default_device
 from xlashard._jax.trace import tracing
-from xlashard._jax.tree_definitions import shortest_prefix, split_leaves
+from xlashard._jax.tree_definitions import outline, shortest_prefix, split_leaves
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.lower import lower_jaxpr
 from xlashard.core.pjit.options import compiler_option_items
 from xlashard.core.pjit.shardings.automatic import planned_call
+from xlashard.core.pjit.shardings.device_assignment import find_spec_mesh
 from xlashard.core.pjit.shardings.resources import UNSPECIFIED
 from xlashard.core.pjit.stages.compiled import Compiled
 from xlashard.core.pjit.stages.info import Stage, StageInfo, checked_dialect, struct
@@ -123,6 +124,26 @@ class Traced(Stage, jax.stages.Traced):
         else:
             program = lower_jaxpr(self.jaxpr, request.canonicalize(), platform)
         return Lowered(self, request, program, platform)
+
+
+def eval_shape(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result's shapes, dtypes and known shardings, as `Traced.out_info` does.
+
+    Args:
+        function: The function.
+        args: The positional arguments of a call.
+        kwargs: Its keyword arguments.
+    """
+    if type(function) is not Function:  # derived classes trace in their own way
+        return Traced(function, function.trace(args, kwargs)).out_info
+    seen = function.trace_values(args, kwargs)
+    traced = seen.traced
+    key = "results", find_spec_mesh(seen.mesh)
+    types = traced.shared.get(key)
+    if types is None:
+        types = Traced(function, function.read_call(seen))._list_results()
+        traced.shared[key] = types
+    return outline(traced.out_tree, types)
 
 
 def _known_place(aval: Any, requested: Any, layout: Any) -> Any:
