@@ -1,4 +1,4 @@
-"""What can't fit is refused before anything is allocated; what did not fit is one line."""
+"""Runs that exceed the memory: refused before anything is allocated, or reported in one line."""
 
 from types import SimpleNamespace
 from typing import Any

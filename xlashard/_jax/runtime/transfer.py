@@ -354,7 +354,7 @@ def bits_of(dtype: Any) -> int:
     return jax.dtypes.itemsize_bits(dtype)
 
 
-# The status says less than the text: CPU clients report INTERNAL where a computation allocates, and
+# The status alone does not suffice: CPU clients report INTERNAL where a computation allocates, and
 # CUDA clients where the driver has none left.
 _OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|OUT[ _]OF[ _]MEMORY", re.IGNORECASE)
 _REQUESTED = re.compile(r"allocat(?:e|ing) (?:request for )?([\d.]+) ?(bytes|[KMGTP]i?B?)\b")
