@@ -209,7 +209,7 @@ def values(kind: Any, bounds: Bounds) -> st.SearchStrategy[Any]:
     low = bounds.above if bounds.at_least is None else bounds.at_least
     high = bounds.below if bounds.at_most is None else bounds.at_most
     if kind is int:
-        return st.integers(-5 if low is None else int(low), min(10**6, high or 10**6))
+        return st.integers(-5 if low is None else int(low), int(min(10**6, high or 10**6)))
     high = LARGEST_NUMBER if high is None else high
     return st.floats(
         low, high, exclude_min=bounds.above is not None, exclude_max=bounds.below is not None
