@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from xlashard.predict.preflight.report.pricing import Workload
 from xlashard.predict.targets.gpu.gpu_names import is_gpu_name
-from xlashard.train.config.settings import ModelSettings, Settings
+from xlashard.train.config.settings import ModelSettings, Settings, ShardingSettings
 from xlashard.train.model.attention import with_kernel_of
 from xlashard.train.model.experts import places
 from xlashard.train.model.layout import declared_arrays
@@ -86,6 +86,22 @@ def state_bytes(settings: Settings) -> int:
     optimizer = settings.optimizer
     each = own + ITEM_BYTES[optimizer.moments] + ITEM_BYTES[optimizer.first_moment]
     return parameter_bytes(settings) // own * each
+
+
+def least_bytes(settings: Settings) -> tuple[int, int]:
+    """Return the bytes of the state, and of a batch, that one device holds at least during a step.
+
+    Of a batch these are its tokens, and the residual stream of one part of it. A search may shard
+    every array over all devices.
+    """
+    model, training = settings.model, settings.training
+    state, devices = state_bytes(settings), math.prod(settings.mesh.values())
+    if settings.sharding.is_auto:
+        everywhere = replace(settings, sharding=ShardingSettings())
+        state = state_bytes(everywhere) // devices
+    tokens = training.batch * model.length
+    stream = tokens // training.accumulate * model.width * ITEM_BYTES[model.compute]
+    return state, (tokens + stream) // devices
 
 
 def step_flops(settings: Settings) -> Flops:

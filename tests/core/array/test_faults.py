@@ -227,7 +227,7 @@ class TestMemory:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def exhausted(*_: Any, **__: Any) -> None:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes")
+            raise jax.errors.JaxRuntimeError("INTERNAL: Out of memory allocating 7 bytes.")
 
         x = device_put(V, named("x"))
         monkeypatch.setattr(put, "put", exhausted)

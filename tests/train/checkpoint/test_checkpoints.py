@@ -38,7 +38,9 @@ from tests.train.checkpoint.states import (
 from tests.train.checkpoint.write_golden import GOLDENS
 from xlashard import Array, NamedSharding, P, device_put, pjit
 from xlashard.train.checkpoint import Checkpoints
+from xlashard.train.checkpoint.arrays import ArrayFiles
 from xlashard.train.checkpoint.manifest import Manifest, digests, read_manifest
+from xlashard.train.checkpoint.writing import steps_in
 from xlashard.train.errors import CheckpointError, RunError
 
 
@@ -65,6 +67,34 @@ def test_metadata_round_trip(saved: Path) -> None:
     assert got.data == {"seed": 7, "next": 20} and got.processes == 1
     assert got.versions["jax"] == jax.__version__
     assert set(got.versions) >= {"python", "xlashard", "jaxlib", "orbax-checkpoint", "numpy"}
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_save_into_a_renamed_folder_leaves_nothing_in_its_place(
+    depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    renamed = [folder, folder.parent][depth]
+    away = tmp_path / "away"
+    start = ArrayFiles.save
+
+    def save_after_renaming(files: ArrayFiles, place: Path, arrays: Any) -> None:
+        renamed.rename(away)
+        start(files, place, arrays)
+
+    folder.parent.mkdir()
+    (folder.parent / "config.toml").touch()
+    save(folder, 10)
+    monkeypatch.setattr(ArrayFiles, "save", save_after_renaming)
+    with pytest.raises(CheckpointError, match=naming("step 20", str(folder), "renamed")):
+        save(folder, 20)
+    assert not folder.exists() and list(tmp_path.rglob("checkpoint.json")) == [
+        away / ("checkpoints/" * depth + "00000010/checkpoint.json")
+    ]
+    away.rename(renamed)
+    monkeypatch.undo()
+    save(folder, 20)
+    assert steps_in(folder) == [10, 20]
 
 
 def test_random_keys_are_restored(tmp_path: Path) -> None:

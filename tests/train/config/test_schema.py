@@ -1,4 +1,5 @@
 import math
+import re
 import tomllib
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from tests.message_patterns import naming
 from xlashard.train.config.schema import (
+    LARGEST_NUMBER,
     Bounds,
+    Leaf,
     leaves,
     read,
     reference,
@@ -141,6 +144,36 @@ def test_error_of_an_invalid_assignment_suggests_a_valid_one(
         assert part in text
 
 
+NO_NUMBERS = ('"4"', "four", "true", "[1]", "{a = 1}", "1979-05-27", "", "1_", "0x")
+OUTSIDE = ("inf", "-inf", "nan", "1e300", "-1e300", "9" * 400, "-" + "9" * 5000)
+NO_SIZES = ("1.5", "-1", "1e3", str(2**31 * 2), str(2**63 - 1), str(-(2**63)), str(2**64))
+
+
+@pytest.mark.parametrize(
+    "leaf", [x for x in leaves(Settings) if x.kind in (int, float)], ids=lambda leaf: leaf.path
+)
+def test_no_numeric_setting_takes_an_absurd_value(leaf: Leaf) -> None:
+    texts = [*NO_NUMBERS, *OUTSIDE, *(NO_SIZES if leaf.kind is int else ())]
+    if leaf.bounds.at_least == 1:
+        texts += ["0", "-0"]
+    for text in texts:
+        with pytest.raises(SettingsError, match=rf"^{re.escape(leaf.path)} must be ") as caught:
+            read(Settings, {}, [f"{leaf.path}={text}"])
+        problem, _, advice = str(caught.value).partition("\n")
+        assert problem.endswith("Write:") and len(problem) < 200
+        read(Settings, {}, [advice.split()[1]])
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), float("inf"), 2**64])
+def test_numbers_beyond_every_type_are_refused_in_tables(number: float) -> None:
+    for table in ({"model": {"layers": number}}, {"mesh": {"data": number}}):
+        with pytest.raises(SettingsError, match=r"must be"):
+            read(Settings, table)
+    if abs(number) > 2**64:
+        with pytest.raises(SettingsError, match=r"optimizer\.clip must be"):
+            read(Settings, {"optimizer": {"clip": number}})
+
+
 def test_all_problems_are_reported_at_once() -> None:
     text = refusal({"shape": {"layer": 1, "rate": 7}}, "title", "names=3")
     assert text.count("Write:") == 4
@@ -176,7 +209,8 @@ def values(kind: Any, bounds: Bounds) -> st.SearchStrategy[Any]:
     low = bounds.above if bounds.at_least is None else bounds.at_least
     high = bounds.below if bounds.at_most is None else bounds.at_most
     if kind is int:
-        return st.integers(-5 if low is None else int(low), 10**6)
+        return st.integers(-5 if low is None else int(low), int(min(10**6, high or 10**6)))
+    high = LARGEST_NUMBER if high is None else high
     return st.floats(
         low, high, exclude_min=bounds.above is not None, exclude_max=bounds.below is not None
     ).filter(math.isfinite)

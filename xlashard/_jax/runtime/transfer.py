@@ -361,10 +361,24 @@ def bits_of(dtype: Any) -> int:
     return jax.dtypes.itemsize_bits(dtype)
 
 
+# The status alone does not suffice: CPU clients report INTERNAL where a computation allocates, and
+# CUDA clients where the driver has none left.
+_OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|OUT[ _]OF[ _]MEMORY", re.IGNORECASE)
+_REQUESTED = re.compile(r"allocat(?:e|ing) (?:request for )?([\d.]+) ?(bytes|[KMGTP]i?B?)\b")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if an error reports that the host or a device is out of memory."""
-    exhausted = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
-    return exhausted or isinstance(error, MemoryError)
+    scarce = isinstance(error, jax.errors.JaxRuntimeError) and _OUT_OF_MEMORY.search(str(error))
+    return bool(scarce) or isinstance(error, MemoryError)
+
+
+def read_requested_bytes(error: BaseException) -> int | None:
+    """Return the bytes that an out-of-memory error could not get; None if it has no number."""
+    match = _REQUESTED.search(str(error))
+    if match is None:
+        return None
+    return round(float(match[1]) * 1024 ** "bKMGTP".index(match[2][0]))
 
 
 HOST_MEMORY = 1

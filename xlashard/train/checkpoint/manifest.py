@@ -264,18 +264,15 @@ def digests(folder: Path, names: Iterable[str], *, durable: bool = False) -> dic
 
 
 def write_digests(folder: Path, name: str, by_name: dict[str, Digest]) -> None:
-    """Write digests for another process."""
-    folder.mkdir(exist_ok=True)
+    """Write digests for another process, into an existing folder."""
     text = json.dumps({name: asdict(digest) for name, digest in by_name.items()})
     (folder / name).write_text(text, encoding="utf-8")
 
 
 def take_digests(folder: Path, count: int) -> dict[str, Digest]:
     """Read and delete the digests of all processes; a single process writes none."""
-    if count == 1:
-        return {}
     values: dict[str, Any] = {}
-    for process in range(count):
+    for process in range(count) if count > 1 else ():
         values |= parse_json(read_text(folder / str(process)))
     shutil.rmtree(folder)
     return {name: Digest(**digest) for name, digest in values.items()}

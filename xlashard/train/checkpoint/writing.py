@@ -8,6 +8,7 @@ checkpoints/
         metrics.jsonl     copies of files of the run
     .saving-00000300-1c9f04e2/
                           being written, or left by a killed process
+        parts/            digests by process, gathered in checkpoint.json
     .deleting-00000100/   being deleted, or left by a killed process
 ```
 """
@@ -88,6 +89,27 @@ def _make_folder(staging: Path) -> None:
         if entry.name.startswith((SAVING, _DELETING)):
             shutil.rmtree(entry.path, ignore_errors=True)
     staging.mkdir()
+    (staging / _PARTS).mkdir()
+
+
+def _check_still_there(staging: Path) -> None:
+    """Check that a staging folder is the one that `_make_folder` created.
+
+    Orbax creates the folders in which it writes: those of a run that was renamed meanwhile anew.
+
+    Raises:
+        CheckpointError: The folder was renamed or removed; what orbax created is removed again.
+    """
+    if (staging / _PARTS).is_dir():
+        return
+    shutil.rmtree(staging, ignore_errors=True)
+    for empty in (staging.parent, staging.parent.parent):
+        with suppress(OSError):
+            empty.rmdir()
+    raise CheckpointError(
+        f"{staging.parent} was renamed or removed during the save. Rename it back, or resume the "
+        f"run in its new place"
+    )
 
 
 def _commit(staging: Path, step: int) -> None:
@@ -205,12 +227,14 @@ class Writer:
         except OthersFailedError:
             return  # The other processes report the error.
         if jax.process_count() > 1:
+            _check_still_there(staging)
             me = jax.process_index()
             own = [name for name in files_in(staging) if writer_of(name) == me]
             write_digests(staging / _PARTS, str(me), digests(staging, own, durable=True))
 
     def _write_rest(self, staging: Path, types: Mapping[str, str], metadata: RunMetadata) -> None:
         """Write the manifest with the digests of all processes, and commit."""
+        _check_still_there(staging)
         known = take_digests(staging / _PARTS, jax.process_count())
         names = files_in(staging)
         known |= digests(staging, [name for name in names if name not in known], durable=True)

@@ -20,10 +20,16 @@ from xlashard.support.documents import parse_toml
 from xlashard.support.formatting import closest
 from xlashard.train.errors import SettingsError
 
+LARGEST_INTEGER = 2**31 - 1
+"""Largest size or count of a setting: programs count steps, positions and tokens in int32."""
+
+LARGEST_NUMBER = 3.4028234663852886e38
+"""Largest number of a setting: programs compute in float32."""
+
 
 @dataclass(frozen=True)
 class Bounds:
-    """Range of a number; ``None`` is unbounded."""
+    """Range of a number; ``None`` is unbounded below, and above the largest of its type."""
 
     at_least: float | None = None
     above: float | None = None
@@ -32,16 +38,17 @@ class Bounds:
 
     def refusal(self, value: float) -> str | None:
         """Return the violated bound as text, or ``None`` for a value inside the range."""
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             return "finite"
+        largest = LARGEST_NUMBER if isinstance(value, float) else LARGEST_INTEGER
         for bound, is_beyond, text in (
             (self.at_least, operator.lt, "at least"),
             (self.above, operator.le, "greater than"),
             (self.below, operator.ge, "less than"),
-            (self.at_most, operator.gt, "at most"),
+            (largest if self.at_most is None else self.at_most, operator.gt, "at most"),
         ):
             if bound is not None and is_beyond(value, bound):
-                return f"{text} {bound:g}"
+                return f"{text} {bound if isinstance(bound, int) else format(bound, 'g')}"
         return None
 
 
@@ -207,7 +214,7 @@ class _SettingsReader:
             if refusal := leaf.bounds.refusal(number):
                 line = setting_line(leaf.path, leaf.default, word)
                 self.problems.append(
-                    f"{leaf.path}{key} must be {refusal}, not {number!r}. Write:\n{line}"
+                    f"{leaf.path}{key} must be {refusal}, not {_elided(number)}. Write:\n{line}"
                 )
                 return
         self.values[leaf.path] = value
@@ -221,6 +228,11 @@ def _word_value(kind: Any, text: str) -> Any:
         return text
     try:
         return parse_toml(f"value = {text}")["value"]
+    except ValueError:
+        pass
+    try:
+        # TOML has no integers of more than 64 bits, for which the range is the better error.
+        return int(text) if kind in (int, float) else text
     except ValueError:
         return text
 
@@ -239,9 +251,10 @@ def _coerce(kind: Any, raw: Any) -> Any:
         listed = [raw] if isinstance(raw, str) else raw
         if isinstance(listed, list | tuple) and all(isinstance(x, str) for x in listed):
             return tuple(listed)
-    if kind is float and (isinstance(raw, float) or _is_int(raw)):
-        return float(typing.cast(float, raw))
-    if (kind is int and _is_int(raw)) or (kind in (bool, str) and isinstance(raw, kind)):
+    if kind is float and _is_int(raw):
+        # An integer may exceed every float.
+        return float(max(min(typing.cast(int, raw), 10**300), -(10**300)))
+    if (kind is int and _is_int(raw)) or (kind in (bool, str, float) and isinstance(raw, kind)):
         return raw
     return None
 
@@ -336,8 +349,12 @@ def _shown(raw: Any) -> str:
         (list | tuple, "the list "),
     ]
     prefix = next((name for kind, name in names if isinstance(raw, kind)), "")
+    return prefix + _elided(raw)
+
+
+def _elided(raw: Any) -> str:
     text = toml_value(raw)
-    return prefix + (text if len(text) <= 60 else text[:57] + "...")
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def setting_line(path: str, value: Any, word: bool = False) -> str:

@@ -15,6 +15,9 @@ from xlashard.train.errors import SettingsError
 _Float = Literal["float32", "bfloat16"]
 _POSITIVE = Bounds(at_least=1)
 _NOT_NEGATIVE = Bounds(at_least=0)
+# Each emulated device has threads of its own: 4,096 take half a minute to start.
+_EMULATED = Bounds(at_least=0, at_most=4096)
+_LONGEST = 1e8  # Seconds; clocks and JAX's own timeouts take as many.
 _FRACTION = Bounds(at_least=0, at_most=1)
 _MOMENT = Bounds(at_least=0, below=1)
 
@@ -49,14 +52,16 @@ class RunSettings:
     """Name of the run folder, and random seed."""
 
     name: str = setting("", "folder below runs/; empty: stem of the settings file")
-    seed: int = setting(0, "seed of parameters, batches and generated text", _NOT_NEGATIVE)
+    seed: int = setting(
+        0, "seed of parameters, batches and generated text", Bounds(at_least=0, at_most=2**32 - 1)
+    )
 
 
 @dataclass(frozen=True)
 class DeviceSettings:
     """Devices of the run."""
 
-    emulate: int = setting(0, "emulated CPU devices; 0: all real devices", _NOT_NEGATIVE)
+    emulate: int = setting(0, "emulated CPU devices; 0: all real devices", _EMULATED)
     topology: str = setting(
         "", "TPU topology of the run, such as `v5p-64`; the default of preflight"
     )
@@ -267,10 +272,14 @@ class PodSettings:
     """Settings of runs with several processes."""
 
     heartbeat: float = setting(
-        100.0, "heartbeat timeout of a process in seconds", Bounds(at_least=1)
+        100.0,
+        "heartbeat timeout of a process in seconds",
+        Bounds(at_least=1, at_most=_LONGEST),
     )
     watchdog: float = setting(
-        300.0, "seconds without a step after which all stacks are printed; 0: never", _NOT_NEGATIVE
+        300.0,
+        "seconds without a step after which all stacks are printed; 0: never",
+        Bounds(at_least=0, at_most=_LONGEST),
     )
 
 

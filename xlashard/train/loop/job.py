@@ -23,6 +23,7 @@ from xlashard.train.data import plan_batch, read_corpus
 from xlashard.train.errors import DataError, PeerError, SettingsError
 from xlashard.train.formulas import parameters
 from xlashard.train.loop.console import Screen, log_console
+from xlashard.train.loop.memory import check_memory, reporting_scarcity
 from xlashard.train.loop.run_folder import (
     CHECKPOINTS,
     KeptRecords,
@@ -69,11 +70,12 @@ def run_job(
         The outcome, also after a Ctrl-C.
 
     Raises:
-        RunError: The settings, the data or the checkpoint do not fit, the loss is not finite,
-            a checkpoint cannot be written, or another process failed.
+        RunError: The settings, the data or the checkpoint do not fit, the memory does not suffice,
+            the loss is not finite, a checkpoint cannot be written, or another process failed.
     """
     check_settings(settings)
     layout = Layout.of(settings, build_mesh(settings.mesh, devices))
+    check_memory(settings, devices)
     task = f"--resume {resumed.folder}" if resumed else "a new run"
     group = form_group(settings, task)
     stop = make_stop(group, screen.show if group.index == 0 else _ignore)
@@ -84,7 +86,8 @@ def run_job(
                 f"more steps write:\n  xlashard train --resume {resumed.folder} --steps N"
             )
             return Progress(resumed.folder, settings.training.steps)
-        return _run(settings, layout, _Place(stop, screen, runs, resumed))
+        with reporting_scarcity(settings):
+            return _run(settings, layout, _Place(stop, screen, runs, resumed))
 
 
 def form_group(settings: Settings, task: str) -> Group:
