@@ -64,7 +64,7 @@ class EarlierFunction:
         changes = {
             number: dtype
             for number, (leaf, dtype) in enumerate(zip(before, dtypes, strict=False))
-            if type(leaf) is bool and jax.dtypes.issubdtype(dtype, np.number)
+            if type(leaf) is bool and jax.numpy.issubdtype(dtype, np.number)
         }
         if changes and jax.tree.structure(results) == tree:
             call.arguments[name] = convert_carry(self._name, before, tree, changes)
