@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from tests.fork_server import python_command
+from xlashard.errors import ArgumentError
 from xlashard.legacy.run_command import RunCommand, UsageError, main, read_command
 from xlashard.support.program_runner import ScriptOrModule
 
@@ -249,6 +250,30 @@ def test_command_line_is_parsed() -> None:
         report_file="r.json",
         flags={"jax_array": False, "jax_enable_x64": True},
     )
+
+
+def test_name_of_a_console_script_is_found_as_a_shell_finds_it(tmp_path, monkeypatch) -> None:
+    for folder in ("bin", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        script = tmp_path / folder / "t5x_train"
+        script.write_text(f"#!{sys.executable}\n{CONSOLE_SCRIPT}")
+        script.chmod(0o755)
+    (tmp_path / "elsewhere" / "make").write_text("#!/bin/sh\n")
+    (tmp_path / "elsewhere" / "make").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    found = ScriptOrModule(str(tmp_path / "elsewhere" / "t5x_train"), False, ("--steps=3",))
+    assert read_command(["--", "t5x_train", "--steps=3"]) == RunCommand(found)
+    # The scripts of an environment that is not activated.
+    monkeypatch.setenv("PATH", "/none")
+    assert read_command(["--", "t5x_train"]).program.target == str(tmp_path / "bin" / "t5x_train")
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    for name in ("make", "t5x_tarin"):
+        with pytest.raises(ArgumentError, match=f"'{name}' after -- is no Python program"):
+            read_command(["--", name])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "make").touch()
+    assert read_command(["--", "make"]).program.target == "make"
 
 
 WRONG = {

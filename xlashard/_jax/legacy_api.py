@@ -42,6 +42,12 @@ if TYPE_CHECKING:
     xla_bridge: Any
     xla_client: Any
     xla_extension: Any
+    ad: Any
+    batching: Any
+    partial_eval: Any
+    source_info_util: Any
+    clusters: Any
+    lib: Any
     generators: Any
     key_types: Any
     random: Any
@@ -64,6 +70,12 @@ else:
             "xla_bridge": lambda: real_module(private.xla_bridge),
             "xla_client": lambda: real_module(private.xc),
             "xla_extension": lambda: real_module(private.lib_jax),
+            "ad": lambda: real_module(private.ad),
+            "batching": lambda: real_module(private.batching),
+            "partial_eval": lambda: real_module(private.pe),
+            "source_info_util": lambda: real_module(private.source_info_util),
+            "clusters": lambda: real_module(private.cloud_tpu_cluster),
+            "lib": lambda: real_module(private.lib),
             "generators": lambda: real_module(private.extend_random),
             "key_types": lambda: real_module(private.prng),
             "random": lambda: real_module(private.random_lib),

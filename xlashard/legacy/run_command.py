@@ -35,6 +35,7 @@ from xlashard.support.program_runner import (
 _USAGE = """\
 usage: python -m xlashard.legacy [OPTION ...] [--FLAG=VALUE ...] script.py ARGS ...
        python -m xlashard.legacy [OPTION ...] [--FLAG=VALUE ...] -m module ARGS ...
+       python -m xlashard.legacy [OPTION ...] [--FLAG=VALUE ...] -- console-script ARGS ...
        python -m xlashard legacy --migrate FILE ... [--write]"""
 
 _HELP = f"""{_USAGE}
@@ -49,8 +50,8 @@ Runs an unchanged program of 2022 or 2023, with the removed names of JAX install
   -m module        run a module, as `python -m module` does
   -h, --help       show this help
 
-Arguments after script.py or module are passed to the program. The last form rewrites programs for
-today's JAX."""
+Arguments after script.py, module or console-script are passed to the program. The last form
+rewrites programs for today's JAX."""
 
 _OF_MIGRATION = ("--migrate", "--write", "--check")
 """Options of `xlashard legacy` that migrate files."""
@@ -118,9 +119,16 @@ def read_command(words: Sequence[str]) -> RunCommand:
             raise UsageError(f"unknown option {name}: write options of the program after it")
     after_dashes = rest[:1] == ["--"]
     rest = rest[after_dashes:]
-    if after_dashes and names_interpreter(rest):
+    if after_dashes and (names_interpreter(rest) or _names_command(rest)):
         return RunCommand(parse_script(rest).program, report, file, libraries, flags)
     return RunCommand(_program(rest), report, file, libraries, flags)
+
+
+def _names_command(words: Sequence[str]) -> bool:
+    """Return True if the first of some words can only be the name of a console script."""
+    word = words[0] if words else "-"
+    is_file = os.sep in word or word.endswith(".py") or os.path.exists(word)
+    return not (is_file or word.startswith("-"))
 
 
 def parse_flag(word: str) -> tuple[str, str | bool]:

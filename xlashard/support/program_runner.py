@@ -233,14 +233,15 @@ _SHELL = re.compile(rb"#!/bin/sh\n'''exec' \"?([^\"\n]*?python[\d.]*)\"? ")
 
 
 def _console_script(words: list[str]) -> Script:
-    path = shutil.which(words[0]) if words else None
+    word = words[0] if words else ""
+    # An environment that is not activated has its scripts beside its interpreter alone.
+    path = shutil.which(word) or shutil.which(word, path=os.path.dirname(sys.executable))
     start = b""
     if path is not None:
         with open(path, "rb") as file:
             start = file.read(4096)
     match = _SHELL.match(start) or _SHEBANG.match(start)
     if path is None or match is None:
-        word = words[0] if words else ""
         raise ArgumentError(
             f"{word!r} after -- is no Python program: write -- python train.py, or the name of a "
             "console script"

@@ -130,3 +130,23 @@ OPTAX_LINES = {
     "flax.optim": "from flax import optim\nassert optim.DynamicScale().scale > 1",
     "flax.linen.ConvLSTM": "import flax.linen as nn\nassert nn.ConvLSTM(4, (3, 3)).features == 4",
 }
+
+EQUINOX_LINES = {
+    "equinox.module": "from equinox.module import Module, Static, static_field\n"
+    "assert Static(3).value == 3",
+    "equinox.compile_utils": "from equinox.compile_utils import compile_cache, get_fun_names\n"
+    "from equinox.compile_utils import hashable_combine, hashable_partition\n"
+    "def f(): pass\n"
+    "assert get_fun_names(f) == ('f', 'f')\n"
+    "parts = hashable_partition((np.ones(2), 3), lambda x: hasattr(x, 'shape'))\n"
+    "assert hashable_combine(*parts)[1] == 3",
+    "equinox.custom_types": "from equinox.custom_types import BoolAxisSpec, TreeDef\n"
+    "import jax\nassert isinstance(jax.tree.structure(0), TreeDef)",
+    "equinox.filters": "from equinox.filters import combine, filter, is_array, partition\n"
+    "from equinox import serialisation, tree, update\n"
+    "from equinox.grad import filter_grad\nfrom equinox.jit import filter_jit\n"
+    "from equinox.vmap_pmap import filter_vmap\nimport equinox.pretty_print\n"
+    "assert tree.tree_at and serialisation.tree_serialise_leaves and update.apply_updates",
+    "equinox.nn.AvgPool1D": "import equinox\n"
+    "assert equinox.nn.AvgPool1D(2)(np.ones((1, 4))).shape == (1, 3)",
+}

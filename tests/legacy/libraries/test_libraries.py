@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from tests.legacy.libraries.library_lines import LINES, OPTAX_LINES
+from tests.legacy.libraries.library_lines import EQUINOX_LINES, LINES, OPTAX_LINES
 from tests.message_patterns import naming
 from xlashard.errors import ResourceError
 from xlashard.legacy.installer import installed
@@ -65,6 +65,12 @@ def test_names_of_optax_and_flax_behave_as_then(used: UsedNames) -> None:
     assert "optax.hvp (until optax 0.1.8)" in described
     is_own = "MaybeUpdateState" in vars(optax)
     assert ("optax.MaybeUpdateState (until optax 0.2.5)" in described) != is_own
+
+
+@pytest.mark.slow
+def test_names_of_equinox_behave_as_then(used: UsedNames) -> None:
+    pytest.importorskip("equinox")
+    run({name: code for name, code in EQUINOX_LINES.items() if name in MISSING})
 
 
 def test_names_are_gone_after_the_run(used: UsedNames) -> None:

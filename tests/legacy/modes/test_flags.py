@@ -22,6 +22,7 @@ from xlashard.legacy.modules import entries
 MODULE_AND_OBJECT = ("jax.config", "jax.config.config")
 IGNORED = ("experimental_cpp_jit", "experimental_cpp_pjit", "experimental_cpp_pmap")
 NAMES = ("jax_array", "jax_parallel_functions_output_gda", "jax_pmap_no_rank_reduction")
+FLAGS = (*NAMES, "jax_enable_checks", "jax_distributed_debug")
 
 
 def in_a_process(code: str, *arguments: str, **environment: str) -> dict:
@@ -85,28 +86,37 @@ import jax
 before = sorted(dir(jax.config)), sorted(jax.config.values)
 from xlashard import legacy
 after = sorted(dir(jax.config)), sorted(jax.config.values)
-results = {"untouched": before == after, "environment": legacy.config.jax_array}
+names = json.loads(sys.argv.pop(1))
+shown = lambda: [(getattr(jax.config, n), jax.config.values[n]) for n in names]
+results = {"untouched": before == after}
+results["environment"] = [getattr(legacy.config, n) for n in names]
 legacy.show_flags()
-results["shown"] = jax.config.jax_array, jax.config.values["jax_parallel_functions_output_gda"]
+results["shown"] = shown()
 jax.config.parse_flags_with_absl()
-results["command_line"] = jax.config.jax_parallel_functions_output_gda
-results["checks"] = legacy.config.jax_enable_checks
-jax.config.update("jax_array", True)
-results["update"] = legacy.current_array_mode().jax_array
+results["command line"] = [getattr(legacy.config, n) for n in names], shown()
+for name in names:
+    jax.config.update(name, not getattr(jax.config, name))
+results["update"] = [getattr(legacy.config, n) for n in names], shown()
+results["mode"] = legacy.current_array_mode().jax_array
 legacy.hide_flags()
-results["hidden"] = [n for n in dir(jax.config) if n in ("jax_array",)]
+results["hidden"] = [n for n in dir(jax.config) if n in names]
 print(json.dumps(results))
 """
-    arguments = ("--jax_parallel_functions_output_gda", "--jax_enable_checks=1", "--other=1")
-    settings = in_a_process(code, *arguments, JAX_ARRAY="0")
+    # The environment sets each flag to another value than its default, the command line back.
+    defaults = {name: name == "jax_array" for name in FLAGS}
+    environment = {name.upper(): str(int(not value)) for name, value in defaults.items()}
+    arguments = [f"--{name}={int(value)}" for name, value in defaults.items()]
+    settings = in_a_process(code, json.dumps(FLAGS), *arguments, "--other=1", **environment)
+    default = list(defaults.values())
+    other = [not value for value in default]
     assert settings == {
         "untouched": True,
-        "environment": False,
-        "shown": [False, False],
-        "command_line": True,
-        "checks": True,
-        "update": True,
-        "hidden": [],
+        "environment": other,
+        "shown": [[value] * 2 for value in other],
+        "command line": [default, [[value] * 2 for value in default]],
+        "update": [other, [[value] * 2 for value in other]],
+        "mode": False,
+        "hidden": sorted(set(FLAGS) - set(NAMES)),
     }
 
 

@@ -29,6 +29,10 @@ TREES = {
     + "assert jax.tree_unflatten(jax.tree_structure(tree), [1, 2]) == tree",
     "jax.tree_transpose": "outer, inner = jax.tree_structure([0, 0]), jax.tree_structure((0, 0));"
     "assert jax.tree_transpose(outer, inner, [(1, 2), (3, 4)]) == ([1, 3], [2, 4])",
+    "jax.flatten_fun_nokwargs": "import jax.linear_util as lu\n"
+    "flat, out = jax.flatten_fun_nokwargs(lu.wrap_init(lambda x: {'y': x['w']}), "
+    "jax.tree_structure(({'w': 0},)))\n"
+    "assert flat.call_wrapped(5) == [5] and out() == jax.tree_structure({'y': 0})",
     "jax.treedef_is_leaf": "assert jax.treedef_is_leaf(jax.tree_structure(1))",
     "jax.tree_multimap": "assert jax.tree_multimap(max, [1, 5], [3, 4]) == [3, 5]",
     "jax.tree_util.tree_multimap": _imports("jax.tree_util", "tree_multimap")
@@ -116,6 +120,47 @@ CORE = {
             "assert again.literals == [] and len(again.in_avals) == 2",
             "JaxprEqn": _JAXPR + "assert all(isinstance(e, JaxprEqn) for e in jaxpr.eqns)",
             "Var": _JAXPR + "assert all(isinstance(v, Var) for v in jaxpr.invars)",
+            **dict.fromkeys(
+                (
+                    *("pp_eqn", "pp_eqn_rules", "pp_eqns", "pp_jaxpr", "pp_kv_pair"),
+                    *("pp_kv_pairs", "pp_var", "pp_vars", "JaxprPpContext", "JaxprPpSettings"),
+                ),
+                _JAXPR + "from jax import core\n"
+                "context, settings = core.JaxprPpContext(), core.JaxprPpSettings()\n"
+                "doc = core.pp_jaxpr(jaxpr, context, settings)\n"
+                "assert 'mul' in doc.format() and core.pp_var(jaxpr.invars[0], context)\n"
+                "assert 'mul' in core.pp_eqns(jaxpr.eqns, context, settings).format()\n"
+                "assert core.pp_vars(jaxpr.invars, context, print_shapes=True).format()\n"
+                "assert 'n=1' in core.pp_kv_pairs([('n', 1)], context, settings).format()\n"
+                "assert 'n=1' in core.pp_kv_pair('n', 1, context, settings).format()\n"
+                "marked = core.Primitive('marked')\n"
+                "core.pp_eqn_rules[marked] = lambda eqn, *_: core.pp_var(eqn.invars[0], context)\n"
+                "del core.pp_eqn_rules[marked]\n"
+                "assert 'add' in core.pp_eqn(jaxpr.eqns[1], context, settings).format()",
+            ),
+            "source_info_util": _JAXPR
+            + "assert type(source_info_util.new_source_info()) is type(jaxpr.eqns[0].source_info)",
+            "custom_typechecks": "from jax import core\n"
+            "p = core.Primitive('checked'); custom_typechecks[p] = lambda *a, **k: None\n"
+            "del custom_typechecks[p]",
+            "lattice_join": _AVAL + "weak = aval.update(weak_type=True)\n"
+            "assert lattice_join(None, aval) is aval and lattice_join(aval, None) is aval\n"
+            "assert lattice_join(weak, aval) == aval == lattice_join(aval, weak)\n"
+            "assert lattice_join(weak, weak) == weak\n"
+            "try: lattice_join(aval, jax.core.ShapedArray((4,), aval.dtype))\n"
+            "except TypeError: pass\nelse: raise AssertionError",
+            "typecheck": _AVAL + "assert typecheck(aval, jnp.zeros(3)) and not typecheck(aval, 1)",
+            "typecompat": _AVAL + "assert typecompat(aval, aval.update(weak_type=True))",
+            "typematch": _AVAL + "assert typematch(aval, aval.update(weak_type=True))",
+            "traverse_jaxpr_params": "outer = jax.make_jaxpr(jax.jit(lambda x: x + 1))(1.0).jaxpr\n"
+            "params = outer.eqns[0].params\n"
+            "assert traverse_jaxpr_params(lambda j: len(j.eqns), params) == {'jaxpr': 1}",
+            "AxisName": "assert isinstance('batch', AxisName)",
+            "DimSize": "def f(size: DimSize) -> DimSize: return size",
+            "dimension_as_value": "assert dimension_as_value(3) == 3",
+            "is_constant_dim": "assert is_constant_dim(3)",
+            "is_constant_shape": "assert is_constant_shape((3, 4))",
+            "DShapedArray": _AVAL + "assert type(aval) is not DShapedArray",
             "UnitVar": _JAXPR + "assert not isinstance(jaxpr.invars[0], UnitVar)",
             "ConcreteArray": _AVAL + "assert not isinstance(aval, ConcreteArray)",
         },
@@ -172,7 +217,7 @@ CORE = {
             "subvals": "assert subvals([1, 2], [(0, 9)]) == (9, 2)",
             "toposort": "assert toposort([]) == []",
             "unzip2": "assert unzip2([(1, 2), (3, 4)]) == ((1, 3), (2, 4))",
-            "wrap_name": "assert wrap_name('jit', 'f') == 'jit(f)' or wrap_name('f', 'jit')",
+            "wrap_name": "assert wrap_name('f', 'jit') == 'jit(f)'",
             "wraps": "assert wraps(abs)(lambda x: x).__name__ == 'abs'",
         },
     ),
@@ -318,6 +363,8 @@ EVERYDAY = {
     + "assert jax.random.threefry_2x32(key, jnp.arange(2, dtype=jnp.uint32)).shape == (2,)",
     "jax.random.shuffle": _KEY
     + "assert sorted(jax.random.shuffle(key, jnp.arange(5)).tolist()) == [0, 1, 2, 3, 4]",
+    "jax._src.prng": "import jax._src.prng as prng\n"
+    "assert isinstance(jax.random.key(0), prng.PRNGKeyArray)",
     "jax.prng": "import jax.prng; assert jax.prng.PRNGImpl",
     "jax.prng.PRNGKeyArray": "assert isinstance(jax.random.key(0), jax.prng.PRNGKeyArray)",
     "jax.prng.seed_with_impl": "from jax import prng;"
@@ -330,6 +377,8 @@ EVERYDAY = {
     + "assert jax.prng.threefry_2x32(key, jnp.arange(2, dtype=jnp.uint32)).shape == (2,)",
     "jax.lib.xla_bridge": "import jax.lib.xla_bridge as b; assert b.get_backend().platform",
     "jax._src.lib.xla_bridge": "from jax._src.lib import xla_bridge as b; b.get_backend()",
+    "jax._src.lib.xla_extension_version": _imports("jax._src.lib", "xla_extension_version")
+    + "assert xla_extension_version >= 140",
     "jax.lib.xla_bridge.default_backend": _BRIDGE + "assert b.default_backend() == 'cpu'",
     "jax.lib.xla_bridge.device_count": _BRIDGE + "assert b.device_count() == 8",
     "jax.lib.xla_bridge.devices": _BRIDGE + "assert b.devices() == jax.devices()",
@@ -480,6 +529,117 @@ REACHED_INTO = {
             "else: raise AssertionError",
         },
     ),
+    "jax.interpreters.pxla.multi_host_supported_collectives": "from jax.interpreters import pxla\n"
+    "pxla.multi_host_supported_collectives.add(jax.lax.pmax_p)",
+    "jax.interpreters.pxla.new_mesh_sharding_specs": "from jax.interpreters import pxla\n"
+    "assert pxla.new_mesh_sharding_specs is pxla.mesh_sharding_specs",
+    "jax.interpreters.xla.xe": "import jax\nxe = jax.xla.xe\n"
+    "assert isinstance(jax.jit(abs), (xe.CompiledFunction, xe.PmapFunction))\n"
+    "assert not isinstance(abs, (xe.CompiledFunction, xe.PmapFunction))\n"
+    "assert isinstance(jax.devices()[0], xe.Device)",
+    "jax.interpreters.xla.canonicalize_dtype": "from jax.interpreters import xla\n"
+    "assert xla.canonicalize_dtype(np.float64) == np.float32",
+    "jax.interpreters.xla.wrap_name": "assert jax.xla.wrap_name('f', 'jvp') == 'jvp(f)'",
+    **dict.fromkeys(
+        ("jax.interpreters.batching.NotMapped", "jax.interpreters.batching.not_mapped"),
+        "from jax.interpreters import batching\nseen = []\n"
+        "p = jax.core.Primitive('scaled'); p.def_impl(lambda x, y: x * y)\n"
+        "def rule(xs, dims):\n    seen.append(dims)\n    return xs[0] * xs[1], dims[0]\n"
+        "batching.primitive_batchers[p] = rule\n"
+        "assert jax.vmap(lambda x: p.bind(x, 2.0))(jnp.arange(3.0)).tolist() == [0, 2, 4]\n"
+        "assert seen == [(0, batching.not_mapped)] and isinstance(seen[0][1], batching.NotMapped)",
+    ),
+    **dict.fromkeys(
+        ("jax.interpreters.batching.BatchTrace", "jax.interpreters.batching.BatchTracer"),
+        "from jax.interpreters import batching\nseen = []\n"
+        "jax.vmap(lambda x: seen.append(isinstance(x, batching.BatchTracer)) or x)(jnp.ones(2))\n"
+        "assert seen == [True] and isinstance(batching.BatchTrace, type)",
+    ),
+    "jax.interpreters.ad.CustomVJPException": "from jax.interpreters import ad\n"
+    "f = jax.custom_vjp(lambda x: x); f.defvjp(lambda x: (x, ()), lambda _, g: (g,))\n"
+    "try: jax.jvp(f, (1.0,), (1.0,))\nexcept (ad.CustomVJPException, TypeError): pass",
+    "jax.interpreters.ad.config": "from jax.interpreters import ad\n"
+    "assert ad.config is jax.config and not ad.config.jax_enable_checks",
+    "jax.interpreters.ad.source_info_util": "from jax.interpreters import ad\n"
+    "with ad.source_info_util.user_context(None): assert ad.source_info_util.current_name_stack",
+    "jax.interpreters.ad.zeros_like_jaxval": "from jax.interpreters import ad\n"
+    "assert ad.zeros_like_jaxval(jnp.ones(2)).tolist() == [0, 0]",
+    "jax.interpreters.ad.zeros_like_p": "from jax.interpreters import ad\n"
+    "assert ad.zeros_like_p not in {eqn.primitive for eqn in "
+    "jax.make_jaxpr(jnp.zeros_like)(1.0).eqns}",
+    "jax.interpreters.ad.reducing_transposes": "from jax.interpreters import ad\n"
+    "assert jax.lax.add_p not in ad.reducing_transposes",
+    **dict.fromkeys(
+        (
+            *("jax.interpreters.ad.standard_jvp", "jax.interpreters.ad.zero_jvp"),
+            *("jax.interpreters.ad.linear_jvp", "jax.interpreters.ad.linear_transpose2"),
+            *("jax.interpreters.ad.defjvp_zero", "jax.interpreters.ad.standard_jvp2"),
+            *("jax.interpreters.ad.bilinear_transpose", "jax.interpreters.ad.custom_lin_p"),
+        ),
+        "from functools import partial\nfrom jax.interpreters import ad\n"
+        "double = jax.core.Primitive('double'); double.def_impl(lambda x: 2 * x)\n"
+        "times = jax.core.Primitive('times'); times.def_impl(lambda x, y: x * y)\n"
+        "for p in (double, times): p.def_abstract_eval(lambda x, *_: x)\n"
+        "ad.primitive_jvps[double] = partial(ad.linear_jvp, double)\n"
+        "ad.primitive_transposes[double] = partial(\n"
+        "    ad.linear_transpose2, lambda t, x: [double.bind(t)])\n"
+        "assert jax.grad(lambda x: double.bind(x))(3.0) == 2\n"
+        "ad.primitive_jvps[double] = partial(ad.standard_jvp, [lambda t, x: 4 * t], double)\n"
+        "assert jax.jvp(double.bind, (3.0,), (1.0,)) == (6, 4)\n"
+        "ad.primitive_jvps[double] = partial(\n"
+        "    ad.standard_jvp2, [lambda t, ans, x: ans * t], double)\n"
+        "assert jax.jvp(double.bind, (3.0,), (1.0,)) == (6, 6)\n"
+        "ad.defjvp_zero(double)\n"
+        "assert jax.jvp(double.bind, (3.0,), (1.0,)) == (6, 0)\n"
+        "ad.primitive_jvps[double] = partial(ad.zero_jvp, double)\n"
+        "assert jax.jvp(double.bind, (3.0,), (1.0,)) == (6, 0)\n"
+        "ad.primitive_jvps[times] = partial(ad.standard_jvp, [\n"
+        "    lambda t, x, y: times.bind(t, y), lambda t, x, y: times.bind(x, t)], times)\n"
+        "ad.primitive_transposes[times] = partial(\n"
+        "    ad.bilinear_transpose, lambda t, x, y: t * y, lambda t, x, y: x * t)\n"
+        "assert jax.grad(lambda x: times.bind(x, 5.0))(3.0) == 5 and ad.custom_lin_p.name",
+    ),
+    "jax.interpreters.partial_eval.trace_to_jaxpr": "import jax.linear_util as lu\n"
+    "from jax.interpreters import partial_eval as pe\n"
+    "known = pe.PartialVal.known(jnp.ones(2))\n"
+    "unknown = pe.PartialVal.unknown(jax.ShapedArray((3,), np.dtype('float32')))\n"
+    "jaxpr, results, consts = pe.trace_to_jaxpr(\n"
+    "    lu.wrap_init(lambda x, y: [x * 2, y + 1]), [known, unknown])\n"
+    "assert results[0][0] is None and results[0][1].tolist() == [2, 2]\n"
+    "assert results[1][0].shape == (3,) and len(jaxpr.eqns) == 1",
+    **dict.fromkeys(
+        (
+            *("jax.interpreters.partial_eval.DynamicJaxprTrace",),
+            *("jax.interpreters.partial_eval.JaxprTrace",),
+        ),
+        "from jax.interpreters import partial_eval as pe\n"
+        "class Mine(pe.DynamicJaxprTrace): pass\nassert isinstance(pe.JaxprTrace, type)",
+    ),
+    **dict.fromkeys(
+        (
+            *("jax.interpreters.partial_eval.const_fold_rules",),
+            *("jax.interpreters.partial_eval.custom_staging_rules",),
+            *("jax.interpreters.partial_eval.forwarding_rules",),
+        ),
+        "from jax.interpreters import partial_eval as pe\np = jax.core.Primitive('p')\n"
+        "for rules in (pe.const_fold_rules, pe.custom_staging_rules, pe.forwarding_rules):\n"
+        "    rules[p] = None\n    del rules[p]",
+    ),
+    **dict.fromkeys(
+        (
+            *("jax.interpreters.partial_eval.move_binders_to_front",),
+            *("jax.interpreters.partial_eval.partial_eval_jaxpr_custom",),
+        ),
+        "from jax.interpreters import partial_eval as pe\n"
+        "closed = jax.make_jaxpr(lambda x, y: (x * 2, y + 1))(1.0, 2.0)\n"
+        "moved = pe.move_binders_to_front(closed, [False, True])\n"
+        "assert [v.aval for v in moved.jaxpr.invars]\n"
+        "known, staged, unknown, *_ = pe.partial_eval_jaxpr_custom(\n"
+        "    closed.jaxpr, [False, True], [False, True], False, False, lambda *_, **__: False)\n"
+        "assert list(unknown) == [False, True]",
+    ),
+    "jax._src.clusters.TpuCluster": _imports("jax._src.clusters", "TpuCluster")
+    + "assert isinstance(TpuCluster, type) and TpuCluster.is_env_present",
     "jax.interpreters.xla.device_put": "device = jax.devices()[1]\n"
     "(buffer,) = jax.interpreters.xla.device_put(np.ones(3), device)\n"
     "assert buffer.devices() == {device}",

@@ -70,6 +70,30 @@ ENTRIES: EntryTable = {
             "a call primitive is created together with all of its rules"
         ),
         "MapPrimitive": refused("0.6.0", "jax.shard_map").because("JAX has no map primitives"),
+        **dict.fromkeys(
+            (
+                *("pp_eqn", "pp_eqn_rules", "pp_eqns", "pp_jaxpr", "pp_kv_pair", "pp_kv_pairs"),
+                *("pp_var", "pp_vars"),
+            ),
+            works("0.4.34", "str(jaxpr)", f"{_API}:core."),
+        ),
+        "JaxprPpContext": works("0.11.0", "str(jaxpr)", f"{_API}:core."),
+        "JaxprPpSettings": works("0.11.0", "str(jaxpr)", f"{_API}:core."),
+        "source_info_util": works("0.4.24", "eqn.source_info", f"{_API}:source_info_util"),
+        "custom_typechecks": works("0.11.0", "jax.extend.core.check_jaxpr(jaxpr)", f"{_API}:core."),
+        "lattice_join": works("0.6.0", "jax.typeof(x)"),
+        "typecheck": works("0.7.0", "jax.typeof(x) == aval", f"{_API}:core."),
+        "typecompat": works("0.6.0", "aval == other", f"{_API}:core."),
+        "typematch": works("0.7.0", "aval == other", f"{_API}:core."),
+        "traverse_jaxpr_params": works("0.10.0", f"{_NOW}.jaxprs_in_params(eqn.params)"),
+        "AxisName": works("0.7.0", "collections.abc.Hashable", "collections.abc:Hashable"),
+        "DimSize": works("0.4.31", "int", f"{_API}:core."),
+        "dimension_as_value": works("0.4.31", "x.shape[0]", f"{_API}:core."),
+        "is_constant_dim": works("0.11.0", "isinstance(size, int)", f"{_API}:core."),
+        "is_constant_shape": works(
+            "0.11.0", "all(isinstance(size, int) for size in shape)", f"{_API}:core."
+        ),
+        "DShapedArray": works("0.8.2", "False").but(_NO_INSTANCES),
         "UnshapedArray": refused("0.8.2", "jax.core.ShapedArray").because(
             "every abstract array has a shape"
         ),
@@ -118,7 +142,7 @@ ENTRIES: EntryTable = {
         "subvals": works("0.7.0", "[new.get(n, x) for n, x in enumerate(xs)]", _UTIL),
         "toposort": works("0.7.0", "graphlib.TopologicalSorter", _UTIL),
         "unzip2": works("0.7.0", "tuple(zip(*pairs, strict=True))", _UTIL),
-        "wrap_name": works("0.7.0", "f'{transform}({name})'", _UTIL),
+        "wrap_name": works("0.7.0", "f'{transform}({name})'"),
         "wraps": works("0.7.0", "functools.wraps", _UTIL),
     },
     "jax._src.util": {"prod": works("0.4.14", "math.prod")},

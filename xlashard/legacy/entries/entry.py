@@ -87,6 +87,7 @@ ALIASES = {
     "jax.pxla": "jax.interpreters.pxla",
     "jax.xla": "jax.interpreters.xla",
     "jax._src.lib.xla_bridge": "jax.lib.xla_bridge",
+    "jax._src.prng": "jax.prng",
     "jax.experimental.gda_serialization.serialization": (
         "jax.experimental.array_serialization.serialization"
     ),

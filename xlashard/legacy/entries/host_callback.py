@@ -17,6 +17,9 @@ ENTRIES: EntryTable = {
         ),
         "CallbackException": works("0.4.36", "jax.errors.JaxRuntimeError"),
         "barrier_wait": works("0.4.36", "jax.effects_barrier()"),
+        "outside_call_p": refused("0.4.36", "jax.experimental.io_callback").because(
+            "callbacks are another primitive"
+        ),
         "call_with_device": refused("0.4.36", "jax.experimental.io_callback").because(
             "callbacks do not receive the device of their program"
         ),

@@ -7,7 +7,15 @@ _PXLA = "jax.interpreters.pxla"
 
 _XLA = "jax.interpreters.xla"
 
+_AD = "jax.interpreters.ad"
+
+_BATCHING = "jax.interpreters.batching"
+
+_PE = "jax.interpreters.partial_eval"
+
 _API = "xlashard._jax.legacy_api"
+
+_PE_API = f"{_API}:partial_eval.trace_to_jaxpr"
 
 _SHARDINGS = "xlashard._jax.runtime.shardings"
 
@@ -56,6 +64,10 @@ _PADDED = "jax.numpy.where(valid, x, 0)"
 _MASKING = "xlashard.legacy.modules.interpreters"
 
 _MLIR = "jax.interpreters.mlir.register_lowering(primitive, rule)"
+
+_VMAP = "jax.vmap(f)"
+
+_CONSTRUCTED = "its constructor and its methods take other arguments"
 
 _RULES = "JAX's lowering rules emit MLIR instead of calling XLA builders"
 
@@ -117,6 +129,10 @@ ENTRIES: EntryTable = {
         "make_sharded_device_array": works(
             "0.4.14", "jax.make_array_from_single_device_arrays(...)", _ARRAYS
         ),
+        "multi_host_supported_collectives": works("0.4.16", _JIT).but(
+            "nothing reads it: every collective runs on several hosts"
+        ),
+        "new_mesh_sharding_specs": works("0.4.16", _NAMED, f"{_OPS}:mesh_sharding_specs"),
         "_check_gda_or_array_xla_sharding_match": works("0.4.7", _EQUIVALENT, _INTERNALS),
         **dict.fromkeys(
             (
@@ -128,6 +144,8 @@ ENTRIES: EntryTable = {
                 ),
                 *("lower_sharding_computation", "parallel_callable", "resource_typecheck"),
                 *("shard_arg_handlers", "spmd_primitive_batchers", "xla_pmap_p"),
+                *("PmapExecutable", "local_avals_to_results_handler", "stage_parallel_callable"),
+                *("sharding_spec_sharding_proto", "vtile_manual", "xla_pmap_impl"),
             ),
             refused(
                 "0.4.14", "jax.jit(f, in_shardings=..., out_shardings=...).lower(*args).compile()"
@@ -159,6 +177,71 @@ ENTRIES: EntryTable = {
         name: works("0.11.0", f"import jax.interpreters.{name}", f"jax.interpreters.{name}:")
         for name in ("ad", "batching", "mlir", "partial_eval")
     },
+    _AD: {
+        **{
+            name: works("0.9.0", advice, f"{_API}:ad.")
+            for advice, names in (
+                (f"{_AD}.defjvp(primitive, rule)", ("standard_jvp", "standard_jvp2")),
+                (f"{_AD}.defjvp(primitive, None)", ("defjvp_zero", "zero_jvp")),
+                (f"{_AD}.deflinear2(primitive, rule)", ("linear_jvp", "linear_transpose2")),
+                ("jax.custom_vjp", ("custom_lin_p",)),
+            )
+            for name in names
+        },
+        "bilinear_transpose": works(
+            "0.9.0", f"{_AD}.defbilinear(primitive, lhs, rhs)", f"{_API}:ad."
+        ).but("its rules get both values, as since JAX 0.4.4"),
+        "CustomVJPException": works("0.4.36", "Exception", f"{_API}:ad."),
+        "config": works("0.4.26", "jax.config", "jax:config"),
+        "reducing_transposes": works("0.10.0", f"{_AD}.primitive_transposes", f"{_API}:ad."),
+        "source_info_util": works("0.4.26", "eqn.source_info", f"{_API}:source_info_util"),
+        "zeros_like_jaxval": works("0.4.36", "jax.numpy.zeros_like(x)", "jax.numpy:zeros_like"),
+        "zeros_like_p": works("0.9.0", "jax.numpy.zeros_like(x)").but(
+            "no equation has it: `jax.numpy.zeros_like` is a broadcast"
+        ),
+    },
+    _BATCHING: {
+        "BatchTrace": works("0.9.0", _VMAP, f"{_API}:batching.").but(_CONSTRUCTED),
+        "BatchTracer": works("0.9.0", "jax.core.Tracer", f"{_API}:batching.").but(_CONSTRUCTED),
+        "NotMapped": works("0.10.0", "type(None)", "types:NoneType"),
+        "not_mapped": works("0.11.0", "None"),
+        **{
+            name: refused("0.9.0", f"{_BATCHING}.{advice}").because(
+                "batching rules take other arguments"
+            )
+            for name, advice in (
+                ("batch_jaxpr", "batch_jaxpr_axes"),
+                ("broadcast_batcher", "defbroadcasting(primitive)"),
+                ("reducer_batcher", "defreducer(primitive, identity)"),
+                ("vectorized_batcher", "defvectorized(primitive)"),
+            )
+        },
+    },
+    _PE: {
+        "trace_to_jaxpr": works("0.4.36", f"{_PE}.trace_to_jaxpr_nounits", f"{_PE_API}_nounits"),
+        **dict.fromkeys(
+            ("DynamicJaxprTrace", "JaxprTrace"),
+            works("0.9.0", "jax.make_jaxpr(f)(*args)", f"{_API}:partial_eval.").but(_CONSTRUCTED),
+        ),
+        **dict.fromkeys(
+            (
+                *("const_fold_rules", "custom_staging_rules", "forwarding_rules"),
+                *("move_binders_to_front", "partial_eval_jaxpr_custom"),
+            ),
+            works("0.9.0", "jax.make_jaxpr(f)(*args)", f"{_API}:partial_eval."),
+        ),
+        **dict.fromkeys(
+            ("extend_jaxpr_stack", "trace_to_jaxpr_final", "trace_to_subjaxpr_dynamic"),
+            refused("0.4.36", f"{_PE}.trace_to_jaxpr_dynamic(fun, avals)").because(
+                "JAX has one current trace instead of a stack of traces"
+            ),
+        ),
+    },
+    "jax.interpreters.mlir": {
+        "ReplicaAxisContext": refused("0.11.0", "context.module_context.axis_context").because(
+            "every program is partitioned by XLA, and none is replicated"
+        ),
+    },
     _XLA: {
         "": works("0.4.7", "jax.core, jax.interpreters.mlir"),
         "DeviceArray": works("0.4.12", "jax.Array", _ARRAYS).but(_ADDRESSABLE),
@@ -173,6 +256,15 @@ ENTRIES: EntryTable = {
         **dict.fromkeys(
             ("backend_specific_translations", "register_translation", "translations"),
             refused("0.4.14", _MLIR).because(_RULES),
+        ),
+        "canonicalize_dtype": works("0.8.0", "jax.dtypes.canonicalize_dtype(dtype)", "jax.dtypes"),
+        "wrap_name": works("0.4.4", "f'{transform}({name})'", "xlashard.legacy.modules.core"),
+        "xe": works("0.4.36", "import jax.extend.xla").but(
+            "it has the attributes of today's jaxlib; `PmapFunction` has no instances"
+        ),
+        **dict.fromkeys(
+            ("AxisEnv", "TranslationContext", "XlaOp", "lower_fun", "xops"),
+            refused("0.4.31", _MLIR).because(_RULES),
         ),
         "xla_call_p": refused("0.4.14", "jaxpr.eqns[0].primitive.name == 'jit'").because(
             "jit and pjit are one primitive"
@@ -197,6 +289,16 @@ ENTRIES: EntryTable = {
         "get_compile_options": works("0.8.0", _OPTIONS, f"{_API}:compile_options"),
     },
     "jax._src.lib.xla_bridge": {"": works("0.4.6", _BACKEND)},
+    "jax._src.lib": {
+        "xla_extension_version": works(
+            "0.6.0", "jax.__version_info__", f"{_API}:lib.jaxlib_extension_version"
+        )
+    },
+    "jax._src.clusters": {
+        "TpuCluster": works(
+            "0.4.24", "jax.distributed.initialize()", f"{_API}:clusters.GceTpuCluster"
+        ).but("its methods take other arguments")
+    },
     "jax.lib": dict.fromkeys(
         ("xla_client", "xla_extension"),
         works("0.9.0", "import jax.extend.xla", _API).but(

@@ -68,6 +68,7 @@ ENTRIES: EntryTable = {
     "jax._src.random.prng.PRNGKeyArray": {
         "unsafe_raw_array": works("0.4.24", "jax.random.key_data(keys)")
     },
+    "jax._src.prng": {"": works("0.11.0", "import jax.extend.random")},
     "jax.prng": {
         "": works("0.4.24", "import jax.extend.random"),
         "PRNGKeyArray": works("0.4.24", "jax.Array"),

@@ -17,6 +17,9 @@ ENTRIES: EntryTable = {
         "ShapedArray": works("0.4.14", "jax.core.ShapedArray"),
         "array_ref": works("0.9.0", "jax.new_ref(x)", "jax:new_ref"),
         "ArrayRef": works("0.9.0", "jax.Ref", "jax:Ref"),
+        "flatten_fun_nokwargs": works(
+            "0.4.14", "jax.api_util.flatten_fun_nokwargs", "jax.api_util"
+        ),
         "curry": works("0.4.14", "functools.partial"),
         "clear_backends": works("0.4.36", "jax.extend.backend.clear_backends()"),
         "spmd_mode": works("0.7.0", "jax.jit(f)(x)", _FLAGS),

@@ -200,6 +200,47 @@ _CHEX_TABLE = {
     }
 }
 
+_EQUINOX_TABLE = {
+    **{
+        f"equinox.{old}": {"": works("0.10.2", "import equinox", f"equinox.{new}")}
+        for old, new in {
+            "callback": "_callback",
+            "eval_shape": "_eval_shape",
+            "filters": "_filters",
+            "grad": "_ad",
+            "jit": "_jit",
+            "make_jaxpr": "_make_jaxpr",
+            "module": "_module",
+            "pretty_print": "_pretty_print",
+            "serialisation": "_serialisation",
+            "tree": "_tree",
+            "update": "_update",
+            "vmap_pmap": "_vmap_pmap",
+        }.items()
+    },
+    "equinox.compile_utils": {
+        "": works("0.10.2", "import equinox", "equinox._compile_utils"),
+        "get_fun_names": works(
+            "0.10.2", "f.__name__, f.__qualname__", "equinox._compile_utils:get_fn_names"
+        ),
+    },
+    "equinox.custom_types": {
+        "": works("0.10.2", "import equinox", "equinox._custom_types"),
+        "BoolAxisSpec": works("0.10.2", "bool | Callable[[Any], bool]", "typing:Any"),
+        "ResolvedBoolAxisSpec": works("0.10.2", "bool", "builtins:bool"),
+        "TreeDef": works("0.10.2", "jax.tree_util.PyTreeDef"),
+    },
+    "equinox.nn": _list_renamed(
+        "0.10.0",
+        "equinox.nn",
+        **{
+            f"{kind}Pool{rank}D": f"{kind}Pool{rank}d"
+            for kind in ("Avg", "Max")
+            for rank in (1, 2, 3)
+        },
+    ),
+}
+
 _ABSTRACT = (
     *("AsyncGenerator", "AsyncIterable", "AsyncIterator", "Awaitable", "ByteString", "Callable"),
     *("Collection", "Container", "Coroutine", "Generator", "Hashable", "ItemsView", "Iterable"),
@@ -241,6 +282,7 @@ LIBRARIES: Mapping[str, EntryTable] = {
     "optax": _OPTAX_TABLE,
     "flax": _FLAX_TABLE,
     "chex": _CHEX_TABLE,
+    "equinox": _EQUINOX_TABLE,
     "setuptools": {"pkg_resources": _module("82", "import importlib.metadata", "pkg_resources")},
     # Packages that JAX's libraries required in 2022, so that they were there.
     "orbax": {

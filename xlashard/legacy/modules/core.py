@@ -14,6 +14,7 @@ from xlashard.support.lazily import dataclass
 type Shape = Sequence[Any]
 UnitVar = RemovedApi("jax.core.UnitVar")
 ConcreteArray = RemovedApi("jax.core.ConcreteArray")
+DShapedArray = RemovedApi("jax.core.DShapedArray")
 
 # Names of `jax.linear_util` without an entry.
 Store = linear_util.Store
@@ -33,6 +34,34 @@ def raise_to_shaped(aval: Any, weak_type: bool | None = None) -> Any:
     if weak_type is None or not isinstance(aval, core.ShapedArray):
         return aval
     return aval.update(weak_type=weak_type)
+
+
+def lattice_join(x: Any, y: Any) -> Any:
+    """Return the abstract value that two abstract values have in common.
+
+    Args:
+        x: An abstract value, or None for no value.
+        y: Another one of the same shape and dtype.
+
+    Raises:
+        TypeError: They differ in more than their weak types.
+    """
+    if x is None or y is None:
+        return y if x is None else x
+    if not core.typematch(x, y):
+        raise TypeError(x, y)  # no-catalogue: the era's own error: both values
+    return x if y.weak_type else y
+
+
+def traverse_jaxpr_params(f: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results of a function of the jaxprs in an equation's parameters, by name.
+
+    Args:
+        f: The function.
+        params: The parameters; of several jaxprs in one parameter, the last one counts.
+    """
+    listed = ((name, p if isinstance(p, tuple | list) else [p]) for name, p in params.items())
+    return {name: f(p) for name, ps in listed for p in ps if isinstance(p, core.Jaxpr)}
 
 
 def gensym(jaxprs: Any = None, suffix: str = "") -> Any:
@@ -144,6 +173,16 @@ def as_hashable_function(closure: Any) -> Any:
         closure: The key.
     """
     return lambda f: util.HashableFunction(f, closure)
+
+
+def wrap_name(name: str, transform_name: str) -> str:
+    """Return the name of a transformed function.
+
+    Args:
+        name: The name of the function.
+        transform_name: The name of the transformation, as in `jvp(f)`.
+    """
+    return f"{transform_name}({name})"
 
 
 def split_dict(dct: Mapping[Any, Any], names: Iterable[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from xlashard._jax import legacy_api
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard.core.array import device_put as put_array
+from xlashard.legacy.entries.entry import RemovedApi
 from xlashard.legacy.modes.config_flags import as_jax_arrays
 from xlashard.legacy.shardings.partition_spec import AutoAxisResource
 from xlashard.legacy.shardings.sharding_spec import (
@@ -38,6 +40,21 @@ host_id = jax.host_id
 host_ids = jax.host_ids
 register_backend_factory = legacy_api.xla_bridge.register_backend_factory
 xla_client = legacy_api.xla_client
+
+multi_host_supported_collectives: set[Any] = set()
+not_mapped = None
+zeros_like_p = RemovedApi("jax.interpreters.ad.zeros_like_p")
+
+
+class PmapFunction:
+    """Class of the functions that `jax.pmap` returned, which are plain functions today."""
+
+
+xe = SimpleNamespace(
+    **vars(legacy_api.xla_extension),
+    CompiledFunction=legacy_api.xla_extension.PjitFunction,
+    PmapFunction=PmapFunction,
+)
 READERS = {name: (jax, legacy_api.xla_bridge) for name in ("process_index", "process_count")}
 """The modules in which JAX reads a name that tests patch here with `mock.patch`."""
 
