@@ -3,7 +3,7 @@
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from xlashard.hlo.module import Computation, HloModule, Instruction, callees_first
 
@@ -77,12 +77,13 @@ def _find_call_sites(module: HloModule) -> dict[str, CallSite]:
 
 
 def _joined(one: CallSite, other: CallSite, times: int) -> CallSite:
-    return replace(
-        one,
+    return CallSite(
         times=times,
         known=one.known and other.known,
         conditional=one.conditional or other.conditional,
         asynchronous=one.asynchronous or other.asynchronous,
+        caller=one.caller,
+        site=one.site,
     )
 
 
@@ -95,16 +96,17 @@ def _calls(module: HloModule, computation: Computation) -> Iterator[tuple[str, C
 
 
 def _run(module: HloModule, site: Computation, caller: Instruction, place: int) -> CallSite:
-    run = CallSite(caller=caller, site=site.name)
-    if caller.opcode == "conditional":
-        return replace(run, conditional=True)
-    if caller.opcode != "while":
-        return replace(run, asynchronous=caller.opcode.endswith("-start"))
-    trips = trip_count(module, site, caller)
-    if trips is None:
-        return replace(run, known=False)
-    # The condition runs once more than the body.
-    return replace(run, times=trips + (place == 1))
+    trips = trip_count(module, site, caller) if caller.opcode == "while" else 1
+    # The condition of a loop runs once more than its body.
+    is_condition = caller.opcode == "while" and place == 1
+    return CallSite(
+        times=1 if trips is None else trips + is_condition,
+        known=trips is not None,
+        conditional=caller.opcode == "conditional",
+        asynchronous=caller.opcode.endswith("-start"),
+        caller=caller,
+        site=site.name,
+    )
 
 
 _KNOWN = re.compile(r'"?known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)')

@@ -5,7 +5,6 @@ Few fields of XLA's protos are needed here, and neither JAX nor xlashard depends
 https://protobuf.dev/programming-guides/encoding/ specifies the format.
 """
 
-from collections.abc import Container
 from typing import TYPE_CHECKING, Any, ClassVar
 
 
@@ -26,34 +25,67 @@ class Message:
         def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, data: bytes = b"") -> None:
-        # One pass without a call per field, since a module has some hundred thousand fields.
+        # One pass, with no call for a number of one or two bytes: a module has some hundred
+        # thousand fields, and nearly all of their keys and sizes are as short.
         fields, values = self._fields, self.__dict__
         values["data"] = data
-        for number, value in _split(data, fields):
-            name, kind, is_repeated = fields[number]
-            if isinstance(value, int):
-                if kind is not int:
-                    # no-catalogue: `read` reports it with the source
-                    raise ValueError(f"field {number} is not a message or a text")
-                if value >> 63:
-                    value -= 1 << 64
-            elif kind is str:
-                value = value.decode(errors="replace")
-            elif kind is int:
+        at, end = 0, len(data)
+        try:
+            while at < end:
+                key = data[at]
+                at += 1
+                if key > 127:
+                    key += (data[at] - 1) << 7
+                    at += 1
+                    if key >> 14:
+                        key, at = _read_rest(data, key, at)
+                number, wire_type = key >> 3, key & 7
+                if key & 5 or key < 8:
+                    # Anything but a number of a fixed size ends behind the message.
+                    value = {1: 8, 5: 4}.get(wire_type, end) if number else end
+                else:
+                    value = data[at]
+                    at += 1
+                    if value > 127:
+                        value += (data[at] - 1) << 7
+                        at += 1
+                        if value >> 14:
+                            value, at = _read_rest(data, value, at)
+                if wire_type or not number:
+                    start, at = at, at + value
+                    if at > end:
+                        # no-catalogue: `read` reports it with the source
+                        raise ValueError(f"invalid field {number} at byte {start}")
+                    if number not in fields:
+                        continue
+                    name, kind, is_repeated = fields[number]
+                    value = data[start:at]
+                    if kind is str:
+                        value = value.decode(errors="replace")
+                    elif kind is int:
+                        value = _unpack(value, number, is_repeated)
+                        values[name] = [*values.get(name, ()), *value]
+                        continue
+                    elif kind is not bytes:
+                        value = kind(value)
+                elif number in fields:
+                    name, kind, is_repeated = fields[number]
+                    if kind is not int:
+                        # no-catalogue: `read` reports it with the source
+                        raise ValueError(f"field {number} is not a message or a text")
+                    if value >> 63:
+                        value -= 1 << 64
+                else:
+                    continue
                 if not is_repeated:
-                    # no-catalogue: `read` reports it with the source
-                    raise ValueError(f"field {number} is not a number")
-                packed = list(value) if value.isascii() else _unpack(value)
-                values[name] = [*values.get(name, ()), *packed]
-                continue
-            elif kind is not bytes:
-                value = kind(value)
-            if not is_repeated:
-                values[name] = value
-            elif name in values:
-                values[name].append(value)
-            else:
-                values[name] = [value]
+                    values[name] = value
+                elif name in values:
+                    values[name].append(value)
+                else:
+                    values[name] = [value]
+        except IndexError:
+            # no-catalogue: `read` reports it with the source
+            raise ValueError(f"the message is cut off after {end} bytes") from None
 
 
 def message_type(**fields: tuple[int, Any]) -> type[Message]:
@@ -77,44 +109,26 @@ def message_type(**fields: tuple[int, Any]) -> type[Message]:
     return type("Message", (Message,), {"_fields": table, **unset})
 
 
-def _split(data: bytes, numbers: Container[int]) -> list[tuple[int, int | bytes]]:
-    """Return the fields with some numbers, in order, undecoded."""
-    pieces: list[tuple[int, int | bytes]] = []
-    at, end, key = 0, len(data), 0
-    try:
-        while at < end or key:
-            # A key, or the number or the size behind it; `shift` is the bit that continues it.
-            value, shift = data[at], 7
-            at += 1
-            while value >> shift:
-                if shift == 70:
-                    # no-catalogue: `read` reports it with the source
-                    raise ValueError(f"invalid number at byte {at}")
-                value += (data[at] - 1) << shift
-                at += 1
-                shift += 7
-            if not key:
-                key = value
-                if key > 7 and key & 7 in (0, 2):
-                    continue
-                # Of a fixed size; anything else is invalid.
-                value = {1: 8, 5: 4}.get(key & 7, end)
-            number, is_bytes, key = key >> 3, key & 7 or key < 8, 0
-            start = at
-            if is_bytes:
-                at += value
-                if at > end:
-                    raise ValueError(f"invalid field {number} at byte {start}")
-            if number in numbers:
-                pieces.append((number, data[start:at] if is_bytes else value))
-    except IndexError:
+def _read_rest(data: bytes, value: int, at: int) -> tuple[int, int]:
+    """Return a number whose first two bytes have been read, and where it ends."""
+    shift = 14
+    while value >> shift:
+        if shift == 70:
+            # no-catalogue: `read` reports it with the source
+            raise ValueError(f"invalid number at byte {at}")
+        value += (data[at] - 1) << shift
+        at += 1
+        shift += 7
+    return value, at
+
+
+def _unpack(data: bytes, field: int, is_repeated: bool) -> list[int]:
+    """Return the packed integers of a field."""
+    if not is_repeated:
         # no-catalogue: `read` reports it with the source
-        raise ValueError(f"the message is cut off after {end} bytes") from None
-    return pieces
-
-
-def _unpack(data: bytes) -> list[int]:
-    """Return packed integers."""
+        raise ValueError(f"field {field} is not a number")
+    if data.isascii():
+        return list(data)
     numbers, value, shift = [], 0, 0
     for byte in data:
         value |= (byte & 127) << shift

@@ -98,8 +98,8 @@ def distinguish_lines[T](report: T) -> T:
             stacks.setdefault((value.file, value.line), {})[value] = None
         elif isinstance(value, tuple):
             values.extend(value)
-        elif is_dataclass(value) and not isinstance(value, type):
-            values.extend([getattr(value, field.name) for field in fields(value)])
+        else:
+            values.extend([getattr(value, name) for name in _list_fields(type(value))])
     apart = {
         source: replace(source, distinct=_branches(source.callers, [s.callers for s in sources]))
         for sources in stacks.values()
@@ -107,6 +107,12 @@ def distinguish_lines[T](report: T) -> T:
         if len(sources) > 1
     }
     return _change_lines(report, apart) if apart else report
+
+
+@cache
+def _list_fields(cls: type) -> tuple[str, ...]:
+    """Return the fields of a dataclass; none for other classes."""
+    return tuple([field.name for field in fields(cls)]) if is_dataclass(cls) else ()
 
 
 def _branches(stack: Sequence[Frame], others: Iterable[Sequence[Frame]]) -> tuple[int, ...]:
@@ -125,9 +131,7 @@ def _change_lines(value: Any, changes: Mapping[SourceLine, SourceLine]) -> Any:
     if isinstance(value, tuple):
         changed_items = tuple([_change_lines(item, changes) for item in value])
         return value if all(map(is_, changed_items, value)) else changed_items
-    if not is_dataclass(value) or isinstance(value, type):
-        return value
-    old = {field.name: getattr(value, field.name) for field in fields(value)}
+    old = {name: getattr(value, name) for name in _list_fields(type(value))}
     new = {name: _change_lines(part, changes) for name, part in old.items()}
     changed = {name: part for name, part in new.items() if part is not old[name]}
     return replace(value, **changed) if changed else value
