@@ -80,37 +80,56 @@ def message_type(**fields: tuple[int, Any]) -> type[Message]:
 def _split(data: bytes, numbers: Container[int]) -> list[tuple[int, int | bytes]]:
     """Return the fields with some numbers, in order, undecoded."""
     pieces: list[tuple[int, int | bytes]] = []
-    at, end, key = 0, len(data), 0
+    at, end = 0, len(data)
     try:
-        while at < end or key:
-            # A key, or the number or the size behind it; `shift` is the bit that continues it.
-            value, shift = data[at], 7
-            at += 1
-            while value >> shift:
-                if shift == 70:
-                    # no-catalogue: `read` reports it with the source
-                    raise ValueError(f"invalid number at byte {at}")
-                value += (data[at] - 1) << shift
-                at += 1
-                shift += 7
-            if not key:
-                key = value
-                if key > 7 and key & 7 in (0, 2):
+        while at < end:
+            # Most keys, numbers and sizes have one byte or two, for which no call is made.
+            key, at = data[at], at + 1
+            if key > 127:
+                key, at = key + (data[at] - 1 << 7), at + 1
+                if key >> 14:
+                    key, at = _finish_number(key, data, at)
+            number, wire = key >> 3, key & 7
+            size = _SIZES.get(wire, end)
+            if size is None and not number:
+                size = end  # invalid, as is any other wire type
+            if size is None:
+                size, at = data[at], at + 1
+                if size > 127:
+                    size, at = size + (data[at] - 1 << 7), at + 1
+                    if size >> 14:
+                        size, at = _finish_number(size, data, at)
+                if not wire:
+                    if number in numbers:
+                        pieces.append((number, size))
                     continue
-                # Of a fixed size; anything else is invalid.
-                value = {1: 8, 5: 4}.get(key & 7, end)
-            number, is_bytes, key = key >> 3, key & 7 or key < 8, 0
-            start = at
-            if is_bytes:
-                at += value
-                if at > end:
-                    raise ValueError(f"invalid field {number} at byte {start}")
+            start, at = at, at + size
+            if at > end:
+                # no-catalogue: `read` reports it with the source
+                raise ValueError(f"invalid field {number} at byte {start}")
             if number in numbers:
-                pieces.append((number, data[start:at] if is_bytes else value))
+                pieces.append((number, data[start:at]))
     except IndexError:
         # no-catalogue: `read` reports it with the source
         raise ValueError(f"the message is cut off after {end} bytes") from None
     return pieces
+
+
+_SIZES = {0: None, 1: 8, 2: None, 5: 4}
+"""Size of a field by its wire type; None where it follows the key, or is the number itself."""
+
+
+def _finish_number(value: int, data: bytes, at: int) -> tuple[int, int]:
+    """Return a number whose first two bytes have been read, and the position behind it."""
+    shift = 14
+    while value >> shift:
+        if shift == 70:
+            # no-catalogue: `read` reports it with the source
+            raise ValueError(f"invalid number at byte {at}")
+        value += (data[at] - 1) << shift
+        at += 1
+        shift += 7
+    return value, at
 
 
 def _unpack(data: bytes) -> list[int]:
