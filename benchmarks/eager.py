@@ -94,28 +94,31 @@ MANY: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
+def copy_to_jax(x: Array) -> jax.Array:
+    """Return an array of JAX with the same value and sharding.
+
+    It has buffers of its own: an Array whose buffers JAX's code has is checked at each use.
+    """
+    return x.copy().to_jax()
+
+
 def operate(operation: Callable[[Any, Any], Any], x: Array, side: Side) -> Call:
-    """Return an operation on the same buffers, by JAX or by xlashard, that waits for the result."""
-    theirs = x.to_jax()
-
-    def jax_numpy() -> None:
-        operation(jnp, theirs).block_until_ready()
-
-    def ours() -> None:
-        operation(xnp, x)._handle.block_until_ready()
-
-    return ours if side is OURS else jax_numpy
+    """Return an operation on an array of JAX or of xlashard that waits for the result."""
+    if side is OURS:
+        return lambda: operation(xnp, x)._handle.block_until_ready()
+    theirs = copy_to_jax(x)
+    return lambda: operation(jnp, theirs).block_until_ready()
 
 
 def read(how: Callable[[Any], Any], x: Array, side: Side) -> Call:
     """Return a call of one array of JAX or of xlashard."""
-    return functools.partial(how, x if side is OURS else x.to_jax())
+    return functools.partial(how, x if side is OURS else copy_to_jax(x))
 
 
 def read_many(how: Callable[[list[Any]], Any], x: Array, count: int, side: Side) -> Call:
     """Return a call of a list of different arrays."""
     arrays = [x + number for number in range(count)]
-    return functools.partial(how, arrays if side is OURS else [y.to_jax() for y in arrays])
+    return functools.partial(how, arrays if side is OURS else list(map(copy_to_jax, arrays)))
 
 
 def iterate(rows: int, whole: NamedSharding, side: Side) -> Call:
@@ -138,6 +141,9 @@ def measure(lines: Lines, num_devices: int) -> None:
         lines.measure(name, functools.partial(read, function, x))
     for name, how in SCALARS.items():
         lines.measure(f"{name}, a scalar", functools.partial(read, how, scalar))
+    exposed = x.copy()
+    exposed.to_jax()
+    lines.measure("x + x after to_jax()", functools.partial(operate, OPERATIONS["x + x"], exposed))
     for name, how in MANY.items():
         for count in COUNTS[num_devices]:
             make = functools.partial(read_many, how, x, count)

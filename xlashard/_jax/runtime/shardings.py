@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -279,6 +280,7 @@ def is_symbolic_size(size: Any) -> bool:
     return core.is_symbolic_dim(size)
 
 
+@lru_cache(maxsize=4096)
 def default_memory_kind(device: Device) -> str | None:
     """Return the default memory kind of a device; None if its plugin reports none."""
     return if_reported(lambda: device.default_memory().kind)

@@ -25,6 +25,7 @@ from xlashard.core.array.placement.target import (
     parse_sharding,
     resolve_sharding,
 )
+from xlashard.core.array.reshard.execute import unify_layouts
 from xlashard.errors import ArgumentError, PlacementError
 from xlashard.support.tracebacks import short_tracebacks
 
@@ -86,9 +87,12 @@ def _match_handles(arrays: Any, target: ResolvedSharding, dtype: Any) -> list[Ha
     by_device: dict[Device, Handle] = {}
     shape, kind = target.shard_shape, target.memory_kind
     for array in arrays:
-        if not (isinstance(array, ArrayBase) or type(array) is HandleType):
+        if isinstance(array, ArrayBase):
+            handle = array._handle
+        elif type(array) is HandleType:
+            handle = array
+        else:
             return None
-        handle = handle_of(array)
         sharding = handle.sharding
         if dtype is None:
             dtype = handle.dtype
@@ -117,11 +121,10 @@ def _are_shards(handles: Sequence[Handle], whole: Array) -> bool:
 
 def _join(handles: list[Handle], arrays: Sequence[Any], target: ResolvedSharding) -> Array:
     """Return the array over checked handles of arrays, and record that they are its shards."""
-    if any(_are_shards(handles, whole) for whole in arrays_with_shard(handles[0])):
-        # Of one layout, which takes 1 µs to read.
-        out = wrap(gather_pieces(handles, handles[0].dtype, target), target.sharding)
-    else:
-        out = finished(handles, handles[0].dtype, target, None, None)
+    pieces = handles
+    if not any([_are_shards(handles, whole) for whole in arrays_with_shard(handles[0])]):
+        pieces = unify_layouts(handles)  # those of one array have one, which takes 1 µs to read
+    out = wrap(gather_pieces(pieces, handles[0].dtype, target), target.sharding)
     if len(handles) > 1:
         record_shards(handles, out)
         if not all([isinstance(x, ArrayBase) and x._exposed is None for x in arrays]):

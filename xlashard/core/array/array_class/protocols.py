@@ -1,7 +1,6 @@
 """Protocols of Python and NumPy: conversions, text, pickling and DLPack."""
 
 import operator
-from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
@@ -167,11 +166,6 @@ class HostProtocols(ArrayBase):
     def item(self, *args: int) -> Any:
         """Return one element as a Python number; the position is optional if there is only one."""
         try:
-            if not args and active_guards() is None:
-                try:
-                    return self._handle.item()
-                except (RuntimeError, ValueError):
-                    pass  # handled below
             return read_value(self).item(*args)
         except BaseException as error:
             shorten(error)

@@ -346,7 +346,7 @@ def put_on(
 def gather_pieces(pieces: list[Any], dtype: Any, target: ResolvedSharding) -> Handle:
     """Assemble staged pieces, one per device of this process in order, into one handle."""
     aval = target.aval(dtype)
-    if not any(isinstance(piece, np.ndarray) for piece in pieces):
+    if not any([isinstance(piece, np.ndarray) for piece in pieces]):
         return assemble(aval, target.jax_sharding, pieces)
     if target.tiling.is_replicated and any(piece is not pieces[0] for piece in pieces):
         # jaxlib would put the first piece on every device; different replicas stay different.
