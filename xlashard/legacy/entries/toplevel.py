@@ -125,6 +125,14 @@ ENTRIES: EntryTable = {
             )
             for name in ("jit", "pjit", "pmap")
         },
+        **{
+            f"define_{kind}_state": works(
+                "0.4.20",
+                "contextvars.ContextVar(name)",
+                f"xlashard._jax.legacy_api:settings.{kind}_state",
+            )
+            for kind in ("bool", "enum", "float", "int", "string")
+        },
         "jax_spmd_mode": works("0.7.0", "jax.jit(f)(x)", f"{_FLAGS}:spmd_mode"),
         "jax_pmap_no_rank_reduction": works(
             "0.8.0", "xlashard.unstacked_shards(x)", f"{_FLAGS}:pmap_no_rank_reduction"

@@ -1,7 +1,8 @@
 """`jax.interpreters` and `jax.lib`: compilation and its internals."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,10 @@ import jax
 import numpy as np
 
 from xlashard._jax import legacy_api
+from xlashard._jax.legacy_api import mlir
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard.core.array import device_put as put_array
-from xlashard.legacy.entries.entry import RemovedApi
+from xlashard.legacy.entries.entry import RemovedApi, raise_removed
 from xlashard.legacy.modes.config_flags import as_jax_arrays
 from xlashard.legacy.shardings.partition_spec import AutoAxisResource
 from xlashard.legacy.shardings.sharding_spec import (
@@ -44,6 +46,50 @@ xla_client = legacy_api.xla_client
 multi_host_supported_collectives: set[Any] = set()
 not_mapped = None
 zeros_like_p = RemovedApi("jax.interpreters.ad.zeros_like_p")
+
+
+@dataclass(frozen=True)
+class FunctionTranslation:
+    """Translation of a primitive that is a function of JAX.
+
+    Attributes:
+        fun: The function of the operands and parameters.
+        multiple_results: True if it returns a sequence.
+    """
+
+    fun: Callable[..., Any]
+    multiple_results: bool
+
+
+def lower_fun(
+    fun: Callable[..., Any], *, multiple_results: bool, backend: Any = None, new_style: bool = False
+) -> FunctionTranslation:
+    """Return a translation for `register_translation`: `xla.lower_fun` of 2022.
+
+    Args:
+        fun: A function of the operands and parameters of a primitive.
+        multiple_results: True if it returns a sequence.
+        backend: Ignored.
+        new_style: Ignored.
+    """
+    return FunctionTranslation(fun, multiple_results)
+
+
+def register_translation(prim: Any, rule: Any, *, platform: str | None = None) -> None:
+    """Register the translation of a primitive.
+
+    Args:
+        prim: The primitive.
+        rule: A result of `lower_fun`.
+        platform: The platform; None for all.
+
+    Raises:
+        RefusedError: The rule calls XLA's builders.
+    """
+    if not isinstance(rule, FunctionTranslation):
+        raise_removed("jax.interpreters.xla.translations")
+    lowering = mlir.lower_fun(rule.fun, rule.multiple_results)
+    mlir.register_lowering(prim, lowering, platform=platform)
 
 
 class PmapFunction:
