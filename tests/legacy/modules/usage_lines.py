@@ -579,7 +579,11 @@ REACHED_INTO = {
         "xla.register_translation(p, xla.lower_fun(lambda x, *, n: x * n, "
         "multiple_results=False, new_style=True), platform='cpu')\n"
         "assert jax.jit(lambda x: p.bind(x, n=3))(2.0) == 6\n"
-        "try: xla.register_translation(p, lambda ctx, *_: None)\n"
+        "xla.register_translation(p, lambda ctx, *_: None)\n"
+        "assert jax.jit(lambda x: p.bind(x, n=5))(2.0) == 10\n"
+        "q = jax.core.Primitive('built'); q.def_abstract_eval(lambda x: x)\n"
+        "xla.register_translation(q, lambda ctx, *_: None)\n"
+        "try: jax.jit(lambda x: q.bind(x))(2.0)\n"
         "except RefusedError: pass\nelse: raise AssertionError",
     ),
     "jax.interpreters.xla.canonicalize_dtype": "from jax.interpreters import xla\n"

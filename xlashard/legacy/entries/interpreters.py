@@ -261,7 +261,7 @@ ENTRIES: EntryTable = {
         "wrap_name": works("0.4.4", "f'{transform}({name})'", "xlashard.legacy.modules.core"),
         "lower_fun": works("0.4.4", "jax.interpreters.mlir.lower_fun(fun)"),
         "register_translation": works("0.4.14", _MLIR).but(
-            "rules of `lower_fun` alone are registered, others are refused"
+            "rules of `lower_fun` alone are registered; programs that lower others are refused"
         ),
         "xe": works("0.4.36", "import jax.extend.xla").but(
             "it has the attributes of today's jaxlib; `PmapFunction` has no instances"

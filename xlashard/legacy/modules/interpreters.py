@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -80,16 +80,24 @@ def register_translation(prim: Any, rule: Any, *, platform: str | None = None) -
 
     Args:
         prim: The primitive.
-        rule: A result of `lower_fun`.
+        rule: A result of `lower_fun`. Another rule calls XLA's builders, so that programs with the
+            primitive are refused, unless it has a lowering to MLIR too.
         platform: The platform; None for all.
-
-    Raises:
-        RefusedError: The rule calls XLA's builders.
     """
-    if not isinstance(rule, FunctionTranslation):
-        raise_removed("jax.interpreters.xla.translations")
-    lowering = mlir.lower_fun(rule.fun, rule.multiple_results)
-    mlir.register_lowering(prim, lowering, platform=platform)
+    if isinstance(rule, FunctionTranslation):
+        lowering = mlir.lower_fun(rule.fun, rule.multiple_results)
+        mlir.register_lowering(prim, lowering, platform=platform)
+    elif not _has_lowering(prim):
+        mlir.register_lowering(prim, _refuse_lowering, platform=platform)
+
+
+def _has_lowering(prim: Any) -> bool:
+    tables = (mlir._lowerings, *mlir._platform_specific_lowerings.values())
+    return any(prim in table for table in tables)
+
+
+def _refuse_lowering(*args: Any, **parameters: Any) -> NoReturn:
+    raise_removed("jax.interpreters.xla.translations")
 
 
 class PmapFunction:
