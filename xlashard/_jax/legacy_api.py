@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     source_info_util: Any
     clusters: Any
     lib: Any
+    mlir: Any
+    settings: Any
     generators: Any
     key_types: Any
     random: Any
@@ -76,6 +78,8 @@ else:
             "source_info_util": lambda: real_module(private.source_info_util),
             "clusters": lambda: real_module(private.cloud_tpu_cluster),
             "lib": lambda: real_module(private.lib),
+            "mlir": lambda: real_module(private.mlir),
+            "settings": lambda: real_module(private.config),
             "generators": lambda: real_module(private.extend_random),
             "key_types": lambda: real_module(private.prng),
             "random": lambda: real_module(private.random_lib),

@@ -235,6 +235,10 @@ class JaxInstallation(Installation):
         try:
             show_flags()
             watch_computations(check_computation)
+            for name, entry in self._table.items():
+                if name.startswith("jax.config.define_"):
+                    define = staticmethod(resolve_source(entry.source))
+                    self._change(type(jax.config), _last(name), define)
         except BaseException:
             self.end()
             raise

@@ -2,6 +2,7 @@
 
 import builtins
 import collections
+import dataclasses
 import sys
 import types
 from collections.abc import Iterator
@@ -129,6 +130,40 @@ def test_report_counts_accesses_and_no_calls_of_the_builtin(tmp_path) -> None:
     assert [(use.entry.name, use.line, use.count) for use in uses] == [("numpy.int", 2, 1)]
     text = text_of(Report.of(recorder.uses()))
     assert "numpy.int (until NumPy 1.24); today: int" in text
+
+
+MUTABLE = """\
+import dataclasses, numpy as np
+from typing import Any, ClassVar
+@dataclasses.dataclass
+class State:
+    counter: np.ndarray = np.zeros(2, np.int32)
+    scale: Any = dataclasses.field(default=np.ones(1), repr=False)
+    steps: int = 3
+    shared: ClassVar[Any] = np.zeros(1)
+"""
+
+
+def test_dataclasses_have_arrays_as_defaults() -> None:
+    used, scope = UsedNames(), {"__name__": "program"}
+    with pytest.raises(ValueError, match="mutable default"):
+        exec(MUTABLE, dict(scope))
+    installation = LibraryInstallation(used.listen)
+    installation.start()
+    try:
+        exec(MUTABLE, scope)
+        for default in ([], {}, set()):
+            with pytest.raises(ValueError, match="mutable default"):
+                dataclasses.make_dataclass("Wrong", [("x", object, default)])
+    finally:
+        installation.end()
+    state = scope["State"](steps=4)
+    assert state.counter is scope["State"].counter and state.scale.tolist() == [1]
+    assert [field.name for field in dataclasses.fields(state)] == ["counter", "scale", "steps"]
+    assert repr(state) == "State(counter=array([0, 0], dtype=int32), steps=4)"
+    assert "dataclasses.dataclass(default) (until Python 3.11)" in used.describe()
+    with pytest.raises(ValueError, match="mutable default"):
+        exec(MUTABLE, dict(scope))
 
 
 class Configuration:

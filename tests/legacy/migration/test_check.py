@@ -52,8 +52,11 @@ def run_here(monkeypatch) -> None:
                         recorded_run.main(words)
                 else:
                     recorded_run.main(words)
+            except SystemExit as exit:
+                code = exit.code
             except BaseException as error:
-                code, errors = 1, f'File "train.py", line 7\n{type(error).__name__}: {error}'
+                lines = ("Traceback (most recent call last):", 'File "train.py", line 7')
+                code, errors = 1, "\n".join([*lines, f"{type(error).__name__}: {error}"])
         return SimpleNamespace(returncode=code, stderr=errors)
 
     monkeypatch.setattr(check, "subprocess", SimpleNamespace(run=run))
@@ -105,6 +108,15 @@ def test_first_difference_has_its_lines(tmp_path: Path) -> None:
 def test_values_and_exit_codes_are_compared(old: str, new: str, what: str, tmp_path: Path) -> None:
     difference = check_program(tmp_path, f"import jax\n{old}", f"import jax\n{new}").difference
     assert difference is not None and difference.what == what
+
+
+@pytest.mark.usefixtures("run_here")
+def test_an_error_of_both_programs_is_no_equality(tmp_path: Path) -> None:
+    difference = check_program(tmp_path, "import jax\nprint(1)\n1 / 0\n").difference
+    assert difference is not None
+    assert difference.what == "nothing after an error of both programs"
+    assert difference.old == difference.new == "ZeroDivisionError: division by zero"
+    assert check_program(tmp_path, "import jax\nraise SystemExit(3)\n").difference is None
 
 
 @pytest.mark.usefixtures("run_here")

@@ -20,7 +20,18 @@ from xlashard.legacy.arrays.device_arrays import device_buffers
 from xlashard.legacy.modules import entries
 
 MODULE_AND_OBJECT = ("jax.config", "jax.config.config")
-IGNORED = ("experimental_cpp_jit", "experimental_cpp_pjit", "experimental_cpp_pmap")
+IGNORED = {
+    True: (
+        *("experimental_cpp_jit", "experimental_cpp_pjit", "experimental_cpp_pmap"),
+        *("jax_coordination_service", "jax_eager_pmap"),
+    ),
+    False: (
+        *("experimental_xmap_ensure_fixed_sharding", "experimental_xmap_spmd_lowering"),
+        *("experimental_xmap_spmd_lowering_manual", "jax_experimental_subjaxpr_lowering_cache"),
+        *("jax_host_callback_ad_transforms", "jax_host_callback_inline"),
+        "jax_host_callback_outfeed",
+    ),
+}
 NAMES = ("jax_array", "jax_parallel_functions_output_gda", "jax_pmap_no_rank_reduction")
 FLAGS = (*NAMES, "jax_enable_checks", "jax_distributed_debug")
 
@@ -56,16 +67,16 @@ def test_spmd_mode_is_stored_and_validated() -> None:
             jax.config.update("jax_spmd_mode", "sometimes")
 
 
-def test_flags_between_python_and_cpp_are_accepted() -> None:
+def test_flags_without_an_effect_are_accepted() -> None:
     with legacy.installed():
         from jax._src.api import FLAGS
 
-        for name in IGNORED:
-            assert getattr(FLAGS, name) is getattr(jax.config, name) is True
-            jax.config.update(name, False)
-            assert getattr(FLAGS, name) is config.read(name) is False
-            setattr(FLAGS, name, True)
-            assert getattr(jax.config, name) is True
+        for name, default in ((name, value) for value, names in IGNORED.items() for name in names):
+            assert getattr(FLAGS, name) is getattr(jax.config, name) is default
+            jax.config.update(name, not default)
+            assert getattr(FLAGS, name) is config.read(name) is not default
+            setattr(FLAGS, name, default)
+            assert getattr(jax.config, name) is default
         assert FLAGS.jax_enable_checks == jax.config.jax_enable_checks
         assert legacy.pjit(lambda x: x + 1)(np.ones(2)).tolist() == [2, 2]
     with pytest.raises(ConfigError, match=naming("jax_arrays", "jax_array")):
@@ -257,7 +268,13 @@ def test_buffers_of_pmap_with_and_without_rank_reduction() -> None:
 
 
 def test_entries_list_every_removed_flag() -> None:
-    names = {f"jax.config.{name}" for name in (*NAMES, *IGNORED, "jax_spmd_mode")}
-    listed = {name for name in entries() if name.startswith("jax.config")}
+    names = {
+        f"jax.config.{name}" for name in (*NAMES, *IGNORED[True], *IGNORED[False], "jax_spmd_mode")
+    }
+    listed = {
+        name
+        for name in entries()
+        if name.startswith("jax.config") and not name.startswith("jax.config.define_")
+    }
     assert listed == names | set(MODULE_AND_OBJECT)
     assert "jax.spmd_mode" in entries()

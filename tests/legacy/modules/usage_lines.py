@@ -85,7 +85,23 @@ CORE = {
             "UnexpectedTracerError": "assert issubclass(UnexpectedTracerError, Exception)",
             "check_jaxpr": _JAXPR + "check_jaxpr(jaxpr)",
             "concrete_or_error": "assert concrete_or_error(int, jnp.ones((), int), 'why') == 1",
-            "find_top_trace": "find_top_trace([1.0])",
+            "find_top_trace": "seen = []\n"
+            "def look(x):\n"
+            "    seen.append((find_top_trace(()).level, find_top_trace([x]).level)); return x\n"
+            "look(1.0); jax.grad(look)(1.0); jax.jit(look)(1.0); jax.jit(jax.grad(look))(1.0)\n"
+            "jax.grad(jax.jit(lambda x: look(x)))(1.0)\n"
+            "jax.jit(lambda x: jax.jit(lambda x: look(x))(x))(1.0)\n"
+            "assert seen == [(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 2)]\n"
+            "assert find_top_trace([1.0]).main.level == 0",
+            "cur_sublevel": "seen = []\n"
+            "def look(x): seen.append(cur_sublevel().level); return x\n"
+            "look(1.0); jax.vmap(look)(jnp.ones(2)); jax.jit(look)(1.0); assert seen == [0, 0, 1]\n"
+            "assert cur_sublevel() == cur_sublevel()",
+            "thread_local_state": "seen, traces = [], thread_local_state.trace_state.trace_stack\n"
+            "def look(x): seen.append((len(traces.stack), traces.dynamic.level)); return x\n"
+            "look(1.0); jax.vmap(look)(jnp.ones(2)); jax.jit(jax.grad(look))(1.0)\n"
+            "assert seen == [(1, 0), (2, 0), (3, 1)]\n"
+            "assert [m.level for m in traces.stack] == [0] and traces.stack[0].trace_type",
             "new_jaxpr_eqn": _JAXPR + "e = jaxpr.eqns[0];"
             "new = new_jaxpr_eqn(e.invars, e.outvars, e.primitive, e.params, e.effects);"
             "assert new.primitive is e.primitive",
@@ -325,6 +341,25 @@ EVERYDAY = {
     "jax.config": "import jax.config; jax.config.update('jax_debug_nans', False)",
     "jax.config.config": "from jax.config import config; config.update('jax_debug_nans', False)\n"
     "assert config is jax.config and config.jax_debug_nans is False",
+    **{
+        f"jax.config.define_{kind}_state": "import os\nfrom jax import config\n"
+        f"name, first, then = 'program_{kind}', {first!r}, {then!r}\n"
+        f"state = config.define_{kind}_state(name, {options}default=first, help='About it.')\n"
+        "try:\n"
+        "    assert getattr(config, name) == first\n"
+        "    config.update(name, then); assert getattr(config, name) == then\n"
+        "    with state(first): assert getattr(config, name) == first\n"
+        "finally:\n"
+        "    delattr(type(config), name)\n"
+        "    del config._value_holders[name], config.meta[name]"
+        for kind, first, then, options in (
+            ("bool", True, False, ""),
+            ("enum", "a", "b", "enum_values=['a', 'b'], "),
+            ("float", 1.5, 2.5, ""),
+            ("int", 1, 2, ""),
+            ("string", "a", "b", ""),
+        )
+    },
     "jax.random.KeyArray": _KEY + "assert isinstance(key, jax.random.KeyArray)\n"
     "assert isinstance(jax.random.split(jax.random.key(0)), jax.random.KeyArray)\n"
     "assert not isinstance(jnp.ones(2), jax.random.KeyArray)\n"
@@ -537,6 +572,20 @@ REACHED_INTO = {
     "assert isinstance(jax.jit(abs), (xe.CompiledFunction, xe.PmapFunction))\n"
     "assert not isinstance(abs, (xe.CompiledFunction, xe.PmapFunction))\n"
     "assert isinstance(jax.devices()[0], xe.Device)",
+    **dict.fromkeys(
+        ("jax.interpreters.xla.lower_fun", "jax.interpreters.xla.register_translation"),
+        "from jax.interpreters import xla\nfrom xlashard.errors import RefusedError\n"
+        "p = jax.core.Primitive('twice'); p.def_abstract_eval(lambda x, *, n: x)\n"
+        "xla.register_translation(p, xla.lower_fun(lambda x, *, n: x * n, "
+        "multiple_results=False, new_style=True), platform='cpu')\n"
+        "assert jax.jit(lambda x: p.bind(x, n=3))(2.0) == 6\n"
+        "xla.register_translation(p, lambda ctx, *_: None)\n"
+        "assert jax.jit(lambda x: p.bind(x, n=5))(2.0) == 10\n"
+        "q = jax.core.Primitive('built'); q.def_abstract_eval(lambda x: x)\n"
+        "xla.register_translation(q, lambda ctx, *_: None)\n"
+        "try: jax.jit(lambda x: q.bind(x))(2.0)\n"
+        "except RefusedError: pass\nelse: raise AssertionError",
+    ),
     "jax.interpreters.xla.canonicalize_dtype": "from jax.interpreters import xla\n"
     "assert xla.canonicalize_dtype(np.float64) == np.float32",
     "jax.interpreters.xla.wrap_name": "assert jax.xla.wrap_name('f', 'jvp') == 'jvp(f)'",

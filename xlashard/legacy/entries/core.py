@@ -12,6 +12,8 @@ _TRACE = "jax.extend.core.take_current_trace()"
 
 _NO_STACK = "JAX has one current trace instead of a stack of traces"
 
+_COUNTED = "levels are counted from the current trace outwards"
+
 _NO_INSTANCES = "it has no instances and cannot be constructed"
 
 ENTRIES: EntryTable = {
@@ -23,7 +25,7 @@ ENTRIES: EntryTable = {
             "0.11.0",
             _NOW,
             *("DropVar", "Effect", "Effects", "InconclusiveDimensionOperation", "JaxprTypeError"),
-            *("check_jaxpr", "concrete_or_error", "find_top_trace", "jaxprs_in_params"),
+            *("check_jaxpr", "concrete_or_error", "jaxprs_in_params"),
             *("new_jaxpr_eqn", "no_effects", "primal_dtype_to_tangent_dtype", "valid_jaxtype"),
         ),
         "ConcretizationTypeError": works("0.7.0", "jax.errors.ConcretizationTypeError"),
@@ -98,11 +100,13 @@ ENTRIES: EntryTable = {
             "every abstract array has a shape"
         ),
         **dict.fromkeys(
-            (
-                *("MainTrace", "new_main", "new_base_main", "new_sublevel", "cur_sublevel"),
-                "thread_local_state",
-            ),
+            ("MainTrace", "new_main", "new_base_main", "new_sublevel"),
             refused("0.4.36", _TRACE).because(_NO_STACK),
+        ),
+        "cur_sublevel": works("0.4.36", _TRACE).but(_COUNTED),
+        "find_top_trace": works("0.11.0", _TRACE).but(_COUNTED),
+        "thread_local_state": works("0.4.36", _TRACE).but(
+            "`trace_state.trace_stack` alone, which cannot be changed"
         ),
         "full_lower": refused("0.6.0", _TRACE).because(_NO_STACK),
         "extend_axis_env": refused("0.4.36", "jax.vmap(f, axis_name=name)").because(

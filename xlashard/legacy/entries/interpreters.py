@@ -254,16 +254,20 @@ ENTRIES: EntryTable = {
         "device_put": works("0.4.14", "(jax.device_put(x, device),)"),
         "xc": works("0.4.14", _BACKEND, f"{_API}:xla_client"),
         **dict.fromkeys(
-            ("backend_specific_translations", "register_translation", "translations"),
+            ("backend_specific_translations", "translations"),
             refused("0.4.14", _MLIR).because(_RULES),
         ),
         "canonicalize_dtype": works("0.8.0", "jax.dtypes.canonicalize_dtype(dtype)", "jax.dtypes"),
         "wrap_name": works("0.4.4", "f'{transform}({name})'", "xlashard.legacy.modules.core"),
+        "lower_fun": works("0.4.4", "jax.interpreters.mlir.lower_fun(fun)"),
+        "register_translation": works("0.4.14", _MLIR).but(
+            "rules of `lower_fun` alone are registered; programs that lower others are refused"
+        ),
         "xe": works("0.4.36", "import jax.extend.xla").but(
             "it has the attributes of today's jaxlib; `PmapFunction` has no instances"
         ),
         **dict.fromkeys(
-            ("AxisEnv", "TranslationContext", "XlaOp", "lower_fun", "xops"),
+            ("AxisEnv", "TranslationContext", "XlaOp", "xops"),
             refused("0.4.31", _MLIR).because(_RULES),
         ),
         "xla_call_p": refused("0.4.14", "jaxpr.eqns[0].primitive.name == 'jit'").because(

@@ -4,6 +4,26 @@ from xlashard.legacy.entries.entry import EntryTable, refused, works
 
 _FLAGS = "xlashard.legacy.modes.config_flags"
 
+IGNORED = {
+    True: {
+        **dict.fromkeys(
+            ("experimental_cpp_jit", "experimental_cpp_pjit", "experimental_cpp_pmap"), "0.4.8"
+        ),
+        "jax_coordination_service": "0.4.16",
+        "jax_eager_pmap": "0.6.0",
+    },
+    False: {
+        "jax_experimental_subjaxpr_lowering_cache": "0.4.4",
+        "jax_host_callback_ad_transforms": "0.4.16",
+        "jax_host_callback_inline": "0.4.36",
+        "jax_host_callback_outfeed": "0.4.36",
+        "experimental_xmap_ensure_fixed_sharding": "0.4.31",
+        "experimental_xmap_spmd_lowering": "0.4.31",
+        "experimental_xmap_spmd_lowering_manual": "0.4.31",
+    },
+}
+"""Settings of 2022 without an effect and the release that removed them, by their default."""
+
 ENTRIES: EntryTable = {
     "jax": {
         "tree_flatten": works("0.6.0", "jax.tree.flatten", "jax.tree_util"),
@@ -120,10 +140,17 @@ ENTRIES: EntryTable = {
             f"{_FLAGS}:parallel_functions_output_gda",
         ),
         **{
-            f"experimental_cpp_{name}": works("0.4.8", "jax.jit(f)", _FLAGS).but(
-                "it has no effect: every function is dispatched in C++"
+            name: works(gone, "jax.jit(f)", _FLAGS).but("it has no effect")
+            for names in IGNORED.values()
+            for name, gone in names.items()
+        },
+        **{
+            f"define_{kind}_state": works(
+                "0.4.20",
+                "contextvars.ContextVar(name)",
+                f"xlashard._jax.legacy_api:settings.{kind}_state",
             )
-            for name in ("jit", "pjit", "pmap")
+            for kind in ("bool", "enum", "float", "int", "string")
         },
         "jax_spmd_mode": works("0.7.0", "jax.jit(f)(x)", f"{_FLAGS}:spmd_mode"),
         "jax_pmap_no_rank_reduction": works(

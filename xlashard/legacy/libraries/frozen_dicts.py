@@ -36,11 +36,11 @@ def return_frozen_dicts(configurations: ModuleType, listener: Listener) -> Calla
     if _FLAG.upper() in os.environ or getattr(config, _FLAG, True):
         return lambda: None
     config.update(_FLAG, True)
-    listener(FROZEN_DICTS, config, _importing_frame(configurations.__name__.partition(".")[0]))
+    listener(FROZEN_DICTS, config, find_importing_frame(configurations.__name__.partition(".")[0]))
     return lambda: config.update(_FLAG, False)
 
 
-def _importing_frame(package: str) -> FrameType:
+def find_importing_frame(package: str) -> FrameType:
     """Return the innermost frame outside of a package, of importlib and of this package."""
     frame = sys._getframe(1)
     within = (package, importlib.__name__, "xlashard")

@@ -9,6 +9,7 @@ from xlashard.legacy.entries.entry import Entry
 from xlashard.legacy.installer import Installation
 from xlashard.legacy.libraries.entries import find_missing_entries
 from xlashard.legacy.libraries.frozen_dicts import return_frozen_dicts
+from xlashard.legacy.libraries.mutable_defaults import accept_mutable_defaults
 from xlashard.legacy.module_shims import Listener, ModuleMembers
 
 _FLAX = "flax.configurations"
@@ -33,6 +34,7 @@ class LibraryInstallation(Installation):
             self._freeze_results(sys.modules[_FLAX])
         else:
             self._waiting[_FLAX] = self._freeze_results
+        self._undo_patches.append(accept_mutable_defaults(self._notify))
         super().start()
 
     def _freeze_results(self, configurations: ModuleType) -> None:

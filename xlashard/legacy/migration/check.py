@@ -107,7 +107,7 @@ def check_migration(
         for number, line in enumerate(code.splitlines(), 1)
         if line.lstrip().startswith(COMMENT)
     ]
-    first = differences[0] if differences else None
+    first = differences[0] if differences else _describe_failure(old)
     compared = len(old.values.keys() & new.values.keys())
     return CheckResult(len(old.lines), compared, first, unstable, marks)
 
@@ -176,6 +176,14 @@ def _differences(old: _RecordedRun, new: _RecordedRun) -> Iterator[RunDifference
             what = f"{name} of {function}, return {int(call) + 1}"
             places = f"{file}:{line}", f"{file}:{other_line}"
             yield RunDifference(*places, what, str(value)[:200], str(other)[:200])
+
+
+def _describe_failure(old: _RecordedRun) -> RunDifference | None:
+    """Return the failure of a program which both runs share, so that little was compared."""
+    if "Traceback (most recent call last)" not in old.errors or not old.code:
+        return None
+    place, reason = _error_place(old), old.errors.strip().rpartition("\n")[2]
+    return RunDifference(place, place, "nothing after an error of both programs", reason, reason)
 
 
 def _error_place(run: _RecordedRun) -> str:

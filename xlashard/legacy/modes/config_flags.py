@@ -10,7 +10,7 @@ Flags are set by environment, `config.update`, command line or context manager.
 | `jax_spmd_mode` | `allow_jit` | eager operations on arrays that span processes are refused |
 | `jax_enable_checks` | JAX's own | the mesh in force is compared with that of each global array |
 | `jax_distributed_debug` | JAX's own | each run of a program over several devices is logged |
-| `experimental_cpp_jit`, `_pjit`, `_pmap` | True | none: accepted, as programs of 2022 set them |
+| those of `IGNORED` | JAX's of 2022 | none: accepted, as programs of 2022 read and set them |
 
 The environment variable of a flag is its name in capitals. Calls read the flags once, at their
 entry point, through `current_array_mode()`.
@@ -33,6 +33,7 @@ from xlashard._jax.runtime.global_state import dispatch_flag, follow_settings
 from xlashard.core.array import Array
 from xlashard.core.array.array_class.base import type_text
 from xlashard.errors import ArgumentError, ConfigError, NotAddressableError
+from xlashard.legacy.entries.toplevel import IGNORED
 from xlashard.support.tracebacks import short_tracebacks
 
 _WORDS = {
@@ -88,10 +89,10 @@ spmd_mode = legacy_api.new_flag(
     "Computations that may take arrays that span processes: all, jax.jit and pjit, or pjit.",
     _spmd_mode,
 )
-# Those of 2022 between Python and C++, which programs set.
-experimental_cpp_jit, experimental_cpp_pjit, experimental_cpp_pmap = _IGNORED = tuple(
-    _flag(f"experimental_cpp_{name}", True, "Has no effect: calls are repeated in C++.")
-    for name in ("jit", "pjit", "pmap")
+_IGNORED = tuple(
+    _flag(name, default, "Has no effect: accepted as programs of 2022 set it.")
+    for default, names in IGNORED.items()
+    for name in names
 )
 
 enable_checks = legacy_api.own_flag("jax_enable_checks")
@@ -173,6 +174,15 @@ class Config:
 
 
 _OWN_BY_NAME = {flag.name: flag for flag in OWN}
+
+
+def __getattr__(name: str) -> legacy_api.Flag:
+    """Return a flag without an effect by its name, as its entry finds it."""
+    if name in _OWN_BY_NAME:
+        return _OWN_BY_NAME[name]
+    # no-catalogue: Python's own message for a missing attribute
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+
 
 config = Config()
 """Flags of JAX, and of 2022 and 2023."""

@@ -3,11 +3,12 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 
-from xlashard._jax.legacy_api import core, linear_util, util
+from xlashard._jax.legacy_api import core, linear_util, partial_eval, util
 from xlashard.legacy.entries.entry import RemovedApi
 from xlashard.support.lazily import dataclass
 
@@ -72,6 +73,96 @@ def gensym(jaxprs: Any = None, suffix: str = "") -> Any:
         suffix: Ignored.
     """
     return core.Var
+
+
+@dataclass(frozen=True)
+class TraceLevel:
+    """Transformation in progress, which was a `MainTrace`.
+
+    Attributes:
+        level: The number of transformations around it.
+        trace_type: The class of its trace.
+    """
+
+    level: int
+    trace_type: type
+
+
+class TraceStack:
+    """The transformations in progress in this thread."""
+
+    @property
+    def stack(self) -> list[TraceLevel]:
+        """The transformations, outermost first; the first one is that of eager operations."""
+        return [TraceLevel(n, type(trace)) for n, trace in enumerate(_list_traces())]
+
+    @property
+    def dynamic(self) -> TraceLevel:
+        """The innermost one that traces a program, or that of eager operations."""
+        return self.stack[_find_program_level(_list_traces())]
+
+
+thread_local_state = SimpleNamespace(trace_state=SimpleNamespace(trace_stack=TraceStack()))
+
+
+@dataclass(frozen=True, order=True)
+class Sublevel:
+    """The number of programs in progress.
+
+    Attributes:
+        level: That number.
+    """
+
+    level: int
+
+
+def cur_sublevel() -> Sublevel:
+    """Return the number of programs that are traced; 0 outside of every `jax.jit`."""
+    return Sublevel(sum(map(_traces_program, _list_traces())))
+
+
+class TopTrace:
+    """Trace with its level; other attributes are those of the trace.
+
+    Args:
+        trace: The trace.
+        level: The number of traces around it.
+    """
+
+    def __init__(self, trace: Any, level: int) -> None:
+        self._trace = trace
+        self.level = level
+        self.main = TraceLevel(level, type(trace))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trace, name)
+
+
+def find_top_trace(xs: Iterable[Any]) -> TopTrace:
+    """Return the innermost trace of some values, or that of the program around them.
+
+    Args:
+        xs: The values.
+    """
+    traces = _list_traces()
+    traces = traces[: _find_program_level(traces) + 1]
+    for x in xs:
+        if isinstance(x, core.Tracer):
+            traces = max(traces, core.unsafe_get_trace_stack(x._trace), key=len)
+    return TopTrace(traces[-1], len(traces) - 1)
+
+
+def _list_traces() -> list[Any]:
+    return core.unsafe_get_trace_stack(core.trace_ctx.trace)
+
+
+def _traces_program(trace: Any) -> bool:
+    return isinstance(trace, partial_eval.DynamicJaxprTrace)
+
+
+def _find_program_level(traces: Sequence[Any]) -> int:
+    levels = [level for level, trace in enumerate(traces) if _traces_program(trace)]
+    return levels[-1] if levels else 0
 
 
 @dataclass(eq=False)

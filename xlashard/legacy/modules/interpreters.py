@@ -1,18 +1,20 @@
 """`jax.interpreters` and `jax.lib`: compilation and its internals."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
 from xlashard._jax import legacy_api
+from xlashard._jax.legacy_api import mlir
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard.core.array import device_put as put_array
-from xlashard.legacy.entries.entry import RemovedApi
+from xlashard.legacy.entries.entry import RemovedApi, raise_removed
 from xlashard.legacy.modes.config_flags import as_jax_arrays
 from xlashard.legacy.shardings.partition_spec import AutoAxisResource
 from xlashard.legacy.shardings.sharding_spec import (
@@ -44,6 +46,58 @@ xla_client = legacy_api.xla_client
 multi_host_supported_collectives: set[Any] = set()
 not_mapped = None
 zeros_like_p = RemovedApi("jax.interpreters.ad.zeros_like_p")
+
+
+@dataclass(frozen=True)
+class FunctionTranslation:
+    """Translation of a primitive that is a function of JAX.
+
+    Attributes:
+        fun: The function of the operands and parameters.
+        multiple_results: True if it returns a sequence.
+    """
+
+    fun: Callable[..., Any]
+    multiple_results: bool
+
+
+def lower_fun(
+    fun: Callable[..., Any], *, multiple_results: bool, backend: Any = None, new_style: bool = False
+) -> FunctionTranslation:
+    """Return a translation for `register_translation`: `xla.lower_fun` of 2022.
+
+    Args:
+        fun: A function of the operands and parameters of a primitive.
+        multiple_results: True if it returns a sequence.
+        backend: Ignored.
+        new_style: Ignored.
+    """
+    return FunctionTranslation(fun, multiple_results)
+
+
+def register_translation(prim: Any, rule: Any, *, platform: str | None = None) -> None:
+    """Register the translation of a primitive.
+
+    Args:
+        prim: The primitive.
+        rule: A result of `lower_fun`. Another rule calls XLA's builders, so that programs with the
+            primitive are refused, unless it has a lowering to MLIR too.
+        platform: The platform; None for all.
+    """
+    if isinstance(rule, FunctionTranslation):
+        lowering = mlir.lower_fun(rule.fun, rule.multiple_results)
+        mlir.register_lowering(prim, lowering, platform=platform)
+    elif not _has_lowering(prim):
+        mlir.register_lowering(prim, _refuse_lowering, platform=platform)
+
+
+def _has_lowering(prim: Any) -> bool:
+    tables = (mlir._lowerings, *mlir._platform_specific_lowerings.values())
+    return any(prim in table for table in tables)
+
+
+def _refuse_lowering(*args: Any, **parameters: Any) -> NoReturn:
+    raise_removed("jax.interpreters.xla.translations")
 
 
 class PmapFunction:
