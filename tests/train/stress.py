@@ -3,8 +3,9 @@
 A chain is one run of the main job on a pod of two processes. Each of its launches has a fault at a
 random point, until the last one finishes the run. Its losses and its last checkpoint are then
 compared with those of a run without faults: to the bit, or within eight units in the last place
-where a launch of the chain had one process, which adds in another order. The faults and the exit code of every launch are printed, and so is
-the seed that repeats them; timing is the machine's, so a repetition hits other lines of the code.
+where a launch of the chain had one process, which adds in another order. The faults and the exit
+code of every launch are printed, and so is the seed that repeats them; timing is the machine's, so
+a repetition hits other lines of the code.
 
 The runs are in a file system of their own in memory, which a fault fills, where this user may mount
 one. Elsewhere a full disk is a limit of the size of files.
