@@ -138,7 +138,9 @@ def start_devices(emulated: int, processes: int = 1) -> list[Any]:
 def _resolve(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
     """Return the settings, and the run to resume, if any."""
     words = _words(arguments)
-    for option, value in (("--runs", arguments.runs), ("--resume", arguments.resume)):
+    paths = {"--config": [arguments.config], "--data": arguments.data or []}
+    paths |= {"--runs": [arguments.runs], "--resume": [arguments.resume]}
+    for option, value in ((option, value) for option in paths for value in paths[option]):
         if "://" in (value or ""):
             raise SettingsError(
                 f"{option} must be a path of the file system, not the URL {value}. Mount the "
