@@ -140,10 +140,11 @@ def _resolve(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
     words = _words(arguments)
     paths = {"--config": [arguments.config], "--data": arguments.data or []}
     paths |= {"--runs": [arguments.runs], "--resume": [arguments.resume]}
-    for option, value in ((option, value) for option in paths for value in paths[option]):
-        if "://" in (value or ""):
+    for option, values in paths.items():
+        url = next((value for value in values if value and "://" in value), None)
+        if url is not None:
             raise SettingsError(
-                f"{option} must be a path of the file system, not the URL {value}. Mount the "
+                f"{option} must be a path of the file system, not the URL {url}. Mount the "
                 f"bucket, for example with Cloud Storage FUSE, and write its path"
             )
     if arguments.resume is None:
