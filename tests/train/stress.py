@@ -3,8 +3,9 @@
 A chain is one run of the main job on a pod of two processes. Each of its launches has a fault at a
 random point, until the last one finishes the run. Its losses and its last checkpoint are then
 compared with those of a run without faults: to the bit, or within eight units in the last place
-where a launch of the chain had one process, which adds in another order. The faults and the exit code of every launch are printed, and so is
-the seed that repeats them; timing is the machine's, so a repetition hits other lines of the code.
+where a launch of the chain had one process, which adds in another order. The faults and the exit
+code of every launch are printed, and so is the seed that repeats them; timing is the machine's, so
+a repetition hits other lines of the code.
 
 The runs are in a file system of their own in memory, which a fault fills, where this user may mount
 one. Elsewhere a full disk is a limit of the size of files.
@@ -24,9 +25,10 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +73,9 @@ DOCUMENTED = {0, 1, 75, 130, 143, 128 + signal.SIGKILL}
 NO_FAULT = "the launch gave no occasion"
 """Description of a launch without its fault, which does not count."""
 
-_LIMIT = 300.0  # Seconds for one launch; a longer one hangs.
-_LEFT = 20.0  # Seconds for the last process of a launch to end.
+# Seconds; long enough for a machine with other work, since a launch prints every 20 steps.
+_LIMIT = 300.0  # Without a line of output, after which a launch hangs.
+_LEFT = 120.0  # For the last process of a launch to end.
 _CLOSE = 8 * 2.0**-23  # Eight units in the last place of float32.
 _SPACE = 64 << 20  # Bytes of the file system of the runs.
 _TAG = "STRESS_LAUNCH"
@@ -204,18 +207,27 @@ class Launched:
             Failure: The launch hangs, or leaves processes behind.
         """
         try:
-            code = self.launcher.wait(_LIMIT)
+            code = self._await_launcher()
             end = time.monotonic() + _LEFT
             while (left := self.alive()) and time.monotonic() < end:
                 time.sleep(0.1)
             if left:
                 raise Failure(f"processes are left behind: {left}\n{self.text[-3000:]}")
-        except subprocess.TimeoutExpired:
-            raise Failure(f"the launch hangs\n{self.text[-3000:]}") from None
         finally:
             self.kill()
             self._reader.join(5)
         return code if code >= 0 else 128 - code
+
+    def _await_launcher(self) -> int:
+        printed, end = 0, 0.0
+        while True:
+            if end == 0.0 or len(self._lines) > printed:
+                printed, end = len(self._lines), time.monotonic() + _LIMIT
+            try:
+                return self.launcher.wait(1)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > end:
+                    raise Failure(f"the launch hangs\n{self.text[-3000:]}") from None
 
 
 @dataclass
@@ -227,12 +239,14 @@ class Chain:
         name: Name of the run.
         chance: Source of all choices.
         exact: False once a launch had another number of processes.
+        launches: Launches so far.
     """
 
     folder: Path
     name: str
     chance: random.Random
     exact: bool = True
+    launches: list[Launched] = field(default_factory=list)
 
     @property
     def run(self) -> Path:
@@ -250,7 +264,8 @@ class Chain:
 
     def launch(self, **options: Any) -> Launched:
         """Start or resume the run."""
-        return Launched(self.folder, self.words, **options)
+        self.launches.append(Launched(self.folder, self.words, **options))
+        return self.launches[-1]
 
     def steps(self) -> int:
         """Return how many steps are recorded."""
@@ -592,9 +607,17 @@ def run_chains(folder: Path, faults: int, seed: int) -> int:
             count += run_chain(chain, most)
             compare(chain, expected, digest)
             shutil.rmtree(chain.run)
-        except Failure as failure:
+        except Exception as failure:
+            # Whatever a fault leaves behind, such as no file to read, is a verdict on its chain.
             count, failures = count + 1, failures + 1
-            print(f"! {chain.name} in {chain.run}: {failure}", flush=True)
+            what = failure if isinstance(failure, Failure) else traceback.format_exc()
+            print(f"! {chain.name} in {chain.run}: {what}", flush=True)
+        except BaseException:
+            print(f"? {chain.name} was interrupted: no verdict", flush=True)
+            raise
+        finally:
+            for launched in chain.launches:
+                launched.kill()
     print(f"seed {seed}: {count} faults, {number} chains, {failures} failures")
     return failures
 

@@ -138,10 +138,13 @@ def start_devices(emulated: int, processes: int = 1) -> list[Any]:
 def _resolve(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
     """Return the settings, and the run to resume, if any."""
     words = _words(arguments)
-    for option, value in (("--runs", arguments.runs), ("--resume", arguments.resume)):
-        if "://" in (value or ""):
+    paths = {"--config": [arguments.config], "--data": arguments.data or []}
+    paths |= {"--runs": [arguments.runs], "--resume": [arguments.resume]}
+    for option, values in paths.items():
+        url = next((value for value in values if value and "://" in value), None)
+        if url is not None:
             raise SettingsError(
-                f"{option} must be a path of the file system, not the URL {value}. Mount the "
+                f"{option} must be a path of the file system, not the URL {url}. Mount the "
                 f"bucket, for example with Cloud Storage FUSE, and write its path"
             )
     if arguments.resume is None:

@@ -91,9 +91,12 @@ def test_a_value_that_is_cut_off_is_that_of_the_checkpoint(tmp_path: Path) -> No
     with opened(tmp_path, saved) as folder:
         save_settings(folder.path, saved)
     file = folder.path / "config.toml"
-    for cut in (1, 2, 3, 8):
-        file.write_text(to_toml(saved)[:-cut])
-        assert read_run(folder.path, []).settings == saved, cut
+    whole = to_toml(saved)
+    for end in (*range(0, len(whole), 37), *range(len(whole) - 8, len(whole))):
+        for tail in ("", "\0" * (len(whole) - end)):  # after a power cut
+            file.write_text(whole[:end] + tail)
+            resumed = read_run(folder.path, [])
+            assert resumed.settings == saved and len(resumed.notes) == 1, end
 
 
 def test_a_run_in_a_renamed_folder_is_named(tmp_path: Path) -> None:
@@ -138,14 +141,16 @@ def test_a_folder_without_a_run_is_reported(tmp_path: Path) -> None:
         pass
     with pytest.raises(SettingsError, match=f"/smal .* .*: {folder.path}"):
         read_run(tmp_path / "smal", [])
+    with pytest.raises(SettingsError, match=r"config\.toml is not a run folder: it is a file"):
+        read_run(folder.path / "config.toml", [])
     with pytest.raises(SettingsError, match=naming("/nothing ", "xlashard train --config")):
         last_run(tmp_path / "nothing")
     assert last_run(tmp_path) == folder.path
 
 
-@pytest.mark.parametrize("option", ["--runs", "--resume"])
+@pytest.mark.parametrize("option", ["--runs", "--resume", "--config", "--data"])
 def test_urls_of_object_stores_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--config", "configs/tiny.toml"] if option == "--runs" else []
+    words = ["--config", "configs/tiny.toml"] if option in ("--runs", "--data") else []
     assert main(["train", *words, option, "gs://bucket/run"]) == 2
     assert f"{option} must be a path" in capsys.readouterr().err
     assert not Path("gs:").exists()

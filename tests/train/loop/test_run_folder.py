@@ -83,6 +83,8 @@ def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match=r"/file/small.*--runs FOLDER"):
         opened(tmp_path / "file")
+    with pytest.raises(SettingsError, match="too long.*a shorter --name"):
+        opened(tmp_path, settings(f"run.name={'a' * 300}"))
 
 
 @pytest.mark.slow
@@ -141,6 +143,7 @@ def test_damaged_metrics_are_restored_from_the_checkpoint(
 ) -> None:
     folder = opened(tmp_path)
     measure(folder, 6)
+    folder.record("eval", step=5, loss=2.0)
     keep_copy(folder.path, 6)
     metrics = folder.path / "metrics.jsonl"
     whole = lines(folder)

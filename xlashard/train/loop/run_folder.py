@@ -1,5 +1,6 @@
 """Folder of a run: settings, metrics, loss curve; and selection of a run to resume."""
 
+import errno
 import io
 import json
 import re
@@ -156,9 +157,10 @@ def new_folder(runs: Path, name: str) -> Path:
         except FileExistsError:
             number += 1
         except OSError as error:
+            shorter = ", or a shorter --name" if error.errno == errno.ENAMETOOLONG else ""
             raise SettingsError(
                 f"the folder {path} for the results cannot be created: {error.strerror}. "
-                f"Write --runs FOLDER with a writable folder."
+                f"Write --runs FOLDER with a writable folder{shorter}."
             ) from None
         else:
             return path
@@ -198,7 +200,7 @@ def read_kept(path: Path, step: int, evaluated_again: bool) -> KeptRecords:
     kept = _measured_until(path / METRICS, step, evaluated_again)
     copied = _measured_until(path_of(path / CHECKPOINTS, step) / METRICS, step, evaluated_again)
     measured, saved = _points(kept), _points(copied)
-    lost = [at for kind, at in saved.keys() - measured.keys()]
+    lost = {at for kind, at in saved.keys() - measured.keys()}
     if lost:
         note = f"lacks steps {_ranges(lost)}: they were restored from the checkpoint"
     elif any(measured[point] != line for point, line in saved.items()):
@@ -482,6 +484,8 @@ def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
 
 
 def _explain_missing(folder: Path) -> str:
+    if folder.exists() and not folder.is_dir():
+        return "it is a file."
     if not folder.is_dir():
         near = [str(path) for path in run_folders(folder.parent)]
         listed = f" The runs in {folder.parent}: {', '.join(near)}." if near else ""
