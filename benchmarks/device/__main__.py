@@ -60,7 +60,7 @@ class Run:
 
     @property
     def rehearsal(self) -> bool:
-        """Whether CPU devices stand for the measured ones."""
+        """Return whether CPU devices stand for the measured ones."""
         return self.target.rehearsal
 
     @property
