@@ -21,15 +21,18 @@ class Ratio(NamedTuple):
     high: float | None
 
 
-_STEP, _GAP, _LEFT, _TOP, _HEIGHT = 9, 16, 46, 34, 240
+_GAP, _LEFT, _TOP, _HEIGHT = 16, 46, 52, 240
+_WIDTH = 640
+"""Width of all runs, of which none takes more than 24."""
 _LOWEST, _HIGHEST = 0.5, 1.75
 _TICKS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 _STYLE = (
-    ".steps{color:#1f2328;--paper:#fff;--held:#1a7f37;--missed:#cf222e}"
-    ".steps .paper{fill:var(--paper)}.steps .held{stroke:var(--held);fill:var(--held)}"
-    ".steps .missed{stroke:var(--missed);fill:var(--missed)}"
+    ".steps{color:#1f2328;--paper:#fff;--held:#0969da;--missed:#bc4c00}"
+    ".steps .paper{fill:var(--paper)}"
+    ".steps .held{fill:var(--held)}.steps g.held{stroke:var(--held)}"
+    ".steps .missed{fill:var(--missed)}.steps g.missed{stroke:var(--missed)}"
     "@media(prefers-color-scheme:dark)"
-    "{.steps{color:#e6edf3;--paper:#0d1117;--held:#3fb950;--missed:#ff7b72}}"
+    "{.steps{color:#e6edf3;--paper:#0d1117;--held:#58a6ff;--missed:#f0883e}}"
 )
 
 
@@ -41,17 +44,18 @@ def draw_ratios(groups: Mapping[str, Sequence[Ratio]], title: str) -> str:
         title: Title of the picture.
     """
     parts, at = [], _LEFT + _GAP
+    step = min(_WIDTH / max(sum(map(len, groups.values())), 1), 24)
     for chip, ratios in groups.items():
-        width = max(len(ratios) * _STEP, 7 * len(chip))
+        width = max(len(ratios) * step, 8 * len(chip))
         parts.append(
             f'<text x="{at + width / 2:.0f}" y="{_TOP + _HEIGHT + 18}" text-anchor="middle">'
             f"{escape(chip)}</text>"
         )
-        begin = at + (width - len(ratios) * _STEP) / 2 + _STEP / 2
+        begin = at + (width - len(ratios) * step) / 2 + step / 2
         for number, ratio in enumerate(sorted(ratios, key=lambda each: each.value)):
-            parts += _draw_run(ratio, begin + number * _STEP)
+            parts += _draw_run(ratio, begin + number * step)
         at += width + _GAP
-    width, height = max(at, 420), _TOP + _HEIGHT + 30
+    width, height = max(at, 560), _TOP + _HEIGHT + 30
     label = escape(title)
     return "\n".join(
         [
@@ -62,6 +66,8 @@ def draw_ratios(groups: Mapping[str, Sequence[Ratio]], title: str) -> str:
             f"<title>{label}</title><style>{_STYLE}</style>",
             f'<rect class="paper" width="{width:.0f}" height="{height}" rx="6"/>',
             f'<text x="8" y="20" font-weight="bold">{label}</text>',
+            '<text x="8" y="38">A point is a run; its bar is <tspan class="held">blue where it '
+            'holds the measurement</tspan>, <tspan class="missed">orange elsewhere</tspan></text>',
             *_draw_scale(width),
             *parts,
             "</svg>\n",
@@ -93,7 +99,7 @@ def _draw_run(ratio: Ratio, x: float) -> list[str]:
         point = f'<path d="M{x - 4:.1f} {y - way:.1f}h8l-4 {way}z" stroke="none"/>'
     return [
         f'<g class="{kind}"><title>{escape(text)}</title>'
-        f'<path d="{bar}" stroke-width="2" stroke-opacity=".45"/>{point}</g>'
+        f'<path d="{bar}" stroke-width="2" stroke-opacity=".6"/>{point}</g>'
     ]
 
 

@@ -18,7 +18,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks._published_runs import PublishedRun, published_runs
@@ -291,12 +291,19 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", action="store_true", help="write pictures and pages")
     options = parser.parse_args(words)
     kept, found = read_kept(), list[Comparison]()
+    made: dict[str, Comparison] = {}
     for name, run in published_runs().items():
         if options.names and not any(part in name for part in options.names):
             continue
         if options.target not in (None, run.target):
             continue
-        one = kept[name] = kept[name] if options.kept else compare(run)
+        settings = f"{run.settings} {sorted(run.options.items())}"
+        if options.kept:
+            one = kept[name]
+        else:
+            # Runs of the same settings are measured with other software.
+            one = made[settings] = replace(made.get(settings) or compare(run), run=run)
+        kept[name] = one
         found.append(one)
         print(
             f"{name:36} {run.seconds:8.3f} s  {one.seconds:8.3f} s  {one.error:+7.1%}"
