@@ -1,24 +1,28 @@
 """Predicted step times of published training runs, beside the measured ones.
 
-    python -m benchmarks.truth [NAME ...] [--target tpu|gpu] [--page docs/tpu/step_times.md]
+    python -m benchmarks.truth [NAME ...] [--target tpu|gpu] [--kept] [--page]
 
-Each run of `published_runs.toml` is compiled for its topology without generating code (seconds
-each), and its schedule takes the time of `xlashard.predict.costs`. NAME is a part of a run's name.
-`--page` writes the table into a page. Two things of the model for TPUs come from these runs, which
-do not test them: the spread of the times of slices, and the widths of the error bars.
+Each run of `published_runs.toml` is compiled for its topology without generating code (half a
+minute each), and its schedule takes the time of `xlashard.predict.costs`. NAME is a part of a run's
+name. The predictions are kept in `step_times.json`; `--kept` takes them from there. `--page` writes
+picture and table of all runs of the target into `docs/tpu/step_times.md` or that of GPUs. Two
+things of the model for TPUs come from these runs, which do not test them: the spread of the times
+of slices, and the widths of the error bars.
 """
 
 import argparse
 import itertools
+import json
 import math
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks._published_runs import PublishedRun, published_runs
+from benchmarks._step_picture import Ratio, draw_ratios
 from xlashard import preflight
 from xlashard.predict.preflight.mesh_mapping import find_topology
 from xlashard.train.model.programs import training_step
@@ -26,6 +30,8 @@ from xlashard.train.model.programs import training_step
 GOALS = {"tpu": 0.10, "gpu": 0.15}
 """Goal of the median error of the runs by target."""
 
+KEPT = Path(__file__).with_name("step_times.json")
+DOCS = Path(__file__).parents[1] / "docs"
 _MARKS = ("<!-- step times -->", "<!-- /step times -->")
 
 
@@ -207,31 +213,97 @@ def ranking_text(found: Sequence[Comparison]) -> str:
 
 def table(found: Sequence[Comparison]) -> str:
     """Return the runs as a Markdown table, with the settings that they lack."""
-    lines = ["| run | measured | predicted | error | fits | not expressed |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines = ["| run | measured | predicted | error | bar | fits | not expressed |"]
+    lines.append("|---|---|---|---|---|---|---|")
     for one in sorted(found, key=lambda c: c.run.name):
         run, lacks = one.run, "; ".join(one.run.lacks)
+        above = "" if one.above is None else f" … {one.above:+.0%}"
         lines.append(
             f"| {run.name} | {run.seconds:.3g} s | {one.seconds:.3g} s | {one.error:+.0%} "
-            f"| {'yes' if one.fits else 'no'} | {lacks} |"
+            f"| {one.below:+.0%}{above} | {'yes' if one.fits else 'no'} | {lacks} |"
         )
     return "\n".join(lines)
+
+
+def draw(found: Sequence[Comparison]) -> str:
+    """Return the picture of the runs as SVG."""
+    groups: dict[str, list[Ratio]] = defaultdict(list)
+    for one in found:
+        ratio = one.error + 1
+        high = None if one.above is None else ratio * (1 + one.above)
+        groups[one.run.chip].append(Ratio(one.run.name, ratio, ratio * (1 + one.below), high))
+    title = "Predicted by measured step time of published runs, with error bars"
+    return draw_ratios(dict(sorted(groups.items())), title)
+
+
+def write_page(target: str, found: Sequence[Comparison], docs: Path = DOCS) -> None:
+    """Write the picture of the runs of a target, and its page: picture, summary, folded table.
+
+    Args:
+        target: `tpu` or `gpu`.
+        found: All of its runs.
+        docs: Folder of the pages.
+    """
+    picture = f"pictures/step_times_{target}.svg"
+    (docs / picture).write_text(draw(found), encoding="utf-8")
+    page = docs / target / "step_times.md"
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(_MARKS[0])
+    after = rest.partition(_MARKS[1])[2]
+    shown = f"![Predicted by measured step times, by chip](../{picture})"
+    lines = (shown, *describe(found))
+    rows = table(found).replace("\n", "\n    ")
+    folded = f'??? note "All runs"\n\n    {rows}'
+    body = "\n\n".join((*lines, folded))
+    page.write_text(f"{before}{_MARKS[0]}\n{body}\n{_MARKS[1]}{after}", encoding="utf-8")
+
+
+def describe(found: Sequence[Comparison]) -> list[str]:
+    """Return the sentences about some runs."""
+    lines = [summary(found), by_slices(found), validate_bars(found), ranking_text(found)]
+    return [f"{line}." for line in (*lines, list_refuted(found))]
+
+
+def read_kept() -> dict[str, Comparison]:
+    """Return the predictions that earlier calls kept, by run."""
+    kept = json.loads(KEPT.read_text(encoding="utf-8"))
+    return {n: Comparison(run, **kept[n]) for n, run in published_runs().items() if n in kept}
+
+
+def write_kept(found: Mapping[str, Comparison]) -> None:
+    """Keep predictions, one run a line."""
+    lines = (
+        f'"{name}": {json.dumps({key: getattr(one, key) for key in _KEPT})}'
+        for name, one in sorted(found.items())
+    )
+    KEPT.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+_KEPT = ("seconds", "below", "above", "fits")
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="part of the names of runs")
-    parser.add_argument("--target", choices=("tpu", "gpu"), help="runs on these chips alone")
-    parser.add_argument("--page", type=Path, metavar="PATH", help="write the table into this page")
+    parser.add_argument("--target", choices=GOALS, help="runs on these chips alone")
+    parser.add_argument("--kept", action="store_true", help="compile none: predictions as kept")
+    parser.add_argument("--page", action="store_true", help="write pictures and pages")
     options = parser.parse_args(words)
-    found: list[Comparison] = []
+    kept, found = read_kept(), list[Comparison]()
+    made: dict[str, Comparison] = {}
     for name, run in published_runs().items():
         if options.names and not any(part in name for part in options.names):
             continue
         if options.target not in (None, run.target):
             continue
-        one = compare(run)
+        settings = f"{run.settings} {sorted(run.options.items())}"
+        if options.kept:
+            one = kept[name]
+        else:
+            # Runs of the same settings are measured with other software.
+            one = made[settings] = replace(made.get(settings) or compare(run), run=run)
+        kept[name] = one
         found.append(one)
         print(
             f"{name:36} {run.seconds:8.3f} s  {one.seconds:8.3f} s  {one.error:+7.1%}"
@@ -240,18 +312,12 @@ def main(words: Sequence[str] | None = None) -> int:
         )
     if not found:
         parser.error(f"no run has a name with {' or '.join(options.names)}")
+    write_kept(kept)
     for target in sorted({one.run.target for one in found}):
-        print(f"{target}: {summary([one for one in found if one.run.target == target])}")
-    lines = [by_slices(found), validate_bars(found), ranking_text(found), list_refuted(found)]
-    print("\n".join(lines))
-    if options.page:
-        text = options.page.read_text(encoding="utf-8")
-        before, _, rest = text.partition(_MARKS[0])
-        after = rest.partition(_MARKS[1])[2]
-        body = f"{'.\n\n'.join([summary(found), *lines])}.\n\n{table(found)}"
-        options.page.write_text(
-            f"{before}{_MARKS[0]}\n{body}\n{_MARKS[1]}{after}", encoding="utf-8"
-        )
+        of_target = [one for one in found if one.run.target == target]
+        print("\n".join(f"{target}: {line}" for line in describe(of_target)))
+        if options.page:
+            write_page(target, [one for one in kept.values() if one.run.target == target])
     return 0
 
 

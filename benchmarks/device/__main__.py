@@ -60,7 +60,7 @@ class Run:
 
     @property
     def rehearsal(self) -> bool:
-        """Whether CPU devices stand for the measured ones."""
+        """Return whether CPU devices stand for the measured ones."""
         return self.target.rehearsal
 
     @property
@@ -256,7 +256,7 @@ def _main_job(run: Run, devices: int) -> list[str]:
         f"mesh={{data = {devices}}}",
         'sharding.rules.batch=["data"]',
         *(f"sharding.rules.{axis}=[]" for axis in _RULES),
-        f"training.batch={devices * -(-16 // devices)}",
+        f"training.batch={devices * (2 if run.rehearsal else -(-16 // devices))}",
         "training.eval_every=1000",
         f"devices.emulate={devices if run.rehearsal else 0}",
         *(("model.mlp=32", *_SMALL_JOB) if run.rehearsal else ("training.steps=50",)),

@@ -6,11 +6,12 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks._published_runs import published_runs
-from benchmarks.truth import Comparison, list_refuted, ranking, validate_bars
+from benchmarks.truth import Comparison, list_refuted, ranking, read_kept, validate_bars, write_page
 from tests.fork_server import python_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +50,38 @@ def test_error_bars_are_validated_on_models_that_were_left_out() -> None:
     # Bars that hold 1.1 are half as wide, and don't hold 1.3; those that hold 1.3 hold 1.1.
     assert "hold 33% of its runs" in validate_bars([near, far, alike])
     assert list_refuted([near, replace(far, fits=False)]).endswith(f"memory: {names[1]}")
+
+
+def test_page_of_step_times_has_a_picture_and_folded_rows(tmp_path: Path) -> None:
+    runs = published_runs()
+    found = [
+        Comparison(runs["v5p_deepseek2-16b_4_1"], 6.0, -0.1, 0.2),
+        Comparison(runs["tpu7x_gemma4-31b_64_3"], 6.0, -0.1, None, fits=False),
+    ]
+    for folder in ("pictures", "tpu"):
+        (tmp_path / folder).mkdir()
+    page = tmp_path / "tpu" / "step_times.md"
+    page.write_text("# Steps\n\n<!-- step times -->\nbefore\n<!-- /step times -->\nend\n")
+    write_page("tpu", found, tmp_path)
+    text = page.read_text()
+    assert "](../pictures/step_times_tpu.svg)" in text.partition("2 runs:")[0]
+    assert "    | tpu7x_gemma4-31b_64_3 | 12.2 s | 6 s | -51% | -10% | no |" in text
+    assert "before" not in text and text.endswith("end\n")
+    picture = ElementTree.fromstring((tmp_path / "pictures" / "step_times_tpu.svg").read_text())
+    bars = {g.findtext(f"{_SVG}title"): g.get("class") for g in picture.iter(f"{_SVG}g")}
+    assert bars == {
+        "v5p_deepseek2-16b_4_1: 106% of the measured time": "held",
+        "tpu7x_gemma4-31b_64_3: 49% of the measured time": "held",
+    }
+    assert {"v5p", "tpu7x", "100%"} <= {each.text for each in picture.iter(f"{_SVG}text")}
+
+
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_predictions_are_kept_of_published_runs_alone() -> None:
+    kept = read_kept()
+    assert kept and all(one.seconds > 0 and one.below < 0 for one in kept.values())
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

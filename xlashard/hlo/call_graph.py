@@ -53,10 +53,10 @@ def find_call_sites(module: HloModule) -> Mapping[str, CallSite]:
 
     A computation with several callers runs as often as they make it run together.
     """
-    found = module.call_graph
-    if find_call_sites not in found:
-        found[find_call_sites] = _find_call_sites(module)
-    return found[find_call_sites]
+    cache = module.call_graph
+    if find_call_sites not in cache:
+        cache[find_call_sites] = _find_call_sites(module)
+    return cache[find_call_sites]
 
 
 def _find_call_sites(module: HloModule) -> dict[str, CallSite]:

@@ -341,11 +341,11 @@ def _busiest_link(
     """
     sizes = [dimension.size for dimension in topology.dimensions]
     core = len(sizes) - 1
-    taken = []
+    links = []
     for done in range(distance.max(initial=0)):
         begins = at[distance > done].T.copy()
         begins[number] = (begins[number] + step * done) % sizes[number]
         if number != core:
             begins[core] = 0
-        taken.append(np.ravel_multi_index(tuple(begins), sizes))
-    return int(np.bincount(np.concatenate(taken)).max()) if taken else 0
+        links.append(np.ravel_multi_index(tuple(begins), sizes))
+    return int(np.bincount(np.concatenate(links)).max()) if links else 0

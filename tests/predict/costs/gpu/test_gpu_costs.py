@@ -12,14 +12,14 @@ from xlashard.hlo.collective_kinds import CollectiveKind
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.text_reader import read_shape
 from xlashard.predict.costs.cost_analysis import analyze_cost
-from xlashard.predict.costs.gpu.gpu_operation import GpuOperationModel, gpu_rates
+from xlashard.predict.costs.gpu.gpu_operation import GpuOperationModel, find_unrated, gpu_rates
 from xlashard.predict.costs.gpu.nccl import NcclModel
 from xlashard.predict.costs.models_by_target import network_for, operations_for, rates_for
 from xlashard.predict.costs.network_model import NetworkCost
 from xlashard.predict.costs.operation import OperationTime
 from xlashard.predict.costs.rates import Rates
 from xlashard.predict.costs.schedule import walk_schedule
-from xlashard.predict.preflight.time_estimate import compute_seconds
+from xlashard.predict.preflight.time_estimate import compute_seconds, count_unrated
 from xlashard.predict.targets.gpu.gpu_models import BY_NAME
 from xlashard.predict.targets.gpu.topologies import GpuTopology
 
@@ -257,3 +257,50 @@ ENTRY main {
     taken = rates.collective_cores
     found = walk_schedule(module, costs, model, rates)
     assert found.seconds == pytest.approx(alone + running * taken)
+
+
+@pytest.mark.parametrize(
+    ("line", "opcode", "matters"),
+    [
+        ("ROOT r = f32[4194304]{0} sort(x), dimensions={0}, to_apply=less", "sort", True),
+        ("ROOT r = f64[4194304]{0} sine(wide)", "sine in float64", True),
+        ("ROOT r = f32[4194304]{0} sine(x)", "", False),
+        # A small sort beside a pass over 4 GiB stays within the error bar.
+        (
+            "few = f32[8]{0} sort(short), dimensions={0}, to_apply=less\n"
+            "ROOT r = f32[1073741824]{0} negate(large)",
+            "sort",
+            False,
+        ),
+    ],
+)
+def test_operations_without_published_times_are_named_where_they_matter(
+    line: str, opcode: str, matters: bool
+) -> None:
+    text = (
+        "HloModule m, is_scheduled=true\nless {\na = f32[] parameter(0)\nb = f32[] parameter(1)\n"
+        "ROOT c = pred[] compare(a, b), direction=LT\n}\nENTRY main {\n"
+        "x = f32[4194304]{0} parameter(0)\nwide = f64[4194304]{0} parameter(1)\n"
+        "large = f32[1073741824]{0} parameter(3)\n"
+        f"short = f32[8]{{0}} parameter(2)\n{line}\n}}\n"
+    )
+    module = read(text)
+    main = module.computations["main"]
+    found = {find_unrated(module, main, each) for each in main.instructions.values()}
+    assert opcode in found
+    model, rates = operations_for(module, rates_for(H100)), rates_for(H100)
+    runs = count_unrated(module, walk_schedule(module, [], model, rates))
+    assert runs == ({opcode: 1} if matters else {})
+
+
+def test_lanes_of_float64_are_half_of_those_of_float32() -> None:
+    times = []
+    for dtype in ("f32", "f64"):
+        text = f"HloModule m\nENTRY main {{\nx = {dtype}[64] parameter(0)\n" + "".join(
+            f"x{n} = {dtype}[64] multiply({'x' if n == 0 else f'x{n - 1}'}, x)\n" for n in range(9)
+        )
+        module = read(text + f"ROOT r = {dtype}[64] negate(x8)\n}}\n")
+        main = module.computations["main"]
+        model = operations_for(module, rates_for(H100))
+        times.append(sum(model.of(main, each).vector for each in main.instructions.values()))
+    assert times[1] == pytest.approx(2 * times[0]) and times[0] > 0

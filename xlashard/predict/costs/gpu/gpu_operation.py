@@ -1,7 +1,8 @@
 """Rates that NVIDIA GPUs reach in practice, and the time of one HLO operation at these rates.
 
 XLA's untuned Triton fusions of products count as products of cuBLAS: on a device, autotuning would
-choose the faster of both.
+choose the faster of both. Sorts, scatters and Fourier transforms have no published times: they
+count as one pass over their bytes, and the time of a program with many is a lower bound.
 
 As in `xlashard.predict.costs.rates`, every constant comes from a chip's page or from a published
 micro-benchmark, none from a training run. The sources, by their short names:
@@ -15,11 +16,11 @@ micro-benchmark, none from a training run. The sources, by their short names:
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from xlashard.hlo.module import Computation, Instruction
+from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import Shape, dtype_name
-from xlashard.predict.costs.cost_analysis import instruction_flops
+from xlashard.predict.costs.cost_analysis import TRANSCENDENTAL, instruction_flops
 from xlashard.predict.costs.gpu.cuda_calls import (
     AttentionCall,
     attention_call,
@@ -163,8 +164,40 @@ def gpu_rates(chip: GpuModel) -> GpuRates:
     )
 
 
+_UNRATED = frozenset(("sort", "scatter", "select-and-scatter", "fft"))
+"""Operations that take several passes over memory, or atomic additions to a few addresses."""
+
+_WIDE = ("f64", "c128")
+
+
+def find_unrated(module: HloModule, computation: Computation, instruction: Instruction) -> str:
+    """Return the opcode for which no time on GPUs is published, of an operation or inside a fusion.
+
+    The model counts one pass over its bytes, which is the least that it takes. The result is empty
+    for other operations.
+
+    Args:
+        module: The module.
+        computation: Computation of the instruction.
+        instruction: The instruction.
+    """
+    for _, inner in module.inside(computation, instruction):
+        # Special units have no float64: such functions are programs of some tens of operations.
+        is_wide = inner.opcode in TRANSCENDENTAL and inner.shape.arrays[0].dtype in _WIDE
+        if inner.opcode in _UNRATED or is_wide:
+            return f"{inner.opcode} in float64" if is_wide else inner.opcode
+    return ""
+
+
 class GpuOperationModel(OperationModel[GpuRates]):
     """Times of the operations of a module on a GPU."""
+
+    def of(self, computation: Computation, instruction: Instruction) -> OperationTime:
+        """Return the time of one run of an operation that is not asynchronous."""
+        time = super().of(computation, instruction)
+        if find_unrated(self._module, computation, instruction):
+            return replace(time, known=False)
+        return time
 
     def _custom_call(
         self, computation: Computation, call: Instruction, nbytes: float
@@ -214,5 +247,9 @@ class GpuOperationModel(OperationModel[GpuRates]):
         return self._rates.padding(batch, rows, depth, columns)
 
     def _elements(self, arrays: tuple[Shape, ...] | list[Shape]) -> float:
-        """Return the elements of arrays; threads need no whole registers."""
-        return float(sum(array.size for array in arrays))
+        """Return the elements of arrays; threads need no whole registers.
+
+        There are half as many lanes of float64 as of float32: 32 beside 64 in a multiprocessor of
+        A100, 64 beside 128 of H100, and half the peak of B200, by the chips' papers.
+        """
+        return float(sum(array.size * (1 + (array.dtype in _WIDE)) for array in arrays))
