@@ -1,6 +1,7 @@
 """Protocols of Python and NumPy: conversions, text, pickling and DLPack."""
 
 import operator
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
