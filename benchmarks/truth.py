@@ -260,8 +260,10 @@ def write_page(target: str, found: Sequence[Comparison], docs: Path = DOCS) -> N
 
 def describe(found: Sequence[Comparison]) -> list[str]:
     """Return the sentences about some runs."""
-    lines = [summary(found), by_slices(found), validate_bars(found), ranking_text(found)]
-    return [f"{line}." for line in (*lines, list_refuted(found))]
+    lines = [summary(found), validate_bars(found), ranking_text(found), list_refuted(found)]
+    if any(one.run.settings.devices.slices > 1 for one in found):
+        lines.insert(1, by_slices(found))
+    return [f"{line}." for line in lines]
 
 
 def read_kept() -> dict[str, Comparison]:
