@@ -299,6 +299,9 @@ def main(words: Sequence[str] | None = None) -> int:
             continue
         if options.target not in (None, run.target):
             continue
+        if options.kept and name not in kept:
+            print(f"{name:36} no prediction is kept")
+            continue
         settings = f"{run.settings} {sorted(run.options.items())}"
         if options.kept:
             one = kept[name]
