@@ -251,7 +251,11 @@ def write_page(target: str, found: Sequence[Comparison], docs: Path = DOCS) -> N
     before, _, rest = text.partition(_MARKS[0])
     after = rest.partition(_MARKS[1])[2]
     shown = f"![Predicted by measured step times, by chip](../{picture})"
-    lines = (shown, *describe(found))
+    lines = [shown, *describe(found)]
+    names = {one.run.name for one in found}
+    lacking = [n for n, r in published_runs().items() if r.target == target and n not in names]
+    if lacking:
+        lines.append(f"Not counted, as no prediction is kept: {', '.join(lacking)}.")
     rows = table(found).replace("\n", "\n    ")
     folded = f'??? note "All runs"\n\n    {rows}'
     body = "\n\n".join((*lines, folded))
