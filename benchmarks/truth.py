@@ -251,7 +251,11 @@ def write_page(target: str, found: Sequence[Comparison], docs: Path = DOCS) -> N
     before, _, rest = text.partition(_MARKS[0])
     after = rest.partition(_MARKS[1])[2]
     shown = f"![Predicted by measured step times, by chip](../{picture})"
-    lines = (shown, *describe(found))
+    lines = [shown, *describe(found)]
+    names = {one.run.name for one in found}
+    lacking = [n for n, r in published_runs().items() if r.target == target and n not in names]
+    if lacking:
+        lines.append(f"Not counted, as no prediction is kept: {', '.join(lacking)}.")
     rows = table(found).replace("\n", "\n    ")
     folded = f'??? note "All runs"\n\n    {rows}'
     body = "\n\n".join((*lines, folded))
@@ -260,8 +264,10 @@ def write_page(target: str, found: Sequence[Comparison], docs: Path = DOCS) -> N
 
 def describe(found: Sequence[Comparison]) -> list[str]:
     """Return the sentences about some runs."""
-    lines = [summary(found), by_slices(found), validate_bars(found), ranking_text(found)]
-    return [f"{line}." for line in (*lines, list_refuted(found))]
+    lines = [summary(found), validate_bars(found), ranking_text(found), list_refuted(found)]
+    if any(one.run.settings.devices.slices > 1 for one in found):
+        lines.insert(1, by_slices(found))
+    return [f"{line}." for line in lines]
 
 
 def read_kept() -> dict[str, Comparison]:
@@ -296,6 +302,9 @@ def main(words: Sequence[str] | None = None) -> int:
         if options.names and not any(part in name for part in options.names):
             continue
         if options.target not in (None, run.target):
+            continue
+        if options.kept and name not in kept:
+            print(f"{name:36} no prediction is kept")
             continue
         settings = f"{run.settings} {sorted(run.options.items())}"
         if options.kept:
