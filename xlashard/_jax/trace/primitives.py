@@ -54,10 +54,6 @@ def _call_primitive_class() -> Any:
         def bind(self, *args: Any, **params: Any) -> Any:
             return super().bind(*args, **self.with_own_names(params, len(args)))
 
-        def bind_complete(self, *args: Any, **params: Any) -> Any:
-            """Bind with parameters that `with_own_names` has returned."""
-            return super().bind(*args, **params)
-
         def is_high(self, *_: Any, jaxpr: Any, **__: Any) -> bool:
             """Return what JAX would find by a look at every parameter."""
             return jaxpr.is_high
@@ -79,6 +75,17 @@ def _call_primitive_class() -> Any:
 def is_call_primitive(primitive: Primitive) -> bool:
     """Return True for a primitive of `call_primitive`."""
     return type(primitive) is _call_primitive_class()
+
+
+def complete_params(primitive: Primitive, params: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return all parameters of a call with some number of arguments, for `bind_complete`."""
+    call: Any = primitive
+    return call.with_own_names(params, count)
+
+
+def bind_complete(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Bind a call whose parameters are complete."""
+    return core.Primitive.bind(primitive, *args, **params)
 
 
 def call_primitive(

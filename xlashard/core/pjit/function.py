@@ -16,6 +16,7 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import unassigned_devices
 from xlashard._jax.trace import observed_programs, tracing
 from xlashard._jax.trace.jaxprs import is_reference
+from xlashard._jax.trace.primitives import bind_complete, complete_params
 from xlashard.core.array.array_class.base import DonationTracker
 from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.arguments import (
@@ -130,7 +131,7 @@ def _forget_states(identity: int, reference: weakref.ref[Any]) -> None:
 
 
 class _Equation(NamedTuple):
-    """What the equations of calls with the same trace have in common. It keeps no jaxpr alive.
+    """Common part of the equations of calls with one trace. It keeps no jaxpr alive.
 
     Attributes:
         find_body: Returns the body, while it is alive.
@@ -145,7 +146,7 @@ class _Equation(NamedTuple):
     def bind(self, body: Any, traced: tracing.TracedFunction, values: Sequence[Any]) -> Any:
         """Bind the equation for arguments, and return the tree of its results."""
         values = [*self.closed, *traced.consts, *values]
-        results = pjit_p.bind_complete(*values, jaxpr=body, **self.params)
+        results = bind_complete(pjit_p, values, {**self.params, "jaxpr": body})
         return traced.out_tree.unflatten([wrap_result(r) for r in results])
 
 
@@ -492,7 +493,7 @@ class Function:
             "compiler_options_kvs": options.compiler_options,
             "donation": options.donation,
         }
-        params = pjit_p.with_own_names(params, len(donated))
+        params = complete_params(pjit_p, params, len(donated))
         del params["jaxpr"]
         return body, _Equation(weakref.ref(body), closed, params)
 

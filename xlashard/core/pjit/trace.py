@@ -231,7 +231,7 @@ def read_call(call: TracedCall, parameters: Parameters, options: PjitOptions) ->
 
 @dataclass(frozen=True, eq=False)
 class _Requests:
-    """What the options request of the values of a call; calls of equal types share it.
+    """Shardings, layouts and donation that options request; calls of equal types share them.
 
     Attributes:
         in_shardings: See `Call`, as for the next four.

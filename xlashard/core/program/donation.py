@@ -210,8 +210,8 @@ def find_unused(
         tokens: Number of tokens, which the positions of `aliases` count.
     """
     takers = {result - tokens: argument - tokens for result, argument in aliases.items()}
-    taken = set(takers.values())
-    kept = [i for i, is_donated in enumerate(plan.donated) if is_donated and i not in taken]
+    consumed = set(takers.values())
+    kept = [i for i, is_donated in enumerate(plan.donated) if is_donated and i not in consumed]
     return dict(zip(kept, find_refusals(plan, kept, dict(takers)), strict=True))
 
 
@@ -260,8 +260,8 @@ class _NearestResults:
         if groups is None:
             groups = self._found[kind] = list(map(self._index, self._group(value)))
         ends = path_ends(value.name)
-        found = (group[end] for group in groups for end in ends if end in group)
-        return UnusedDonation(value, *(self._explain(value, next(found, None))))
+        nearest = (group[end] for group in groups for end in ends if end in group)
+        return UnusedDonation(value, *self._explain(value, next(nearest, None)))
 
     def _group(self, value: ValuePlan) -> tuple[list[int], list[int], list[int]]:
         """Return the results that explain a refusal: of the type, of the shape, of the size."""
