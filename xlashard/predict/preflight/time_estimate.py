@@ -328,7 +328,7 @@ def count_unrated(module: HloModule, schedule: StepSchedule) -> Counter[str]:
     """Return the runs of operations without published times, by opcode, if they may matter.
 
     A scatter with atomics was reported to take 36 times as long as one pass over its bytes. Where
-    40 times of all of them are a twentieth of the step, the error bar holds them.
+    40 times their time is less than a twentieth of the step, the error bar holds it.
 
     Args:
         module: The program.
