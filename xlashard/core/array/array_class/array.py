@@ -104,7 +104,9 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         class it is the `GSPMDSharding` with the same tiles, which JAX can read.
         """
         own = self._own_sharding
-        return from_jax(self._buffers.sharding) if own is None else own
+        if own is None:
+            own = self._own_sharding = from_jax(self._buffers.sharding)
+        return own
 
     @property
     def layout(self) -> Layout | None:

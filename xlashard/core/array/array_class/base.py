@@ -179,7 +179,8 @@ class ArrayBase(jax.Array):
         _exclusive: True while no other array can share the buffers: from the end of the program
             that computed them until `_handle` is read.
         _exposed: The handle, if code outside of this package has it and can delete its shards.
-        _own_sharding: The sharding by which the caller placed the array.
+        _own_sharding: The sharding by which the caller placed the array, or that of its buffers,
+            once read.
         _shards_or_cause: The list of shards, once read; of a deleted array `_deleted_by`. One slot
             for both, so that no array grows and the end of an array is the end of its list.
         _value_cache: The value on the host, once read.
