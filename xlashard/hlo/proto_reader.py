@@ -130,7 +130,7 @@ _ATTRIBUTES = message_type(
 _PAIR = message_type(source=(1, int), target=(2, int))
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=4096)
 def _read_pair(data: bytes) -> tuple[int, int]:
     """Read a pair of devices once: a module of 512 devices may hold 170,000, most of them equal."""
     pair = _PAIR(data)

@@ -140,8 +140,9 @@ def test_pictures_in_the_documents_are_up_to_date(file, update_goldens):
 
 
 def test_the_documents_have_no_other_pictures(update_goldens):
-    # The page of a preflight has its own test.
-    check_no_others(DOCS, {*IN_DOCS, "preflight.png"}, update=update_goldens)
+    # Pages of preflights and of step times have tests of their own.
+    steps = {f"step_times_{target}.svg" for target in ("gpu", "tpu")}
+    check_no_others(DOCS, {*IN_DOCS, *steps, "preflight.png"}, update=update_goldens)
 
 
 def test_the_palette_is_distinguishable():

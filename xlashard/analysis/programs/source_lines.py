@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import zip_longest
 from operator import is_
 from typing import Any
@@ -109,7 +109,7 @@ def distinguish_lines[T](report: T) -> T:
     return _change_lines(report, apart) if apart else report
 
 
-@cache
+@lru_cache(maxsize=512)
 def _list_fields(cls: type) -> tuple[str, ...]:
     """Return the fields of a dataclass; none for other classes."""
     return tuple([field.name for field in fields(cls)]) if is_dataclass(cls) else ()
