@@ -1,6 +1,7 @@
 """`--migrate --check`: what is recorded of a run, and how two runs are compared."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from xlashard.cli.main import main
+from xlashard.legacy import run_command
 from xlashard.legacy.migration import check, recorded_run
 from xlashard.legacy.migration.check import CheckResult, check_migration, is_equal_text
 
@@ -42,32 +44,38 @@ def run_here(monkeypatch) -> None:
         code, errors = 0, ""
         is_old = "xlashard.legacy" in command
         words = command[command.index(recorded_run.__file__) + 1 :]
+        started = []
+        install = run_command.install_libraries
         with monkeypatch.context() as patch:
+            patch.setattr(run_command, "install_libraries", lambda: started.append(install()))
             patch.chdir(cwd)
             for name, value in (("argv", []), ("path", [*sys.path]), ("stdout", sys.stdout)):
                 patch.setattr(sys, name, value)
             try:
-                if is_old:
-                    with installed():
-                        recorded_run.main(words)
-                else:
+                with installed() if is_old else nullcontext():
+                    if is_old and recorded_run.LIBRARIES in command:
+                        run_command.install_libraries()
                     recorded_run.main(words)
             except SystemExit as exit:
                 code = exit.code
             except BaseException as error:
-                lines = ("Traceback (most recent call last):", 'File "train.py", line 7')
+                lines = ("Traceback (most recent call last):", '  File "train.py", line 7')
                 code, errors = 1, "\n".join([*lines, f"{type(error).__name__}: {error}"])
+        for installation in started:
+            installation.end()
         return SimpleNamespace(returncode=code, stderr=errors)
 
     monkeypatch.setattr(check, "subprocess", SimpleNamespace(run=run))
 
 
-def check_program(folder: Path, code: str, migrated: str = "") -> CheckResult:
+def check_program(
+    folder: Path, code: str, migrated: str = "", *, libraries: bool = False
+) -> CheckResult:
     (folder / "train.py").write_text(code)
     with pytest.MonkeyPatch.context() as patch:
         if migrated:
             patch.setattr(check, "migrate", lambda _: SimpleNamespace(code=migrated))
-        return check_migration(folder, ["train.py"], [])
+        return check_migration(folder, ["train.py"], [], libraries=libraries)
 
 
 @pytest.mark.usefixtures("run_here")
@@ -79,6 +87,15 @@ def test_migrated_program_is_equal_and_its_marks_are_listed(tmp_path: Path) -> N
     (mark,) = result.marks
     assert mark.startswith("train.py:") and "jax.shard_map" in mark
     assert (tmp_path / "train.py").read_text() == PROGRAM
+
+
+@pytest.mark.usefixtures("run_here")
+def test_both_runs_get_the_names_of_other_libraries(tmp_path: Path) -> None:
+    code = PROGRAM.replace("train(3)", "print(np.array([1], dtype=np.object))\ntrain(2)")
+    result = check_program(tmp_path, code, libraries=True)
+    assert result.difference is None and result.lines == 3
+    difference = check_program(tmp_path, code).difference
+    assert difference is not None and "`np.object` was" in difference.old
 
 
 @pytest.mark.usefixtures("run_here")

@@ -85,8 +85,9 @@ def _check_words(arguments: argparse.Namespace) -> None:
         raise ArgumentError(
             "--check compares runs of a program: write --migrate --check -- python old_train.py"
         )
-    if arguments.check and (running or arguments.write):
-        raise ArgumentError(f"--check is invalid together with {(*running, '--write')[0]}")
+    others = [word for word in running if word != "--libraries"]
+    if arguments.check and (others or arguments.write):
+        raise ArgumentError(f"--check is invalid together with {(*others, '--write')[0]}")
     if arguments.migrate == [] and not arguments.check:
         raise ArgumentError("--migrate requires a file: write --migrate old_train.py")
     if arguments.check:
@@ -155,7 +156,8 @@ def _check_by_running(arguments: argparse.Namespace) -> int:
             root = path.parent
         words[0] = str(path.relative_to(root))
     files = [_read(path).source.path for path in arguments.migrate]
-    result = check_migration(root, words, [Path(each).resolve() for each in files])
+    paths = [Path(each).resolve() for each in files]
+    result = check_migration(root, words, paths, libraries=arguments.libraries)
     _print_check(result)
     return int(result.difference is not None)
 

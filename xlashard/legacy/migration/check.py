@@ -23,6 +23,7 @@ TOLERANCE = 1e-4
 _SMALL = 1e-6
 _LARGE_FILE = 2**24
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_TRACEBACK = "Traceback (most recent call last):\n"
 _NOT_COPIED = (".git", "__pycache__", ".venv", "venv", "node_modules")
 
 
@@ -74,7 +75,7 @@ class _RecordedRun:
 
 
 def check_migration(
-    root: Path, program: Sequence[str], files: Sequence[Path], flags: Sequence[str] = ()
+    root: Path, program: Sequence[str], files: Sequence[Path], *, libraries: bool = False
 ) -> CheckResult:
     """Run a program under the runner and its migrated form on plain JAX, and compare them.
 
@@ -85,20 +86,21 @@ def check_migration(
         root: The folder to run in, which has the program's files.
         program: A script, relative to the folder, or `-m` and a module, with its arguments.
         files: The files to migrate; empty for all files in the folder that the program ran.
-        flags: Options of the interpreter.
+        libraries: True to give both runs the names that other libraries than JAX took away.
     """
+    options = [recorded_run.LIBRARIES] if libraries else []
     with tempfile.TemporaryDirectory(prefix="xlashard-check-") as scratch:
         # One path for all runs: what they print about it is equal.
         place = Path(scratch, root.name or "program")
-        old = _run_copy(root, place, program, flags, is_old=True)
+        old = _run_copy(root, place, program, options, is_old=True)
         sources = [path.relative_to(root) for path in files] or map(Path, sorted(old.files))
         migrated = {path: migrate(_read(root / path)).code for path in sources}
-        new = _run_copy(root, place, program, flags, is_old=False, files=migrated)
+        new = _run_copy(root, place, program, options, is_old=False, files=migrated)
         differences = list(_differences(old, new))
         unstable: list[str] = []
         if differences and new.code == old.code:
             # What differs from run to run, such as times, is no difference.
-            again = _run_copy(root, place, program, flags, is_old=True)
+            again = _run_copy(root, place, program, options, is_old=True)
             unstable = [each.what for each in _differences(old, again)]
             differences = [each for each in differences if each.what not in unstable]
     marks = [
@@ -122,7 +124,7 @@ def _run_copy(
     root: Path,
     place: Path,
     program: Sequence[str],
-    flags: Sequence[str],
+    options: Sequence[str],
     *,
     is_old: bool,
     files: Mapping[Path, str] | None = None,
@@ -140,8 +142,13 @@ def _run_copy(
         (place / path).write_bytes(code.encode())
     record = place.with_name("record.json")
     record.unlink(missing_ok=True)
-    runner = ["-m", "xlashard.legacy"] if is_old else []
-    command = [sys.executable, *flags, *runner, recorded_run.__file__, str(record), *program]
+    recorder = [recorded_run.__file__, str(record)]
+    runner = (
+        ["-m", "xlashard.legacy", *options, "--", *recorder]
+        if is_old
+        else [recorder[0], *options, recorder[1]]
+    )
+    command = [sys.executable, *runner, *program]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
     if not record.exists():
         return _RecordedRun(done.returncode, [], {}, [], done.stderr)
@@ -159,7 +166,7 @@ def _copy_or_link(source: str, target: str) -> str:
 
 def _differences(old: _RecordedRun, new: _RecordedRun) -> Iterator[RunDifference]:
     """Yield the differences between two runs: exit codes, words of output, variables."""
-    reasons = [run.errors.strip().rpartition("\n")[2] if run.code else "" for run in (old, new)]
+    reasons = [_find_reason(run.errors) if run.code else "" for run in (old, new)]
     if (old.code, reasons[0]) != (new.code, reasons[1]) or not (old.files and new.files):
         was, became = (
             f"{run.code} {reason}" if run.files else f"{run.code} {reason} (nothing recorded)"
@@ -180,10 +187,17 @@ def _differences(old: _RecordedRun, new: _RecordedRun) -> Iterator[RunDifference
 
 def _describe_failure(old: _RecordedRun) -> RunDifference | None:
     """Return the failure of a program which both runs share, so that little was compared."""
-    if "Traceback (most recent call last)" not in old.errors or not old.code:
+    if _TRACEBACK not in old.errors or not old.code:
         return None
-    place, reason = _error_place(old), old.errors.strip().rpartition("\n")[2]
+    place, reason = _error_place(old), _find_reason(old.errors)
     return RunDifference(place, place, "nothing after an error of both programs", reason, reason)
+
+
+def _find_reason(errors: str) -> str:
+    """Return the first line of the error that ended a program; without one the last line."""
+    _, is_there, shown = errors.rpartition(_TRACEBACK)
+    lines = [line for line in shown.splitlines() if line and not line[0].isspace()]
+    return "" if not lines else lines[0] if is_there else lines[-1]
 
 
 def _error_place(run: _RecordedRun) -> str:
