@@ -23,6 +23,14 @@ TOLERANCE = 1e-4
 _SMALL = 1e-6
 _LARGE_FILE = 2**24
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_WITH_LIBRARIES = """
+import sys
+from xlashard.legacy.migration import recorded_run
+from xlashard.legacy.run_command import install_libraries
+
+install_libraries()
+recorded_run.main(sys.argv[1:])
+"""
 _TRACEBACK = "Traceback (most recent call last):\n"
 _NOT_COPIED = (".git", "__pycache__", ".venv", "venv", "node_modules")
 
@@ -88,7 +96,7 @@ def check_migration(
         files: The files to migrate; empty for all files in the folder that the program ran.
         libraries: True to give both runs the names that other libraries than JAX took away.
     """
-    options = [recorded_run.LIBRARIES] if libraries else []
+    options = ["--libraries"] if libraries else []
     with tempfile.TemporaryDirectory(prefix="xlashard-check-") as scratch:
         # One path for all runs: what they print about it is equal.
         place = Path(scratch, root.name or "program")
@@ -142,13 +150,12 @@ def _run_copy(
         (place / path).write_bytes(code.encode())
     record = place.with_name("record.json")
     record.unlink(missing_ok=True)
-    recorder = [recorded_run.__file__, str(record)]
-    runner = (
-        ["-m", "xlashard.legacy", *options, "--", *recorder]
-        if is_old
-        else [recorder[0], *options, recorder[1]]
-    )
-    command = [sys.executable, *runner, *program]
+    recorder = [recorded_run.__file__]
+    if is_old:
+        recorder = ["-m", "xlashard.legacy", *options, "--", *recorder]
+    elif options:
+        recorder = ["-c", _WITH_LIBRARIES]
+    command = [sys.executable, *recorder, str(record), *program]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
     if not record.exists():
         return _RecordedRun(done.returncode, [], {}, [], done.stderr)

@@ -1,9 +1,8 @@
 """Runs a program and records what it prints and computes: `python recorded_run.py RECORD PROGRAM`.
 
-Run as a file, it loads nothing of xlashard, so that a migrated program meets plain JAX; with
-`--libraries` before the record it gives back the names of other libraries. The record is JSON:
-lines of output with the lines of the program that printed them, and the variables of its functions
-and modules when those return.
+Run as a file, it loads nothing of xlashard, so that a migrated program meets plain JAX. The record
+is JSON: lines of output with the lines of the program that printed them, and the variables of its
+functions and modules when those return.
 """
 
 import contextlib
@@ -24,9 +23,6 @@ _LEAVES = 300
 _ELEMENTS = 2**20
 _SAMPLES = 64
 _TOOL = 3
-
-LIBRARIES = "--libraries"
-"""Word for names that other libraries than JAX took away."""
 
 
 class RecordedOutput:
@@ -170,11 +166,6 @@ def main(words: list[str]) -> None:
     Args:
         words: The file of the record, and a script, or `-m` and a module, with its arguments.
     """
-    if words[0] == LIBRARIES:
-        from xlashard.legacy.run_command import install_libraries
-
-        install_libraries()
-        words = words[1:]
     record, *rest = words
     root = os.path.realpath(os.getcwd()) + os.sep
     is_module = rest[0] == "-m"
