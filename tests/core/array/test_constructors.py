@@ -550,6 +550,7 @@ def test_tiles_are_copied_before_the_next_is_requested():
     checked(lambda _, tile: tile, np.arange(8) > 3)
 
 
+@pytest.mark.devices(8)
 def test_an_invalid_tile_after_valid_ones_is_refused():
     for bad, word in ((W[:1, :1], "shape"), (W[:4].astype(np.int32), "int32"), ("text", "str")):
         tiles = iter([W[:4], bad] * 4)
@@ -557,6 +558,7 @@ def test_an_invalid_tile_after_valid_ones_is_refused():
             make_array_from_callback((8, 4), named("x"), lambda _, tiles=tiles: next(tiles))
 
 
+@pytest.mark.devices(8)
 def test_shards_of_arrays_make_arrays_in_any_order():
     x = device_put(W, ROWS)
     parts = [shard.data for shard in x.addressable_shards]

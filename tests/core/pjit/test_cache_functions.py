@@ -35,6 +35,7 @@ def jitted_twice(fun, **options):
     return pjit(fun, **options), pjit(fun, **options)
 
 
+@pytest.mark.devices(8)
 def test_a_function_jitted_in_each_call_keeps_its_calls(mesh, compilations):
     traces, x = Traces(), device_put(f32(8), NamedSharding(mesh, P("x")))
     values = [f32(8), x, jax.device_put(f32(8), NamedSharding(mesh, P("y")))]
@@ -93,6 +94,7 @@ def test_a_function_is_freed_with_what_was_jitted_of_it(make):
     assert alive() is None
 
 
+@pytest.mark.devices(8)
 def test_a_function_jitted_again_checks_donated_and_deleted_arrays(mesh):
     rows = NamedSharding(mesh, P("x"))
     f, g = jitted_twice(lambda x, y: x + y, donate_argnums=0)

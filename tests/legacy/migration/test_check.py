@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.without_jax import HAS_JAX
 from xlashard.cli.main import main
-from xlashard.legacy import run_command
 from xlashard.legacy.migration import check, recorded_run
 from xlashard.legacy.migration.check import CheckResult, check_migration, is_equal_text
+
+if HAS_JAX:
+    from xlashard.legacy import run_command
 
 pytestmark = pytest.mark.needs_jax
 

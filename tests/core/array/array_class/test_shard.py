@@ -19,6 +19,7 @@ V = np.arange(32, dtype=np.float32).reshape(8, 4)
 ROWS, COLUMNS = named(("x", "y")), named(None, "y")
 
 
+@pytest.mark.devices(8)
 def test_shards_are_kept_until_the_array_ends():
     x = device_put(V, ROWS)
     kept = x.addressable_shards
