@@ -214,7 +214,7 @@ class _SettingsReader:
             if refusal := leaf.bounds.refusal(number):
                 line = setting_line(leaf.path, leaf.default, word)
                 self.problems.append(
-                    f"{leaf.path}{key} must be {refusal}, not {_elided(number)}. Write:\n{line}"
+                    f"{leaf.path}{key} must be {refusal}, not {_elide(number)}. Write:\n{line}"
                 )
                 return
         self.values[leaf.path] = value
@@ -349,10 +349,10 @@ def _shown(raw: Any) -> str:
         (list | tuple, "the list "),
     ]
     prefix = next((name for kind, name in names if isinstance(raw, kind)), "")
-    return prefix + _elided(raw)
+    return prefix + _elide(raw)
 
 
-def _elided(raw: Any) -> str:
+def _elide(raw: Any) -> str:
     text = toml_value(raw)
     return text if len(text) <= 60 else text[:57] + "..."
 
