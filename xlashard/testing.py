@@ -3,14 +3,21 @@
 The room behind it is `xlashard.pods.testing`.
 """
 
+from xlashard.pods.testing.compilations import assert_compiles
 from xlashard.pods.testing.emulated_devices import EmulatedDevices, emulated_devices
 from xlashard.pods.testing.expectations import (
     assert_collectives,
+    assert_memory,
+    assert_no_host_transfer,
     assert_no_resharding,
-    assert_peak_bytes_at_most,
 )
 from xlashard.pods.testing.launcher import PodSize
 from xlashard.pods.testing.pods import EmulatedPod, Pod, pod
+from xlashard.pods.testing.sharded_values import (
+    ShardingSummary,
+    assert_sharded,
+    sharding_summary,
+)
 from xlashard.pods.testing.supervision import PodRun, Verdict
 
 __all__ = [
@@ -19,10 +26,15 @@ __all__ = [
     "Pod",
     "PodRun",
     "PodSize",
+    "ShardingSummary",
     "Verdict",
     "assert_collectives",
+    "assert_compiles",
+    "assert_memory",
+    "assert_no_host_transfer",
     "assert_no_resharding",
-    "assert_peak_bytes_at_most",
+    "assert_sharded",
     "emulated_devices",
     "pod",
+    "sharding_summary",
 ]

@@ -1,4 +1,6 @@
-"""pytest plugin of xlashard: tests marked `pod` run in every process of an emulated pod.
+"""pytest plugin of xlashard: tests on emulated pods, and a limit of a test's compilations.
+
+Tests marked `pod` run in every process of an emulated pod.
 
 pytest loads plugins at startup, in every project of an environment, and a test suite may have to
 set options before JAX is imported. This package is therefore separate, and imports neither JAX nor
@@ -8,7 +10,8 @@ xlashard until a test needs a pod. The implementation is in `xlashard.testing`.
 import importlib
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ _MARKER = (
 )
 _INSIDE = "xlashard_pytest_inside"
 _POOL = pytest.StashKey[Any]()
+_GUARDS = pytest.StashKey[ExitStack]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,6 +66,28 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         config.stash[_POOL] = _pods().PoolCache(config)
     config.stash[_POOL].run(pyfuncitem)
     return True
+
+
+@pytest.fixture
+def assert_compiles(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Limit the compilations of jitted functions from its call to the end of the test.
+
+    It takes the arguments of `xlashard.testing.assert_compiles`.
+    """
+    guards = request.node.stash.setdefault(_GUARDS, ExitStack())
+    testing = importlib.import_module("xlashard.testing")
+
+    def limit(*args: Any, **kwargs: Any) -> None:
+        guards.enter_context(testing.assert_compiles(*args, **kwargs))
+
+    return limit
+
+
+@pytest.hookimpl(wrapper=True, specname="pytest_pyfunc_call")
+def pytest_check_compilations(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Check the limits of a test's compilations as a part of the test, not of its teardown."""
+    with pyfuncitem.stash.setdefault(_GUARDS, ExitStack()):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

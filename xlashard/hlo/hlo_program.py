@@ -1,6 +1,7 @@
 """Analysis of compiled modules, of one slice of TPUs or several, read from whatever holds them."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -81,6 +82,21 @@ class HloProgram(HloModule):
         return self._on_meshes[mesh]
 
     @cached_property
+    def host_transfers(self) -> tuple[Instruction, ...]:
+        """Return the instructions that exchange data with the host, in the order of the module.
+
+        They are calls of Python functions, infeeds and outfeeds, and copies from or to the host's
+        memory. Programs of several slices of TPUs send to other slices by way of the host, which
+        does not count.
+        """
+        return tuple(
+            instruction
+            for name in self.call_sites
+            for instruction in self.computations[name].instructions.values()
+            if _is_host_transfer(instruction)
+        )
+
+    @cached_property
     def unknown_loops(self) -> tuple[str, ...]:
         """Return the names of the loops whose trip count the module does not determine."""
         return tuple(
@@ -101,6 +117,28 @@ class HloProgram(HloModule):
         """
         heaps = [a for a in self.allocations if a.is_temporary and a.memory == memory]
         return [buffer for heap in heaps for buffer in buffers_at_peak(heap)]
+
+
+_HOST_MEMORY = 5
+"""Memory space of layouts in the host's memory (`Layout::kHostMemorySpace` of XLA)."""
+
+
+def _is_host_transfer(instruction: Instruction) -> bool:
+    attributes = instruction.attributes
+    match instruction.opcode:
+        case "infeed" | "outfeed":
+            return True
+        case "custom-call":
+            # JAX's names for CPU and GPU: `xla_ffi_python_cpu_callback`.
+            return re.search(r"python_\w+_callback", attributes.call_target) is not None
+        case "send" | "recv":
+            # TPU programs call Python by a send and a recv of one line.
+            handler = attributes.frontend.get("_xla_host_transfer_handler_name", "")
+            return bool(handler) and "megascale" not in handler
+        case "copy-start":
+            spaces = {array.memory_space for array in instruction.shape.arrays}
+            return _HOST_MEMORY in spaces
+    return False
 
 
 def read(source: Any) -> HloProgram:

@@ -108,9 +108,13 @@ def _assert_program(step: Any, args: Any, counts: dict[str, int]) -> str:
     kinds: dict[str, Any] = {kind.replace("-", "_"): count for kind, count in counts.items()}
     testing.assert_collectives(step, args, **kinds, others=0)
     testing.assert_no_resharding(step, args, inside=False)
-    testing.assert_peak_bytes_at_most(step, args, 2**20)
+    testing.assert_memory(step, args, at_most="1 MiB")
+    testing.assert_no_host_transfer(step, args)
+    testing.assert_sharded(step, args, at_least=0.5)
+    with testing.assert_compiles(step, at_most=0):
+        pass
     try:
-        testing.assert_peak_bytes_at_most(step, args, 1)
+        testing.assert_memory(step, args, at_most=1)
     except AssertionError as error:
         return type(error).__name__
     return ""

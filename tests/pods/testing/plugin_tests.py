@@ -50,6 +50,22 @@ def total(x):
     return x.sum()
 
 
+def test_compiles_once(assert_compiles):
+    assert_compiles(at_most=1)
+    total(np.ones(2)), total(np.ones(2))
+
+
+def test_compiles_too_often(assert_compiles):
+    assert_compiles(total, at_most=1)
+    total(np.ones(3)), total(np.ones(4))
+
+
+@ON_TWO
+def test_compiles_too_often_in_pods(assert_compiles):
+    assert_compiles(at_most=0)
+    total(np.ones(3))
+
+
 @ON_TWO
 def test_expectations_of_a_jax_function():
     mesh = jax.make_mesh((4,), ("data",))

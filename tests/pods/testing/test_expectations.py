@@ -15,8 +15,9 @@ from xlashard import Array, Mesh, NamedSharding, P, device_put, pjit, with_shard
 from xlashard.errors import ArgumentError, ExpectationError
 from xlashard.testing import (
     assert_collectives,
+    assert_memory,
+    assert_no_host_transfer,
     assert_no_resharding,
-    assert_peak_bytes_at_most,
 )
 
 
@@ -105,7 +106,10 @@ def test_no_table_without_collectives(x: Array) -> None:
             r"not Array: .*\(f, \(x,\), \.\.\.\)",
         ),
         (lambda x: assert_no_resharding(total, x), r"not Array: assert_no_resharding"),
-        (lambda x: assert_peak_bytes_at_most(total, (x,), "1 GiB"), r"most is '1 GiB'.*2\*\*30"),
+        (lambda x: assert_memory(total, (x,), at_most="1 GiX"), r"at_most is '1 GiX'.*2\*\*30"),
+        (lambda x: assert_memory(total, (x,), at_most=-1), r"at_most is -1"),
+        (lambda x: assert_memory(total, (x,), at_most=1, mesh={"x": 1}), r"write topology=\.\.\."),
+        (lambda x: assert_no_host_transfer(total, x), r"not Array: assert_no_host_transfer"),
     ],
 )
 def test_invalid_arguments_are_refused(
@@ -150,21 +154,21 @@ def test_error_names_the_resharded_value(mesh: Mesh, x: Array) -> None:
 
 def test_sufficient_memory_passes(x: Array) -> None:
     # A tile of 16 × 32 floats, and 16 sums.
-    assert_peak_bytes_at_most(total, (x,), 16 * 32 * 4 + 1024)
+    assert_memory(total, (x,), at_most=16 * 32 * 4 + 1024)
 
 
 @pytest.mark.slow
 def test_donation_counts_once() -> None:
     y = np.ones((256, 256), np.float32)
     keep, donate = pjit(lambda y: y + 1), pjit(lambda y: y + 1, donate_argnums=0)
-    assert_peak_bytes_at_most(donate, (y,), y.nbytes + 1024)
+    assert_memory(donate, (y,), at_most=y.nbytes + 1024)
     with pytest.raises(ExpectationError):
-        assert_peak_bytes_at_most(keep, (y,), y.nbytes + 1024)
+        assert_memory(keep, (y,), at_most=y.nbytes + 1024)
 
 
 def test_largest_buffers_are_listed(x: Array) -> None:
     with pytest.raises(ExpectationError) as caught:
-        assert_peak_bytes_at_most(total, (x,), 1000)
+        assert_memory(total, (x,), at_most=1000)
     text = str(caught.value)
     assert "more than 1,000 (1000 B): 2.0 KiB arguments" in text
     assert "P('data', 'model')" in text and "result" in text
@@ -186,7 +190,7 @@ def test_expectations_accept_jax_functions_and_stages(x: Array) -> None:
     for f, args in [(summed, (x,)), (lambda x: x.sum(), (x,)), *stages]:
         assert_collectives(f, args, all_reduce=2, others=0)
         assert_no_resharding(f, args)
-        assert_peak_bytes_at_most(f, args, 2**20)
+        assert_memory(f, args, at_most=2**20)
         with pytest.raises(ExpectationError, match="all_gather=1: the program has 0"):
             assert_collectives(f, args, all_gather=1)
 
@@ -217,4 +221,39 @@ def test_expectations_fail_equally_for_jax_and_xlashard_functions(
     keep = np.ones((256, 256), np.float32)
     for f in (pjit(lambda y: y + 1), wrap(lambda y: y + 1)):
         with pytest.raises(ExpectationError, match=naming("1.0 KiB", "256.0 KiB arguments")):
-            assert_peak_bytes_at_most(f, (keep,), 1024)
+            assert_memory(f, (keep,), at_most=1024)
+
+
+def report_each(x):
+    jax.debug.print("{}", x[0])
+    return jax.pure_callback(np.sin, x, x)
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, nnx.jit, eqx.filter_jit, pjit, lambda f: f])
+def test_host_transfers_are_listed_with_their_lines(wrap: Any) -> None:
+    on_device = jnp.ones(8)
+    assert_no_host_transfer(wrap(lambda x: x * 2), (on_device,))
+    with pytest.raises(ExpectationError) as caught:
+        assert_no_host_transfer(wrap(report_each), (np.ones(8, np.float32),))
+    first, *lines = str(caught.value).splitlines()
+    assert first == "report_each transfers data from or to the host:"
+    assert lines[0].startswith("  x (float32[8]) is uploaded by each call: device_put it once")
+    places = [line.rpartition(":")[0] for line in lines[1:]]
+    assert sorted(places) == [
+        f"  {name} at testing/test_expectations.py" for name in ("debug_print", "pure_callback")
+    ]
+
+
+def test_unused_arguments_and_shapes_are_not_uploaded() -> None:
+    shape = jax.ShapeDtypeStruct((8,), "float32")
+    assert_no_host_transfer(jax.jit(lambda x, y: x * 2), (shape, np.ones(4)))
+    assert_no_host_transfer(jax.jit(jnp.sin).lower(shape))
+
+
+@pytest.mark.parametrize("limit", ["16 KiB", 16 * 1024, "16384"])
+def test_memory_for_a_topology(limit: Any) -> None:
+    shape = jax.ShapeDtypeStruct((1024,), "float32")
+    double = jax.jit(lambda x: x * 2)
+    assert_memory(double, (shape,), at_most=limit, topology="v5e-1")
+    with pytest.raises(ExpectationError, match="takes 8,192 bytes.*4,096 more than 4,096"):
+        assert_memory(double, (shape,), at_most="4 KiB", topology="v5e-1")

@@ -101,6 +101,7 @@ pytestmark = pytest.mark.slow
         "test_without_a_marker_runs_in_one_process",
         "test_passes[1]",
         "test_passes[2]",
+        "test_compiles_once",
         "test_expectations_of_a_jax_function",
         "TestInAClass::test_passes[5]",
         "TestInAClass::test_marker_of_a_method_overrides_that_of_the_class",
@@ -122,6 +123,13 @@ def test_passing_tests_are_reported(report: PytestRun, name: str) -> None:
 def test_files_of_a_folder_share_its_fixtures(report: PytestRun) -> None:
     for name in ("first", "second"):
         assert f"PASSED below/test_{name}.py::test_{name}" in report.text
+
+
+@pytest.mark.parametrize("name", ["test_compiles_too_often", "test_compiles_too_often_in_pods"])
+def test_limit_of_compilations_fails_the_test(report: PytestRun, name: str) -> None:
+    assert report.outcome(name) == "FAILED"
+    assert "total: 1 compilation" in report.section(name) or "total: 2" in report.section(name)
+    assert "at teardown" not in report.section(name)
 
 
 def test_equal_failures_are_reported_once(report: PytestRun) -> None:
@@ -253,7 +261,7 @@ def test_marker_accepts_an_infinite_timeout() -> None:
 
 
 def test_outcome_counts(report: PytestRun) -> None:
-    assert "9 failed, 18 passed, 2 skipped, 1 xfailed, 4 errors" in report.text
+    assert "11 failed, 19 passed, 2 skipped, 1 xfailed, 4 errors" in report.text
     assert report.code == 1
     assert "never reached" not in report.text.replace('AssertionError("never reached")', "")
 
@@ -279,7 +287,8 @@ def test_debugging_options_are_rejected_early(tmp_path: Path) -> None:
     report = PytestRun(tmp_path, "--pdb")
     assert report.code == pytest.ExitCode.USAGE_ERROR
     assert re.search(naming("--pdb", '-m "not pod"'), report.text)
-    assert PytestRun(tmp_path, "--pdb", "-m", "not pod").code == pytest.ExitCode.OK
+    passing = PytestRun(tmp_path, "--pdb", "-m", "not pod", "-k", "not too_often")
+    assert passing.code == pytest.ExitCode.OK
 
 
 def test_pytest_starts_without_jax() -> None:

@@ -56,8 +56,8 @@ def _entry(entry: Any) -> str:
 
 def describe_inputs(program: Compilation) -> tuple[ValueReport, ...]:
     """Describe the arguments, then the closed-over arrays."""
-    arguments = (_describe(value, decided_by(value)) for value in program.arguments)
-    return (*arguments, *(_describe(value, "function") for value in program.closed_over))
+    arguments = (describe_value(value, decided_by(value)) for value in program.arguments)
+    return (*arguments, *(describe_value(value, "function") for value in program.closed_over))
 
 
 def describe_outputs(program: Compilation) -> tuple[ValueReport, ...]:
@@ -72,7 +72,7 @@ def describe_outputs(program: Compilation) -> tuple[ValueReport, ...]:
             return chosen
         return "auto" if value.is_chosen else lowered
 
-    return tuple(_describe(value, decided(value)) for value in program.results)
+    return tuple(describe_value(value, decided(value)) for value in program.results)
 
 
 def decided_by(value: ProgramValue) -> Decided:
@@ -90,7 +90,8 @@ def decided_by(value: ProgramValue) -> Decided:
     return "default" if is_lowered or is_alone else "partitioner"
 
 
-def _describe(value: ProgramValue, decided: Decided) -> ValueReport:
+def describe_value(value: ProgramValue, decided: Decided) -> ValueReport:
+    """Describe a value, whose sharding something decided."""
     sharding = value.sharding
     return ValueReport(
         path=value.path,

@@ -6,6 +6,7 @@ from typing import Any
 from xlashard._jax.trace import jitted
 from xlashard.analysis.recompile.jit_logs import JIT_LOGS
 from xlashard.analysis.recompile.recompile_report import RecompileReport
+from xlashard.core.pjit.compile_log import CompileLog
 from xlashard.core.pjit.function import Function
 from xlashard.errors import ArgumentError
 
@@ -44,14 +45,34 @@ def explain_recompile(fun: Any) -> RecompileReport:
     function = getattr(fun, "_function", None)
     if isinstance(function, Function):
         return function.compile_log.report()
+    return JIT_LOGS.report(_find_jitted(fun, "explain_recompile"))
+
+
+def find_log(fun: Any, caller: str) -> CompileLog:
+    """Return the log of a jitted function.
+
+    Args:
+        fun: A function as `explain_recompile` takes it.
+        caller: The function that the user called, for errors.
+
+    Raises:
+        ArgumentError: If `fun` is no jitted function.
+    """
+    function = getattr(fun, "_function", None)
+    if isinstance(function, Function):
+        return function.compile_log
+    return JIT_LOGS.find_log(_find_jitted(fun, caller))
+
+
+def _find_jitted(fun: Any, caller: str) -> Any:
     inner = jitted.jitted_within(fun)
     if inner is None:
         raise ArgumentError(
-            f"fun of explain_recompile is of type {type(fun).__name__}: expected a function of "
+            f"fun of {caller} is of type {type(fun).__name__}: expected a function of "
             "jax.jit, pjit or nnx.jit; write f = jax.jit(fun), or nnx.jit(fun) for modules, call "
-            "f, then explain_recompile(f)"
+            f"f, then {caller}(f)"
         )
-    return JIT_LOGS.report(inner)
+    return inner
 
 
 def watch() -> ExitStack:

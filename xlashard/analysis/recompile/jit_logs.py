@@ -125,10 +125,13 @@ class JitLogs:
         """Add a stage of a call to the log of its function."""
         self._of(call.function).record(call, stage, seconds, source)
 
+    def find_log(self, function: Any) -> CompileLog:
+        """Return the log of a function that `jax.jit` returned."""
+        return self._of(JitFunction(function._fun, function._jit_info)).compile_log
+
     def report(self, function: Any) -> RecompileReport:
         """Return the report of a function that `jax.jit` returned."""
-        log = self._of(JitFunction(function._fun, function._jit_info)).compile_log
-        report = log.report()
+        report = self.find_log(function).report()
         if report.explanations or (self._watches and not jitted.has_programs(function)):
             return report
         return replace(report, watched=False, hints=(_UNWATCHED,))

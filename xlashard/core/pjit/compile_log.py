@@ -7,7 +7,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -157,6 +158,26 @@ def make_call_key(
     )
 
 
+type MissListener = Callable[["CompileLog", CacheMiss], None]
+"""Receives the log of a function and a cache miss, after each stage that was recorded of it."""
+
+_listeners: tuple[MissListener, ...] = ()
+_listeners_lock = threading.Lock()
+
+
+@contextmanager
+def listening(listener: MissListener) -> Iterator[None]:
+    """Send cache misses of all functions to a listener, in the threads of their calls."""
+    global _listeners
+    with _listeners_lock:
+        _listeners = (*_listeners, listener)
+    try:
+        yield
+    finally:
+        with _listeners_lock:
+            _listeners = tuple([each for each in _listeners if each is not listener])
+
+
 class CompileLog:
     """Last cache misses of a jitted function, explained once a log line or report needs it.
 
@@ -209,6 +230,8 @@ class CompileLog:
                 del self._records[min(self._records)]
         site, number = self._site
         site.add_call(number, call_key.digest())
+        for listener in _listeners:
+            listener(self, miss)
 
     def _log_reason(self, miss: CacheMiss) -> None:
         """Log the reason of a cache miss, if logging is enabled and the miss is not yet logged."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xlashard._jax.trace.jitted import inner_stage
 from xlashard.analysis.explain.explain import explain
@@ -13,11 +13,22 @@ from xlashard.analysis.explain.program_report import (
     moves_text,
     values_text,
 )
+from xlashard.analysis.explain.tables import line_text, operation_text
+from xlashard.analysis.programs.program_reader import compile_program, read
+from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.errors import ArgumentError, ExpectationError
 from xlashard.hlo.collective_kinds import KINDS, RESHARDING_KINDS
+from xlashard.hlo.module import Instruction
 from xlashard.pods.testing.emulated_devices import check_whole
-from xlashard.support.formatting import closest, in_bytes
+from xlashard.support.formatting import closest, in_bytes, parse_amount, typed
+from xlashard.support.lazily import deferred
 from xlashard.support.tracebacks import short_tracebacks
+
+if TYPE_CHECKING:
+    from xlashard.predict.preflight import preflight_run
+else:
+    # For programs of a topology.
+    preflight_run = deferred("xlashard.predict.preflight.preflight_run")
 
 _TOTAL = "total"
 _OTHERS = "others"
@@ -182,52 +193,148 @@ def assert_no_resharding(f: Any, args: Sequence[Any] = (), /, *, inside: bool = 
         raise ExpectationError("\n\n".join([*parts, *filter(None, tables)]))
 
 
-def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None:
+def assert_memory(
+    f: Any,
+    args: Sequence[Any] = (),
+    /,
+    *,
+    at_most: int | str,
+    topology: Any = None,
+    mesh: Any = None,
+) -> None:
     """Fail if a call's program needs more memory of a device.
 
     Nothing runs. The figure is the compiler's plan for one device: arguments, results that do not
-    reuse donated buffers, and temporaries.
+    reuse donated buffers, and temporaries; with a topology, the peak that `xlashard.preflight`
+    reports of an estimate.
 
     Args:
         f: A function of `xlashard.pjit`, `jax.jit`, `nnx.jit` or `eqx.filter_jit`, a plain
             function, or a compiled stage.
         args: Its arguments; a `jax.ShapeDtypeStruct` can replace an array.
-        most: Bytes of one device.
+        at_most: Bytes of one device, or text such as `"14 GiB"`.
+        topology: Topology for which it is compiled, as for `xlashard.preflight`: `"v5e-16"`; None
+            for the devices at hand.
+        mesh: Mesh on the topology, likewise.
 
     Raises:
-        ExpectationError: The program needs more; with its largest buffers. It is an
+        ExpectationError: The program needs more; with its largest values. It is an
             `AssertionError`.
-        ArgumentError: The compiler does not report memory.
+        ArgumentError: `at_most` is no number of bytes, or the compiler does not report memory.
+        TopologyError: As `xlashard.preflight` raises.
 
     Example:
         >>> import numpy as np
-        >>> assert_peak_bytes_at_most(lambda x: x + 1, (np.ones(256, np.float32),), 2048)
+        >>> assert_memory(lambda x: x + 1, (np.ones(256, np.float32),), at_most="2 KiB")
     """
     with short_tracebacks:
-        check_whole("most", most, 0, "assert_peak_bytes_at_most(f, (x,), 2**30), in bytes")
-        report = _report("assert_peak_bytes_at_most", f, args)
-        memory = report.memory
-        if memory is None:
-            raise ArgumentError(  # no-catalogue: no supported compiler does this
-                f"the compiler for {report.place.platform} does not report the memory of "
-                f"{report.name}; see where it was compiled: print(xlashard.explain(f, x).place)"
+        most = _read_bytes(at_most)
+        if topology is None and mesh is not None:
+            raise ArgumentError(
+                "mesh of assert_memory is that of a topology: write topology=..., or enter the "
+                "mesh by jax.set_mesh(mesh)"
             )
-        # The code isn't part of what a program computes with.
-        peak = memory.total_bytes - memory.code_bytes
+        name = "assert_memory"
+        if topology is None:
+            report = _report(name, f, args)
+            peak, parts = _peak_here(report)
+        else:
+            _check_call(name, f, args)
+            report = preflight_run.preflight(f, *args, topology=topology, mesh=mesh, estimate=True)
+            memory = report.memory
+            peak = memory.total_bytes
+            parts = _parts_text(memory.argument_bytes, memory.result_bytes, memory.temporary_bytes)
         if peak <= most:
             return
-        own_results = memory.result_bytes - memory.alias_bytes
         tables = [values_text("Arguments", report.inputs), values_text("Results", report.outputs)]
         raise ExpectationError(
             f"{report.name} takes {peak:,} bytes ({in_bytes(peak)}) of a device's memory, "
-            f"{peak - most:,} more than {most:,} ({in_bytes(most)}): "
-            f"{in_bytes(memory.argument_bytes)} arguments, {in_bytes(own_results)} results that "
-            f"take over no argument's buffers, {in_bytes(memory.temporary_bytes)} while it runs\n\n"
+            f"{peak - most:,} more than {most:,} ({in_bytes(most)}): {parts}\n\n"
             + "\n\n".join(filter(None, tables))
         )
 
 
-def _report(name: str, f: Any, args: Any) -> ProgramReport:
+def _read_bytes(at_most: Any) -> int:
+    if isinstance(at_most, str):
+        amount = parse_amount(at_most, "bytes", plain=True)
+        if amount is None:
+            raise ArgumentError(
+                f'at_most is {at_most!r}, which is no number of bytes: write "14 GiB" or 2**30'
+            )
+        return int(amount)
+    check_whole("at_most", at_most, 0, 'assert_memory(f, (x,), at_most="14 GiB")')
+    return at_most
+
+
+def _peak_here(report: ProgramReport) -> tuple[int, str]:
+    """Return the bytes that a program needs of a device at hand, and of what they are."""
+    memory = report.memory
+    if memory is None:
+        raise ArgumentError(  # no-catalogue: no supported compiler does this
+            f"the compiler for {report.place.platform} does not report the memory of "
+            f"{report.name}; see where it was compiled: print(xlashard.explain(f, x).place)"
+        )
+    own_results = memory.result_bytes - memory.alias_bytes
+    parts = _parts_text(memory.argument_bytes, own_results, memory.temporary_bytes)
+    # The code isn't part of what a program computes with.
+    return memory.total_bytes - memory.code_bytes, parts
+
+
+def _parts_text(arguments: int, results: int, temporaries: int) -> str:
+    return (
+        f"{in_bytes(arguments)} arguments, {in_bytes(results)} results that take over no "
+        f"argument's buffers, {in_bytes(temporaries)} while it runs"
+    )
+
+
+def assert_no_host_transfer(f: Any, args: Sequence[Any] = (), /) -> None:
+    """Fail if a call uploads an argument, or its program exchanges data with the host.
+
+    Nothing runs. Arguments of NumPy and numbers of Python are uploaded by each call. Inside of the
+    program, callbacks (`jax.pure_callback`, `io_callback`, `jax.debug.print`), infeeds, outfeeds
+    and values in the host's memory (`jax.memory.Space.Host`, offloaded activations) cross the link
+    to the host. CPU devices have no such link, so that on them only callbacks and arguments count.
+
+    Args:
+        f: A function of `xlashard.pjit`, `jax.jit`, `nnx.jit` or `eqx.filter_jit`, a plain
+            function, or a compiled stage, which has no arguments: then only the program is
+            inspected.
+        args: Its arguments; a `jax.ShapeDtypeStruct` can replace an array.
+
+    Raises:
+        ExpectationError: Something is transferred; with paths and source lines. It is an
+            `AssertionError`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> assert_no_host_transfer(jax.jit(lambda x: x * 2), (jnp.ones(4),))
+    """
+    with short_tracebacks:
+        _check_call("assert_no_host_transfer", f, args)
+        program = compile_program(read(f, tuple(args), {}, "assert_no_host_transfer"))
+        uploads = [
+            f"  {value.path} ({typed(str(value.aval.dtype), value.aval.shape)}) is uploaded by "
+            "each call: device_put it once, before the calls"
+            for value in program.arguments
+            if value.origin == "host" and value.sharding is not None
+        ]
+        inside = [
+            f"  {_transfer_text(transfer, program.sources)}"
+            for module in program.modules
+            for transfer in module.host_transfers
+        ]
+        if uploads or inside:
+            lines = "\n".join(dict.fromkeys([*uploads, *inside]))
+            raise ExpectationError(f"{program.name} transfers data from or to the host:\n{lines}")
+
+
+def _transfer_text(transfer: Instruction, sources: SourceLocator) -> str:
+    operation = operation_text(transfer.op_name) if transfer.op_name else transfer.opcode
+    line = sources.line(transfer.frames)
+    return f"{operation} inside" if line is None else f"{operation} at {line_text(line)}"
+
+
+def _check_call(name: str, f: Any, args: Any) -> None:
     if not isinstance(args, tuple | list):
         raise ArgumentError(
             f"{name} takes the arguments of the call as a tuple, not {type(args).__name__}: "
@@ -238,4 +345,8 @@ def _report(name: str, f: Any, args: Any) -> ProgramReport:
             f"{name} takes a function or one of its stages, not {type(f).__name__}: write "
             f"{name}(f, (x,), ...)"
         )
+
+
+def _report(name: str, f: Any, args: Any) -> ProgramReport:
+    _check_call(name, f, args)
     return explain(f, *args)

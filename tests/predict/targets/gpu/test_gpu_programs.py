@@ -20,7 +20,7 @@ from xlashard.core.pjit.stages.compiled import Compiled
 from xlashard.errors import CompileError, ExpectationError
 from xlashard.gpu import topology
 from xlashard.hlo import HloProgram
-from xlashard.testing import assert_collectives, assert_peak_bytes_at_most
+from xlashard.testing import assert_collectives, assert_memory
 
 pytestmark = [needs_plugin, pytest.mark.slow]
 
@@ -101,7 +101,7 @@ def test_assertions_accept_programs_for_gpus(step: Compiled) -> None:
     assert_collectives(step, (), along="data", all_reduce=1, others=0)
     with pytest.raises(ExpectationError, match="all-gather"):
         assert_collectives(step, (), along="fsdp", all_gather=0)
-    assert_peak_bytes_at_most(step, (), 10**9)
+    assert_memory(step, at_most="1 GB")
 
 
 def test_serialized_gpu_program_round_trips(step: Compiled) -> None:

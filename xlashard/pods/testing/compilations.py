@@ -1,0 +1,117 @@
+"""`assert_compiles`: fail if jitted functions are compiled more often than expected."""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from xlashard.analysis.recompile.explain_recompile import find_log, watch
+from xlashard.analysis.recompile.recompile_report import COMPILED, RecompileReport
+from xlashard.core.pjit import compile_log
+from xlashard.core.pjit.cache_miss import CacheMiss
+from xlashard.core.pjit.compile_log import CompileLog
+from xlashard.errors import ExpectationError, counted
+from xlashard.pods.testing.emulated_devices import check_whole
+from xlashard.support.tracebacks import short_tracebacks
+
+_SHOWN = 8
+"""Functions of which an error has the report."""
+
+
+class _Guard(AbstractContextManager[None]):
+    """A context manager that can be entered again, and decorates functions."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self._make = make
+        self._entered = threading.local()
+
+    def __enter__(self) -> None:
+        guards = self._entered.__dict__.setdefault("guards", [])
+        guard = self._make()
+        guard.__enter__()
+        guards.append(guard)
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        with short_tracebacks:
+            return self._entered.guards.pop().__exit__(*exception)
+
+    def __call__[**P, R](self, function: Callable[P, R]) -> Callable[P, R]:
+        """Guard each call of a function."""
+
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return guarded
+
+
+def assert_compiles(fun: Any = None, /, *, at_most: int) -> _Guard:
+    """Fail if jitted functions are compiled more often than expected inside of a `with`.
+
+    Compilations of functions of `jax.jit` and of `xlashard.pjit` count, in all threads, also those
+    that JAX's persistent cache answers, or that `xlashard.explain` compiles for the next call; not
+    the operations that JAX runs outside of `jit`. Nothing is checked after another error.
+
+    As a decorator it checks each call of a function. The pytest plugin has it as a fixture of the
+    same name, which checks at the end of the test: `assert_compiles(at_most=1)`.
+
+    Args:
+        fun: A function of `xlashard.pjit`, `jax.jit`, `nnx.jit` or `eqx.filter_jit` that alone
+            counts; all functions without it.
+        at_most: Largest number of compilations.
+
+    Returns:
+        A context manager and decorator, which raises ExpectationError with the report of
+        `xlashard.explain_recompile` for each function. It is an `AssertionError`.
+
+    Raises:
+        ArgumentError: `fun` is no jitted function, or `at_most` no whole number.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> double = jax.jit(lambda x: x * 2)
+        >>> with assert_compiles(at_most=1):
+        ...     for _ in range(3):
+        ...         _ = double(np.ones(4))
+    """
+    with short_tracebacks:
+        check_whole("at_most", at_most, 0, "assert_compiles(at_most=2)")
+        log = None if fun is None else find_log(fun, "assert_compiles")
+    return _Guard(lambda: _limited(log, at_most))
+
+
+@contextmanager
+def _limited(only: CompileLog | None, at_most: int) -> Iterator[None]:
+    # By the identity of the record: each stage of a call reports it again, and the numbers of a
+    # function begin anew when its cache is cleared.
+    misses: dict[int, tuple[CompileLog, CacheMiss]] = {}
+
+    def listen(log: CompileLog, miss: CacheMiss) -> None:
+        if only is None or log is only:
+            misses[id(miss)] = (log, miss)
+
+    with watch(), compile_log.listening(listen):
+        yield
+    compiled = [pair for pair in misses.values() if pair[1].executable_source in COMPILED]
+    if len(compiled) <= at_most:
+        return
+    reports: dict[CompileLog, set[int]] = {}
+    for log, miss in compiled:
+        reports.setdefault(log, set()).add(miss.number)
+    shown = list(reports.items())[:_SHOWN]
+    texts = [str(_restricted(log.report(), numbers)) for log, numbers in shown]
+    if len(shown) < len(reports):
+        texts.append(f"and {counted(len(reports) - len(shown), 'more function')}")
+    raise ExpectationError(  # no-catalogue: it has the seconds of each compilation
+        f"{counted(len(compiled), 'compilation')}, at most {at_most} expected:\n\n"
+        + "\n\n".join(texts)
+    )
+
+
+def _restricted(report: RecompileReport, numbers: set[int]) -> RecompileReport:
+    """Return a report of some cache misses alone."""
+    explanations = tuple(e for e in report.explanations if e.number in numbers)
+    return replace(report, explanations=explanations, dropped=len(numbers) - len(explanations))
