@@ -52,12 +52,14 @@ def total(x):
 
 def test_compiles_once(assert_compiles):
     assert_compiles(at_most=1)
-    total(np.ones(2)), total(np.ones(2))
+    total(np.ones(2))
+    total(np.ones(2))
 
 
 def test_compiles_too_often(assert_compiles):
     assert_compiles(total, at_most=1)
-    total(np.ones(3)), total(np.ones(4))
+    total(np.ones(3))
+    total(np.ones(4))
 
 
 @ON_TWO

@@ -9,6 +9,7 @@ from xlashard.analysis.recompile.recompile_report import RecompileReport
 from xlashard.core.pjit.compile_log import CompileLog
 from xlashard.core.pjit.function import Function
 from xlashard.errors import ArgumentError
+from xlashard.support.tracebacks import short_tracebacks
 
 
 def explain_recompile(fun: Any) -> RecompileReport:
@@ -42,10 +43,11 @@ def explain_recompile(fun: Any) -> RecompileReport:
         >>> print(explain_recompile(double).explanations[1].differences[0])
         x: float32[4] → float32[5] (shape)
     """
-    function = getattr(fun, "_function", None)
-    if isinstance(function, Function):
-        return function.compile_log.report()
-    return JIT_LOGS.report(_find_jitted(fun, "explain_recompile"))
+    with short_tracebacks:
+        function = getattr(fun, "_function", None)
+        if isinstance(function, Function):
+            return function.compile_log.report()
+        return JIT_LOGS.report(_find_jitted(fun, "explain_recompile"))
 
 
 def find_log(fun: Any, caller: str) -> CompileLog:

@@ -5,16 +5,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xlashard.analysis.recompile.explain_recompile import find_log, watch
-from xlashard.analysis.recompile.recompile_report import COMPILED, RecompileReport
-from xlashard.core.pjit import compile_log
-from xlashard.core.pjit.cache_miss import CacheMiss
-from xlashard.core.pjit.compile_log import CompileLog
 from xlashard.errors import ExpectationError, counted
 from xlashard.pods.testing.emulated_devices import check_whole
+from xlashard.support.lazily import deferred
 from xlashard.support.tracebacks import short_tracebacks
+
+if TYPE_CHECKING:
+    from xlashard.analysis.recompile import explain_recompile, recompile_report
+    from xlashard.core.pjit import cache_miss, compile_log
+else:
+    # They need private names of JAX, the other assertions don't.
+    compile_log = deferred("xlashard.core.pjit.compile_log")
+    explain_recompile = deferred("xlashard.analysis.recompile.explain_recompile")
+    recompile_report = deferred("xlashard.analysis.recompile.recompile_report")
 
 _SHOWN = 8
 """Functions of which an error has the report."""
@@ -79,30 +84,32 @@ def assert_compiles(fun: Any = None, /, *, at_most: int) -> _Guard:
     """
     with short_tracebacks:
         check_whole("at_most", at_most, 0, "assert_compiles(at_most=2)")
-        log = None if fun is None else find_log(fun, "assert_compiles")
+        log = None if fun is None else explain_recompile.find_log(fun, "assert_compiles")
     return _Guard(lambda: _limited(log, at_most))
 
 
 @contextmanager
-def _limited(only: CompileLog | None, at_most: int) -> Iterator[None]:
+def _limited(only: "compile_log.CompileLog | None", at_most: int) -> Iterator[None]:
     # By the identity of the record: each stage of a call reports it again, and the numbers of a
     # function begin anew when its cache is cleared.
-    misses: dict[int, tuple[CompileLog, CacheMiss]] = {}
+    misses: dict[int, tuple[compile_log.CompileLog, cache_miss.CacheMiss]] = {}
 
-    def listen(log: CompileLog, miss: CacheMiss) -> None:
+    def listen(log: "compile_log.CompileLog", miss: "cache_miss.CacheMiss") -> None:
         if only is None or log is only:
             misses[id(miss)] = (log, miss)
 
-    with watch(), compile_log.listening(listen):
+    with explain_recompile.watch(), compile_log.listening(listen):
         yield
-    compiled = [pair for pair in misses.values() if pair[1].executable_source in COMPILED]
+    compiled = [
+        pair for pair in misses.values() if pair[1].executable_source in recompile_report.COMPILED
+    ]
     if len(compiled) <= at_most:
         return
-    reports: dict[CompileLog, set[int]] = {}
+    reports: dict[compile_log.CompileLog, set[int]] = {}
     for log, miss in compiled:
         reports.setdefault(log, set()).add(miss.number)
     shown = list(reports.items())[:_SHOWN]
-    texts = [str(_restricted(log.report(), numbers)) for log, numbers in shown]
+    texts = [str(_restrict(log.report(), numbers)) for log, numbers in shown]
     if len(shown) < len(reports):
         texts.append(f"and {counted(len(reports) - len(shown), 'more function')}")
     raise ExpectationError(  # no-catalogue: it has the seconds of each compilation
@@ -111,7 +118,9 @@ def _limited(only: CompileLog | None, at_most: int) -> Iterator[None]:
     )
 
 
-def _restricted(report: RecompileReport, numbers: set[int]) -> RecompileReport:
+def _restrict(
+    report: "recompile_report.RecompileReport", numbers: set[int]
+) -> "recompile_report.RecompileReport":
     """Return a report of some cache misses alone."""
     explanations = tuple(e for e in report.explanations if e.number in numbers)
     return replace(report, explanations=explanations, dropped=len(numbers) - len(explanations))

@@ -54,12 +54,12 @@ class ShardingSummary:
         Args:
             axis: As for `share`.
         """
-        wanted = None if axis is None else frozenset((axis,) if isinstance(axis, str) else axis)
+        names = None if axis is None else frozenset((axis,) if isinstance(axis, str) else axis)
         left = [
             value
             for value, axes in zip(self.values, self.axes, strict=True)
             if _has_dimensions(value)
-            and not (_is_sharded(value) if wanted is None else axes & wanted)
+            and not (_is_sharded(value) if names is None else axes & names)
         ]
         return tuple(sorted(left, key=lambda value: -value.nbytes))
 
@@ -101,7 +101,7 @@ def sharding_summary(tree: Any) -> ShardingSummary:
         >>> import jax, numpy as np
         >>> from xlashard import Mesh, NamedSharding, P, device_put
         >>> rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
-        >>> summary = sharding_summary({"w": device_put(np.ones((16, 4)), rows), "b": np.ones(64)})
+        >>> summary = sharding_summary({"w": device_put(np.ones((16, 4)), rows), "b": np.ones(32)})
         >>> summary.share("data"), [value.path for value in summary.unsharded("data")]
         (0.5, ["['b']"])
     """
@@ -161,7 +161,7 @@ def assert_sharded(
 
 
 def _percent(share: float) -> str:
-    """Format a share, rounded down: 100 % is never said of less."""
+    """Format a share, rounded down: 100 % stands for all of them alone."""
     return f"{math.floor(share * 10_000) / 100:g} %"
 
 
