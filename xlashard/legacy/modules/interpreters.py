@@ -12,6 +12,7 @@ import numpy as np
 
 from xlashard._jax import legacy_api
 from xlashard._jax.legacy_api import mlir
+from xlashard._jax.lowering import has_lowering
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard.core.array import device_put as put_array
 from xlashard.legacy.entries.entry import RemovedApi, raise_removed
@@ -87,13 +88,9 @@ def register_translation(prim: Any, rule: Any, *, platform: str | None = None) -
     if isinstance(rule, FunctionTranslation):
         lowering = mlir.lower_fun(rule.fun, rule.multiple_results)
         mlir.register_lowering(prim, lowering, platform=platform)
-    elif not _has_lowering(prim):
-        mlir.register_lowering(prim, _refuse_lowering, platform=platform)
-
-
-def _has_lowering(prim: Any) -> bool:
-    tables = (mlir._lowerings, *mlir._platform_specific_lowerings.values())
-    return any(prim in table for table in tables)
+    elif not has_lowering(prim):
+        # A rule for a platform precedes this one, in any order of registration.
+        mlir.register_lowering(prim, _refuse_lowering)
 
 
 def _refuse_lowering(*args: Any, **parameters: Any) -> NoReturn:
