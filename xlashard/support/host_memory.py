@@ -42,8 +42,8 @@ def read_memory_limit(root: Path = _ROOT) -> MemoryLimit:
     machine = _read_meminfo(root, "MemTotal")
     if machine is None:
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    found = [MemoryLimit(group.limit, group.file) for group in _read_groups(root)]
-    return min([MemoryLimit(machine), *found], key=lambda limit: limit.bytes)
+    groups = [MemoryLimit(group.limit, group.file) for group in _read_groups(root)]
+    return min([MemoryLimit(machine), *groups], key=lambda limit: limit.bytes)
 
 
 def read_available_memory(root: Path = _ROOT) -> int:
@@ -66,8 +66,8 @@ class _LimitedGroup:
 
 
 def _read_meminfo(root: Path, name: str) -> int | None:
-    found = re.search(rf"^{name}:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    line = re.search(rf"^{name}:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    return int(line[1]) * 1024 if line else None
 
 
 def _read_groups(root: Path) -> Iterator[_LimitedGroup]:

@@ -156,7 +156,7 @@ class Supervisor:
     _grace_end: float | None = None
     _kill_at: float | None = None
     # Processes that were asked to stop. A batch system asks each once, and means no repetition.
-    _asked: set[Literal["launcher", "guard"]] = field(default_factory=set)
+    _stop_sources: set[Literal["launcher", "guard"]] = field(default_factory=set)
 
     def run(self) -> Verdict:
         """Wait until all processes, and all that they started, have exited."""
@@ -197,15 +197,15 @@ class Supervisor:
                 if self._grace_end is None:
                     self._grace_end = time.monotonic() + self.rules.grace
 
-    def _stop(self, number: int, asked: Literal["launcher", "guard"]) -> None:
-        if asked in self._asked:
+    def _stop(self, number: int, source: Literal["launcher", "guard"]) -> None:
+        if source in self._stop_sources:
             self._kill_at = time.monotonic()
-        elif not self._asked:
+        elif not self._stop_sources:
             self._find(stopped_by=number)
             self._kill_at = time.monotonic() + _AFTER_STOP
             self.on_stop(number)
             self.launch.signal(number)
-        self._asked.add(asked)
+        self._stop_sources.add(source)
 
     def _time_out(self, now: float) -> None:
         late = tuple(sorted(self.launch.running))
