@@ -183,7 +183,7 @@ def test_default_worker_count_fits_cpus_and_memory(monkeypatch):
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     for free, workers in ((7 * 2**30, 2), (2**30, 1), (400 * 2**30, 16), (0, 16)):
-        monkeypatch.setattr(job_pool, "_free_bytes", lambda free=free: free)
+        monkeypatch.setattr(job_pool, "read_available_memory", lambda free=free: free)
         limits = default_limits()
         assert limits.workers == workers and limits.bytes * workers <= free
     assert default_limits(3).workers == 3

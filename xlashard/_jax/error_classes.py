@@ -6,7 +6,7 @@ from functools import lru_cache
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from xlashard._jax.private import core, named_sharding
+from xlashard._jax.private import core
 from xlashard.errors import JaxVersionError
 
 
@@ -14,8 +14,8 @@ from xlashard.errors import JaxVersionError
 def find_error_class(name: str) -> type[Exception] | None:
     """Return a class of JAX by its name; None where the installed JAX lacks it.
 
-    Two classes derive from `Exception` alone and have no public name, so that handlers of errors
-    about explicit meshes and repeated axes write the private one.
+    Three classes have no public name. Two of them derive from `Exception` alone, so that handlers
+    of errors about explicit meshes and repeated axes write the private name.
     """
     with suppress(JaxVersionError):
         match name:
@@ -24,16 +24,16 @@ def find_error_class(name: str) -> type[Exception] | None:
             case "ShardingTypeError":
                 return core.ShardingTypeError
             case "DuplicateSpecError":
-                return named_sharding.DuplicateSpecError
+                return _read_class(PartitionSpec("x", "x"), Exception)
             case "IndivisibleError":
-                return _read_indivisible_error()
+                return _read_class(PartitionSpec("x"), ValueError)
     return None
 
 
-def _read_indivisible_error() -> type[Exception]:
-    """Return the class by which JAX refuses a size that the axes of a spec do not divide."""
+def _read_class(spec: PartitionSpec, base: type[Exception]) -> type[Exception]:
+    """Return the class by which JAX refuses a spec of an array of one element."""
     try:
-        NamedSharding(AbstractMesh((2,), ("x",)), PartitionSpec("x")).shard_shape((1,))
-    except ValueError as error:
+        NamedSharding(AbstractMesh((2,), ("x",)), spec).shard_shape((1,) * len(spec))
+    except base as error:
         return type(error)
-    return ValueError
+    return base

@@ -177,7 +177,7 @@ def _keeps_to_default_memory(jaxpr: Jaxpr, shardings: Sequence[Any]) -> bool:
 def memory_kind_of(aval: Any) -> str | None:
     """Return the memory kind in the type of a value; None for the default one."""
     space = getattr(aval, "memory_space", None)
-    if space in (None, core.MemorySpace.Device, core.MemorySpace.Any):
+    if space in (None, jax.memory.Space.Device, jax.memory.Space.Any):
         return None
     return core.mem_space_to_kind(space)
 
@@ -244,6 +244,15 @@ def manual_text(ctx: Any, sharding: JaxSharding, ndim: int) -> str:
 def register_lowering(primitive: Any, rule: Callable[..., Any]) -> None:
     """Register the lowering rule of a primitive, for every platform."""
     mlir.register_lowering(primitive, rule)
+
+
+def has_lowering(primitive: Any) -> bool:
+    """Return True if a primitive has a lowering rule for the platforms without one of their own.
+
+    JAX has no function that reads its rules. Lowering a call finds a missing one too, for which
+    the primitive's operands would have to be known.
+    """
+    return primitive in mlir._lowerings
 
 
 def aval_text(aval: Any) -> str:

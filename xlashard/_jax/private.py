@@ -230,7 +230,6 @@ def read_lazily(
 
 
 if TYPE_CHECKING:
-    from jax._src import ad_util as ad_util
     from jax._src import api as api
     from jax._src import api_util as api_util
     from jax._src import checkify as checkify
@@ -246,7 +245,6 @@ if TYPE_CHECKING:
     from jax._src import dtypes as dtypes
     from jax._src import effects as effects_lib
     from jax._src import hardware_utils as hardware_utils
-    from jax._src import layout as layout_lib
     from jax._src import lib as lib
     from jax._src import linear_util as linear_util
     from jax._src import literals as literals
@@ -256,7 +254,6 @@ if TYPE_CHECKING:
     from jax._src import pjit as jax_pjit
     from jax._src import pmap as pmap_lib
     from jax._src import random as random_lib
-    from jax._src import sharding as sharding_lib
     from jax._src import sharding_impls as sharding_impls
     from jax._src import source_info_util as source_info_util
     from jax._src import traceback_util as traceback_util
@@ -296,7 +293,6 @@ if TYPE_CHECKING:
     from jaxlib.mlir.dialects import mhlo as mhlo
 else:
     ad = _stand_in("jax._src.interpreters.ad")
-    ad_util = _stand_in("jax._src.ad_util")
     api = _stand_in("jax._src.api")
     api_util = _stand_in("jax._src.api_util")
     batching = _stand_in("jax._src.interpreters.batching")
@@ -328,7 +324,6 @@ else:
     jax_compiler = _stand_in("jax._src.compiler")
     jax_dispatch = _stand_in("jax._src.dispatch")
     jax_pjit = _stand_in("jax._src.pjit")
-    layout_lib = _stand_in("jax._src.layout")
     lib = _stand_in("jax._src.lib")
     lib_jax = _stand_in("jax._src.lib._jax")
     lax_lib = _stand_in("jax._src.lax.lax")
@@ -350,7 +345,6 @@ else:
     remat = _stand_in("jax._src.interpreters.remat")
     sdy = _stand_in("jax._src.lib.mlir.dialects.sdy")
     sharding_impls = _stand_in("jax._src.sharding_impls")
-    sharding_lib = _stand_in("jax._src.sharding")
     source_info_util = _stand_in("jax._src.source_info_util")
     state_types = _stand_in("jax._src.state.types")
     tpu_dialect = _stand_in("jax._src.lib.tpu")

@@ -23,6 +23,7 @@ from typing import IO, Any, Self
 
 from xlashard.support.background import at_exit, end_process, python_path, read_process_stat
 from xlashard.support.formatting import in_bytes, signal_name
+from xlashard.support.host_memory import read_available_memory
 from xlashard.support.lending import repeat_words
 
 _WORKER = Path(__file__).with_name("job_worker.py")
@@ -84,19 +85,10 @@ def default_limits(workers: int | None = None, seconds: float = 0.0) -> WorkerLi
         seconds: Timeout per job; 0 for no limit.
     """
     processors = len(os.sched_getaffinity(0))
-    free = _free_bytes()
+    free = read_available_memory()
     if workers is None:
         workers = max(1, min(processors, int(free // _USUAL_BYTES)) if free else processors)
     return WorkerLimits(workers, int(free * 0.9 / workers), seconds)
-
-
-def _free_bytes() -> int:
-    """Return the available memory from /proc/meminfo, or 0 if unknown."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 def run_jobs(

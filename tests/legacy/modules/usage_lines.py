@@ -386,6 +386,14 @@ EVERYDAY = {
     + "FLAGS.experimental_cpp_pjit = False; assert not jax.config.experimental_cpp_pjit\n"
     + "jax.config.update('experimental_cpp_pjit', True); assert FLAGS.experimental_cpp_pjit",
     "jax._src.util.prod": _imports("jax._src.util", "prod") + "assert prod((2, 3)) == 6",
+    "jax._src.numpy.lax_numpy.isin": "from jax._src.numpy.lax_numpy import isin\n"
+    "assert isin(jnp.arange(3), jnp.ones(1, int)).tolist() == [False, True, False]",
+    "jax._src.numpy.lax_numpy._ScalarMeta": "import jax._src.numpy.lax_numpy as lax_numpy\n"
+    "assert isinstance(jnp.float32, lax_numpy._ScalarMeta)\n"
+    "assert not isinstance(np.float32, lax_numpy._ScalarMeta)",
+    "jax.lib.xla_bridge._backends": "from jax.lib import xla_bridge\n"
+    "jax.devices(); found = xla_bridge._backends or {}\n"
+    "assert found.get('cpu') is jax.devices('cpu')[0].client and 'moon' not in found",
     "jax._src.test_util.create_global_mesh": "import jax._src.test_util as jtu, unittest\n"
     "mesh = jtu.create_global_mesh((4, 2), ('x', 'y'))\n"
     "assert mesh.shape['x'] == 4 and mesh.devices[0, 1].id == 1\n"

@@ -14,6 +14,11 @@ from xlashard.pods.testing.launcher import Launch, OutputChunk
 POD = [sys.executable, "-m", "xlashard", "pod", "-n", "2", "--"]
 
 
+def find_guard(launcher: int) -> int:
+    """Return the process id of a launcher's guard, its only child."""
+    return int(Path(f"/proc/{launcher}/task/{launcher}/children").read_text())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_processes_end_with_the_command(number: int) -> None:
@@ -50,12 +55,46 @@ def test_processes_end_when_the_guard_is_killed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("also_launcher", [False, True])
+def test_processes_may_save_after_a_signal_to_the_guard(number: int, also_launcher: bool) -> None:
+    source = f"""
+import signal, sys
+def save(number, frame):
+    print("saved", flush=True)
+    sys.exit(128 + number)
+signal.signal({number:d}, save)
+print("ready", flush=True)
+signal.pause()
+"""
+    launcher = start([*POD, *python(source)])
+    assert launcher.stdout is not None
+    lines = iter(launcher.stdout)
+    assert {next(lines), next(lines)} == {"[0] ready\n", "[1] ready\n"}
+    for pid in (find_guard(launcher.pid), *[launcher.pid] * also_launcher):
+        os.kill(pid, number)
+    assert "".join(lines).count("saved") == 2
+    assert launcher.wait(30) == 128 + number
+
+
+@pytest.mark.slow
+def test_second_signal_to_the_guard_kills() -> None:
+    launcher = start([*POD, *family(signal.SIGTERM)])
+    assert launcher.stdout is not None
+    processes, guard = Watched(families(launcher.stdout, 2)), find_guard(launcher.pid)
+    os.kill(guard, signal.SIGTERM)
+    assert any("repeat to kill them" in line for line in launcher.stdout)
+    os.kill(guard, signal.SIGTERM)
+    assert processes.all_gone()
+    assert launcher.wait(30) == 128 + signal.SIGKILL
+
+
+@pytest.mark.slow
 def test_processes_end_with_the_command_although_the_guard_is_stopped() -> None:
     launcher = start([*POD, *family()])
     assert launcher.stdout is not None
     processes = Watched(families(launcher.stdout, 2))
-    (guard,) = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    os.kill(int(guard), signal.SIGSTOP)
+    os.kill(find_guard(launcher.pid), signal.SIGSTOP)
     launcher.kill()
     assert processes.all_gone()
     launcher.wait(30)

@@ -1,5 +1,6 @@
 """Runs that exceed the memory: refused before anything is allocated, or reported in one line."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 
 from tests.message_patterns import naming
 from tests.train.examples import settings
+from xlashard.support.host_memory import MemoryLimit
 from xlashard.train.errors import RunError, SettingsError
+from xlashard.train.loop import memory
 from xlashard.train.loop.memory import check_memory, reporting_scarcity
 
 GIB = 1 << 30
@@ -36,6 +39,15 @@ def test_sizes_that_no_machine_holds_are_refused(word: str, cause: str, layout: 
         with pytest.raises(SettingsError, match=naming("does not fit", "bytes", cause)) as caught:
             check_memory(requested, found)
         assert len(str(caught.value).splitlines()) == 1
+
+
+def test_refusal_of_cpu_devices_names_the_limit_of_the_cgroup(monkeypatch) -> None:
+    limit = MemoryLimit(8 << 20, Path("/sys/fs/cgroup/job/memory.max"))
+    monkeypatch.setattr(memory, "read_memory_limit", lambda: limit)
+    check_memory(settings(), make_devices(None, "cpu")[:1])
+    share = naming("1.0 MiB (1,048,576 bytes)", "share of 8", "/sys/fs/cgroup/job/memory.max")
+    with pytest.raises(SettingsError, match=share):
+        check_memory(settings("model.width=1024"), make_devices(None, "cpu"))
 
 
 def test_runs_that_fit_and_devices_without_a_figure_pass() -> None:

@@ -13,15 +13,19 @@ from jax.experimental.layout import Layout
 
 from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.private import (
-    config,
     jax_compiler,
     jax_dispatch,
-    layout_lib,
     pxla,
     xc,
     xla_bridge,
 )
-from xlashard._jax.runtime.shardings import Device, device_list, hlo_text, if_reported
+from xlashard._jax.runtime.shardings import (
+    Device,
+    device_list,
+    hlo_text,
+    if_reported,
+    is_auto_layout,
+)
 from xlashard.errors import ArgumentError
 from xlashard.support.lazily import dataclass
 
@@ -211,12 +215,14 @@ def default_settings(device: Device) -> dict[str, str]:
 
 
 def _configured(options: Any) -> dict[str, str]:
-    build = options.executable_build_options
+    build, settings = options.executable_build_options, jax.config.values
     values = {
         "optimization level": build.optimization_level,
         "memory fitting level": build.memory_fitting_level,
-        "jax_disable_most_optimizations": jax.config.values["jax_disable_most_optimizations"],
-        "jax_compiler_enable_remat_pass": config.enable_remat_opt_pass.value,
+        **{
+            name: settings[name]
+            for name in ("jax_disable_most_optimizations", "jax_compiler_enable_remat_pass")
+        },
     }
     return {name: repr(value) for name, value in values.items()}
 
@@ -340,7 +346,7 @@ def have_same_layout(handles: Sequence[Any]) -> bool:
 def custom_struct_layout(struct: jax.ShapeDtypeStruct) -> Any:
     """Return the layout of a `jax.ShapeDtypeStruct`, None for the default one."""
     layout = struct.format.layout
-    if layout is None or isinstance(layout, type(layout_lib.AutoLayout)):
+    if layout is None or is_auto_layout(layout):
         return layout
     aval = jax.core.ShapedArray(struct.shape, struct.dtype)
     return None if pxla.is_default_layout(layout, struct.sharding, aval) else layout

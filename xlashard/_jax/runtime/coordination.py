@@ -21,7 +21,6 @@ from xlashard._jax.private import (
     cloud_tpu_cluster,
     cloud_tpu_init,
     clusters,
-    config,
     distributed,
     lib_jax,
     replace_name,
@@ -174,7 +173,7 @@ def set_cpu_collectives_address(address: str) -> None:
     Gloo listens by default on the address of this machine's host name, without authentication. That
     address may be unreachable for the other processes, or reachable for other machines.
     """
-    if config.cpu_collectives_implementation.value == "gloo":
+    if jax.config.values["jax_cpu_collectives_implementation"] == "gloo":
         xla_bridge.register_backend_factory(
             "cpu", lambda: _make_client(address), priority=0, fail_quietly=False
         )

@@ -27,7 +27,6 @@ from xlashard._jax.private import (
     core,
     jax_dispatch,
     lib_jax,
-    named_sharding,
     pxla,
     sharding_impls,
     xc,
@@ -38,7 +37,7 @@ from xlashard._jax.runtime.global_state import (
     follow_settings,
     hook_before,
 )
-from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.shardings import Device, UnspecifiedValue
 from xlashard._jax.runtime.transfer import copy_to, split
 from xlashard._jax.trace.tracing import all_shaped, is_extended, with_sharding_in_type
 from xlashard.errors import ExecutionError, NonFiniteError
@@ -353,9 +352,7 @@ class JitExecution:
         names = everything.debug_info.safe_arg_names(len(everything.in_avals))
         donated = tuple(computation._donated_invars)
         specified = [
-            tuple(
-                [None if isinstance(s, named_sharding.UnspecifiedValue) else s for s in facts[side]]
-            )
+            tuple([None if isinstance(s, UnspecifiedValue) else s for s in facts[side]])
             for side in ("in_shardings", "out_shardings")
         ]
         return cls(

@@ -12,7 +12,6 @@ from jax.experimental.layout import Layout as Layout
 
 from xlashard._jax.private import (
     core,
-    layout_lib,
     lib_jax,
     missing_name,
     named_sharding,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     HloSharding = xc.HloSharding
     OpSharding = xc.OpSharding
     UNSPECIFIED = named_sharding.UNSPECIFIED
-    UnspecifiedValue = named_sharding.UnspecifiedValue
+    UnspecifiedValue = type(named_sharding.UNSPECIFIED)
 else:
     __getattr__ = read_lazily(
         globals(),
@@ -44,7 +43,7 @@ else:
             "HloSharding": lambda: xc.HloSharding,
             "OpSharding": lambda: xc.OpSharding,
             "UNSPECIFIED": lambda: named_sharding.UNSPECIFIED,
-            "UnspecifiedValue": lambda: named_sharding.UnspecifiedValue,
+            "UnspecifiedValue": lambda: type(named_sharding.UNSPECIFIED),
         },
     )
 
@@ -212,7 +211,7 @@ def jax_hlo_sharding(sharding: JaxSharding, ndim: int) -> Any:
 
 def is_auto_layout(layout: object) -> bool:
     """Return True for the marker that leaves a layout to the compiler."""
-    return isinstance(layout, type(layout_lib.AutoLayout))
+    return isinstance(layout, type(Layout.AUTO))
 
 
 def is_same_layout(layout: Any, own: Any) -> bool:

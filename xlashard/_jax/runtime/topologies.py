@@ -21,7 +21,6 @@ from xlashard._jax.private import (
     find_libtpu,
     find_name,
     hardware_utils,
-    lib,
     lib_jax,
     plugin_support,
     replace_name,
@@ -135,19 +134,19 @@ def _check_cuda_plugin() -> None:
     The plugin has an assembler and the functions of libdevice inside; where ptxas is installed, by
     NVIDIA's wheels or with CUDA, XLA may use that.
     """
-    installed = find_cuda_plugin()
+    installed, jaxlib = find_cuda_plugin(), metadata.version("jaxlib")
     if installed is None:
-        install = install_command("gpu-target", f"'jax-cuda13-plugin=={lib.version_str}'")
+        install = install_command("gpu-target", f"'jax-cuda13-plugin=={jaxlib}'")
         raise TopologyError(  # no-catalogue: needs an environment without the plugin
             f"compiling for GPUs requires JAX's CUDA plugin: {install}"
         )
     plugin, _, version = installed
     with warnings.catch_warnings(action="ignore"):
-        fits = plugin_support.check_plugin_version(plugin, lib.version_str, version)
+        fits = plugin_support.check_plugin_version(plugin, jaxlib, version)
     if not fits:
         raise TopologyError(  # no-catalogue: needs another plugin
-            f"jaxlib {lib.version_str} works with {plugin} {lib.version_str}, but {plugin} "
-            f"{version} is installed: pip install '{plugin}=={lib.version_str}'"
+            f"jaxlib {jaxlib} works with {plugin} {jaxlib}, but {plugin} "
+            f"{version} is installed: pip install '{plugin}=={jaxlib}'"
         )
 
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from xlashard._jax import originals
+from xlashard._jax.error_classes import find_error_class
 from xlashard._jax.private import (
     core,
     dlpack,
@@ -16,7 +17,6 @@ from xlashard._jax.private import (
     pxla,
     read_lazily,
     sharding_impls,
-    sharding_lib,
     xc,
 )
 from xlashard._jax.runtime.global_state import WIDE
@@ -41,7 +41,8 @@ else:
 
 def is_unnamed_result(error: BaseException) -> bool:
     """Return True for JAX's error for a result without a spec on the mesh of the arguments."""
-    return isinstance(error, sharding_lib.IndivisibleError)
+    known = find_error_class("IndivisibleError")
+    return known is not None and isinstance(error, known)
 
 
 ALIGNMENT = 64

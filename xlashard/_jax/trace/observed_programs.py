@@ -12,13 +12,13 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any, Literal, Protocol
 
 import jax
 
-from xlashard._jax.private import core, find_name, jax_dispatch, jax_pjit, replace_name
+from xlashard._jax.private import core, jax_pjit, replace_name
 from xlashard._jax.runtime.dispatch import forget_calls
 from xlashard._jax.runtime.shardings import UNSPECIFIED
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER, callers
@@ -370,19 +370,12 @@ def _call(*args: Any, jaxpr: Any, **params: Any) -> Any:
 type Stage = Literal["trace", "lower", "compile"]
 
 
-@lru_cache(maxsize=1)
-def _stages() -> dict[str, Stage]:
-    """Return the stage that each event of JAX reports; an event without a name reports none.
-
-    The events arrive inside of programs, which must not break without them.
-    """
-    return {
-        find_name(jax_dispatch, "JAXPR_TRACE_EVENT"): "trace",
-        find_name(jax_dispatch, "JAXPR_TO_MLIR_MODULE_EVENT"): "lower",
-        find_name(jax_dispatch, "BACKEND_COMPILE_EVENT"): "compile",
-    }
-
-
+_STAGES: dict[str, Stage] = {
+    "/jax/core/compile/jaxpr_trace_duration": "trace",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
+    "/jax/core/compile/backend_compile_duration": "compile",
+}
+"""The stage that each event of `jax.monitoring` reports."""
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
@@ -522,7 +515,7 @@ class _MissWatch:
             _THREAD.call = None
 
     def _on_duration(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        stage, call = _stages().get(event), _THREAD.call
+        stage, call = _STAGES.get(event), _THREAD.call
         if stage is None or call is None:
             return
         if stage == "trace":

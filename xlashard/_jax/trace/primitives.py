@@ -11,7 +11,6 @@ import jax
 from xlashard._jax import originals
 from xlashard._jax.private import (
     ad,
-    ad_util,
     batching,
     checkify,
     core,
@@ -220,7 +219,7 @@ def _jvp_call(
     **params: Any,
 ) -> Any:
     """Bind a call of primals and tangents, which donates a tangent with its primal."""
-    nonzero = [type(tangent) is not ad_util.Zero for tangent in tangents]
+    nonzero = [type(tangent) is not ad.Zero for tangent in tangents]
     donated = (*donated_invars, *compress(donated_invars, nonzero))
     return _renamed(rule)(primals, tangents, donated_invars=donated, **params)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.private import ad, ad_util, core, find_name, util
+from xlashard._jax.private import ad, core, find_name, util
 from xlashard._jax.trace.jaxprs import without_results
 from xlashard._jax.trace.tracing import replace_fields
 from xlashard.support.lazily import dataclass
@@ -134,7 +134,7 @@ def _with_zeros(
 ) -> Iterator[Any]:
     rest = iter(tangents)
     for aval, nz in zip(avals, nonzero, strict=True):
-        yield next(rest) if nz else ad_util.Zero(aval.to_tangent_aval())
+        yield next(rest) if nz else ad.Zero(aval.to_tangent_aval())
 
 
 def _split(values: Sequence[Any], count: Sequence[int]) -> list[list[Any]]:

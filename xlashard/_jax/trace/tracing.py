@@ -273,7 +273,7 @@ def struct_of(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
     """Return the type of a value with a sharding; None leaves it unspecified."""
     rest: dict[str, Any] = {"weak_type": bool(getattr(aval, "weak_type", False))}
     space = getattr(aval, "memory_space", None)
-    if space not in (None, core.MemorySpace.Device):
+    if space not in (None, jax.memory.Space.Device):
         # JAX reads it from named shardings alone.
         rest["_memory_space"] = space
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, **rest)

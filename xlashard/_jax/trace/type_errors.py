@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.private import core, named_sharding, pe
+from xlashard._jax.private import core, pe
 from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER
 from xlashard._jax.trace.tracing import value_behind
@@ -157,7 +157,7 @@ def _problem(error: BaseException, last: FrameType) -> InvalidSpec | TypeDiffere
     match last.f_code.co_name:
         case "_check_mesh_resource_axis":
             invalid = InvalidSpec(local["mesh"], local["pspec"], None)
-        case "_check_unique_resources" if isinstance(error, named_sharding.DuplicateSpecError):
+        case "_check_unique_resources" if hasattr(error, "pspec"):
             invalid = InvalidSpec(error.mesh, error.pspec, None)
         case "_check_divisibility":
             sharding = local["sharding"]

@@ -291,6 +291,11 @@ ENTRIES: EntryTable = {
         "process_index": works("0.4.4", "jax.process_index()"),
         "get_backend": works("0.8.0", "jax.extend.backend.get_backend", f"{_API}:xla_bridge."),
         "get_compile_options": works("0.8.0", _OPTIONS, f"{_API}:compile_options"),
+        "_backends": works(
+            "0.9.0",
+            "jax.extend.backend.backends()",
+            "xlashard.legacy.modules.interpreters:STARTED_BACKENDS",
+        ),
     },
     "jax._src.lib.xla_bridge": {"": works("0.4.6", _BACKEND)},
     "jax._src.lib": {

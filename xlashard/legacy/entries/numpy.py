@@ -35,6 +35,10 @@ ENTRIES: EntryTable = {
             "subscripts with named axes were removed with xmap"
         ),
     },
+    "jax._src.numpy.lax_numpy": {
+        "isin": works("0.3.15", "jax.numpy.isin"),
+        "_ScalarMeta": works("0.6.0", "type(jax.numpy.float32)"),
+    },
     "jax.nn": {"normalize": works("0.4.30", "jax.nn.standardize")},
     "jax.ops": {
         "index": works("0.3.2", "numpy.index_exp"),

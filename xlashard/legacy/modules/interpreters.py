@@ -1,7 +1,7 @@
 """`jax.interpreters` and `jax.lib`: compilation and its internals."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import SimpleNamespace
@@ -12,6 +12,8 @@ import numpy as np
 
 from xlashard._jax import legacy_api
 from xlashard._jax.legacy_api import mlir
+from xlashard._jax.lowering import has_lowering
+from xlashard._jax.runtime.coordination import backend_has_started
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard.core.array import device_put as put_array
 from xlashard.legacy.entries.entry import RemovedApi, raise_removed
@@ -43,6 +45,27 @@ host_ids = jax.host_ids
 register_backend_factory = legacy_api.xla_bridge.register_backend_factory
 xla_client = legacy_api.xla_client
 
+
+class StartedBackends(Mapping[str, Any]):
+    """The backends by platform, empty until JAX starts them: `xla_bridge._backends` of 2022.
+
+    Programs look whether it is still time to set the number of CPU devices.
+    """
+
+    def _read(self) -> Mapping[str, Any]:
+        return backends() if backend_has_started() else {}
+
+    def __getitem__(self, platform: str) -> Any:
+        return self._read()[platform]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+
+STARTED_BACKENDS = StartedBackends()
 multi_host_supported_collectives: set[Any] = set()
 not_mapped = None
 zeros_like_p = RemovedApi("jax.interpreters.ad.zeros_like_p")
@@ -87,13 +110,9 @@ def register_translation(prim: Any, rule: Any, *, platform: str | None = None) -
     if isinstance(rule, FunctionTranslation):
         lowering = mlir.lower_fun(rule.fun, rule.multiple_results)
         mlir.register_lowering(prim, lowering, platform=platform)
-    elif not _has_lowering(prim):
-        mlir.register_lowering(prim, _refuse_lowering, platform=platform)
-
-
-def _has_lowering(prim: Any) -> bool:
-    tables = (mlir._lowerings, *mlir._platform_specific_lowerings.values())
-    return any(prim in table for table in tables)
+    elif not has_lowering(prim):
+        # A rule for a platform precedes this one, in any order of registration.
+        mlir.register_lowering(prim, _refuse_lowering)
 
 
 def _refuse_lowering(*args: Any, **parameters: Any) -> NoReturn:

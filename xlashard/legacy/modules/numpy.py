@@ -11,6 +11,8 @@ from xlashard._jax.legacy_api import generators, key_types
 NINF = -jnp.inf
 NZERO = -0.0
 PZERO = 0.0
+ScalarMeta = type(jnp.float32)
+"""Class of the types of elements, such as `jax.numpy.float32`, in annotations."""
 
 
 def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> jax.Array:

@@ -13,8 +13,9 @@ a launcher cannot do the following itself:
   (`PR_SET_CHILD_SUBREAPER`), so it can find them.
 
 The launcher writes JSON lines to the guard's standard input: first the request, then signals to
-send. The guard writes JSON lines to its standard output: the process ids, and the exit of each
-process.
+send. The guard writes JSON lines to its standard output: the process ids, the exit of each process,
+and signals that ask the guard itself to stop. A batch system may send these to the processes of a
+job alone or all at once, and the launcher alone decides how much time the processes have.
 """
 
 import contextlib
@@ -50,17 +51,15 @@ class Guard:
         os.set_blocking(self._wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._launcher_is_gone = False
         # The guard has its own session, so no terminal sends these signals.
-        self._stop_requested = False
+        self._stop_signals: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._end)
+            signal.signal(number, lambda number, _: self._stop_signals.append(number))
         if self._prctl is not None:
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             # A guard that is stopped (SIGSTOP) continues when its launcher ends, and ends as well.
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
-
-    def _end(self, *_: object) -> None:
-        self._stop_requested = True
 
     def run(self) -> None:
         """Run until all processes, or the launcher, have exited."""
@@ -114,11 +113,13 @@ class Guard:
         return prepare
 
     def _watch(self, waiter: "_Waiter") -> None:
-        while self._running and not self._stop_requested and os.getppid() == self._launcher:
+        while self._running and not self._launcher_is_gone and os.getppid() == self._launcher:
             # The timeout detects a launcher whose pipe another of its processes holds open.
             ready, ended = waiter.wait(1.0)
             if self._wake in ready:
                 os.read(self._wake, 4096)
+            while self._stop_signals:
+                self._send_event(stop=self._stop_signals.pop(0))
             self._report(ended)
             if sys.stdin.fileno() in ready:
                 requests = self._read()
@@ -153,7 +154,7 @@ class Guard:
         except OSError as error:
             if error.errno != errno.EPIPE:
                 raise
-            self._stop_requested = True
+            self._launcher_is_gone = True
 
     def _kill_everything(self) -> None:
         # On systems other than Linux, processes left behind are found only by their group.

@@ -70,7 +70,18 @@ class ProcessExit:
     code: int
 
 
-type Event = OutputChunk | ProcessExit
+@dataclass(frozen=True)
+class StopRequest:
+    """Signal that asked the guard to stop, from outside of the launcher.
+
+    Attributes:
+        signal: Number of the signal.
+    """
+
+    signal: int
+
+
+type Event = OutputChunk | ProcessExit | StopRequest
 
 
 @dataclass(frozen=True)
@@ -229,7 +240,7 @@ class Launch:
         received: list[Event] = []
         reports, self._early = self._early, []
         # Update first: the guard may exit as soon as all processes have.
-        self.running -= {event["ended"] for event in reports}
+        self.running -= {event["ended"] for event in reports if "ended" in event}
         # A stopped guard would report no exit; to one that runs the signal is nothing.
         self._guard.send_signal(signal.SIGCONT)
         for key, _ in self._selector.select(0.0 if reports else max(0.0, seconds)):
@@ -238,9 +249,10 @@ class Launch:
             else:
                 received.append(self._read(key.fd, *key.data))
         # Output of a process precedes its exit.
-        ends = [ProcessExit(event["ended"], event["code"]) for event in reports]
+        stops = [StopRequest(event["stop"]) for event in reports if "stop" in event]
+        ends = [ProcessExit(event["ended"], event["code"]) for event in reports if "ended" in event]
         self.running -= {end.process for end in ends}
-        return [*received, *ends]
+        return [*received, *stops, *ends]
 
     def rest(self) -> list[Event]:
         """Terminate all remaining processes and return the remaining events."""

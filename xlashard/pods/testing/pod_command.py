@@ -80,13 +80,12 @@ def _watch(
         printer.show(printed)
 
     def next_stop_signal() -> int | None:
-        if not stop_signals:
-            return None
-        number = stop_signals.popleft()
-        _print(f"{signal_name(number)}: stopping all processes; repeat to kill them")
-        return number
+        return stop_signals.popleft() if stop_signals else None
 
-    verdict = Supervisor(launch, rules, show, next_stop_signal).run()
+    def announce_stop(number: int) -> None:
+        _print(f"{signal_name(number)}: stopping all processes; repeat to kill them")
+
+    verdict = Supervisor(launch, rules, show, next_stop_signal, announce_stop).run()
     printer.finish()
     if not verdict.well:
         _show_unseen(verdict, unseen, processes)

@@ -9,10 +9,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from xlashard.errors import counted
-from xlashard.pods.testing.launcher import Launch, OutputChunk, ProcessExit
+from xlashard.pods.testing.launcher import (
+    Event,
+    Launch,
+    OutputChunk,
+    ProcessExit,
+    StopRequest,
+)
 from xlashard.support.background import SIGNALS, handling_signals, read_process_stat
 from xlashard.support.formatting import exit_text, format_processes, signal_name
 
@@ -136,24 +142,29 @@ class Supervisor:
         rules: Limits after which processes are terminated.
         on_output: Called with output as it arrives.
         stop_signal: Returns each stop signal of this process once.
+        on_stop: Called with a stop signal of this process, or of the guard, when it is passed on.
     """
 
     launch: Launch
     rules: EndingRules
     on_output: Callable[[OutputChunk], None]
     stop_signal: Callable[[], int | None] = lambda: None
+    on_stop: Callable[[int], None] = lambda number: None
     _codes: dict[int, int] = field(default_factory=dict)
     _verdict: Verdict = field(default_factory=Verdict)
     # Times at which the grace period ends, and at which processes are killed.
     _grace_end: float | None = None
     _kill_at: float | None = None
+    # Processes that were asked to stop. A batch system asks each once, and means no repetition.
+    _stop_sources: set[Literal["launcher", "guard"]] = field(default_factory=set)
 
     def run(self) -> Verdict:
         """Wait until all processes, and all that they started, have exited."""
         deadline = time.monotonic() + self.rules.timeout
         while self.launch.running:
             now = time.monotonic()
-            self._hear_of_stop(now)
+            if (number := self.stop_signal()) is not None:
+                self._stop(number, "launcher")
             if self._kill_at is not None:
                 if now >= self._kill_at:
                     break
@@ -174,9 +185,11 @@ class Supervisor:
     def _find(self, **facts: Any) -> None:
         self._verdict = replace(self._verdict, **facts)
 
-    def _note(self, event: object) -> None:
+    def _note(self, event: Event) -> None:
         if isinstance(event, OutputChunk):
             self.on_output(event)
+        if isinstance(event, StopRequest):
+            self._stop(event.signal, "guard")
         if isinstance(event, ProcessExit):
             self._codes[event.process] = event.code
             if event.code and self._kill_at is None:
@@ -184,15 +197,15 @@ class Supervisor:
                 if self._grace_end is None:
                     self._grace_end = time.monotonic() + self.rules.grace
 
-    def _hear_of_stop(self, now: float) -> None:
-        number = self.stop_signal()
-        if number is None:
-            return
-        again = self._verdict.stopped_by is not None
-        self._find(stopped_by=number)
-        self._kill_at = now if again else now + _AFTER_STOP
-        if not again:
+    def _stop(self, number: int, source: Literal["launcher", "guard"]) -> None:
+        if source in self._stop_sources:
+            self._kill_at = time.monotonic()
+        elif not self._stop_sources:
+            self._find(stopped_by=number)
+            self._kill_at = time.monotonic() + _AFTER_STOP
+            self.on_stop(number)
             self.launch.signal(number)
+        self._stop_sources.add(source)
 
     def _time_out(self, now: float) -> None:
         late = tuple(sorted(self.launch.running))

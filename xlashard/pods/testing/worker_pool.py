@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from xlashard.pods.testing.launcher import (
     OutputChunk,
     PodSize,
     ProcessExit,
+    StopRequest,
 )
 from xlashard.pods.testing.pod_worker import RemoteException, Reply, Unpacker, pack
 from xlashard.pods.testing.supervision import (
@@ -245,7 +247,10 @@ class WorkerPool:
 
     def _note(self, events: list[Event], result: PoolResult) -> None:
         for event in events:
-            if isinstance(event, ProcessExit):
+            if isinstance(event, StopRequest):
+                # Workers have nothing to save.
+                self._launch.signal(signal.SIGKILL)
+            elif isinstance(event, ProcessExit):
                 result.ended.append(event)
                 result.heard.append(event.process)
             elif event.stream == "channel":
@@ -268,7 +273,8 @@ class WorkerPool:
 
     def _note_late(self, events: list[Event], result: PoolResult) -> None:
         # Output of the other workers is only about the exit of their peers.
-        self._note([event for event in events if event.process in result.late], result)
+        of_processes = [event for event in events if not isinstance(event, StopRequest)]
+        self._note([event for event in of_processes if event.process in result.late], result)
 
     def close(self) -> None:
         """Terminate the workers."""

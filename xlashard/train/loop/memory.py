@@ -1,6 +1,5 @@
 """Memory of a run: what can't fit is refused, and what did not fit is reported in one line."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +8,7 @@ import jax
 
 from xlashard._jax.runtime.transfer import is_out_of_memory, read_requested_bytes
 from xlashard.support.formatting import error_line, in_bytes
+from xlashard.support.host_memory import read_memory_limit
 from xlashard.train.config.settings import Settings
 from xlashard.train.errors import RunError, SettingsError
 from xlashard.train.formulas import least_bytes
@@ -25,18 +25,18 @@ def check_memory(settings: Settings, devices: Sequence[Any]) -> None:
         devices: Devices of the mesh, of all processes.
 
     Raises:
-        SettingsError: The memory of a device, or of this machine for CPU devices, is smaller.
+        SettingsError: The memory of a device is smaller; for CPU devices, which share it, that of
+            this machine or of the cgroup of this process.
     """
     local = [device for device in devices if device.process_index == jax.process_index()]
     state, batch = least_bytes(settings)
-    available = _read_capacity(local)
+    available, source = _read_capacity(local)
     if available is None or state + batch <= available:
         return
-    shared = f", a share of {len(local)} in this machine's memory" if _are_emulated(local) else ""
     raise SettingsError(
         f"the run does not fit: on each device parameters and AdamW's moments take "
         f"{_format_bytes(state)} and a batch at least {_format_bytes(batch)}, and a device has "
-        f"{_format_bytes(available)}{shared}. {_advise(settings)}"
+        f"{_format_bytes(available)}{source}. {_advise(settings)}"
     )
 
 
@@ -84,17 +84,15 @@ def _advise(settings: Settings) -> str:
     )
 
 
-def _are_emulated(devices: Sequence[Any]) -> bool:
-    return devices[0].platform == "cpu"
-
-
-def _read_capacity(devices: Sequence[Any]) -> int | None:
-    """Return the bytes of one of the devices; None where they are not reported."""
+def _read_capacity(devices: Sequence[Any]) -> tuple[int | None, str]:
+    """Return the bytes of one of the devices, None if unknown, and the memory that CPUs share."""
     if not devices:
-        return None
-    if _are_emulated(devices):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(devices)
-    return (devices[0].memory_stats() or {}).get("bytes_limit")
+        return None, ""
+    if devices[0].platform != "cpu":
+        return (devices[0].memory_stats() or {}).get("bytes_limit"), ""
+    limit = read_memory_limit()
+    memory = f"the memory limit in {limit.file}" if limit.file else "this machine's memory"
+    return limit.bytes // len(devices), f", a share of {len(devices)} in {memory}"
 
 
 def _format_bytes(count: int) -> str:
