@@ -82,7 +82,8 @@ class _FunctionState:
 
     Attributes:
         is_spread: True once a program of it runs on several devices.
-        closes_over: Programs with closed-over arrays as arguments, which a call could donate too.
+        closes_over: Programs with closed-over arrays as arguments, which a call could donate too;
+            None before the first of them, as each donating call reads it.
     """
 
     def __init__(self, fun: Callable[..., Any], options: PjitOptions, static: Selected) -> None:
@@ -97,7 +98,7 @@ class _FunctionState:
         self.calls = SeenCalls()
         self.is_spread = False
         self.planned: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.closes_over: weakref.WeakSet[CompiledProgram] = weakref.WeakSet()
+        self.closes_over: weakref.WeakSet[CompiledProgram] | None = None
 
     @cached_property
     def tracker(self) -> DonationTracker:
@@ -389,6 +390,8 @@ class Function:
             raise
         self._state.is_spread |= compiled.is_spread
         if compiled.consts and self.parameters.donates:
+            if self._state.closes_over is None:
+                self._state.closes_over = weakref.WeakSet()
             self._state.closes_over.add(compiled)
         return compiled
 
@@ -431,7 +434,7 @@ class Function:
     ) -> tuple[list[Any], list[Any]]:
         """Return the leaves of donated arguments, and all other arrays that a call passes."""
         donated, others = self.parameters.donated_leaves(args, kwargs)
-        if self._state.closes_over:
+        if self._state.closes_over is not None:
             for compiled in list(self._state.closes_over):
                 others.extend(compiled.consts)
         return donated, others

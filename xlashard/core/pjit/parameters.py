@@ -163,6 +163,8 @@ class Parameters:
         """Return the leaves of the donated arguments of a call, and those of the other ones."""
         first = self._donated_first
         if first and not kwargs:
+            if len(args) <= first:
+                return _flatten(args)[0], []
             return _flatten(args[:first])[0], _flatten(args[first:])[0]
         donated, others = [], []
         for i, value in enumerate(args):
