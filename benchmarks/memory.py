@@ -38,6 +38,8 @@ UNITS = {
     "deletion": "s",
 }
 GOAL = RatioGoal(1.10)
+# An Array refers to the object of its buffers, and the collector sees both.
+GOALS = {"objects of the collector": RatioGoal(2.01)}
 
 
 @contextmanager
@@ -88,7 +90,8 @@ def main() -> int:
                 Measurement(side.name, 1, tuple(costs[side.name][row] for costs in rounds), unit)
                 for side in (JAX, OURS)
             )
-            lines[row].append(Line(row, theirs, ours, GOAL, (count, "arrays")))
+            goal = GOALS.get(row, GOAL)
+            lines[row].append(Line(row, theirs, ours, goal, (count, "arrays")))
     report.add_growth("Live arrays, 1 device", [line for row in lines.values() for line in row])
     return report.finish(options)
 
