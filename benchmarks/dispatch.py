@@ -35,8 +35,8 @@ TASKS = (1, 10, 50)
 CALLS = 100
 GOALS = {1: 1.10, 8: 1.03}
 BOUND_GOALS = {1: 0.90, 8: 0.97}
-# By devices and leaves: how much longer than jax.jit's a call takes with a wrapper of one slot around
-# each result, made by the shortest function that jaxlib's dispatcher can call.
+# By devices and leaves: how much longer than jax.jit's a call takes with a wrapper of one slot
+# around each result, made by the shortest function that jaxlib's dispatcher can call.
 WRAPPED_GOALS = {1: {1: 1.25, 10: 1.23, 100: 1.18, 500: 1.13}, 8: {1: 1.09, 10: 1.10, 100: 1.08}}
 HOST = np.ones(8, np.float32)
 

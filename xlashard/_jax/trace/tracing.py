@@ -188,13 +188,13 @@ class FunctionTracer:
         """
         if self.static_argnums or self.static_argnames:
             return None
-        avals = tuple([core.shaped_abstractify(value) for value in values])
-        if not all([type(aval) is jax.core.ShapedArray for aval in avals]):
-            return None  # JAX compares references
         legacy, concrete = mesh_lib.thread_resources.env.physical_mesh, mesh_lib.get_concrete_mesh()
         try:
+            avals = tuple([core.shaped_abstractify(value) for value in values])
+            if not all([type(aval) is jax.core.ShapedArray for aval in avals]):
+                return None  # JAX compares references
             return _find_alike_calls()(self, tree, avals, legacy, concrete, rest)
-        except TypeError:  # data of a node without a hash
+        except TypeError:  # an unknown class, or data of a node without a hash
             return None
 
     def forget(self) -> list[Jaxpr]:
