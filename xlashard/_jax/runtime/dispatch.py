@@ -275,6 +275,7 @@ class _Checked:
     ) -> None:
         self._calls = calls
         self._closed = calls.closed
+        self._bind = miss
         self._miss = _recording_closed(miss, calls.closed)
         self._dispatcher = dispatcher
 
@@ -284,8 +285,9 @@ class _Checked:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            # In a trace the call runs no program.
-            if core.trace_state_clean() and self._check(args, kwargs):
+            if not core.trace_state_clean():  # the call runs no program
+                return self._bind(*args, **kwargs)[0], None, False
+            if self._check(args, kwargs):
                 return self._inner(*args, **kwargs), None, False
             result, path, _ = self._miss(*args, **kwargs)
             return result, None if path is not None and path.const_args else path, False

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -118,8 +119,9 @@ def lacks_buffer(handle: Handle) -> bool:
 
 def any_lacks_buffer(handles: Sequence[Handle]) -> bool:
     """Return True if one of some handles lacks a buffer."""
-    # A call for each handle would take as long as the reads.
-    return any([part.is_deleted() for handle in handles for part in handle._arrays or (handle,)])
+    # A call of Python for each handle would take as long as the reads.
+    parts = chain.from_iterable([handle._arrays or (handle,) for handle in handles])
+    return any(map(xc.ArrayImpl.is_deleted, parts))
 
 
 def shared_pair(handles: Sequence[Handle], donated: Collection[int]) -> tuple[int, int] | None:

@@ -49,6 +49,8 @@ def _call_primitive_class() -> Any:
     class CallPrimitive(core.Primitive):
         multiple_results = True
         boundary: Callable[[Any], dict[str, Any]]
+        # Of parameters that are complete.
+        bind_complete = core.Primitive.bind
 
         def bind(self, *args: Any, **params: Any) -> Any:
             return super().bind(*args, **self.with_own_names(params, len(args)))
@@ -77,14 +79,9 @@ def is_call_primitive(primitive: Primitive) -> bool:
 
 
 def complete_params(primitive: Primitive, params: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return all parameters of a call with some number of arguments, for `bind_complete`."""
+    """Return all parameters of a call with some number of arguments, for its `bind_complete`."""
     call: Any = primitive
     return call.with_own_names(params, count)
-
-
-def bind_complete(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Bind a call whose parameters are complete."""
-    return core.Primitive.bind(primitive, *args, **params)
 
 
 def call_primitive(

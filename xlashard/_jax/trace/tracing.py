@@ -23,6 +23,7 @@ from xlashard._jax.private import (
     original_value,
     pe,
     sharding_impls,
+    util,
 )
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
@@ -77,9 +78,37 @@ def _default_options() -> Any:
     return originals.jit(lambda: None)._jit_info  # pyright: ignore[reportFunctionMemberAccess]
 
 
+@lru_cache(maxsize=1)
+def _find_inference() -> Callable[..., Any]:
+    """Return JAX's function that traces, or finds a trace, and returns the parameters of a call.
+
+    It is not the one that `watch_misses` observes: pjit-ed functions have their own log.
+    """
+    return original_value(jax_pjit, "_infer_params")
+
+
 # Tracers of one function share its jaxprs, which JAX caches by function.
 _traced: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
 _traced_lock = threading.Lock()
+
+
+class AlikeCalls:
+    """Calls under a trace with the same tree and types, under the same settings and meshes.
+
+    Attributes:
+        shared: What the first of them found out for the next; None before.
+    """
+
+    __slots__ = ("shared",)
+
+    def __init__(self, *_: Any) -> None:
+        self.shared: Any = None
+
+
+@lru_cache(maxsize=1)
+def _find_alike_calls() -> Any:
+    """Return the cache of `AlikeCalls` by tracer, trace context and what else they depend on."""
+    return util.weakref_lru_cache(AlikeCalls)
 
 
 def refer_weakly(fun: Callable[..., Any]) -> Callable[[], Any]:
@@ -134,11 +163,11 @@ class FunctionTracer:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None
     ) -> TracedFunction:
         """Trace the function for a call's arguments, under a mesh."""
-        with use_mesh(mesh):
-            # Not the one that `watch_misses` observes: pjit-ed functions have their own log.
-            params, _ = original_value(jax_pjit, "_infer_params")(
-                self._find_function(), self._info, args, kwargs
-            )
+        if mesh is None:
+            params, _ = _find_inference()(self._find_function(), self._info, args, kwargs)
+        else:
+            with use_mesh(mesh):
+                params, _ = _find_inference()(self._find_function(), self._info, args, kwargs)
         jaxpr, is_new = params.params["jaxpr"], False
         known = self._jaxprs.get(jaxpr)
         if known is None or known[0] != params.in_tree:
@@ -149,8 +178,28 @@ class FunctionTracer:
                 self._jaxprs[jaxpr] = known
         return TracedFunction(jaxpr, tuple(params.consts), is_new, *known[1])
 
+    def find_alike(self, values: Sequence[Any], tree: TreeDef, *rest: Any) -> AlikeCalls | None:
+        """Return the calls under a trace that are like one; None if they are not kept together.
+
+        Args:
+            values: The leaves of the call's arguments: arrays and tracers.
+            tree: Their tree.
+            rest: What else they depend on.
+        """
+        if self.static_argnums or self.static_argnames:
+            return None
+        legacy, concrete = mesh_lib.thread_resources.env.physical_mesh, mesh_lib.get_concrete_mesh()
+        try:
+            avals = tuple([core.shaped_abstractify(value) for value in values])
+            if not all([type(aval) is jax.core.ShapedArray for aval in avals]):
+                return None  # JAX compares references
+            return _find_alike_calls()(self, tree, avals, legacy, concrete, rest)
+        except TypeError:  # an unknown class, or data of a node without a hash
+            return None
+
     def forget(self) -> list[Jaxpr]:
         """Empty the cache, and return its jaxprs."""
+        _find_alike_calls().evict_weakref(self)
         with _traced_lock:
             jaxprs = list(self._jaxprs)
             self._jaxprs.clear()

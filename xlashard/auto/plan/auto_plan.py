@@ -374,7 +374,7 @@ class PlannedFunction(Function):
         bare_args, bare_kwargs = jax.tree.map(unplaced, (args, kwargs))
         with jax.set_mesh(self._program.mesh):
             call = super().trace(bare_args, bare_kwargs)
-        values = self.parameters.leaves(args, kwargs)
+        values = self.parameters.flatten_call(args, kwargs)[0]
         return self._program.place(replace(call, values=tuple(values)))
 
 

@@ -14,7 +14,7 @@ donated arrays only.
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import compress
-from operator import attrgetter, not_
+from operator import not_
 from typing import Any
 
 import jax
@@ -272,9 +272,6 @@ def split_by_donation[T](values: Sequence[T], donated: Sequence[bool]) -> tuple[
     return list(compress(values, donated)), list(compress(values, map(not_, donated)))
 
 
-_EXCLUSIVE = attrgetter("_exclusive")
-
-
 def may_share(donated: Sequence[Any], others: Sequence[Any]) -> bool:
     """Return True if a donated argument shares buffers with another one, or lacks one.
 
@@ -283,7 +280,8 @@ def may_share(donated: Sequence[Any], others: Sequence[Any]) -> bool:
         others: The leaves of the other arguments, and arrays that the program closes over.
     """
     try:
-        all_exclusive = all(map(_EXCLUSIVE, donated))
+        # In a list: Python reads a slot in a tenth of the time of a call of getattr.
+        all_exclusive = all([x._exclusive for x in donated])
     except AttributeError:  # no Array
         all_exclusive = False
     # The same Array can be given twice, whether others hold its buffers or not.

@@ -184,20 +184,22 @@ def _checking(call: Any, function: DispatchTarget) -> Any:
     donates, check_call = function.parameters.donates, function.parameters.check_call
     donated_leaves, miss = function.donated_leaves, function.cache_miss
 
-    def shares(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return may_share(*donated_leaves(args, kwargs))
-
     def checked(*args: Any, **kwargs: Any) -> Any:
         # Not by short_tracebacks, which costs something where nothing goes wrong.
         try:
             try:
-                compares = donates and function.is_spread
-                if compares and shares(args, kwargs) and not jax.config.jax_disable_jit:
+                if (
+                    donates
+                    and function.is_spread
+                    and may_share(*donated_leaves(args, kwargs))
+                    and not jax.config.jax_disable_jit
+                ):
                     return miss(*args, **kwargs)[0]
                 return call(*args, **kwargs)
             except ValueError as error:
                 check_call(args, kwargs)
-                if donates and type(error) is ValueError and shares(args, kwargs):
+                shares = donates and may_share(*donated_leaves(args, kwargs))
+                if shares and type(error) is ValueError:
                     return miss(*args, **kwargs)[0]
                 raise
             finally:

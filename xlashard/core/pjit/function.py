@@ -16,11 +16,12 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import unassigned_devices
 from xlashard._jax.trace import observed_programs, tracing
 from xlashard._jax.trace.jaxprs import is_reference
-from xlashard._jax.trace.primitives import bind_complete, complete_params
+from xlashard._jax.trace.primitives import complete_params
 from xlashard.core.array.array_class.base import DonationTracker
 from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.arguments import (
     Argument,
+    are_arrays,
     check_concrete,
     describe_arguments,
 )
@@ -81,7 +82,8 @@ class _FunctionState:
 
     Attributes:
         is_spread: True once a program of it runs on several devices.
-        closes_over: Programs with closed-over arrays as arguments, which a call could donate too.
+        closes_over: Programs with closed-over arrays as arguments, which a call could donate too;
+            None before the first of them, as each donating call reads it.
     """
 
     def __init__(self, fun: Callable[..., Any], options: PjitOptions, static: Selected) -> None:
@@ -96,7 +98,7 @@ class _FunctionState:
         self.calls = SeenCalls()
         self.is_spread = False
         self.planned: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.closes_over: weakref.WeakSet[CompiledProgram] = weakref.WeakSet()
+        self.closes_over: weakref.WeakSet[CompiledProgram] | None = None
 
     @cached_property
     def tracker(self) -> DonationTracker:
@@ -143,11 +145,10 @@ class _Equation(NamedTuple):
     closed: tuple[Any, ...]
     params: dict[str, Any]
 
-    def bind(self, body: Any, traced: tracing.TracedFunction, values: Sequence[Any]) -> Any:
-        """Bind the equation for arguments, and return the tree of its results."""
-        values = [*self.closed, *traced.consts, *values]
-        results = bind_complete(pjit_p, values, {**self.params, "jaxpr": body})
-        return traced.out_tree.unflatten([wrap_result(r) for r in results])
+    def bind(self, body: Any, values: Sequence[Any], out_tree: Any) -> Any:
+        """Bind the equation for closed-over tracers and arguments; return the tree of results."""
+        results = pjit_p.bind_complete(*self.closed, *values, **self.params, jaxpr=body)
+        return out_tree.unflatten([wrap_result(r) for r in results])
 
 
 class Function:
@@ -389,6 +390,8 @@ class Function:
             raise
         self._state.is_spread |= compiled.is_spread
         if compiled.consts and self.parameters.donates:
+            if self._state.closes_over is None:
+                self._state.closes_over = weakref.WeakSet()
             self._state.closes_over.add(compiled)
         return compiled
 
@@ -431,34 +434,55 @@ class Function:
     ) -> tuple[list[Any], list[Any]]:
         """Return the leaves of donated arguments, and all other arrays that a call passes."""
         donated, others = self.parameters.donated_leaves(args, kwargs)
-        if self._state.closes_over:
+        if self._state.closes_over is not None:
             for compiled in list(self._state.closes_over):
                 others.extend(compiled.consts)
         return donated, others
 
     def _bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Bind a call under a transformation or a trace, by what an earlier one has found."""
+        options, alike = self.options, None
+        values, tree = self.parameters.flatten_call(args, kwargs)
+        if are_arrays(values) and not is_strict(options.strict):
+            is_inlined = options.inline and tracing.is_staging()
+            alike = self.tracer.find_alike(values, tree, is_inlined)
+        if alike is not None and alike.shared is not None:
+            equation, out_tree = alike.shared
+            body = equation.find_body()
+            if body is not None:
+                return equation.bind(body, values, out_tree)
         seen = self.trace_values(args, kwargs)
+        consts, out_tree = seen.traced.consts, seen.traced.out_tree
+        body, equation, is_kept = self._find_equation(seen)
+        if alike is not None and is_kept and not consts:
+            alike.shared = equation, out_tree
+        return equation.bind(body, (*consts, *seen.values), out_tree)
+
+    def _find_equation(self, seen: TracedCall) -> "tuple[Any, _Equation, bool]":
+        """Return the body of the equation of a call, what else it consists of, and if it is kept.
+
+        Calls with the same trace have one in common.
+        """
         traced, mesh, options = seen.traced, seen.mesh, self.options
         key = "equation", mesh, find_spec_mesh(mesh), options.inline and tracing.is_staging()
         equation = traced.shared.get(key)
-        if equation is not None and not is_strict(options.strict):
-            body = equation.find_body()
-            if body is not None:
-                return equation.bind(body, traced, seen.values)
+        body = None if equation is None else equation.find_body()
+        if body is not None and not is_strict(options.strict):
+            return body, equation, True
         call = self.read_call(seen)
         self._report_bound(call)
         body, equation = self._make_equation(call)
         # Of `FROM_GDA` the values of each call are checked.
-        if not any([type(leaf.value) is FromGda for leaf in options.in_resources.leaves]):
+        is_kept = not any([type(leaf.value) is FromGda for leaf in options.in_resources.leaves])
+        if is_kept:
             traced.shared[key] = equation
-        return equation.bind(body, traced, call.values)
+        return body, equation, is_kept
 
     def bind(self, call: Call) -> Any:
         """Bind a call under a transformation or a trace as one equation of our primitive."""
         self._report_bound(call)
         body, equation = self._make_equation(call)
-        return equation.bind(body, call.traced, call.values)
+        return equation.bind(body, (*call.traced.consts, *call.values), call.traced.out_tree)
 
     def _report_bound(self, call: Call) -> None:
         self.report_stages(call, is_last=True)

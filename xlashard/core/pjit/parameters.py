@@ -122,11 +122,11 @@ class Parameters:
         ]
         return positional + keyword
 
-    def leaves(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the dynamic leaves of a call, in the order in which JAX flattens."""
+    def flatten_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+        """Return the dynamic leaves of a call, in the order in which JAX flattens, and a tree."""
         if not self.static_argnums and not self.static_argnames:
-            return _flatten((args, kwargs))[0]
-        return _flatten([value for _, _, value in self._dynamic(args, kwargs)])[0]
+            return _flatten((args, kwargs))
+        return _flatten([value for _, _, value in self._dynamic(args, kwargs)])
 
     def paths(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
         """Return the path of each dynamic leaf."""
@@ -163,6 +163,8 @@ class Parameters:
         """Return the leaves of the donated arguments of a call, and those of the other ones."""
         first = self._donated_first
         if first and not kwargs:
+            if len(args) <= first:
+                return _flatten(args)[0], []
             return _flatten(args[:first])[0], _flatten(args[first:])[0]
         donated, others = [], []
         for i, value in enumerate(args):

@@ -3,7 +3,6 @@
 import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -179,14 +178,17 @@ def trace_values(
     began, mesh = time.perf_counter(), tracing.mesh_in_force()
     if parameters.needs_check:
         parameters.check_call(args, kwargs)
-    values = parameters.leaves(args, kwargs)
+    values, named = parameters.flatten_call(args, kwargs)[0], options.in_resources.named_shardings
     if not are_arrays(values):
         check_values(values, parameters.paths(args, kwargs))
-    requested = [resource.value for resource in options.in_resources.leaves]
-    device = find_target_device(mesh, values, requested)
-    with nullcontext() if device is None else assume_chip(device):
-        call = args, kwargs, mesh
-        traced = _traced(tracer, parameters.signature.function, call, values)
+        named = *[v.sharding for v in values if isinstance(v, jax.ShapeDtypeStruct)], *named
+    device = None if mesh is None and not named else find_target_device(mesh, named)
+    call, function = (args, kwargs, mesh), parameters.signature.function
+    if device is None:
+        traced = _traced(tracer, function, call, values)
+    else:
+        with assume_chip(device):
+            traced = _traced(tracer, function, call, values)
     return TracedCall(traced, args, kwargs, values, mesh, began)
 
 
@@ -283,21 +285,15 @@ def _read_options(
     )
 
 
-def find_target_device(
-    mesh: Mesh | None, values: Sequence[Any], requested: Sequence[Any]
-) -> Device | None:
+def find_target_device(mesh: Mesh | None, named: Sequence[Any]) -> Device | None:
     """Return a device of the first mesh that a call of shapes names; None if it names none.
 
     Args:
         mesh: The mesh in force.
-        values: Arguments. Arrays are left out: they are never on the devices of a topology.
-        requested: Requested shardings and other resources.
+        named: Shardings of shapes, and those that are requested. Those of arrays are left out: they
+            are never on the devices of a topology.
     """
-    structs = [v.sharding for v in values if isinstance(v, jax.ShapeDtypeStruct)]
-    named = [s for s in (*structs, *requested) if isinstance(s, jax.sharding.NamedSharding)]
-    if mesh is None and not named:
-        return None
-    meshes = (mesh, *(sharding.mesh for sharding in named))
+    meshes = (mesh, *[s.mesh for s in named if isinstance(s, jax.sharding.NamedSharding)])
     return next((m.devices.flat[0] for m in meshes if isinstance(m, Mesh) and m.size), None)
 
 

@@ -1,5 +1,6 @@
 """Reading values: each shard once, with all copies started before the first is awaited."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import xlashard
 from tests.core.array.cases import DEVICES, SHARDINGS, named, same, value
 from xlashard import device_get, device_put
 from xlashard.core.array.placement import read
+from xlashard.errors import DeletedError
 
 
 @pytest.fixture
@@ -58,6 +60,22 @@ def test_second_read_uses_the_cached_value(events: list[tuple[str, int]]) -> Non
     assert float(x.tolist()[0][1]) == 1.0
     x.copy_to_host_async()
     assert events == []
+
+
+@pytest.mark.parametrize("convert", [float, int, bool, np.asarray, lambda x: x.item()])
+def test_a_scalar_is_read_from_its_device_once(
+    events: list[tuple[str, int]], convert: Callable[[Any], Any]
+) -> None:
+    x = device_put(np.float32(2), named())
+    assert float(x) == 2
+    assert events == [("wait", 0)]
+    del events[:]
+    assert convert(x) == convert(np.float32(2))
+    assert events == []
+    assert not np.asarray(x).flags.writeable
+    jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+    with pytest.raises(DeletedError):
+        convert(x)
 
 
 @pytest.mark.devices(8)

@@ -13,8 +13,9 @@ import xlashard
 from tests.core.pjit.helpers import f32, spec_of, under
 from tests.grouped_cases import Together
 from tests.message_patterns import naming
-from xlashard import NamedSharding, P, pjit, with_sharding_constraint
+from xlashard import Mesh, NamedSharding, P, pjit, with_sharding_constraint
 from xlashard._jax.trace import tracing
+from xlashard.core.pjit.function import Function
 from xlashard.errors import CompileError, ResourceError
 
 W, X = f32(4, 4) / 10, f32(8, 4) / 10
@@ -457,3 +458,77 @@ def test_each_level_of_nested_calls_is_visited_once(mesh, monkeypatch):
 
     few = visits(16)
     assert 0 < visits(32) <= 2.2 * few
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """Count the nested calls whose trace is searched anew."""
+    found = []
+    find = Function.trace_values
+
+    def record(self, args, kwargs):
+        found.append(args)
+        return find(self, args, kwargs)
+
+    monkeypatch.setattr(Function, "trace_values", record)
+    return lambda: [found.pop() for _ in range(len(found))]
+
+
+def test_known_nested_calls_are_found_by_tree_and_types(searches):
+    f = pjit(lambda *args, **kwargs: jax.tree.map(lambda x: x * 2, (args, kwargs)))
+    x, other = jnp.ones(4), jnp.ones(4, jnp.int32)
+    calls = ((x,), {}), ((other,), {}), ((x, x), {}), (([x],), {}), ((), {"k": x}), ((x[:2],), {})
+
+    def outer(x, other):
+        return [f(*args, **kwargs) for args, kwargs in calls]
+
+    wanted = [jax.tree.map(lambda x: x * 2, call) for call in calls]
+    same(jax.jit(outer)(x, other), wanted)
+    assert len(searches()) == len(calls)
+    same(jax.jit(lambda *xs: outer(*xs))(x, other), wanted)
+    assert not searches()
+    f.clear_cache()
+    same(jax.jit(lambda *xs: outer(*xs))(x, other), wanted)
+    assert len(searches()) == len(calls)
+
+
+def test_known_nested_calls_depend_on_settings_and_meshes(mesh, searches):
+    f = pjit(lambda x: x @ x.T, out_shardings=P("x"))
+    x = f32(8, 8)
+
+    def text():
+        return str(jax.make_jaxpr(lambda x: f(x))(x))
+
+    with jax.set_mesh(mesh):
+        known = text()
+        assert searches()
+        assert text() == known
+        assert not searches()
+        with jax.default_matmul_precision("highest"):
+            assert "HIGHEST" in text()
+            assert searches()
+    other = Mesh(mesh.devices, tuple(reversed(mesh.axis_names)))
+    for enter in (jax.set_mesh(other), other):
+        with enter:
+            text()
+            assert searches()
+    with jax.set_mesh(mesh):
+        assert text() == known
+        assert not searches()
+
+
+def test_nested_calls_with_references_and_static_arguments_are_checked_each_time():
+    def add(ref, other):
+        ref[...] += other[...]
+
+    f = pjit(add)
+    jax.jit(lambda x, y: f(jax.new_ref(x), jax.new_ref(y)))(f32(4), f32(4))
+
+    def twice(x):
+        ref = jax.new_ref(x)
+        f(ref, ref)
+
+    with pytest.raises(ValueError, match="only one reference to a mutable array"):
+        jax.jit(twice)(f32(4))
+    scaled = pjit(lambda x, by: x * by, static_argnums=1)
+    same(jax.jit(lambda x: scaled(x, 2) + scaled(x, 3) + scaled(x, 2))(f32(4)), 7 * f32(4))

@@ -14,7 +14,7 @@ type Index = tuple[slice, ...]
 class Shard:
     """Part of an array on one device.
 
-    Index and replica number are computed at first use.
+    Index and replica number are computed at first use, and kept.
 
     Args:
         device: The device.
@@ -60,7 +60,7 @@ class Shard:
             shards.append(shard)
         return shards
 
-    @property
+    @cached_property
     def index(self) -> Index:
         """Slice of the array that the shard holds, one `slice` per dimension.
 
@@ -70,7 +70,7 @@ class Shard:
         """
         return self._whole.place(self.device)[0]
 
-    @property
+    @cached_property
     def replica_id(self) -> int:
         """Replica number: 0 for the first device that holds this slice, and so on."""
         return self._whole.place(self.device)[1]

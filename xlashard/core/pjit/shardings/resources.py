@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -121,6 +122,12 @@ class ResourceTree:
     def text(self) -> str:
         """Return the tree as code."""
         return repr(outline(self.treedef, [leaf.value for leaf in self.leaves]))
+
+    @cached_property
+    def named_shardings(self) -> tuple[jax.sharding.NamedSharding, ...]:
+        """Return the leaves that are named shardings."""
+        values = [leaf.value for leaf in self.leaves]
+        return tuple([v for v in values if isinstance(v, jax.sharding.NamedSharding)])
 
     @property
     def is_leaf(self) -> bool:
