@@ -10,6 +10,9 @@ from tests.errors.running import PACKAGE, ours
 from tests.errors.sites import MARKER, Site, raise_sites, read_sites
 from xlashard import errors
 
+# They read the sources; what the mistakes do under each partitioner is test_catalogue's.
+pytestmark = pytest.mark.own_partitioner
+
 ROOMS = (
     "config.py",
     *(
