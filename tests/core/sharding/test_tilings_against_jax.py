@@ -14,6 +14,9 @@ from tests.geometry.oracle import all_specs, assignment_of, grid_id, small_grids
 from xlashard.errors import GeometryError
 from xlashard.geometry import MeshGrid, Spec, TileAssignment, Tiling, validate_spec
 
+# Nothing is compiled, so no partitioner runs.
+pytestmark = pytest.mark.own_partitioner
+
 KINDS = {
     "replicated": xc.OpSharding.Type.REPLICATED,
     "manual": xc.OpSharding.Type.MANUAL,
