@@ -48,7 +48,7 @@ class _JitLog:
     def _key(self, call: JitCall) -> CallKey:
         args, kwargs = call.arguments or ((), {})
         parameters = self._parameters
-        values = parameters.leaves(args, kwargs)
+        values = parameters.flatten_call(args, kwargs)[0]
         avals = list(map(abstractify, values))
         dynamic = tuple(a for i, a in enumerate(args) if i not in parameters.static_argnums)
         named = {n: a for n, a in kwargs.items() if n not in parameters.static_argnames}

@@ -376,7 +376,7 @@ def _as_param(params: Any, aval: Any) -> Any:
     return sharding if sharding is REPLICATED else to_jax(sharding, aval.shape)
 
 
-pjit_p = call_primitive("pjit", _impl, only_places, _boundary_params)
+pjit_p: Any = call_primitive("pjit", _impl, only_places, _boundary_params)
 """A call of a pjit-ed function; `call_primitive` lists its parameters."""
 
 

@@ -466,9 +466,10 @@ class Function:
         traced, mesh, options = seen.traced, seen.mesh, self.options
         key = "equation", mesh, find_spec_mesh(mesh), options.inline and tracing.is_staging()
         equation = traced.shared.get(key)
-        body = None if equation is None else equation.find_body()
-        if body is not None and not is_strict(options.strict):
-            return body, equation, True
+        if equation is not None and not is_strict(options.strict):
+            body = equation.find_body()
+            if body is not None:
+                return body, equation, True
         call = self.read_call(seen)
         self._report_bound(call)
         body, equation = self._make_equation(call)
