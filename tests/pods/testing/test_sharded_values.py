@@ -40,7 +40,7 @@ def test_shares_by_axis(state: dict[str, Any]) -> None:
     assert summary.share("model") == 0.25
     assert summary.share(("model", "data")) == 0.5
     assert summary.share("one") == 0
-    assert [value.path for value in summary.unsharded("data")] == ["['single']", "['whole']"]
+    assert [value.path for value in summary.find_unsharded("data")] == ["['single']", "['whole']"]
     assert dict(summary.mesh) == {"data": 4, "model": 2, "one": 1}
 
 

@@ -219,10 +219,8 @@ def _configured(options: Any) -> dict[str, str]:
     values = {
         "optimization level": build.optimization_level,
         "memory fitting level": build.memory_fitting_level,
-        **{
-            name: settings[name]
-            for name in ("jax_disable_most_optimizations", "jax_compiler_enable_remat_pass")
-        },
+        "jax_disable_most_optimizations": settings["jax_disable_most_optimizations"],
+        "jax_compiler_enable_remat_pass": settings["jax_compiler_enable_remat_pass"],
     }
     return {name: repr(value) for name, value in values.items()}
 

@@ -166,8 +166,8 @@ _listeners_lock = threading.Lock()
 
 
 @contextmanager
-def listening(listener: MissListener) -> Iterator[None]:
-    """Send cache misses of all functions to a listener, in the threads of their calls."""
+def report_misses(listener: MissListener) -> Iterator[None]:
+    """Report cache misses of all functions to a listener, in the threads of their calls."""
     global _listeners
     with _listeners_lock:
         _listeners = (*_listeners, listener)

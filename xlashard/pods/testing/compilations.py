@@ -1,9 +1,7 @@
 """`assert_compiles`: fail if jitted functions are compiled more often than expected."""
 
-import functools
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,8 @@ from xlashard.support.lazily import deferred
 from xlashard.support.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
+
     from xlashard.analysis.recompile import explain_recompile, recompile_report
     from xlashard.core.pjit import cache_miss, compile_log
 else:
@@ -25,35 +25,7 @@ _SHOWN = 8
 """Functions of which an error has the report."""
 
 
-class _Guard(AbstractContextManager[None]):
-    """A context manager that can be entered again, and decorates functions."""
-
-    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
-        self._make = make
-        self._entered = threading.local()
-
-    def __enter__(self) -> None:
-        guards = self._entered.__dict__.setdefault("guards", [])
-        guard = self._make()
-        guard.__enter__()
-        guards.append(guard)
-
-    def __exit__(self, *exception: Any) -> bool | None:
-        with short_tracebacks:
-            return self._entered.guards.pop().__exit__(*exception)
-
-    def __call__[**P, R](self, function: Callable[P, R]) -> Callable[P, R]:
-        """Guard each call of a function."""
-
-        @functools.wraps(function)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
-
-        return guarded
-
-
-def assert_compiles(fun: Any = None, /, *, at_most: int) -> _Guard:
+def assert_compiles(fun: Any = None, /, *, at_most: int) -> "_GeneratorContextManager[None]":
     """Fail if jitted functions are compiled more often than expected inside of a `with`.
 
     Compilations of functions of `jax.jit` and of `xlashard.pjit` count, in all threads, also those
@@ -85,37 +57,44 @@ def assert_compiles(fun: Any = None, /, *, at_most: int) -> _Guard:
     with short_tracebacks:
         check_whole("at_most", at_most, 0, "assert_compiles(at_most=2)")
         log = None if fun is None else explain_recompile.find_log(fun, "assert_compiles")
-    return _Guard(lambda: _limited(log, at_most))
+    return _limit_compilations(log, at_most)
 
 
 @contextmanager
-def _limited(only: "compile_log.CompileLog | None", at_most: int) -> Iterator[None]:
+def _limit_compilations(only: "compile_log.CompileLog | None", at_most: int) -> Iterator[None]:
     # By the identity of the record: each stage of a call reports it again, and the numbers of a
     # function begin anew when its cache is cleared.
     misses: dict[int, tuple[compile_log.CompileLog, cache_miss.CacheMiss]] = {}
 
-    def listen(log: "compile_log.CompileLog", miss: "cache_miss.CacheMiss") -> None:
+    def collect(log: "compile_log.CompileLog", miss: "cache_miss.CacheMiss") -> None:
         if only is None or log is only:
             misses[id(miss)] = (log, miss)
 
-    with explain_recompile.watch(), compile_log.listening(listen):
+    with explain_recompile.watch(), compile_log.report_misses(collect):
         yield
     compiled = [
         pair for pair in misses.values() if pair[1].executable_source in recompile_report.COMPILED
     ]
     if len(compiled) <= at_most:
         return
-    reports: dict[compile_log.CompileLog, set[int]] = {}
+    with short_tracebacks:
+        raise ExpectationError(  # no-catalogue: it has the seconds of each compilation
+            f"{counted(len(compiled), 'compilation')}, at most {at_most} expected:\n\n"
+            + "\n\n".join(_report_each(compiled))
+        )
+
+
+def _report_each(
+    compiled: "Sequence[tuple[compile_log.CompileLog, cache_miss.CacheMiss]]",
+) -> Iterator[str]:
+    """Yield the report of each function, restricted to its cache misses among some."""
+    numbers: dict[compile_log.CompileLog, set[int]] = {}
     for log, miss in compiled:
-        reports.setdefault(log, set()).add(miss.number)
-    shown = list(reports.items())[:_SHOWN]
-    texts = [str(_restrict(log.report(), numbers)) for log, numbers in shown]
-    if len(shown) < len(reports):
-        texts.append(f"and {counted(len(reports) - len(shown), 'more function')}")
-    raise ExpectationError(  # no-catalogue: it has the seconds of each compilation
-        f"{counted(len(compiled), 'compilation')}, at most {at_most} expected:\n\n"
-        + "\n\n".join(texts)
-    )
+        numbers.setdefault(log, set()).add(miss.number)
+    for log in list(numbers)[:_SHOWN]:
+        yield str(_restrict(log.report(), numbers[log]))
+    if len(numbers) > _SHOWN:
+        yield f"and {counted(len(numbers) - _SHOWN, 'more function')}"
 
 
 def _restrict(

@@ -239,7 +239,7 @@ def assert_memory(
             report = _report(name, f, args)
             peak, parts = _peak_here(report)
         else:
-            _check_call(name, f, args)
+            check_call(name, f, args)
             report = preflight_run.preflight(f, *args, topology=topology, mesh=mesh, estimate=True)
             memory = report.memory
             peak = memory.total_bytes
@@ -310,7 +310,7 @@ def assert_no_host_transfer(f: Any, args: Sequence[Any] = (), /) -> None:
         >>> assert_no_host_transfer(jax.jit(lambda x: x * 2), (jnp.ones(4),))
     """
     with short_tracebacks:
-        _check_call("assert_no_host_transfer", f, args)
+        check_call("assert_no_host_transfer", f, args)
         program = compile_program(read(f, tuple(args), {}, "assert_no_host_transfer"))
         uploads = [
             f"  {value.path} ({typed(str(value.aval.dtype), value.aval.shape)}) is uploaded by "
@@ -334,7 +334,17 @@ def _transfer_text(transfer: Instruction, sources: SourceLocator) -> str:
     return f"{operation} inside" if line is None else f"{operation} at {line_text(line)}"
 
 
-def _check_call(name: str, f: Any, args: Any) -> None:
+def check_call(name: str, f: Any, args: Any) -> None:
+    """Refuse what is no function or stage, and arguments that are no tuple, of an assertion.
+
+    Args:
+        name: Name of the assertion.
+        f: Its first argument.
+        args: Its second argument.
+
+    Raises:
+        ArgumentError: With the call to write.
+    """
     if not isinstance(args, tuple | list):
         raise ArgumentError(
             f"{name} takes the arguments of the call as a tuple, not {type(args).__name__}: "
@@ -348,5 +358,5 @@ def _check_call(name: str, f: Any, args: Any) -> None:
 
 
 def _report(name: str, f: Any, args: Any) -> ProgramReport:
-    _check_call(name, f, args)
+    check_call(name, f, args)
     return explain(f, *args)

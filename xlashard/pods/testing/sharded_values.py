@@ -15,6 +15,7 @@ from xlashard.analysis.programs.program import ProgramValue
 from xlashard.analysis.programs.program_reader import compile_program, find_stage, read
 from xlashard.core.sharding import NamedSharding, XLACompatibleSharding, as_tiles, from_jax
 from xlashard.errors import ArgumentError, ExpectationError, counted
+from xlashard.pods.testing.expectations import check_call
 from xlashard.support.formatting import closest, in_bytes
 from xlashard.support.tracebacks import short_tracebacks
 
@@ -45,34 +46,38 @@ class ShardingSummary:
                 at all.
         """
         total = sum(value.nbytes for value in self.values if _has_dimensions(value))
-        left = sum(value.nbytes for value in self.unsharded(axis))
+        left = sum(value.nbytes for value in self.find_unsharded(axis))
         return 1 - left / total if total else 1.0
 
-    def unsharded(self, axis: str | Sequence[str] | None = None) -> tuple[ValueReport, ...]:
+    def find_unsharded(self, axis: str | Sequence[str] | None = None) -> tuple[ValueReport, ...]:
         """Return the values that an axis does not shard, the largest first.
 
         Args:
             axis: As for `share`.
         """
-        names = None if axis is None else frozenset((axis,) if isinstance(axis, str) else axis)
+        names = _list_names(axis)
         left = [
             value
             for value, axes in zip(self.values, self.axes, strict=True)
             if _has_dimensions(value)
-            and not (_is_sharded(value) if names is None else axes & names)
+            and not (_is_sharded(value) if names is None else axes.intersection(names))
         ]
         return tuple(sorted(left, key=lambda value: -value.nbytes))
 
     def __str__(self) -> str:
         axes = [name for name, size in self.mesh if size > 1]
-        parts = [f"{_percent(self.share(name))} over {name}" for name in axes]
-        shares = ", ".join([f"sharded: {_percent(self.share())} of the bytes", *parts])
+        parts = [f"{_format_percent(self.share(name))} over {name}" for name in axes]
+        shares = ", ".join([f"sharded: {_format_percent(self.share())} of the bytes", *parts])
         return "\n".join(filter(None, (shares, values_text("Values", self.values))))
 
     def __repr__(self) -> str:
         held = in_bytes(sum(value.device_bytes for value in self.values))
         count = counted(len(self.values), "value")
         return f"<ShardingSummary of {count}, {held} on each device; print it>"
+
+
+def _list_names(axis: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    return (axis,) if isinstance(axis, str) else None if axis is None else tuple(axis)
 
 
 def _is_sharded(value: ValueReport) -> bool:
@@ -102,7 +107,7 @@ def sharding_summary(tree: Any) -> ShardingSummary:
         >>> from xlashard import Mesh, NamedSharding, P, device_put
         >>> rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
         >>> summary = sharding_summary({"w": device_put(np.ones((16, 4)), rows), "b": np.ones(32)})
-        >>> summary.share("data"), [value.path for value in summary.unsharded("data")]
+        >>> summary.share("data"), [value.path for value in summary.find_unsharded("data")]
         (0.5, ["['b']"])
     """
     with short_tracebacks:
@@ -150,17 +155,16 @@ def assert_sharded(
         share = summary.share(axis)
         if share >= at_least:
             return
-        over = (
-            "" if axis is None else f" over {axis if isinstance(axis, str) else ' or '.join(axis)}"
-        )
-        left = summary.unsharded(axis)
+        names = _list_names(axis)
+        over = "" if names is None else f" over {' or '.join(names)}"
+        table = values_text(f"Not sharded{over}", summary.find_unsharded(axis))
         raise ExpectationError(
-            f"{_percent(share)} of the bytes of {name} are sharded{over}, at least "
-            f"{_percent(at_least)} were expected\n\n{values_text('Not sharded' + over, left)}"
+            f"{_format_percent(share)} of the bytes of {name} are sharded{over}, at least "
+            f"{_format_percent(at_least)} were expected\n\n{table}"
         )
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     """Format a share, rounded down: 100 % stands for all of them alone."""
     return f"{math.floor(share * 10_000) / 100:g} %"
 
@@ -174,8 +178,8 @@ def _check_share(share: Any) -> None:
 
 def _check_axes(summary: ShardingSummary, axis: str | Sequence[str] | None) -> None:
     known = [name for name, _ in summary.mesh]
-    for name in () if axis is None or not known else (axis,) if isinstance(axis, str) else axis:
-        if name not in known:
+    for name in _list_names(axis) or ():
+        if known and name not in known:
             close = closest(name, known)
             advice = f"did you mean {close!r}?" if close else f"the axes are {', '.join(known)}"
             raise ArgumentError(f"axis is {name!r}, which no mesh of the values has; {advice}")
@@ -184,14 +188,11 @@ def _check_axes(summary: ShardingSummary, axis: str | Sequence[str] | None) -> N
 def _summarize(tree: Any, args: Sequence[Any] | None) -> tuple[str, ShardingSummary]:
     if args is None and find_stage(tree) is None:
         return "the tree", _summarize_tree("assert_sharded", tree)
-    if not isinstance(args, tuple | list | None):
-        raise ArgumentError(
-            f"assert_sharded takes the arguments of the call as a tuple, not "
-            f"{type(args).__name__}: assert_sharded(f, (x,), ...)"
-        )
-    program = compile_program(read(tree, tuple(args or ()), {}, "assert_sharded"))
+    args = () if args is None else args
+    check_call("assert_sharded", tree, args)
+    program = compile_program(read(tree, tuple(args), {}, "assert_sharded"))
     used = [value for value in program.arguments if value.sharding is not None]
-    return f"the arguments of {program.name}", _summary(used)
+    return f"the arguments of {program.name}", _summarize_values(used)
 
 
 def _summarize_tree(caller: str, tree: Any) -> ShardingSummary:
@@ -204,7 +205,7 @@ def _summarize_tree(caller: str, tree: Any) -> ShardingSummary:
         if caller == "assert_sharded":
             example = 'assert_sharded(params, axis="data"), or assert_sharded(f, (x,)) for a call'
         raise ArgumentError(f"tree of {caller} has no arrays: write {example}")
-    return _summary(arrays)
+    return _summarize_values(arrays)
 
 
 def _read_leaf(path: str, leaf: Any) -> ProgramValue:
@@ -214,7 +215,7 @@ def _read_leaf(path: str, leaf: Any) -> ProgramValue:
     return ProgramValue(path, aval, sharding=placed)
 
 
-def _summary(values: Iterable[ProgramValue]) -> ShardingSummary:
+def _summarize_values(values: Iterable[ProgramValue]) -> ShardingSummary:
     values = tuple(values)
     mesh: dict[str, int] = {}
     for value in values:
@@ -222,7 +223,7 @@ def _summary(values: Iterable[ProgramValue]) -> ShardingSummary:
             mesh.update(value.sharding.mesh.shape)
     return ShardingSummary(
         values=tuple(map(_describe, values)),
-        axes=tuple(_axes_of(value.sharding) for value in values),
+        axes=tuple(_find_axes(value.sharding) for value in values),
         mesh=tuple(mesh.items()),
     )
 
@@ -232,7 +233,7 @@ def _describe(value: ProgramValue) -> ValueReport:
     return report if report.used else replace(report, spec="host", used=True)
 
 
-def _axes_of(sharding: XLACompatibleSharding | None) -> frozenset[str]:
+def _find_axes(sharding: XLACompatibleSharding | None) -> frozenset[str]:
     """Return the axes of more than one device over which a sharding divides dimensions."""
     if not isinstance(sharding, NamedSharding):
         return frozenset()
