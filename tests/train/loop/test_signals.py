@@ -1,4 +1,5 @@
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from xlashard.support.background import SIGNALS
+from xlashard.train.loop import stop
 from xlashard.train.loop.stop import exit_code, on_signal
 
 
@@ -25,8 +27,20 @@ def test_first_signal_requests_a_stop(number: signal.Signals) -> None:
     assert [signal.getsignal(x) for x in SIGNALS] == before
 
 
+def test_copies_of_a_signal_request_one_stop() -> None:
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with on_signal(requests.put):
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            send(number)
+        assert requests.get(timeout=10) == "SIGTERM"
+    assert requests.empty()
+
+
 @pytest.mark.parametrize("second", SIGNALS)
-def test_second_signal_raises_keyboard_interrupt(second: signal.Signals) -> None:
+def test_second_signal_raises_keyboard_interrupt(
+    second: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "_SAME_SIGNAL", 0.0)
     before = [signal.getsignal(x) for x in SIGNALS]
     with pytest.raises(KeyboardInterrupt), on_signal(lambda name: None):
         send(signal.SIGTERM)
@@ -57,7 +71,7 @@ def kill():
         os.kill(os.getpid(), signal.SIGTERM)
         heard.wait()
 
-stop._SIGNAL_TIMEOUT = 0.1
+stop._SAME_SIGNAL, stop._SIGNAL_TIMEOUT = 0.0, 0.1
 heard = threading.Event()
 killer = threading.Thread(target=kill)
 

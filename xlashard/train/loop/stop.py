@@ -11,10 +11,12 @@ thread only, but writes the signal to a socket that another thread reads.
 """
 
 import json
+import math
 import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -48,6 +50,10 @@ _CAUSE_TIMEOUT = 2.0
 
 _EXIT_TIMEOUT = 10.0
 """Seconds in which the main thread may end by itself after a peer failed."""
+
+_SAME_SIGNAL = 2.0
+"""Seconds for which further signals are copies of the first: systemd and Slurm send it to every
+process of a job, and the launcher among them passes its own on."""
 
 _SIGNAL_TIMEOUT = 10.0
 """Seconds after a second signal in which the main thread may still write results."""
@@ -384,28 +390,30 @@ def exit_code(name: str) -> int:
 def on_signal(request: Callable[[str], None]) -> Iterator[None]:
     """Call a function with the name of the first signal inside the block.
 
-    A second signal raises KeyboardInterrupt in the main thread; if the block is not left within
-    10 s, the process exits. Outside of the main thread nothing changes, since Python delivers
-    signals to the main thread only.
+    A second signal, 2 s or more after the first, raises KeyboardInterrupt in the main thread; if
+    the block is not left within 10 s, the process exits. Outside of the main thread nothing
+    changes, since Python delivers signals to the main thread only.
 
     Args:
         request: Called in another thread.
     """
-    received = read = 0
+    handled = read = math.inf  # Times of the first signal in each thread.
     left = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal received
-        received += 1
-        if received > 1:
+        nonlocal handled
+        now = time.monotonic()
+        if now - handled >= _SAME_SIGNAL:
             raise KeyboardInterrupt
+        handled = min(handled, now)
 
     def listen(number: int) -> None:
         nonlocal read
-        read += 1
-        if read == 1:
+        now = time.monotonic()
+        if read == math.inf:
+            read = now
             request(signal.Signals(number).name)
-        elif not left.wait(_SIGNAL_TIMEOUT):
+        elif now - read >= _SAME_SIGNAL and not left.wait(_SIGNAL_TIMEOUT):
             os._exit(128 + number)
 
     with listening_to_signals(handle, listen, f"{OWN_THREADS}signals"):
