@@ -94,6 +94,11 @@ test-gspmd: $(developing) browser ## Run the tests that depend on the partitione
 test-oldest: ## Run tests that depend on JAX's version, but for slow ones, with the oldest versions
 	$(MAKE) --no-print-directory test $(oldest) ARGS="-m 'jax_version and not slow' $(ARGS)"
 
+.PHONY: environment environments
+environment: $(developing)
+environments: .venv-jax-$(JAX)/.installed ## Make those of check-jax and test-oldest, as for `.ci/run`
+	$(MAKE) --no-print-directory environment $(oldest)
+
 .PHONY: test-all
 test-all: ## Run every test on everything: both partitioners, the oldest versions, PyTorch (an hour)
 	$(MAKE) --no-print-directory test lint ARGS="--full-size $(ARGS)"
