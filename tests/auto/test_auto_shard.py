@@ -26,10 +26,10 @@ from tests.auto.examples import (
 )
 from tests.message_patterns import naming
 from tests.predict.targets.gpu.plugin import needs_plugin
-from xlashard import AutoPlan, P, auto_shard, pjit
+from xlashard import AutoPlan, P, auto_shard, explain, pjit
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.auto_shard import solve
-from xlashard.auto.plan.plan_model import PlannedConstraint, spec_of_text
+from xlashard.auto.plan.plan_model import PlannedConstraint, spec_of_text, text_of_spec
 from xlashard.auto.problem import machine_of
 from xlashard.auto.proof import Prover
 from xlashard.errors import ArgumentError, XlashardError
@@ -168,7 +168,9 @@ def test_rules_match_the_specs_of_all_arguments():
     plan = mlp_plan()
     for value in plan.inputs:
         found = next(rule.spec for rule in plan.rules() if re.search(rule.pattern, value.path))
-        assert found == value.spec
+        assert text_of_spec(found) == value.spec
+    problem = read_program(step, shapes(), {}, dict(plan.mesh)).problem(fixed=dict(plan.rules()))
+    assert [*map(text_of_spec, problem.in_specs)] == [value.spec for value in plan.inputs]
 
 
 @pytest.mark.slow
@@ -393,6 +395,8 @@ def test_planned_nnx_jit_function_updates_its_modules():
     plan = auto_shard(compiled, *make_model(), x, mesh={"data": 4, "model": 2}, fixed=fixed)
     assert {value.path for value in plan.inputs} >= {"x", "model.up.kernel.value"}
     planned, model, plain = plan.apply(compiled), make_model(), make_model()
+    report = explain(planned, *model, x)
+    assert [(v.path, v.spec) for v in report.inputs] == [(v.path, v.spec) for v in plan.inputs]
     for _ in range(3):
         np.testing.assert_allclose(planned(*model, x), compiled(*plain, x), rtol=1e-5)
     kernel = model[0].up.kernel[...]

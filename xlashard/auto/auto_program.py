@@ -167,8 +167,9 @@ class AutoProgram:
                 )
             sharding = NamedSharding(self.mesh, spec)
             for path in matching:
-                sharding.check_compatible_aval(avals[path].shape)
-                specs.setdefault(path, spec)
+                if path not in specs:  # The first expression that matches holds.
+                    sharding.check_compatible_aval(avals[path].shape)
+                    specs[path] = spec
         return specs
 
 

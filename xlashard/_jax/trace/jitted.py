@@ -87,13 +87,16 @@ _HELD_BY = ("jitted_fn", "_cached", "func", "__func__")
 _DEEPEST = 8
 
 
+def list_held(fun: Any) -> Iterator[Any]:
+    """Yield a callable, the function that it wraps, the one that this wraps, and so on."""
+    for _ in range(_DEEPEST):
+        yield fun
+        fun = next((getattr(fun, name) for name in _HELD_BY if hasattr(fun, name)), None)
+
+
 def jitted_within(fun: Any) -> Any | None:
     """Return the function of `jax.jit` that a callable is or wraps; None without one."""
-    for _ in range(_DEEPEST):
-        if is_jitted(fun):
-            return fun
-        fun = next((getattr(fun, name) for name in _HELD_BY if hasattr(fun, name)), None)
-    return None
+    return next(filter(is_jitted, list_held(fun)), None)
 
 
 def has_programs(jitted: Any) -> bool:

@@ -167,27 +167,42 @@ def read_function(
             f"{function_name(user)} ({type(fun).__name__}) has a method trace or lower that does "
             "not reach jax.jit: pass the function inside it"
         )
-    own, own_results = trace.paths
+    paths = find_wrapper_paths((fun, args, kwargs), trace.trees, trace.paths, trace.values)
+    return replace(read_trace(trace, user, paths), name=function_name(user))
+
+
+def find_wrapper_paths(
+    call: tuple[Any, tuple[Any, ...], dict[str, Any]],
+    trees: tuple[Any, Any],
+    own: tuple[tuple[str, ...], tuple[str, ...]],
+    values: Sequence[Any] | None,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the user's paths of the arguments and results of a call of a wrapper.
+
+    Args:
+        call: The wrapper, and the positional and keyword arguments of the call.
+        trees: Trees of the arguments and of the result of the function inside.
+        own: Their paths.
+        values: The arguments of the function inside; None if unknown.
+    """
+    fun, args, kwargs = call
     results: Sequence[str] | None = None
     if is_equinox(fun):
-        names, results = equinox_paths((fun, args, kwargs), own, own_results)
+        names, results = equinox_paths(call, *own)
     else:
-        nnx = NnxPaths.of(*trace.trees, own, fun)
-        module_names = nnx.arguments if nnx else own
+        nnx = NnxPaths.of(*trees, own[0], fun)
+        module_names = nnx.arguments if nnx else own[0]
         results = nnx.results if nnx else None
         names = module_names
         # The arguments that `nnx.jit_partial` was given precede those of the call.
-        if trace.values is not None and not getattr(fun, "partial_args", None):
+        if values is not None and not getattr(fun, "partial_args", None):
             leaves = jax.tree_util.tree_leaves((args, kwargs))
-            users_paths = Signature.of(user).paths(args, kwargs)
-            names = find_users_paths(
-                trace.values, module_names, zip(users_paths, leaves, strict=True)
-            )
+            users_paths = Signature.of(getattr(fun, "__wrapped__", fun)).paths(args, kwargs)
+            names = find_users_paths(values, module_names, zip(users_paths, leaves, strict=True))
         if results is not None:
             users = dict(zip(module_names, names, strict=True))
             results = [users.get(path, path) for path in results]
-    paths = tuple(names), own_results if results is None else tuple(results)
-    return replace(read_trace(trace, user, paths), name=function_name(user))
+    return tuple(names), tuple(own[1] if results is None else results)
 
 
 def _trace[R: jitted.JitTrace | None](

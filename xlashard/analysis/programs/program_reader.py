@@ -1,5 +1,6 @@
 """Read the program of whatever a user passes to a report."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -7,10 +8,16 @@ import jax
 
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.trace import jitted
+from xlashard._jax.trace.target_chip import trace_for_chip
 from xlashard._jax.trace.tracing import Tracer
 from xlashard.analysis.programs import from_jax
 from xlashard.analysis.programs.from_script import RecordedProgram
-from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
+from xlashard.analysis.programs.program import (
+    Compilation,
+    LoweredModule,
+    Program,
+    ProgramValue,
+)
 from xlashard.core.program.signature import Signature, function_name
 from xlashard.errors import ArgumentError
 from xlashard.hlo.compiler_log import captured_log
@@ -81,7 +88,33 @@ def read_call(
     function = find_pjit_function(fun)
     if function is not None:
         return from_pjit.read_function(function, args, kwargs, device)
+    if any(map(find_pjit_function, jitted.list_held(fun))):
+        return _read_wrapper(fun, args, kwargs, device)
     return from_jax.read_function(fun, args, kwargs, device)
+
+
+def _read_wrapper(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: Device | None
+) -> Program:
+    """Trace a call of a wrapper of a pjit-ed function, such as `plan.apply` returns."""
+    trace = fun.trace if hasattr(fun, "trace") else fun.lower
+    stage, _ = trace_for_chip(lambda: find_stage(trace(*args, **kwargs)), device)
+    program: Any = read_stage(stage)
+    program = program if isinstance(program, Program) else program.program
+    own = tuple([v.path for v in program.arguments]), tuple([v.path for v in program.results])
+    names, results = from_jax.find_wrapper_paths(
+        (fun, args, kwargs), (program.in_tree, program.out_tree), own, program.call.values
+    )
+    return replace(
+        program,
+        arguments=_rename(program.arguments, names),
+        results=_rename(program.results, results),
+    )
+
+
+def _rename(values: Sequence[ProgramValue], paths: Sequence[str]) -> tuple[ProgramValue, ...]:
+    pairs = zip(values, paths, strict=True)
+    return tuple([replace(value, path=path) for value, path in pairs])
 
 
 def find_stage(value: Any) -> Any:

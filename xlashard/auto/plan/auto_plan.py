@@ -237,7 +237,8 @@ class AutoPlan(SerializableReport, PlanFields):
 
     def rules(self) -> tuple[PathRule, ...]:
         """Return the layout of the arguments as rules; the first that matches a path holds."""
-        return path_rules({value.path: value.spec for value in self.inputs})
+        rules = path_rules({value.path: value.spec for value in self.inputs})
+        return tuple(PathRule(pattern, spec_of_text(spec)) for pattern, spec in rules)
 
     def code(self) -> str:
         """Return the layout as Python code: the mesh, shardings by rules, constraints by line."""

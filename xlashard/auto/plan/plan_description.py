@@ -217,31 +217,27 @@ def _axis_rules(
     inputs: Sequence[ValueReport], specs: Sequence[PartitionSpec], arguments: Any
 ) -> tuple[LogicalAxisRule, ...]:
     """Return the mesh axes of the logical axes that arguments name."""
-    named = logical_axes(arguments)
+    shapes = [jax.numpy.shape(leaf) for leaf in jax.tree_util.tree_leaves(arguments)]
+    if shapes != [value.shape for value in inputs]:
+        return ()  # A wrapper passes others than it gets.
     values = [
         (names, spec, value.device_bytes)
-        for value, spec in zip(inputs, specs, strict=True)
-        for path, names in named.items()
-        if value.path.endswith(path)
+        for value, spec, names in zip(inputs, specs, logical_axes(arguments), strict=True)
     ]
     return tuple(LogicalAxisRule(*rule) for rule in axis_rules(values))
 
 
-def logical_axes(args: Any) -> dict[str, tuple[str | None, ...]]:
-    """Return the names of the dimensions of arguments that carry them, by path below the root.
+def logical_axes(args: Any) -> tuple[tuple[str | None, ...], ...]:
+    """Return the names of the dimensions of each array of a pytree; empty for one without names.
 
-    Flax's boxes (`nn.Partitioned`) and variables name the dimensions of the array inside.
+    Flax's boxes (`nn.Partitioned`) and variables, and haliax's arrays, name the dimensions of the
+    array inside.
 
     Args:
-        args: A pytree.
+        args: The pytree.
     """
-    boxes, _ = jax.tree_util.tree_flatten_with_path(args, is_leaf=lambda v: bool(_names(v)))
-    named = ((path, box) for path, box in boxes if _names(box))
-    axes: dict[str, tuple[str | None, ...]] = {}
-    for path, box in named:
-        for inner, _ in jax.tree_util.tree_flatten_with_path(box)[0]:
-            axes[jax.tree_util.keystr((*path, *inner))] = _names(box)
-    return axes
+    boxes = jax.tree_util.tree_leaves(args, is_leaf=lambda v: bool(_names(v)))
+    return tuple(_names(box) for box in boxes for _ in jax.tree_util.tree_leaves(box))
 
 
 def _names(value: Any) -> tuple[Any, ...]:
@@ -251,6 +247,9 @@ def _names(value: Any) -> tuple[Any, ...]:
     metadata = value.get_metadata() if hasattr(value, "get_metadata") else {}
     names = getattr(value, "names", None) or metadata.get("out_sharding")
     names = names or metadata.get("sharding_names")
+    axes = getattr(value, "axes", None)
+    if not names and isinstance(axes, tuple):
+        names = tuple([getattr(axis, "name", axis) for axis in axes])
     if not isinstance(names, tuple) or not any(names):
         return ()
     return names if all(name is None or isinstance(name, str) for name in names) else ()

@@ -99,11 +99,11 @@ class PathRule(NamedTuple):
 
     Attributes:
         pattern: Regular expression, for `re.search`; of several rules the first that matches holds.
-        spec: Spec, as text.
+        spec: The spec.
     """
 
     pattern: str
-    spec: str
+    spec: "jax_sharding.PartitionSpec"
 
 
 @dataclass(frozen=True)
@@ -276,8 +276,8 @@ _KEYS = re.compile(r"^[^\[.]+|\[[^\]]*\]|\.\w+")
 """Keys of a path."""
 
 
-def path_rules(specs: Mapping[str, str]) -> tuple[PathRule, ...]:
-    r"""Return rules of which the first that `re.search` finds in a path has its spec.
+def path_rules(specs: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    r"""Return patterns with specs: the first that `re.search` finds in a path has its spec.
 
     They are as few as a greedy choice gives: each rule is the pattern that covers most of the
     remaining paths and is right for all that it matches.
@@ -287,9 +287,9 @@ def path_rules(specs: Mapping[str, str]) -> tuple[PathRule, ...]:
 
     Example:
         >>> path_rules({"w[0]['up']": "P('x')", "w[1]['up']": "P('x')", "w[0]['b']": "P()"})
-        (PathRule(pattern="\\['up'\\]$", spec="P('x')"), PathRule(pattern='', spec='P()'))
+        (("\\['up'\\]$", "P('x')"), ('', 'P()'))
     """
-    rules: list[PathRule] = []
+    rules: list[tuple[str, str]] = []
     remaining = dict(specs)
     patterns = {path: _patterns(path) for path in specs}
     while len(set(remaining.values())) > 1:
@@ -301,10 +301,10 @@ def path_rules(specs: Mapping[str, str]) -> tuple[PathRule, ...]:
             matching = {path for path in remaining if re.search(pattern, path)}
             specs_there = {remaining[path] for path in matching}
             if len(specs_there) == 1:
-                rules.append(PathRule(pattern, specs_there.pop()))
+                rules.append((pattern, specs_there.pop()))
                 remaining = {p: s for p, s in remaining.items() if p not in matching}
                 break
-    return (*rules, *(PathRule("", spec) for spec in set(remaining.values())))
+    return (*rules, *(("", spec) for spec in set(remaining.values())))
 
 
 def _patterns(path: str) -> set[str]:
