@@ -26,7 +26,7 @@ from tests.auto.examples import (
 )
 from tests.message_patterns import naming
 from tests.predict.targets.gpu.plugin import needs_plugin
-from xlashard import AutoPlan, P, auto_shard, explain, pjit
+from xlashard import AutoPlan, P, auto_shard, explain, pjit, preflight
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.auto_shard import solve
 from xlashard.auto.plan.plan_model import PlannedConstraint, spec_of_text, text_of_spec
@@ -429,9 +429,13 @@ def test_partials_and_methods_keep_their_bound_arguments():
         (eqx.filter_jit(double), (w, x)),
     ):
         plan = auto_shard(fun, *args, mesh={"data": 8}, fixed={"result": P("data")})
-        result = plan.apply(fun)(*args)
+        planned = plan.apply(fun)
+        result = planned(*args)
         assert result[0, 0] == 5
         assert result.sharding.spec == P("data")
+        # Equinox takes a shape for a static value.
+        report = preflight(planned, *args, mesh={"data": 8}, topology="v5e-8", estimate=True)
+        assert [v.path for v in report.inputs] == [v.path for v in plan.inputs]
 
 
 @needs_plugin

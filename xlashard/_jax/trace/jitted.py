@@ -225,35 +225,51 @@ def capture(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JitTrace
 
 
 def capture_shapes(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JitTrace | None:
-    """Return the program of a wrapper for arguments with shapes in place of arrays.
+    """Return the program of a wrapper for arguments with shapes in place of arrays."""
+    program, structs = call_with_tracers(lambda *call: capture(fun, *call), args, kwargs)
+    if program is None or program.values is None:
+        return program
+    values = tuple([structs.get(id(value), value) for value in program.values])
+    types = [
+        jax_pjit.convert_to_metaty(value) if isinstance(value, jax.ShapeDtypeStruct) else own
+        for value, own in zip(values, program.types, strict=True)
+    ]
+    return JitTrace(make_traced(program, types=types), values)
 
-    A wrapper may take a `jax.ShapeDtypeStruct` for a static value. It gets tracers for them, which
-    are arrays to it.
+
+def call_with_tracers[R](
+    read: Callable[[tuple[Any, ...], dict[str, Any]], R],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[R, dict[int, jax.ShapeDtypeStruct]]:
+    """Call a function of the arguments of a wrapper with tracers in place of shapes.
+
+    A wrapper may take a `jax.ShapeDtypeStruct` for a static value; a tracer is an array to it.
+
+    Args:
+        read: The function, of positional and keyword arguments. Its result keeps the tracers.
+        args: Positional arguments of a call of the wrapper.
+        kwargs: Keyword arguments of the call.
+
+    Returns:
+        Its result, and the shape of each tracer by id.
     """
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
     chosen = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
     structs = [leaf for leaf, is_struct in zip(leaves, chosen, strict=True) if is_struct]
-    captured: list[JitTrace | None] = []
+    results: list[R] = []
+    known: dict[int, jax.ShapeDtypeStruct] = {}
 
     def call(tracers: list[Any]) -> None:
-        known = {id(t): struct for t, struct in zip(tracers, structs, strict=True)}
+        known.update({id(t): struct for t, struct in zip(tracers, structs, strict=True)})
         rest = iter(tracers)
         pairs = zip(leaves, chosen, strict=True)
-        inner = tree.unflatten([next(rest) if is_struct else leaf for leaf, is_struct in pairs])
-        program = capture(fun, *inner)
-        if program is not None and program.values is not None:
-            values = tuple([known.get(id(value), value) for value in program.values])
-            types = [
-                jax_pjit.convert_to_metaty(value)
-                if isinstance(value, jax.ShapeDtypeStruct)
-                else own
-                for value, own in zip(values, program.types, strict=True)
-            ]
-            program = JitTrace(make_traced(program, types=types), values)
-        captured.append(program)
+        results.append(
+            read(*tree.unflatten([next(rest) if is_struct else leaf for leaf, is_struct in pairs]))
+        )
 
     jax.eval_shape(call, structs)
-    return captured[0]
+    return results[0], known
 
 
 @contextmanager

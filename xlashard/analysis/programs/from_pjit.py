@@ -100,7 +100,24 @@ class PjitProgram(Program):
             in_shardings=tuple([put_on_mesh(s, mesh) for s in self.call.in_shardings]),
             out_shardings=tuple([put_on_mesh(s, mesh) for s in self.call.out_shardings]),
         )
-        return read_call(self.function, call)
+        return read_call(self.function, call).with_paths(*self.paths)
+
+    @property
+    def paths(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the path of each argument, and of each result."""
+        return tuple([v.path for v in self.arguments]), tuple([v.path for v in self.results])
+
+    def with_paths(self, arguments: Sequence[str], results: Sequence[str]) -> "PjitProgram":
+        """Return the program with other paths of its arguments and results."""
+        return replace(
+            self,
+            arguments=tuple(map(_rename, self.arguments, arguments)),
+            results=tuple(map(_rename, self.results, results)),
+        )
+
+
+def _rename(value: ProgramValue, path: str) -> ProgramValue:
+    return replace(value, path=path)
 
 
 def read_function(
@@ -129,6 +146,14 @@ def read_stage(stage: Any) -> Program | LoweredModule | Compilation:
         case Lowered():
             return read_lowered(stage)
     return read_call(stage._function, stage._call)
+
+
+def read_traced(stage: Traced | Lowered, values: Mapping[int, Any]) -> PjitProgram:
+    """Return the program of a stage, with other values for some arguments, by their ids."""
+    traced = stage._traced if isinstance(stage, Lowered) else stage
+    call = traced._call
+    others = tuple([values.get(id(value), value) for value in call.values])
+    return read_call(traced._function, replace(call, values=others))
 
 
 def read_call(function: Function, call: Call, unknown: str = "") -> PjitProgram:

@@ -1,6 +1,5 @@
 """Read the program of whatever a user passes to a report."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,7 @@ from xlashard._jax.trace.target_chip import trace_for_chip
 from xlashard._jax.trace.tracing import Tracer
 from xlashard.analysis.programs import from_jax
 from xlashard.analysis.programs.from_script import RecordedProgram
-from xlashard.analysis.programs.program import (
-    Compilation,
-    LoweredModule,
-    Program,
-    ProgramValue,
-)
+from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
 from xlashard.core.program.signature import Signature, function_name
 from xlashard.errors import ArgumentError
 from xlashard.hlo.compiler_log import captured_log
@@ -98,23 +92,18 @@ def _read_wrapper(
 ) -> Program:
     """Trace a call of a wrapper of a pjit-ed function, such as `plan.apply` returns."""
     trace = fun.trace if hasattr(fun, "trace") else fun.lower
-    stage, _ = trace_for_chip(lambda: find_stage(trace(*args, **kwargs)), device)
-    program: Any = read_stage(stage)
-    program = program if isinstance(program, Program) else program.program
-    own = tuple([v.path for v in program.arguments]), tuple([v.path for v in program.results])
-    names, results = from_jax.find_wrapper_paths(
-        (fun, args, kwargs), (program.in_tree, program.out_tree), own, program.call.values
-    )
-    return replace(
-        program,
-        arguments=_rename(program.arguments, names),
-        results=_rename(program.results, results),
-    )
 
+    def read() -> Any:
+        stage, structs = jitted.call_with_tracers(
+            lambda args, kwargs: find_stage(trace(*args, **kwargs)), args, kwargs
+        )
+        return from_pjit.read_traced(stage, structs)
 
-def _rename(values: Sequence[ProgramValue], paths: Sequence[str]) -> tuple[ProgramValue, ...]:
-    pairs = zip(values, paths, strict=True)
-    return tuple([replace(value, path=path) for value, path in pairs])
+    program, _ = trace_for_chip(read, device)
+    paths = from_jax.find_wrapper_paths(
+        (fun, args, kwargs), (program.in_tree, program.out_tree), program.paths, program.call.values
+    )
+    return program.with_paths(*paths)
 
 
 def find_stage(value: Any) -> Any:
