@@ -314,6 +314,8 @@ def main(words: Sequence[str] | None = None) -> int:
             one = made[settings] = replace(made.get(settings) or compare(run), run=run)
         kept[name] = one
         found.append(one)
+        # After each: a call for all runs takes an hour, and may be interrupted.
+        write_kept(kept)
         print(
             f"{name:36} {run.seconds:8.3f} s  {one.seconds:8.3f} s  {one.error:+7.1%}"
             f"{'' if one.fits else '  does not fit'}",
@@ -321,7 +323,6 @@ def main(words: Sequence[str] | None = None) -> int:
         )
     if not found:
         parser.error(f"no run has a name with {' or '.join(options.names)}")
-    write_kept(kept)
     for target in sorted({one.run.target for one in found}):
         of_target = [one for one in found if one.run.target == target]
         print("\n".join(f"{target}: {line}" for line in describe(of_target)))

@@ -37,6 +37,12 @@ SHAPES = {
         **BASE, kv_heads=2, mlp=1024, length=512, remat=True, attention_block=128, vocab_parts=2
     ),
     "experts": ModelSettings(**BASE, kv_heads=2, mlp=512, length=256, experts=8, active_experts=2),
+    "kinds": ModelSettings(
+        **(BASE | {"layers": 8}),
+        **{"window": 64, "window_cycle": 2, "wide_head_dim": 256, "wide_kv_heads": 4},
+        **{"dense_layers": 4, "expert_cycle": 2, "dense_mlp": 1024, "experts": 8},
+        **{"kv_heads": 2, "mlp": 512, "length": 256},
+    ),
 }
 TENSOR = {name: ("tensor",) for name in ("heads", "kv_heads", "mlp", "vocab")}
 MESHES = {
@@ -57,8 +63,10 @@ CASES = [
     (shape, mesh)
     for shape in SHAPES
     for mesh in (MESHES if uses_shardy() else ("fsdp_tensor", "three"))
+    if shape != "kinds" or mesh == "data_fsdp"
 ]
-"""A compilation takes a second or two. GSPMD has those of the most collectives."""
+"""A compilation takes a second or two, and more for layers of several kinds. GSPMD has those of the
+most collectives."""
 GSPMD_SENDS_MORE = {("experts", name) for name, (axes, _) in MESHES.items() if "tensor" in axes}
 """Pairs that GSPMD partitions otherwise than Shardy, along `tensor` alone: it keeps the tokens of
 experts sharded over `tensor`, and gathers them in the backward pass, for 5 % to 6 % more."""

@@ -60,10 +60,17 @@ def parameters(model: ModelSettings) -> int:
 
 def active_parameters(model: ModelSettings) -> int:
     """Return the number of active parameters per token: those of k experts instead of E."""
-    if not model.experts:
-        return parameters(model)
-    idle = 3 * model.layers * (model.experts - model.active_experts) * model.width * model.mlp
-    return parameters(model) - idle
+    return parameters(model) - sum(
+        3 * kind.layers * (kind.experts - kind.active_experts) * kind.width * kind.mlp
+        for kind in _split_layers(model)
+        if kind.experts
+    )
+
+
+def _split_layers(model: ModelSettings) -> Iterator[ModelSettings]:
+    """Return a model of the layers of each kind, all of which are equal."""
+    for kind, count in model.count_layer_kinds().items():
+        yield replace(kind, layers=count)
 
 
 def ways(settings: Settings, axes: Iterable[str | None]) -> int:
@@ -118,17 +125,24 @@ def step_flops(settings: Settings) -> Flops:
     if settings.model.kernel.attention == "fused":
         platform = "gpu" if is_gpu_name(settings.devices.topology) else "tpu"
         settings = replace(settings, model=with_kernel_of(platform, settings.model))
-    model = settings.model
-    parts = _products(settings)
-    products = sum(value for name, value in parts.items() if name not in ("scores", "mixing"))
-    attention = parts["scores"] + parts["mixing"]
+    model, training = settings.model, settings.training
+    outside = 2 * training.batch * model.length * model.width * model.vocab
     # The gradient of one-hot rows is not computed.
-    backward = 2 * products - parts["lookup"]
-    if model.kernel.attention == "none":
-        backward += (2.5 if _in_blocks(model) else 2) * attention
-    else:
-        backward += 2 * settings.training.batch * _kernel_gradients(model)
-    return Flops(products + attention, backward, _recomputed(parts, model))
+    looked_up = outside * model.one_hot
+    forward, backward = outside + looked_up, 2 * outside + looked_up
+    recomputed = outside if model.vocab_parts > 1 else 0.0
+    for kind in _split_layers(model):
+        parts = _products(kind, training.batch)
+        attention = parts["scores"] + parts["mixing"]
+        products = sum(parts.values()) - attention
+        forward += products + attention
+        backward += 2 * products
+        if kind.kernel.attention == "none":
+            backward += (2.5 if _in_blocks(kind) else 2) * attention
+        else:
+            backward += 2 * training.batch * _kernel_gradients(kind)
+        recomputed += _recomputed(parts, kind)
+    return Flops(forward, backward, recomputed)
 
 
 def model_flops(settings: Settings) -> float:
@@ -145,12 +159,12 @@ def model_flops(settings: Settings) -> float:
     norms = sum(x.size for x in declared_arrays(model).values() if x.spread is None)
     looked_up = 0 if model.tied else model.vocab * model.width
     weights = active_parameters(model) - looked_up - norms
-    wide = model.layers // model.window_cycle
-    window = min(model.window or model.length, model.length)
-    pairs = wide * model.length * (model.length + 1) / 2
-    pairs += (model.layers - wide) * window * (2 * model.length - window + 1) / 2
-    size = model.head_size + model.rope_size * bool(model.latent) / 2
-    attention = 12 * model.heads * size * sequences * pairs
+    attention = 0.0
+    for kind in _split_layers(model):
+        window = min(kind.window or kind.length, kind.length)
+        pairs = kind.layers * window * (2 * kind.length - window + 1) / 2
+        size = kind.head_size + kind.rope_size * bool(kind.latent) / 2
+        attention += 12 * kind.heads * size * sequences * pairs
     return 6 * weights * sequences * model.length + attention
 
 
@@ -173,7 +187,7 @@ def _in_blocks(model: ModelSettings) -> bool:
 
 
 def _pairs(model: ModelSettings) -> float:
-    """Return the scores that the forward pass computes per sequence and head, over all layers."""
+    """Return the scores that the forward pass computes per sequence and head, in equal layers."""
     if model.kernel.attention == "cudnn":
         return _kernel_pairs(model, _CUDNN_BLOCK, _CUDNN_BLOCK)
     if model.kernel.attention != "none":
@@ -186,20 +200,15 @@ def _pairs(model: ModelSettings) -> float:
 
 def _kernel_pairs(model: ModelSettings, queries: int, keys: int) -> float:
     """Return the scores in the blocks that a kernel visits, per sequence and head."""
-    length, wide = model.length, model.layers // model.window_cycle
+    length, window = model.length, model.window
     queries, keys = min(queries, length), min(keys, length)
-
-    def visited(window: int) -> int:
-        total = 0
-        for first in range(0, length, queries):
-            end = (first + queries - 1) // keys + 1
-            # The first query of the block sees this position and those after it.
-            start = max(first - window + 1, 0) // keys if window else 0
-            total += end - start
-        return total * queries * keys
-
-    near = visited(model.window) if wide < model.layers else 0
-    return wide * visited(0) + (model.layers - wide) * near
+    total = 0
+    for first in range(0, length, queries):
+        end = (first + queries - 1) // keys + 1
+        # The first query of the block sees this position and those after it.
+        start = max(first - window + 1, 0) // keys if window else 0
+        total += end - start
+    return model.layers * total * queries * keys
 
 
 def _kernel_gradients(model: ModelSettings) -> float:
@@ -215,9 +224,8 @@ def _kernel_gradients(model: ModelSettings) -> float:
     return of_keys * (2 * key + 2 * value) + of_queries * (2 * key + value)
 
 
-def _products(settings: Settings) -> dict[str, float]:
-    """Return the FLOP of each product of the forward pass, over all layers."""
-    model, sequences = settings.model, settings.training.batch
+def _products(model: ModelSettings, sequences: int) -> dict[str, float]:
+    """Return the FLOP of each product of the forward pass of equal layers, over all of them."""
     tokens, width = sequences * model.length, model.width
     layers, heads = model.layers, model.heads * model.head_size
     arrays = declared_arrays(model).items()
@@ -241,18 +249,15 @@ def _products(settings: Settings) -> dict[str, float]:
         "shared_up": shared,
         "shared_down": shared,
         "router": 2 * layers * tokens * width * model.experts,
-        "lookup": 2 * tokens * width * model.vocab * model.one_hot,
-        "head": 2 * tokens * width * model.vocab,
         "scores": (heads + turned) * pairs,
         "mixing": heads * pairs,
     }
 
 
 def _recomputed(parts: dict[str, float], model: ModelSettings) -> float:
-    """Return the FLOP of recomputation: values that remat drops, and scores of vocabulary parts."""
-    head = parts["head"] if model.vocab_parts > 1 else 0.0
+    """Return the FLOP of recomputation of values that remat drops."""
     if not model.remat:
-        return head
+        return 0.0
     kept = {name for names in model.residuals for name in names}
     names = {"query", "key", "value", "gate", "up"} - kept
     # The products before a norm are made again even if its results are kept.
@@ -264,7 +269,7 @@ def _recomputed(parts: dict[str, float], model: ModelSettings) -> float:
         names |= {"scores", "mixing"}
     elif model.kernel.attention == "none" and not _in_blocks(model):
         names |= {"scores"}
-    return head + sum(parts[name] for name in names)
+    return sum(parts[name] for name in names)
 
 
 def sent_bytes(settings: Settings) -> dict[tuple[str, ...], float]:
@@ -346,11 +351,12 @@ def _activation_traffic(settings: Settings) -> _Sent:
     )
     again = model.remat and not {"stream", "out"} & {x for part in model.residuals for x in part}
     yield rules.heads, 2 * heads * layers * stream * one * (3 if again else 2)
-    if model.experts:
-        rows = sequences * model.experts * places(model, model.length)
-        yield rules.mlp, 2 * mlp * layers * rows * (2 * model.width + 1) * one
-    else:
-        yield rules.mlp, 2 * mlp * layers * stream * one * 2
+    for kind in _split_layers(model):
+        features = 2 * stream
+        if kind.experts:
+            rows = sequences * kind.experts * places(kind, kind.length)
+            features = rows * (2 * kind.width + 1)
+        yield rules.mlp, 2 * mlp * kind.layers * features * one
     yield rules.vocab, 2 * vocab * (stream * (one + 4) + tokens * 4 * (2 * model.vocab_parts + 1))
     # Looked-up features and their gradients; the tokens (int32) are gathered for the lookup.
     yield rules.embed, 2 * embed * stream * one

@@ -97,8 +97,24 @@ def test_settings_of_every_example_mesh_are_valid(name: str) -> None:
         (["model.head_dim=7"], ["model.head_dim = 7 must be even", "head_dim = 8"]),
         (["model.window=4"], ["model.window_cycle = 1", "window_cycle = 2"]),
         (
+            ["model.wide_head_dim=7", "model.wide_kv_heads=3"],
+            ["model.wide_head_dim = 7 must be even", "wide_head_dim = 8", "wide_kv_heads = 3"],
+        ),
+        (
+            ["model.latent=8", "model.kv_heads=8", "model.wide_kv_heads=4"],
+            ["model.wide_kv_heads = 4", "a key for each of 8 query heads", "wide_kv_heads = 0"],
+        ),
+        (
+            ["model.dense_layers=1", "model.dense_mlp=16"],
+            ["model.dense_layers = 1", "model.dense_mlp = 16", "model.experts = 0"],
+        ),
+        (
+            ["model.experts=4", "model.dense_layers=1", "model.expert_cycle=3"],
+            ["none of model.layers = 2", "dense_layers = 0", "expert_cycle = 1"],
+        ),
+        (
             ["model.window=4", "model.window_cycle=3", "model.attention_block=8"],
-            ["model.layers = 2 does not divide", "layers = 3", "attention_block = 0"],
+            ["attention in blocks", "attention_block = 0"],
         ),
         (
             ["model.kernel.attention=flash", "model.window=4", "model.window_cycle=2"],

@@ -1,3 +1,4 @@
+import itertools
 from typing import Any
 
 import jax
@@ -8,9 +9,10 @@ from jax.experimental.pallas.tpu import force_tpu_interpret_mode
 
 from tests.train.examples import settings
 from xlashard import Mesh
-from xlashard.train.config.settings import ModelSettings, Rules
-from xlashard.train.model.experts import mix_dropless, mix_experts, places
+from xlashard.train.config.settings import KernelSettings, ModelSettings, Rules
+from xlashard.train.model.experts import _ragged, mix_dropless, mix_experts, places
 from xlashard.train.model.layout import Layout, unplaced
+from xlashard.train.model.products import product
 
 TOKENS = 16
 TILES = [
@@ -141,3 +143,43 @@ def test_dropless_routing_equals_the_dense_mixture(where: str) -> None:
     )
     assert measured["dropped"] == 0
     assert measured["balance"] >= 1 - 1e-6
+
+
+@pytest.mark.slow
+def test_ragged_fp8_products_equal_the_fp8_products_of_each_group() -> None:
+    shape = model("model.dropless=true", "model.quantized=fp8")
+    sizes = jnp.array([10, 20, 30, 4], jnp.int32)
+    ends = [0, 10, 30, 60, 64]
+    keys = jax.random.split(jax.random.key(0), 2)
+    rows, weight = jax.random.normal(keys[0], (64, 32)), jax.random.normal(keys[1], (4, 32, 24))
+
+    def ragged(rows: jax.Array, weight: jax.Array) -> jax.Array:
+        return _ragged(rows, weight, sizes, shape, unplaced)
+
+    def grouped(rows: jax.Array, weight: jax.Array) -> jax.Array:
+        groups = enumerate(itertools.pairwise(ends))
+        parts = [product("bm,mn->bn", rows[a:b], weight[n], shape) for n, (a, b) in groups]
+        return jnp.concatenate(parts)
+
+    def exact(rows: jax.Array, weight: jax.Array) -> jax.Array:
+        return jax.lax.ragged_dot(rows, weight, sizes)
+
+    def differentiate(times: Any) -> list[jax.Array]:
+        def weigh(rows: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+            value = times(rows, weight)
+            return jnp.sum(value * jnp.cos(jnp.arange(value.size)).reshape(value.shape)), value
+
+        return jax.tree.leaves(jax.jit(jax.grad(weigh, (0, 1), has_aux=True))(rows, weight))
+
+    results = (differentiate(times) for times in (ragged, grouped, exact))
+    for ours, by_group, unrounded in zip(*results, strict=True):
+        norm = np.linalg.norm(unrounded)
+        assert np.linalg.norm(ours - by_group) < 1e-4 * norm
+        assert 0.01 * norm < np.linalg.norm(ours - unrounded) < 0.08 * norm
+
+
+def test_last_product_of_experts_has_tiles_of_its_own() -> None:
+    kernel = KernelSettings(tile_rows=256, down_tile_rows=128, down_tile_columns_dw=64)
+    down = kernel.down_kernel
+    assert (kernel.tile_rows, down.tile_rows) == (256, 128)
+    assert (down.tile_inner, down.tile_columns_dw) == (kernel.tile_inner, 64)

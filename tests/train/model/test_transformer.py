@@ -1,4 +1,5 @@
 import re
+from collections import Counter
 from dataclasses import replace
 
 import jax
@@ -10,7 +11,7 @@ from tests.train.examples import settings
 from xlashard.train.config.settings import ModelSettings
 from xlashard.train.formulas import parameters as count_parameters
 from xlashard.train.model.attention import rotary_angles, rotate
-from xlashard.train.model.layout import declare, initial_parameters
+from xlashard.train.model.layout import declare, initial_parameters, name_stacks
 from xlashard.train.model.products import product
 from xlashard.train.model.transformer import (
     choose,
@@ -42,13 +43,13 @@ def drawn(model: ModelSettings) -> dict:
 def numpy_forward(parameters: dict, tokens: np.ndarray, model: ModelSettings) -> np.ndarray:
     """Return the logits of the transformer, in loops over layers, heads and positions."""
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), parameters)
-    size, group = model.head_size, model.heads // model.kv_heads
+    taken = Counter[str]()
 
     def norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weight
 
     def turn(vector: np.ndarray, position: int) -> np.ndarray:
-        count = model.rope_size if model.latent else size
+        count = model.rope_size if model.latent else len(vector)
         fixed, first, second = np.split(vector, [-count, -count // 2])
         speeds = model.rope_base ** (-np.arange(count // 2) * 2 / count)
         turned = (first + 1j * second) * np.exp(1j * position * speeds)
@@ -56,8 +57,13 @@ def numpy_forward(parameters: dict, tokens: np.ndarray, model: ModelSettings) ->
 
     x = p["embedding"][tokens]
     for number in range(model.layers):
-        weights = jax.tree.map(lambda a, i=number: a[i], p["layers"])
-        attention, mlp = weights["attention"], weights["mlp"]
+        kind = model.derive_layer(number)
+        group = kind.heads // kind.kv_heads
+        attention, mlp = (
+            jax.tree.map(lambda a, i=taken[name]: a[i], p["layers"][name])
+            for name in name_stacks(model, kind)
+        )
+        taken.update(name_stacks(model, kind))
         y = norm(x, attention["norm"])
         added = np.zeros_like(x)
         for head in range(model.heads):
@@ -80,18 +86,41 @@ def numpy_forward(parameters: dict, tokens: np.ndarray, model: ModelSettings) ->
                 scores = np.exp(k[seen] @ q[i] / np.sqrt(len(q[i])))
                 added[i] += scores @ v[seen] / scores.sum() @ attention["out"][head]
         y = y if model.parallel else norm(x + added, mlp["norm"])
-        hidden = y @ mlp["up"]
-        if model.gated:
-            gate = y @ mlp["gate"]
-            hidden *= gate / (1 + np.exp(-gate))
-        else:
-            hidden = np.maximum(hidden, 0)
-        x = x + added + hidden @ mlp["down"]
+        x = x + added + (numpy_mixture if kind.experts else numpy_mlp)(y, mlp, model)
     head = p["embedding"].T / np.sqrt(model.width) if model.tied else p["head"]
     return norm(x, p["norm"]) @ head
 
 
+def numpy_mlp(y: np.ndarray, mlp: dict, model: ModelSettings) -> np.ndarray:
+    """Return the output of a dense feed-forward layer."""
+    hidden = y @ mlp["up"]
+    if not model.gated:
+        return np.maximum(hidden, 0) @ mlp["down"]
+    gate = y @ mlp["gate"]
+    return (hidden * gate / (1 + np.exp(-gate))) @ mlp["down"]
+
+
+def numpy_mixture(y: np.ndarray, mlp: dict, model: ModelSettings) -> np.ndarray:
+    """Return the output of the best experts of each position, weighted by their probabilities."""
+    chances = np.exp(y @ mlp["router"])
+    mixed = np.zeros_like(y)
+    for row, token in enumerate(y):
+        best = np.argsort(chances[row])[-model.active_experts :]
+        for expert in best:
+            own = {name: mlp[name][expert] for name in ("gate", "up", "down")}
+            share = chances[row, expert] / chances[row, best].sum()
+            mixed[row] += share * numpy_mlp(token, own, model)
+    return mixed
+
+
+MIXED = {
+    **{"layers": 6, "window": 5, "window_cycle": 2, "wide_head_dim": 10, "wide_kv_heads": 4},
+    **{"experts": 4, "dropless": True, "dense_layers": 1, "expert_cycle": 2, "dense_mlp": 24},
+}
+"""Six layers of five kinds: one dense layer, then every second one with experts, then one more."""
+
 OTHERS = {
+    "kinds of layers": MIXED,
     "plain feed-forward layer": {"gated": False, "activation": "relu"},
     "windows, one-hot": {"layers": 4, "window": 5, "window_cycle": 2, "one_hot": True},
     "latent": {"kv_heads": 8, "latent": 12, "query_rank": 20, "rope_size": 6},
@@ -178,6 +207,7 @@ def test_rotary_embedding_keeps_norms_and_depends_only_on_distance() -> None:
         ["model.kv_heads=1"],
         ["model.kv_heads=8", "model.latent=12", "model.rope_size=6"],
         ["model.window=4", "model.window_cycle=2"],
+        [f"model.{name}={str(value).lower()}" for name, value in MIXED.items()],
     ],
 )
 def test_incremental_decoding_equals_the_forward_pass(words: list[str]) -> None:

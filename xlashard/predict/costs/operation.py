@@ -81,6 +81,8 @@ class OperationTime:
         launch: Seconds to start it.
         known: False for a kernel of unknown cost.
         waits_for_hbm: Whether HBM traffic does not overlap with arithmetic, as in kernels.
+        first_share: Share of the HBM traffic that nothing overlaps with: the arithmetic starts when
+            the first block of the operands is there.
     """
 
     matrix: float = 0.0
@@ -91,6 +93,7 @@ class OperationTime:
     launch: float = 0.0
     known: bool = True
     waits_for_hbm: bool = False
+    first_share: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -100,12 +103,14 @@ class OperationTime:
         return self._overlapped() + self.kernel + self.launch
 
     def _overlapped(self) -> float:
-        units = (self.matrix, self.vector, self.hbm, self.vmem)
+        first = self.first_share * self.hbm
+        units = (self.matrix, self.vector, self.hbm - first, self.vmem)
         # Scaled, so that the powers of microseconds keep their digits.
         longest = max(units)
         if not longest:
-            return 0.0
-        return longest * sum((unit / longest) ** _OVERLAP for unit in units) ** (1 / _OVERLAP)
+            return first
+        sum_of_powers = sum((unit / longest) ** _OVERLAP for unit in units)
+        return first + longest * sum_of_powers ** (1 / _OVERLAP)
 
     @property
     def bound(self) -> Unit:
@@ -164,6 +169,7 @@ class OperationModel[R: Rates]:
             hbm,
             in_vmem / rates.vmem_bytes,
             launch=rates.operation_seconds + (rates.hbm_seconds if nbytes else 0.0),
+            first_share=min(rates.first_bytes / nbytes, 1.0) if nbytes else 0.0,
         )
 
     def _custom_call(

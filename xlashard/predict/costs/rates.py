@@ -113,6 +113,7 @@ class Rates:
     Attributes:
         cores: TensorCores that a program of the device runs on.
         scoped_vmem_bytes: VMEM that an operation may use.
+        first_bytes: Bytes that an operation reads before its arithmetic starts.
         matrix_size: Rows and columns of a matrix unit, to which products are padded.
         matrix_flops: FLOP per second of large matrix products, by operand dtype.
         hbm_bytes: Bytes per second of copies in HBM.
@@ -142,6 +143,7 @@ class Rates:
 
     cores: int = 1
     scoped_vmem_bytes: float = math.inf
+    first_bytes: float = 0.0
     matrix_size: int = 1
     matrix_flops: tuple[tuple[str, float], ...]
     hbm_bytes: float
@@ -253,9 +255,14 @@ def rates_of(generation: Generation) -> Rates:
     share = _MATRIX_SHARES.get(generation.name, _OTHER_MATRIX_SHARE)
     cores = generation.cores_per_device
     vectors = (core_clock(generation) or 0.0) * cores * VECTOR_LANES
+    vmem = (32 if generation.name in ("v6e", "tpu7x") else 16) * 2.0**20
     return Rates(
         cores=cores,
-        scoped_vmem_bytes=(32 if generation.name in ("v6e", "tpu7x") else 16) * 2.0**20,
+        scoped_vmem_bytes=vmem,
+        # Blocks of operands and results have two buffers each; the first ones of the operands come
+        # before everything else. Of half, a quarter and an eighth of VMEM a quarter is closest to
+        # recipes' products of 2048 rows on TPU7x, which therefore do not test it.
+        first_bytes=vmem / 4,
         matrix_size=MATRIX_UNITS[generation.name][1],
         matrix_flops=tuple((name, share * f) for name, f in generation.device_peak_flops),
         hbm_bytes=_HBM_SHARES.get(generation.name, _OTHER_HBM_SHARE)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xlashard.hlo.collectives import Collective, along_text
 from xlashard.hlo.module import HloModule
 from xlashard.predict.costs.cost_analysis import analyze_cost
-from xlashard.predict.costs.gpu.gpu_operation import find_unrated
+from xlashard.predict.costs.gpu.gpu_operation import find_multipliers, find_unrated
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.costs.kernel_work import is_kernel, is_ragged, kernel_name, unmatched_costs
 from xlashard.predict.costs.models_by_target import network_for, operations_for, rates_for
@@ -22,6 +22,7 @@ from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.predict.targets.chip import Chip
 from xlashard.predict.targets.gpu.gpu_models import GpuModel
 from xlashard.predict.targets.tpu.topologies import Topology
+from xlashard.support.formatting import in_bytes
 from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def estimate_time(
     parts = error_parts(shares, **known)
     unknown_calls = work.unknown_calls + count_unrated(module, schedule)
     below, above = error_bar(parts)
+    products = count_products(module, schedule) if isinstance(chip, GpuModel) else ()
     estimate = TimeEstimate(
         flops=work.flops,
         flops_by_dtype=tuple(sorted(work.matmul_flops.items(), key=lambda item: -item[1])),
@@ -101,6 +103,8 @@ def estimate_time(
         elementwise_flops=work.elementwise,
         transcendentals=work.transcendental,
         unknown_calls=tuple(sorted(unknown_calls.items())),
+        products=products,
+        assumptions=tuple(_list_assumptions(chip, dict(products))),
         not_understood=tuple(sorted(module.not_understood.items())),
     )
     return replace(estimate, above=None) if estimate.is_lower_bound else estimate
@@ -343,6 +347,37 @@ def count_unrated(module: HloModule, schedule: StepSchedule) -> Counter[str]:
             runs_by_opcode[opcode] += round(runs)
             seconds += runs * operation.seconds
     return runs_by_opcode if 40 * seconds > 0.05 * schedule.seconds else Counter()
+
+
+def count_products(module: HloModule, schedule: StepSchedule) -> tuple[tuple[str, int], ...]:
+    """Return the runs of products of a schedule on GPUs by what multiplies.
+
+    Args:
+        module: The program.
+        schedule: Its schedule.
+    """
+    counts = Counter[str]()
+    for operation, runs in schedule:
+        computation = module.computations[operation.computation]
+        for name in find_multipliers(module, computation, operation.instruction):
+            counts[name] += round(runs)
+    return tuple(sorted(counts.items()))
+
+
+def _list_assumptions(chip: Chip, products: Mapping[str, int]) -> Iterator[str]:
+    """Yield what the time on a GPU takes for granted."""
+    if not isinstance(chip, GpuModel):
+        return
+    if "triton" in products:
+        yield (
+            "products in Triton's kernels take the time of cuBLAS's; without a GPU XLA tunes none, "
+            "and its choice may change the time by a third"
+        )
+    yield "the host starts a step in time; its part of a call is unknown and not counted"
+    yield (
+        f"each operation reads and writes HBM: values that stay in the L2 cache "
+        f"({in_bytes(chip.l2_bytes)}) take less, at a rate that is not published"
+    )
 
 
 _ARITHMETIC = ("matrix", "vector", "kernel")

@@ -1,7 +1,9 @@
 """Settings of a training run, with types, defaults and ranges, and their changes."""
 
+import math
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -100,6 +102,9 @@ class ShardingSettings:
         return self.layout == "auto"
 
 
+_DOWN_TILE = "the same of the experts' last product; 0: as of the first ones"
+
+
 @dataclass(frozen=True)
 class KernelSettings:
     """Kernels, with positions per block of the passes of attention on TPU."""
@@ -129,6 +134,18 @@ class KernelSettings:
     tile_rows_dw: int = setting(512, "tokens per tile, gradient of the weights", _POSITIVE)
     tile_inner_dw: int = setting(1024, "rows of the gradient of the weights per tile", _POSITIVE)
     tile_columns_dw: int = setting(1024, "its columns per tile", _POSITIVE)
+    down_tile_rows: int = setting(0, _DOWN_TILE, _NOT_NEGATIVE)
+    down_tile_inner: int = setting(0, _DOWN_TILE, _NOT_NEGATIVE)
+    down_tile_columns: int = setting(0, _DOWN_TILE, _NOT_NEGATIVE)
+    down_tile_rows_dw: int = setting(0, _DOWN_TILE, _NOT_NEGATIVE)
+    down_tile_inner_dw: int = setting(0, _DOWN_TILE, _NOT_NEGATIVE)
+    down_tile_columns_dw: int = setting(0, _DOWN_TILE, _NOT_NEGATIVE)
+
+    @property
+    def down_kernel(self) -> "KernelSettings":
+        """Return the settings with the tiles of the experts' last product as those of the first."""
+        down = {n.removeprefix("down_"): x for n, x in vars(self).items() if n.startswith("down_")}
+        return replace(self, **{name: size for name, size in down.items() if size})
 
 
 @dataclass(frozen=True)
@@ -158,6 +175,14 @@ class ModelSettings:
     window: int = setting(0, "last positions that a position sees; 0: all before it", _NOT_NEGATIVE)
     window_cycle: int = setting(
         1, "layers of a cycle, whose last one sees all positions before it", _POSITIVE
+    )
+    wide_head_dim: int = setting(
+        0,
+        "features of a head in the last layer of such a cycle; 0: as in the others",
+        _NOT_NEGATIVE,
+    )
+    wide_kv_heads: int = setting(
+        0, "key and value heads of that layer; 0: as in the others", _NOT_NEGATIVE
     )
     rope_base: float = setting(10000.0, "longest rotary wavelength / 2π", Bounds(above=1))
     compute: _Float = setting(
@@ -200,7 +225,14 @@ class ModelSettings:
     vocab_parts: int = setting(
         1, "parts of the vocabulary, computed one after the other", _POSITIVE
     )
-    experts: int = setting(0, "experts of each feed-forward layer; 0: dense", _NOT_NEGATIVE)
+    experts: int = setting(0, "experts of a feed-forward layer; 0: dense", _NOT_NEGATIVE)
+    dense_layers: int = setting(0, "first layers, which have no experts", _NOT_NEGATIVE)
+    expert_cycle: int = setting(
+        1, "layers of a cycle after them, of which the last one has experts", _POSITIVE
+    )
+    dense_mlp: int = setting(
+        0, "hidden features of the layers without experts; 0: as mlp", _NOT_NEGATIVE
+    )
     active_experts: int = setting(2, "experts per token", _POSITIVE)
     shared_mlp: int = setting(
         0, "hidden features of a layer beside the experts for all tokens; 0: none", _NOT_NEGATIVE
@@ -215,6 +247,54 @@ class ModelSettings:
     def head_size(self) -> int:
         """Return the number of features of a head."""
         return self.head_dim or self.width // self.heads
+
+    def derive_layer(self, number: int) -> "ModelSettings":
+        """Return the settings of a model of which every layer is as one of this model.
+
+        Args:
+            number: Number of the layer from 0.
+        """
+        wide = number % self.window_cycle == self.window_cycle - 1
+        head_dim, kv_heads = (self.wide_head_dim, self.wide_kv_heads) if wide else (0, 0)
+        later = number - self.dense_layers
+        dense = later < 0 or later % self.expert_cycle < self.expert_cycle - 1
+        experts = 0 if dense else self.experts
+        return replace(
+            self,
+            window=0 if wide else self.window,
+            window_cycle=1,
+            head_dim=head_dim or self.head_size,
+            wide_head_dim=0,
+            kv_heads=kv_heads or self.kv_heads,
+            wide_kv_heads=0,
+            experts=experts,
+            dense_layers=0,
+            expert_cycle=1,
+            mlp=self.mlp if experts else self.dense_mlp or self.mlp,
+            dense_mlp=0,
+        )
+
+    def count_layer_kinds(self) -> "dict[ModelSettings, int]":
+        """Return the number of layers of each kind, by the `derive_layer` of the kind."""
+        kinds = Counter["ModelSettings"]()
+        for start, size, count in self.list_scans():
+            for number in range(start, start + size):
+                kinds[self.derive_layer(number)] += count
+        return dict(kinds)
+
+    def list_scans(self) -> Iterator[tuple[int, int, int]]:
+        """Yield first layer, layers of a cycle and number of cycles of each scan over layers."""
+        dense = min(self.dense_layers, self.layers) if self.experts else 0
+        expert_cycle = self.expert_cycle if self.experts else 1
+        for start, end, cycle in (
+            (0, dense, self.window_cycle),
+            (dense, self.layers, math.lcm(self.window_cycle, expert_cycle)),
+        ):
+            count, rest = divmod(end - start, cycle)
+            if count:
+                yield start, cycle, count
+            if rest:
+                yield end - rest, rest, 1
 
     @property
     def residuals(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

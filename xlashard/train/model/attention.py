@@ -198,15 +198,15 @@ def attention_layer(
     x: jax.Array,
     weights: dict[str, Any],
     angles: tuple[jax.Array, jax.Array],
-    window: int,
     model: ModelSettings,
     place: Layout,
 ) -> jax.Array:
     """Return the attention layer's addition to the residual stream [B, L, W].
 
-    A position sees the last `window` ones, or all before it if `window` is 0. The kernel of the
-    model is one that the devices run.
+    A position sees the last ones of the model's window, or all before it without one. The kernel of
+    the model is one that the devices run.
     """
+    window = model.window
     q, k, v = project(x, weights, angles, model, place)
     if model.kernel.attention != "none":
         mixed = kernel_attention(q, k, v, window, model.kernel, place)

@@ -94,12 +94,42 @@ def _pieces(settings: Settings) -> Iterator[str]:
             f"without a capacity a device has all of them. Write:\n"
             f"{setting_line('sharding.rules.experts', ())}"
         )
+    yield from _kinds(model)
     yield from _residuals(model)
     yield from _latent(model)
     yield from _windows(model)
     yield from _kernel(model)
     yield from _automatic(settings)
     yield from _tokens(settings)
+
+
+def _kinds(model: ModelSettings) -> Iterator[str]:
+    """Check the heads of wide layers, and that a model with experts has layers with them."""
+    if model.wide_head_dim % 2:
+        yield (
+            f"model.wide_head_dim = {model.wide_head_dim} must be even, for rotary positions turn "
+            f"pairs. Write:\n  [model]\n  wide_head_dim = {model.wide_head_dim + 1}"
+        )
+    if model.wide_kv_heads and model.heads % model.wide_kv_heads:
+        yield _misfit("model.heads", model.heads, "model.wide_kv_heads", model.wide_kv_heads)
+    if model.latent and model.wide_kv_heads not in (0, model.heads):
+        yield (
+            f"model.wide_kv_heads = {model.wide_kv_heads}, but latent attention (model.latent = "
+            f"{model.latent}) has a key for each of {model.heads} query heads. Write:\n"
+            f"  [model]\n  wide_kv_heads = 0"
+        )
+    for key in ("dense_layers", "dense_mlp"):
+        if getattr(model, key) and not model.experts:
+            yield (
+                f"model.{key} = {getattr(model, key)} has no effect: model.experts = 0 makes every "
+                f"layer dense. Write:\n  [model]\n  {key} = 0"
+            )
+    if model.experts and not any(kind.experts for kind in model.count_layer_kinds()):
+        yield (
+            f"model.experts = {model.experts}, but none of model.layers = {model.layers} has them "
+            f"with model.dense_layers = {model.dense_layers} and model.expert_cycle = "
+            f"{model.expert_cycle}. Write:\n  [model]\n  dense_layers = 0\n  expert_cycle = 1"
+        )
 
 
 def _residuals(model: ModelSettings) -> Iterator[str]:
@@ -156,9 +186,7 @@ def _latent(model: ModelSettings) -> Iterator[str]:
 
 
 def _windows(model: ModelSettings) -> Iterator[str]:
-    """Check that cycles of layers divide the layers, and that attention has windows."""
-    if model.layers % model.window_cycle:
-        yield _misfit("model.layers", model.layers, "model.window_cycle", model.window_cycle)
+    """Check that windows have layers and attention for them, and the heads of wide layers."""
     if model.window and model.window_cycle == 1:
         yield (
             f"model.window = {model.window} has no effect: model.window_cycle = 1 makes every "
@@ -280,13 +308,19 @@ def _parameters(settings: Settings) -> Iterator[str]:
             if name is None or name in reported or size % _ways(name, settings) == 0:
                 continue
             reported.add(name)
-            key = "model.width" if name == "embed" else f"model.{name}"
+            key = "model.width" if name == "embed" else f"model.{_key_prefix(path)}{name}"
             problem = _uneven(f"{key} = {size}", name, settings)
             yield (
                 f"{problem} (parameter {path}, shape {declared.shape}). Write:\n"
                 f"{setting_line(key, _near(size, _ways(name, settings)))}\nor:\n"
                 f"{setting_line(f'sharding.rules.{name}', ())}"
             )
+
+
+def _key_prefix(path: str) -> str:
+    """Return the prefix of the settings for the sizes of a parameter, such as `wide_`."""
+    prefixes = {"layers.wide_attention": "wide_", "layers.dense": "dense_"}
+    return prefixes.get(path.rpartition(".")[0], "")
 
 
 def _length(settings: Settings) -> Iterator[str]:

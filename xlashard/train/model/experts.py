@@ -13,6 +13,7 @@ per token, C slots of an expert.
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from xlashard.train.config.settings import KernelSettings, ModelSettings
 from xlashard.train.model.layout import Layout, placed
-from xlashard.train.model.products import product
+from xlashard.train.model.products import product, round_to_fp8
 
 _INSIDE = ("batch", "experts", None, None)
 _OUTSIDE = ("batch", None, None, None)
@@ -141,7 +142,9 @@ def _mix_sorted(
     times = functools.partial(_ragged, sizes=sizes, model=model, place=place)
     gate = checkpoint_name(times(rows, weights["gate"]), "gate")
     up = checkpoint_name(times(rows, weights["up"]), "up")
-    done = checkpoint_name(times(jax.nn.silu(gate) * up, weights["down"]), "down")
+    last = replace(model, kernel=model.kernel.down_kernel)
+    done = times(jax.nn.silu(gate) * up, weights["down"], model=last)
+    done = checkpoint_name(done, "down")
     # The order back to the tokens is the inverse of the order to the experts.
     done = _sorted_rows(done, back, order).reshape(batch, tokens, -1, width)
     mixed = jnp.einsum("bskw,bks->bsw", done, shares.astype(done.dtype))
@@ -155,10 +158,46 @@ def _mix_sorted(
 def _ragged(
     rows: jax.Array, weight: jax.Array, sizes: jax.Array, model: ModelSettings, place: Layout
 ) -> jax.Array:
-    """Return the products of consecutive groups of rows with the weight of each group."""
+    """Return the products of consecutive groups of rows with the weight of each group.
+
+    Megablox takes no operands of eight bits, but XLA has kernels for floats of eight bits. Integers
+    would need a scale for each row of a group: products in int8 keep the type of the rows.
+    """
+    if model.quantized == "fp8":
+        return _fp8_ragged(rows, weight, sizes)
     if model.kernel.experts == "none" or place.platform != "tpu":
         return jax.lax.ragged_dot(rows, weight, sizes)
     return _kernel_product(rows, weight, sizes, model.kernel)
+
+
+@jax.custom_vjp
+def _fp8_ragged(rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Return ragged products whose operands are rounded as those of `product` in fp8."""
+    return _fp8_forward(rows, weight, sizes)[0]
+
+
+def _fp8_forward(rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> tuple[jax.Array, Any]:
+    values, factors = (round_to_fp8(x, (), "value")[0] for x in (rows, weight))
+    product = jax.lax.ragged_dot(values, factors, sizes, preferred_element_type=jnp.float32)
+    # Empty arrays have the types of the gradients.
+    return product.astype(rows.dtype), (values, factors, sizes, rows[:0], weight[:0])
+
+
+def _fp8_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    rows, weight, sizes, *like = kept
+    slope, scale = round_to_fp8(gradient, (), "gradient")
+
+    def times(x: jax.Array, y: jax.Array, dims: Any, dtype: Any) -> jax.Array:
+        result = jax.lax.ragged_dot_general(x, y, sizes, dims, preferred_element_type=jnp.float32)
+        return (result * scale.reshape(())).astype(dtype)
+
+    dx = times(slope, weight, _OF_ROWS, like[0].dtype)
+    return dx, times(rows, slope, _OF_WEIGHTS, like[1].dtype), None
+
+
+_fp8_ragged.defvjp(_fp8_forward, _fp8_backward)
+_OF_ROWS = jax.lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), [0], [0])
+_OF_WEIGHTS = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

@@ -10,6 +10,7 @@ features of the feed-forward part, E experts, N layers, V tokens of the vocabula
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -223,24 +224,42 @@ def declare(model: ModelSettings) -> dict[str, Any]:
         model: The shape of the model.
 
     Returns:
-        ``embedding`` [V, W], ``layers`` (dicts of arrays stacked over N), ``norm`` [W] and
-        ``head`` [W, V], unless the embedding is tied to it.
+        ``embedding`` [V, W], ``layers`` (dicts of arrays, each stacked over the layers that have
+        it), ``norm`` [W] and ``head`` [W, V], unless the embedding is tied to it.
     """
     width = model.width
+    stacks: dict[str, dict[str, _Array]] = {}
+    sizes = Counter[str]()
+    for kind, count in model.count_layer_kinds().items():
+        names = name_stacks(model, kind)
+        stacks |= zip(names, (_attention(kind), _feed_forward(kind)), strict=True)
+        sizes.update(dict.fromkeys(names, count))
 
-    def stacked(arrays: dict[str, _Array]) -> dict[str, Declaration]:
+    def stacked(name: str) -> dict[str, Declaration]:
         return {
-            name: Declaration((model.layers, *shape), ("layers", *axes), spread)
-            for name, (shape, axes, spread) in arrays.items()
+            array: Declaration((sizes[name], *shape), ("layers", *axes), spread)
+            for array, (shape, axes, spread) in stacks[name].items()
         }
 
     head = {} if model.tied else {"head": Declaration((width, model.vocab), HEAD, width**-0.5)}
     return {
         "embedding": Declaration((model.vocab, width), ("vocab", "embed"), 1.0),
-        "layers": {"attention": stacked(_attention(model)), "mlp": stacked(_feed_forward(model))},
+        "layers": {name: stacked(name) for name in stacks},
         "norm": Declaration((width,), (None,), None),
         **head,
     }
+
+
+def name_stacks(model: ModelSettings, kind: ModelSettings) -> tuple[str, str]:
+    """Return the names of the arrays of a kind of layer: those of attention and feed-forward layer.
+
+    Args:
+        model: The model.
+        kind: One of its `count_layer_kinds`. Kinds whose arrays have the same shapes share them.
+    """
+    is_narrow = (kind.head_size, kind.kv_heads) == (model.head_size, model.kv_heads)
+    has_same = bool(kind.experts) == bool(model.experts)
+    return "attention" if is_narrow else "wide_attention", "mlp" if has_same else "dense"
 
 
 def declared_arrays(model: ModelSettings) -> dict[str, Declaration]:

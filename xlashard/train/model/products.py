@@ -63,7 +63,7 @@ _quantized.defvjp(_forward, _backward)
 
 
 def _rounding(kind: _Kind) -> Any:
-    return _to_int8 if kind == "int8" else _to_fp8
+    return _to_int8 if kind == "int8" else round_to_fp8
 
 
 def _to_int8(x: jax.Array, contracted: tuple[int, ...], role: str) -> tuple[jax.Array, Any]:
@@ -75,7 +75,7 @@ def _to_int8(x: jax.Array, contracted: tuple[int, ...], role: str) -> tuple[jax.
     return jnp.round(wide / scale).astype(jnp.int8), scale
 
 
-def _to_fp8(x: jax.Array, contracted: tuple[int, ...], role: str) -> tuple[jax.Array, Any]:
+def round_to_fp8(x: jax.Array, contracted: tuple[int, ...], role: str) -> tuple[jax.Array, Any]:
     """Return eight-bit floats, and the scale of the array for a gradient."""
     del contracted
     dtype = jnp.float8_e4m3fn if role == "value" else jnp.float8_e5m2

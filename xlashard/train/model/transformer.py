@@ -7,6 +7,8 @@ one head, M hidden features of the feed-forward part, N layers, V tokens of the 
 """
 
 import functools
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,7 +32,7 @@ from xlashard.train.model.attention import (
 )
 from xlashard.train.model.blockwise import cross_entropy
 from xlashard.train.model.experts import mix_dropless, mix_experts
-from xlashard.train.model.layout import HEAD, Axes, Layout, declare, placed, unplaced
+from xlashard.train.model.layout import HEAD, Axes, Layout, declare, name_stacks, placed, unplaced
 from xlashard.train.model.products import product
 
 _ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
@@ -112,24 +114,28 @@ def measure(
     return total, {"loss": value, **measured}
 
 
-def empty_cache(batch: int, length: int, model: ModelSettings) -> dict[str, jax.Array]:
-    """Return an empty cache: keys and values [N, B, length, K, D]."""
-    sizes = {
-        "key": model.head_size + model.rope_size * bool(model.latent),
-        "value": model.head_size,
+def empty_cache(batch: int, length: int, model: ModelSettings) -> dict[str, Any]:
+    """Return an empty cache: keys and values [N, B, length, K, D], by array of `name_stacks`."""
+    sizes = Counter[tuple[str, int, int]]()
+    for kind, count in model.count_layer_kinds().items():
+        sizes[name_stacks(model, kind)[0], kind.kv_heads, kind.head_size] += count
+    dtype, turned = jnp.dtype(model.compute), model.rope_size * bool(model.latent)
+    return {
+        name: {
+            "key": jnp.zeros((count, batch, length, heads, size + turned), dtype),
+            "value": jnp.zeros((count, batch, length, heads, size), dtype),
+        }
+        for (name, heads, size), count in sizes.items()
     }
-    shape = (model.layers, batch, length, model.kv_heads)
-    dtype = jnp.dtype(model.compute)
-    return {name: jnp.zeros((*shape, size), dtype) for name, size in sizes.items()}
 
 
 def decode(
     parameters: dict[str, Any],
-    cache: dict[str, jax.Array],
+    cache: dict[str, Any],
     token: jax.Array,
     position: jax.Array,
     model: ModelSettings,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+) -> tuple[jax.Array, dict[str, Any]]:
     """Return the logits after one more token, from the cached keys and values.
 
     The cache is a ring buffer: once full, each token replaces the oldest one.
@@ -145,69 +151,120 @@ def decode(
         Logits [B, V], equal to those of `forward` at this position, and the updated cache.
     """
     dtype = jnp.dtype(model.compute)
-    angles = rotary_angles(position[None], model)
-    room = cache["key"].shape[2]
+    room = jax.tree.leaves(cache)[0].shape[2]
     slot = position % room
     seen = (jnp.arange(room) <= position)[None, :]
-    near = seen & ((position - jnp.arange(room)) % room < (model.window or room))
-    wide = jnp.arange(model.layers) % model.window_cycle == model.window_cycle - 1
+    ages = (position - jnp.arange(room)) % room
 
-    def layer(x: jax.Array, slices: tuple[dict[str, Any], jax.Array, jax.Array, jax.Array]):
-        weights, keys, values, is_wide = slices
-        q, k, v = project(x, weights["attention"], angles, model, unplaced)
-        keys = jax.lax.dynamic_update_slice_in_dim(keys, k, slot, axis=1)
-        values = jax.lax.dynamic_update_slice_in_dim(values, v, slot, axis=1)
-        mixed = attend(q, keys, values, jnp.where(is_wide, seen, near))
-        stream = x + project_out(mixed, weights["attention"], model, unplaced)
-        added, _ = _feed_forward(x if model.parallel else stream, weights, model, unplaced)
-        return stream + added, (keys, values)
+    def layer(x: jax.Array, own: dict[str, Any], kind: ModelSettings) -> tuple[jax.Array, Any]:
+        (attention, kept), mlp = own["attention"], own["mlp"]
+        angles = rotary_angles(position[None], kind)
+        q, k, v = project(x, attention, angles, kind, unplaced)
+        keys = jax.lax.dynamic_update_slice_in_dim(kept["key"], k, slot, axis=1)
+        values = jax.lax.dynamic_update_slice_in_dim(kept["value"], v, slot, axis=1)
+        mixed = attend(q, keys, values, seen & (ages < kind.window) if kind.window else seen)
+        stream = x + project_out(mixed, attention, kind, unplaced)
+        weights = {"attention": attention, "mlp": mlp}
+        added, _ = _feed_forward(x if kind.parallel else stream, weights, kind, unplaced)
+        return stream + added, {"attention": {"key": keys, "value": values}}
 
     x = _embed(parameters, token[:, None].astype(jnp.int32), model, unplaced)
     layers = _cast(parameters["layers"], dtype)
-    x, (keys, values) = jax.lax.scan(layer, x, (layers, cache["key"], cache["value"], wide))
+    stacks = layers | {name: (layers[name], kept) for name, kept in cache.items()}
+    x, cache = _run_layers(layer, x, stacks, model)
     x = norm(x, parameters["norm"].astype(dtype))
     scores = _scores(x, _head(parameters, dtype, model, unplaced), unplaced)
-    return scores[:, 0], {"key": keys, "value": values}
+    return scores[:, 0], cache
+
+
+type _Layer = Callable[[jax.Array, dict[str, Any], ModelSettings], tuple[jax.Array, Any]]
+
+
+def _run_layers(
+    layer: _Layer, x: jax.Array, stacks: dict[str, Any], model: ModelSettings
+) -> tuple[jax.Array, dict[str, Any]]:
+    """Run all layers, one scan over the cycles of equal layers.
+
+    Args:
+        layer: Takes the features, the arrays of ``attention`` and ``mlp`` of one layer, and its
+            kind; returns the features and results by ``attention`` or ``mlp``.
+        x: Features [B, L, W].
+        stacks: Arrays of all layers, by name of `name_stacks`.
+        model: The shape of the model.
+
+    Returns:
+        Features, and the results of all layers, stacked like the arrays.
+    """
+    done = Counter[str]()
+    results: dict[str, list[Any]] = defaultdict(list)
+    for start, size, count in model.list_scans():
+        kinds = [model.derive_layer(start + n) for n in range(size)]
+        names = [dict(zip(_PARTS, name_stacks(model, kind), strict=True)) for kind in kinds]
+        sizes = Counter(name for own in names for name in own.values())
+        parts = {}
+        for name, number in sizes.items():
+            cut = slice(done[name], done[name] + count * number)
+            parts[name] = _split_first(_take(stacks[name], cut), count, number)
+        done.update({name: count * number for name, number in sizes.items()})
+
+        def cycle(
+            x: jax.Array, parts: dict[str, Any], kinds: Any = kinds, names: Any = names
+        ) -> tuple[jax.Array, dict[str, Any]]:
+            used, outputs = Counter[str](), defaultdict[str, list[Any]](list)
+            for kind, own in zip(kinds, names, strict=True):
+                arrays = {part: _take(parts[name], used[name]) for part, name in own.items()}
+                used.update(own.values())
+                x, result = layer(x, arrays, kind)
+                for part, values in result.items():
+                    outputs[own[part]].append(values)
+            return x, {name: _join_arrays(jnp.stack, values) for name, values in outputs.items()}
+
+        x, outputs = jax.lax.scan(cycle, x, parts)
+        for name, values in outputs.items():
+            results[name].append(jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), values))
+    return x, {name: _join_arrays(jnp.concatenate, values) for name, values in results.items()}
+
+
+_PARTS = ("attention", "mlp")
+
+
+def _take(tree: Any, index: int | slice) -> Any:
+    return jax.tree.map(lambda array: array[index], tree)
+
+
+def _split_first(tree: Any, *sizes: int) -> Any:
+    return jax.tree.map(lambda array: array.reshape(*sizes, *array.shape[1:]), tree)
+
+
+def _join_arrays(join: Callable[[Any], jax.Array], trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *arrays: join(arrays), *trees)
 
 
 def _features(
     parameters: dict[str, Any], tokens: jax.Array, model: ModelSettings, place: Layout
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the input of the head [B, L, W], and the metrics averaged over the layers."""
-    model = with_kernel_of(place.platform, model)
     dtype = jnp.dtype(model.compute)
-    angles = rotary_angles(jnp.arange(tokens.shape[1]), model)
-    axes = jax.tree.map(lambda x: x.axes[1:], declare(model)["layers"])
+    positions = jnp.arange(tokens.shape[1])
+    angles = {kind: rotary_angles(positions, kind) for kind in model.count_layer_kinds()}
 
-    def layer(
-        x: jax.Array, weights: dict[str, Any], window: int
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        weights = jax.tree.map(lambda w, named: _whole(w, named, model, place), weights, axes)
+    def layer(x: jax.Array, own: dict[str, Any], kind: ModelSettings) -> tuple[jax.Array, Any]:
+        turned, kind = angles[kind], with_kernel_of(place.platform, kind)
+        axes = jax.tree.map(lambda declared: declared.axes[1:], declare(kind)["layers"])
+        own = jax.tree.map(lambda w, named: _whole(w, named, kind, place), own, axes)
         x = checkpoint_name(x, "input")
-        stream = x + attention_layer(x, weights["attention"], angles, window, model, place)
+        stream = x + attention_layer(x, own["attention"], turned, kind, place)
         stream = checkpoint_name(place(stream, STREAM), "stream")
-        added, measured = _feed_forward(x if model.parallel else stream, weights, model, place)
-        return place(stream + added, STREAM), measured
+        added, measured = _feed_forward(x if kind.parallel else stream, own, kind, place)
+        return place(stream + added, STREAM), {"mlp": measured} if measured else {}
 
     if model.remat:
-        layer = jax.checkpoint(layer, policy=kept_residuals(model), static_argnums=2)
-
-    def cycle(x: jax.Array, weights: dict[str, Any]) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Run the layers with a window, and the one that sees all positions."""
-        measured = []
-        for i in range(model.window_cycle):
-            own = jax.tree.map(lambda w, i=i: w[i], weights)
-            window = model.window if i < model.window_cycle - 1 else 0
-            x, values = layer(x, own, window)
-            measured.append(values)
-        return x, jax.tree.map(lambda *values: sum(values) / len(values), *measured)
-
+        policy = kept_residuals(with_kernel_of(place.platform, model))
+        layer = jax.checkpoint(layer, policy=policy, static_argnums=2)
     x = _embed(parameters, tokens, model, place)
-    cycles = model.layers // model.window_cycle
-    weights = _cast(parameters["layers"], dtype)
-    weights = jax.tree.map(lambda w: w.reshape(cycles, -1, *w.shape[1:]), weights)
-    x, measured = jax.lax.scan(cycle, x, weights)
-    return norm(x, parameters["norm"].astype(dtype)), jax.tree.map(jnp.mean, measured)
+    x, measured = _run_layers(layer, x, _cast(parameters["layers"], dtype), model)
+    means = jax.tree.map(jnp.mean, measured.get("mlp", {}))
+    return norm(x, parameters["norm"].astype(dtype)), means
 
 
 def kept_residuals(model: ModelSettings) -> Any:
@@ -286,8 +343,30 @@ def _output_matrix(parameters: dict[str, Any], dtype: Any, model: ModelSettings)
 
 def _scores(x: jax.Array, head: jax.Array, place: Layout, dtype: Any = jnp.float32) -> jax.Array:
     x = placed(x, place, WHOLE, STREAM)
-    scores = jnp.einsum("blw,wv->blv", x, head, preferred_element_type=dtype)
+    scores = _head_product(x, head, jnp.dtype(dtype).name)
     return place(scores, ("batch", None, "vocab"))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _head_product(x: jax.Array, head: jax.Array, dtype: str) -> jax.Array:
+    return jnp.einsum("blw,wv->blv", x, head, preferred_element_type=dtype)
+
+
+def _head_gradients(
+    dtype: str, kept: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, head = kept
+    product = functools.partial(jnp.einsum, preferred_element_type=dtype)
+    dx = product("blv,wv->blw", gradient, head).astype(x.dtype)
+    # One after the other: the gathered head is freed before its gradient, which is as large. The
+    # published options of compilers remove barriers; a sum with zeros stays.
+    after = x + 0 * dx
+    return dx, product("blw,blv->wv", after, gradient).astype(head.dtype)
+
+
+_head_product.defvjp(
+    lambda x, head, dtype: (_head_product(x, head, dtype), (x, head)), _head_gradients
+)
 
 
 def _feed_forward(

@@ -12,7 +12,12 @@ from xlashard.hlo.collective_kinds import CollectiveKind
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.text_reader import read_shape
 from xlashard.predict.costs.cost_analysis import analyze_cost
-from xlashard.predict.costs.gpu.gpu_operation import GpuOperationModel, find_unrated, gpu_rates
+from xlashard.predict.costs.gpu.gpu_operation import (
+    GpuOperationModel,
+    find_multipliers,
+    find_unrated,
+    gpu_rates,
+)
 from xlashard.predict.costs.gpu.nccl import NcclModel
 from xlashard.predict.costs.models_by_target import network_for, operations_for, rates_for
 from xlashard.predict.costs.network_model import NetworkCost
@@ -304,3 +309,24 @@ def test_lanes_of_float64_are_half_of_those_of_float32() -> None:
         model = operations_for(module, rates_for(H100))
         times.append(sum(model.of(main, each).vector for each in main.instructions.values()))
     assert times[1] == pytest.approx(2 * times[0]) and times[0] > 0
+
+
+def test_functions_of_float32_take_lanes_beside_the_special_units() -> None:
+    found = {}
+    for opcode in ("exponential", "log-plus-one", "sine", "rsqrt"):
+        text = (
+            "HloModule m\nENTRY main {\nx = f32[1048576]{0} parameter(0)\n"
+            f"ROOT r = f32[1048576]{{0}} {opcode}(x)\n}}\n"
+        )
+        found[opcode] = operation(text, "r").vector / MIB
+    lanes, special = gpu_rates(H100).vector_ops, gpu_rates(H100).transcendentals
+    assert found["rsqrt"] == pytest.approx(1 / special)
+    assert found["exponential"] == pytest.approx(9 / lanes + 1 / special)
+    assert found["sine"] > found["log-plus-one"] > found["exponential"] > found["rsqrt"]
+
+
+def test_products_are_counted_by_what_multiplies() -> None:
+    module = read(PRODUCT)
+    main = module.computations[module.entry]
+    names = [n for each in main.instructions.values() for n in find_multipliers(module, main, each)]
+    assert names == ["cublas"]

@@ -16,6 +16,7 @@ micro-benchmark, none from a training run. The sources, by their short names:
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from xlashard.hlo.module import Computation, HloModule, Instruction
@@ -26,6 +27,7 @@ from xlashard.predict.costs.gpu.cuda_calls import (
     attention_call,
     contracted_dims,
     convolved,
+    is_library_product,
 )
 from xlashard.predict.costs.kernel_work import cost_of
 from xlashard.predict.costs.operation import OperationModel, OperationTime, Work
@@ -67,6 +69,29 @@ rows and columns on A100 and H100, and to tokamax's gated products of 384 x 3072
 
 _TILE_DEPTH = 96
 """Depth of a product that takes as long as filling and emptying the pipeline of a tile."""
+
+_FUNCTIONS = {
+    "exponential": (9, 1),
+    "exponential-minus-one": (26, 0),
+    "log": (26, 0),
+    "log-plus-one": (27, 0),
+    "sine": (28, 0),
+    "cosine": (29, 0),
+    "tan": (28, 1),
+    "tanh": (15, 2),
+    "logistic": (11, 2),
+    "erf": (24, 1),
+    "cbrt": (14, 2),
+    "power": (72, 1),
+    "atan2": (40, 1),
+    "rsqrt": (0, 1),
+    "sqrt": (8, 1),
+}
+"""Operations of the float32 lanes and of the special units that a function of float32 takes.
+
+Counted in the PTX that nvcc 13.5 makes of CUDA's `expf`, `logf` and so on for sm_90: what libdevice
+has for reducing the range, for the polynomial and for its end, without the branch for sines of huge
+arguments. IEEE square roots and divisions are one instruction of PTX and eight of the machine."""
 
 _SPLITS = (1, 2, 4, 8)
 """Parts of the depth that different multiprocessors sum."""
@@ -189,6 +214,24 @@ def find_unrated(module: HloModule, computation: Computation, instruction: Instr
     return ""
 
 
+def find_multipliers(
+    module: HloModule, computation: Computation, instruction: Instruction
+) -> Iterator[str]:
+    """Yield what runs each product of an operation: `cublas`, `cudnn` or `triton`.
+
+    Args:
+        module: The module.
+        computation: Computation of the instruction, not that of a fusion.
+        instruction: The instruction.
+    """
+    for _, inner in module.inside(computation, instruction):
+        if is_library_product(inner):
+            target = inner.attributes.call_target
+            yield "cudnn" if target.startswith("__cudnn") else "cublas"
+        elif inner.opcode == "dot":
+            yield "triton"
+
+
 class GpuOperationModel(OperationModel[GpuRates]):
     """Times of the operations of a module on a GPU."""
 
@@ -245,6 +288,13 @@ class GpuOperationModel(OperationModel[GpuRates]):
         batch = max(round(left * right / (depth * depth * result)), 1)
         rows, columns = left // (batch * depth), right // (batch * depth)
         return self._rates.padding(batch, rows, depth, columns)
+
+    def _work(self, computation: Computation, instruction: Instruction) -> Work:
+        if instruction.opcode not in TRANSCENDENTAL:
+            return super()._work(computation, instruction)
+        lanes, special = _FUNCTIONS.get(instruction.opcode, _FUNCTIONS["sine"])
+        elements = self._elements(instruction.shape.arrays)
+        return Work(vector_ops=lanes * elements, transcendentals=special * elements)
 
     def _elements(self, arrays: tuple[Shape, ...] | list[Shape]) -> float:
         """Return the elements of arrays; threads need no whole registers.

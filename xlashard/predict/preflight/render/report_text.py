@@ -362,7 +362,9 @@ def error_notes(time: TimeEstimate) -> Iterator[str]:
 
 
 def uncounted_work(time: TimeEstimate) -> Iterator[str]:
-    """Yield notes on work that the times leave out."""
+    """Yield notes on what the times take for granted, and on work that they leave out."""
+    for assumption in time.assumptions:
+        yield f"Assumed: {assumption}."
     if time.is_lower_bound:
         yield f"The times are without {unknown_work(time)}."
     if time.unmatched_kernel_costs:

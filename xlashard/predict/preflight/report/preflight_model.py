@@ -221,6 +221,9 @@ class TimeEstimate:
             element.
         unknown_calls: Custom calls and operations of unknown cost, by name, with their number of
             runs; counted as zero.
+        products: Number of runs of products on GPUs by what multiplies: `cublas`, `cudnn` for its
+            convolutions, `triton`. Without a GPU XLA tunes none, and Triton's count as cuBLAS's.
+        assumptions: What the time takes for granted, a sentence each.
         not_understood: What else the analysis could not take into account, with its number: lines
             of an unknown form, unknown operations and types.
         lines: Time of the schedule by source line and operation, each 0.1 % or more of it; the
@@ -252,6 +255,8 @@ class TimeEstimate:
     elementwise_flops: float = 0.0
     transcendentals: float = 0.0
     unknown_calls: tuple[tuple[str, int], ...] = ()
+    products: tuple[tuple[str, int], ...] = ()
+    assumptions: tuple[str, ...] = ()
     not_understood: tuple[tuple[str, int], ...] = ()
     lines: tuple[LineTime, ...] = ()
     other_lines_seconds: float = 0.0
