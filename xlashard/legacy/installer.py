@@ -271,10 +271,12 @@ def _classes_of(shown: type) -> list[type]:
 def _refuse_imports(original: Callable[..., Any], files: frozenset[str]) -> Callable[..., Any]:
     """Return an `__import__` that finds no removed module for the code of some files."""
 
-    def find(name: str, globals: Any = None, locals: Any = None, names: Any = (), level: int = 0):  # type: ignore[no-untyped-def]
-        imported = original(name, globals, locals, names, level)
+    def find(
+        name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
+        imported = original(name, globals, locals, fromlist, level)
         if level == 0 and sys._getframe(1).f_code.co_filename in files:
-            for full in (name, *(f"{name}.{each}" for each in names or ())):
+            for full in (name, *(f"{name}.{each}" for each in fromlist or ())):
                 module = sys.modules.get(full)
                 if isinstance(module, ModuleShim) and module._today is None:
                     # no-catalogue: Python's own message for a missing module

@@ -12,7 +12,7 @@ import numpy as np
 
 from xlashard._jax import legacy_api
 from xlashard._jax.legacy_api import mlir
-from xlashard._jax.lowering import has_lowering
+from xlashard._jax.lowering import lowering_entries
 from xlashard._jax.runtime.coordination import backend_has_started
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard.core.array import device_put as put_array
@@ -110,12 +110,17 @@ def register_translation(prim: Any, rule: Any, *, platform: str | None = None) -
     if isinstance(rule, FunctionTranslation):
         lowering = mlir.lower_fun(rule.fun, rule.multiple_results)
         mlir.register_lowering(prim, lowering, platform=platform)
-    elif not has_lowering(prim):
+    elif prim not in lowering_entries():
         # A rule for a platform precedes this one, in any order of registration.
-        mlir.register_lowering(prim, _refuse_lowering)
+        mlir.register_lowering(prim, refuse_lowering)
 
 
-def _refuse_lowering(*args: Any, **parameters: Any) -> NoReturn:
+def refuse_lowering(*args: Any, **parameters: Any) -> NoReturn:
+    """Refuse a program with a primitive whose only rule calls XLA's builders.
+
+    Raises:
+        RefusedError: Always.
+    """
     raise_removed("jax.interpreters.xla.translations")
 
 
