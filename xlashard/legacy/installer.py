@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
@@ -218,10 +218,18 @@ class Installation:
         return member
 
     def _with_listener(self, entry: Entry, member: Any) -> Any:
-        """Return a member of a class; reading a property calls the listener."""
+        """Return a member of a class that calls the listener: a property read, a method called."""
         listener = self._listener
-        if listener is None or not isinstance(member, property):
+        if listener is None:
             return member
+        if not isinstance(member, property):
+
+            @wraps(member)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                listener(entry, member, sys._getframe(1))
+                return member(*args, **kwargs)
+
+            return call
 
         def get(instance: Any) -> Any:
             listener(entry, member, sys._getframe(1))

@@ -319,6 +319,11 @@ ENTRIES: EntryTable = {
             "xlashard.legacy.modules.interpreters:STARTED_BACKENDS",
         ),
     },
+    "jaxlib.xla_client.Client": {
+        "get_default_device_assignment": works("0.10.0", "jax.devices()[:count]").but(
+            "its order is that of `jax.devices()`, in which today's `jax.pmap` places shards"
+        )
+    },
     "jax._src.lib.xla_bridge": {"": works("0.4.6", _BACKEND)},
     "jax._src.lib": {
         "xla_extension_version": works(

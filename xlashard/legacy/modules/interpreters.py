@@ -16,6 +16,7 @@ from xlashard._jax.lowering import lowering_entries
 from xlashard._jax.runtime.coordination import backend_has_started
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard.core.array import device_put as put_array
+from xlashard.errors import ArgumentError
 from xlashard.legacy.entries.entry import RemovedApi, raise_removed
 from xlashard.legacy.modes.config_flags import as_jax_arrays
 from xlashard.legacy.shardings.partition_spec import AutoAxisResource
@@ -66,6 +67,34 @@ class StartedBackends(Mapping[str, Any]):
 
 
 STARTED_BACKENDS = StartedBackends()
+
+
+def get_default_device_assignment(
+    client: Any, num_replicas: int, num_partitions: int | None = None
+) -> list[Any]:
+    """Return the devices of a program that names none, in the order in which `pmap` places shards.
+
+    Args:
+        client: The backend.
+        num_replicas: The number of replicas.
+        num_partitions: The number of partitions of each replica.
+
+    Returns:
+        A device for each replica; with `num_partitions` a list of devices.
+    """
+    devices = np.array(client.devices(), object)
+    count = num_replicas * (num_partitions or 1)
+    if count > devices.size:
+        # no-catalogue: an error of the backend then
+        raise ArgumentError(
+            f"get_default_device_assignment: {count} devices are required, but the platform "
+            f"{client.platform!r} has {devices.size}; write: get_default_device_assignment("
+            f"{devices.size})"
+        )
+    chosen = devices[:count]
+    return (chosen if num_partitions is None else chosen.reshape(num_replicas, -1)).tolist()
+
+
 multi_host_supported_collectives: set[Any] = set()
 not_mapped = None
 zeros_like_p = RemovedApi("jax.interpreters.ad.zeros_like_p")
