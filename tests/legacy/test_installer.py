@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import jax
@@ -261,3 +263,61 @@ def test_error_of_a_misspelled_name_has_no_internal_frames(module: str, name: st
     ours = str(Path(xlashard.__file__).parent)
     files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert not [file for file in files if file.startswith(ours)]
+
+
+MIGRATED, OLD = "/code/migrated.py", "/code/old.py"
+
+
+@pytest.fixture
+def run_in() -> Iterator[Callable[[str, str], dict[str, Any]]]:
+    """Return a function that runs code of a file, while one file is migrated."""
+
+    def run(file: str, code: str) -> dict[str, Any]:
+        scope: dict[str, Any] = {"__name__": "program"}
+        exec(compile(code, file, "exec"), scope)
+        return scope
+
+    assert installing.INSTALLER.install(migrated=frozenset([MIGRATED]))
+    yield run
+    installing.uninstall()
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("from jax import tree_map", ImportError),
+        ("import jax; jax.tree_map", AttributeError),
+        ("import jax; getattr(jax, 'xla')", AttributeError),
+        ("import jax.experimental.maps", ModuleNotFoundError),
+        ("from jax.experimental import maps", ModuleNotFoundError),
+        ("from jax.experimental.maps import Mesh", ModuleNotFoundError),
+        ("import jax; jax.interpreters.xla.DeviceArray", AttributeError),
+        ("from jax.interpreters.batching import BatchTracer", ImportError),
+    ],
+)
+def test_migrated_file_gets_no_removed_name_while_others_do(
+    code: str, error: type[Exception], run_in: Callable[[str, str], dict[str, Any]]
+) -> None:
+    # The other file first: what it reads is not kept for the migrated one.
+    run_in(OLD, code)
+    with pytest.raises(error):
+        run_in(MIGRATED, code)
+    run_in(OLD, code)
+
+
+def test_migrated_file_gets_names_as_today(
+    today: dict[str, Any], run_in: Callable[[str, str], dict[str, Any]]
+) -> None:
+    code = "import jax\npmap, jit, Mesh = jax.pmap, jax.jit, jax.sharding.Mesh\n"
+    code += "has = hasattr(jax, 'tree_map'), hasattr(jax.experimental, 'maps')"
+    scope = run_in(MIGRATED, code)
+    assert scope["has"] == (False, False)
+    assert {name: scope[name] for name in today} == today
+    assert run_in(OLD, code)["has"] == (True, True)
+    # Imports beside the removed ones, and those relative to a package, are Python's.
+    assert run_in(MIGRATED, "import json.decoder as it; from jax import numpy")["it"].JSONDecoder
+
+
+@pytest.fixture
+def today() -> dict[str, Any]:
+    return {"pmap": jax.pmap, "jit": jax.jit, "Mesh": jax.sharding.Mesh}

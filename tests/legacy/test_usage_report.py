@@ -71,6 +71,11 @@ def test_imports_calls_and_attributes_are_counted(recorder: Recorder, run) -> No
     }
 
 
+def test_methods_of_classes_are_counted(recorder: Recorder, run) -> None:
+    run("import jax\nx = jax.numpy.ones(2)\nfor _ in range(3): x.to_py(), x.device()\n")
+    assert counted(recorder) == {("jax.Array.to_py", 3): 3, ("jax.Device.__call__", 3): 3}
+
+
 def test_uses_of_names_without_an_entry_are_counted(recorder: Recorder, run) -> None:
     run("from jax.linear_util import hashable_partial")
     assert counted(recorder)["jax.linear_util.hashable_partial", 1] == 1

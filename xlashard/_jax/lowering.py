@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -246,13 +246,13 @@ def register_lowering(primitive: Any, rule: Callable[..., Any]) -> None:
     mlir.register_lowering(primitive, rule)
 
 
-def has_lowering(primitive: Any) -> bool:
-    """Return True if a primitive has a lowering rule for the platforms without one of their own.
+def lowering_entries() -> MutableMapping[Any, Any]:
+    """Return JAX's lowering rules, by primitive, for the platforms without one of their own.
 
     JAX has no function that reads its rules. Lowering a call finds a missing one too, for which
     the primitive's operands would have to be known.
     """
-    return primitive in mlir._lowerings
+    return mlir._lowerings
 
 
 def aval_text(aval: Any) -> str:

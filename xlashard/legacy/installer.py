@@ -6,12 +6,13 @@ Modules of JAX that are not imported yet are patched after their import. The obj
 names are imported on first access.
 """
 
+import builtins
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +48,7 @@ class Installation:
         table: The entries, by name.
         listener: Called on each access to a name.
         signatures: The names of functions that accept their earlier arguments.
+        migrated: The files whose code gets today's names alone.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Installation:
         table: Mapping[str, Entry],
         listener: Listener | None = None,
         signatures: Iterable[str] = (),
+        migrated: frozenset[str] = frozenset(),
     ) -> None:
         self._table = table
+        self._migrated = migrated
         self._signatures = tuple(signatures)
         self._listener = listener
         self._lock = threading.RLock()
@@ -76,6 +80,9 @@ class Installation:
                     self._patch_parent(parent)
             if self._waiting:
                 sys.meta_path.insert(0, self._arrivals)
+            if self._migrated:
+                refuse = _refuse_imports(builtins.__import__, self._migrated)
+                self._change(builtins, "__import__", refuse)
         except BaseException:
             self.end()
             raise
@@ -121,6 +128,7 @@ class Installation:
                 if isinstance(child, ModuleShim)
             },
             listener=self._listener,
+            migrated=self._migrated,
         )
 
     def _entries_of_alias(self, module: str) -> dict[str, Entry]:
@@ -203,17 +211,25 @@ class Installation:
         def member(name: str) -> Any:
             with short_tracebacks:
                 value = members.get(name, sys._getframe(1))
-            if name in new and self._listener is None:
+            if name in new and members.can_cache:
                 self._change(namespace, name, value)
             return value
 
         return member
 
     def _with_listener(self, entry: Entry, member: Any) -> Any:
-        """Return a member of a class; reading a property calls the listener."""
+        """Return a member of a class that calls the listener: a property read, a method called."""
         listener = self._listener
-        if listener is None or not isinstance(member, property):
+        if listener is None:
             return member
+        if not isinstance(member, property):
+
+            @wraps(member)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                listener(entry, member, sys._getframe(1))
+                return member(*args, **kwargs)
+
+            return call
 
         def get(instance: Any) -> Any:
             listener(entry, member, sys._getframe(1))
@@ -258,6 +274,24 @@ def _classes_of(shown: type) -> list[type]:
     Concrete arrays define some removed members only to raise an error.
     """
     return list(dict.fromkeys([shown, concrete_class(shown), *[Array] * (shown is jax.Array)]))
+
+
+def _refuse_imports(original: Callable[..., Any], files: frozenset[str]) -> Callable[..., Any]:
+    """Return an `__import__` that finds no removed module for the code of some files."""
+
+    def find(
+        name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
+        imported = original(name, globals, locals, fromlist, level)
+        if level == 0 and sys._getframe(1).f_code.co_filename in files:
+            for full in (name, *(f"{name}.{each}" for each in fromlist or ())):
+                module = sys.modules.get(full)
+                if isinstance(module, ModuleShim) and module._today is None:
+                    # no-catalogue: Python's own message for a missing module
+                    raise ModuleNotFoundError(f"No module named {full!r}", name=full)
+        return imported
+
+    return find
 
 
 def _parent(name: str) -> str:
@@ -314,14 +348,20 @@ class Installer:
         self._is_installed = False
         self._blocks = 0
 
-    def install(self, listener: Listener | None = None) -> bool:
+    def install(
+        self, listener: Listener | None = None, migrated: frozenset[str] = frozenset()
+    ) -> bool:
         """Install the names until `uninstall`.
+
+        Args:
+            listener: Called on each access to a name.
+            migrated: The files whose code gets today's names alone.
 
         Returns:
             True if the names were not installed before.
         """
         with self._lock:
-            new = self._start(listener)
+            new = self._start(listener, migrated)
             self._is_installed = True
             return new
 
@@ -344,10 +384,10 @@ class Installer:
                 self._blocks -= 1
                 self._end_if_unused()
 
-    def _start(self, listener: Listener | None) -> bool:
+    def _start(self, listener: Listener | None, migrated: frozenset[str] = frozenset()) -> bool:
         if self._current is not None:
             return False
-        installation = JaxInstallation(entries(), listener, SIGNATURES)
+        installation = JaxInstallation(entries(), listener, SIGNATURES, migrated)
         installation.start()
         self._current = installation
         return True

@@ -47,6 +47,7 @@ class ModuleMembers:
         values: The shims of submodules, by their last name, and the objects resolved so far.
         behind: Returns the module's original attributes, which JAX's own code keeps getting.
         listener: Called on each access.
+        migrated: The files whose code gets the module as it is without the removed names.
     """
 
     module: str
@@ -55,6 +56,12 @@ class ModuleMembers:
     values: dict[str, Any] = field(default_factory=dict)
     behind: Callable[[str], Any] | None = None
     listener: Listener | None = None
+    migrated: frozenset[str] = frozenset()
+
+    @property
+    def can_cache(self) -> bool:
+        """True if an access is the same for every file, and of no interest later."""
+        return self.listener is None and not self.migrated
 
     def get(self, name: str, frame: FrameType) -> Any:
         """Return the value of a name.
@@ -66,9 +73,8 @@ class ModuleMembers:
         Raises:
             AttributeError: The module has no such attribute.
         """
-        if self.behind is not None and _is_of_jax(frame):
-            return self.behind(name)
-        value = self._find(name)
+        is_migrated = frame.f_code.co_filename in self.migrated
+        value = MISSING if is_migrated or self._is_of_jax(frame) else self._find(name)
         if value is not MISSING:
             if self.listener is not None:
                 self._notify(self.listener, name, value, frame)
@@ -77,6 +83,9 @@ class ModuleMembers:
             return self.behind(name)
         # no-catalogue: Python's own message for a missing attribute
         raise AttributeError(f"module {self.module!r} has no attribute {name!r}", name=name)
+
+    def _is_of_jax(self, frame: FrameType) -> bool:
+        return self.behind is not None and _is_of_jax(frame)
 
     def names(self) -> set[str]:
         """All names that are served."""
@@ -151,7 +160,7 @@ class ModuleShim(ModuleType):
             return [name for name in dir(self) if not name.startswith("_")]
         with short_tracebacks:
             value = members.get(name, sys._getframe(1))
-        if members.listener is None and members.behind is None:
+        if members.can_cache and members.behind is None:
             self.__dict__[name] = value
         return value
 

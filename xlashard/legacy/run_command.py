@@ -71,6 +71,7 @@ class RunCommand:
         report_file: The file of the report; empty to print it.
         libraries: True to install names that other libraries than JAX took away.
         flags: Flags to set before the program starts, by name.
+        migrated: The program's files that get none of the removed names.
     """
 
     program: ScriptOrModule
@@ -78,6 +79,7 @@ class RunCommand:
     report_file: str = ""
     libraries: bool = False
     flags: dict[str, str | bool] = field(default_factory=dict)
+    migrated: frozenset[str] = frozenset()
 
 
 def read_command(words: Sequence[str]) -> RunCommand:
@@ -213,10 +215,10 @@ def run_old_program(command: RunCommand, flags: Mapping[str, Any]) -> int:
         # The program may leave the folder.
         file = command.report_file and os.path.abspath(command.report_file)
         cancel_report = at_exit(_write_report, recorder, file)
-        INSTALLER.install(recorder.listen)
+        INSTALLER.install(recorder.listen, command.migrated)
         recorder.start()
     else:
-        INSTALLER.install()
+        INSTALLER.install(migrated=command.migrated)
     libraries = install_libraries(recorder) if command.libraries else None
     join_pod()
     leave_children = install_in_children(flags, command.libraries)

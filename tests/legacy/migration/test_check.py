@@ -1,7 +1,9 @@
 """`--migrate --check`: what is recorded of a run, and how two runs are compared."""
 
+import json
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +17,28 @@ from xlashard.legacy.migration.check import CheckResult, check_migration, is_equ
 
 if HAS_JAX:
     from xlashard.legacy import run_command
+    from xlashard.legacy.installer import INSTALLER
+    from xlashard.legacy.recorder import Recorder
+    from xlashard.legacy.usage_report import Report, json_of
 
 pytestmark = pytest.mark.needs_jax
+
+
+@contextmanager
+def patched_names(reports: list[str], files: list[str]) -> Iterator[None]:
+    """Install the removed names, and report their uses, as the runner does."""
+    recorder = Recorder()
+    INSTALLER.install(recorder.listen, frozenset(json.loads(files[0]) if files else ()))
+    recorder.start()
+    try:
+        yield
+    finally:
+        recorder.end()
+        INSTALLER.uninstall()
+        # The next run imports it anew.
+        sys.modules.pop("old_library", None)
+        Path(reports[0]).write_text(json_of(Report.of(recorder.uses())))
+
 
 PROGRAM = """\
 import jax, jax.numpy as jnp, numpy as np
@@ -41,11 +63,12 @@ train(3)
 @pytest.fixture
 def run_here(monkeypatch) -> None:
     """Run the recorded programs in this process, in which they would start three of them."""
-    from xlashard.legacy.installer import installed
 
     def run(command: list[str], cwd: Path, **_: Any) -> SimpleNamespace:
         code, errors = 0, ""
-        is_old = "xlashard.legacy" in command
+        reports = [word.removeprefix("--report=") for word in command if "uses.json" in word]
+        files = [word for word in command if word.startswith("[")]
+        names = patched_names(reports, files) if reports else nullcontext()
         words = command[[Path(word).name for word in command].index("record.json") :]
         started = []
         install = run_command.install_libraries
@@ -55,7 +78,7 @@ def run_here(monkeypatch) -> None:
             for name, value in (("argv", []), ("path", [*sys.path]), ("stdout", sys.stdout)):
                 patch.setattr(sys, name, value)
             try:
-                with installed() if is_old else nullcontext():
+                with names:
                     if "--libraries" in command or any("install_libraries" in w for w in command):
                         run_command.install_libraries()
                     recorded_run.main(words)
@@ -99,6 +122,67 @@ def test_both_runs_get_the_names_of_other_libraries(tmp_path: Path) -> None:
     assert result.difference is None and result.lines == 3
     difference = check_program(tmp_path, code).difference
     assert difference is not None and "no attribute 'object'" in difference.old
+
+
+OLD_LIBRARY = """\
+import jax, jax.numpy as jnp
+from jax.experimental.maps import thread_resources
+
+def double(x):
+    assert hasattr(x, 'device_buffers') or not hasattr(x, 'addressable_shards')
+    return jax.tree_map(lambda leaf: 2 * jnp.clip(leaf, a_min=1), x)
+"""
+ON_LIBRARY = """\
+import jax, jax.numpy as jnp
+from old_library import double
+
+print(jax.tree_map(lambda x: float(x.sum()), double({'w': jnp.arange(3.0)})))
+"""
+
+
+@pytest.fixture
+def old_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file of a library with removed names, which isn't the program's own."""
+    file = tmp_path / "libraries" / "old_library.py"
+    file.parent.mkdir()
+    file.write_text(OLD_LIBRARY)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(file.parent)])
+    return file
+
+
+@pytest.mark.usefixtures("run_here")
+def test_old_library_keeps_its_names_and_is_named(tmp_path: Path, old_library: Path) -> None:
+    (tmp_path / "program").mkdir()
+    result = check_program(tmp_path / "program", ON_LIBRARY)
+    assert result.difference is None and result.lines == 1
+    assert f"{old_library}:6 jax.tree_map" in result.needs
+    assert f"{old_library}:6 jax.numpy.clip(a_min=)" in result.needs
+    assert all(str(old_library) in need for need in result.needs)
+
+
+@pytest.mark.usefixtures("run_here")
+@pytest.mark.parametrize(
+    ("line", "what", "is_told"),
+    [
+        ("from jax import tree_map as m", "exit code", "cannot import name 'tree_map'"),
+        ("import jax.experimental.maps", "exit code", "No module named 'jax.experimental.maps'"),
+        ("jax.tree_map(float, 1)", "exit code", "no attribute 'tree_map'"),
+        ("jnp.clip(jnp.ones(2), a_min=0)", "jax.numpy.clip(a_min=), which", "train.py:5"),
+        ("jnp.ones(2).device()", "jax.Device.__call__, which", "train.py:5"),
+        ("jnp.ones(2).device_buffers", "jax.Array.device_buffers, which", "train.py:5"),
+        ("jax.config.jax_array", "jax.config.jax_array, which", "train.py:5"),
+    ],
+)
+@pytest.mark.usefixtures("old_library")
+def test_removed_name_in_a_migrated_file_is_a_difference(
+    line: str, what: str, is_told: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "program"
+    folder.mkdir()
+    migrated = f"{ON_LIBRARY.replace('jax.tree_map', 'jax.tree.map')}{line}\n"
+    difference = check_program(folder, ON_LIBRARY, migrated).difference
+    assert difference is not None and difference.what.startswith(what)
+    assert is_told in f"{difference.migrated_place} {difference.new}"
 
 
 @pytest.mark.usefixtures("run_here")

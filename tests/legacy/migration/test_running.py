@@ -41,6 +41,17 @@ print(s[0], loss)
     "a constraint on a new array": """
 with mesh: print(with_sharding_constraint(jnp.ones(8), P('d')).sharding.spec)
 """,
+    # Files.
+    "arrays read on meshes and axes, or on shardings": """
+import tempfile
+from jax.experimental.gda_serialization import serialization
+specs = [serialization.get_tensorstore_spec(tempfile.mkdtemp() + name) for name in '/a /b'.split()]
+serialization.run_serialization([jax.device_put(X), jax.device_put(X[0])], specs)
+for x in serialization.run_deserialization([mesh, mesh], [P('d'), P()], specs):
+    print(x.shape, x.sharding.spec, x.sum())
+shardings = [jax.sharding.NamedSharding(mesh, P('m'))] * 2
+for x in serialization.run_deserialization(shardings, specs): print(x.sharding.spec, x.sum())
+""",
     # Meshes.
     "a fresh mesh for each call": """
 f = pjit(double, in_axis_resources=P('d'), out_axis_resources=P('m'))

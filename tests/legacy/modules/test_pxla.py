@@ -204,7 +204,7 @@ def test_create_mesh_pspec_sharding_equals_named_sharding(mesh):
         lambda: pxla.global_result_handlers[int],
         lambda: pxla.OutputType.GlobalDeviceArray,
         lambda: sharded_jit.sharded_jit(len, in_parts=None, out_parts=None),
-        lambda: xla.translations.__setitem__(1, len),
+        lambda: xla.translations[jax.lax.sin_p](None),
         lambda: xla.xla_call_p.bind(1),
         lambda: maps.xmap(len, in_axes=["i"], out_axes=["i"]),
         lambda: maps.serial_loop("l", 2),

@@ -497,6 +497,13 @@ _GDA_FILES = "jax.experimental.gda_serialization.serialization"
 
 # Names of other areas that no other test uses.
 REACHED_INTO = {
+    "jaxlib.xla_client.Client.get_default_device_assignment": (
+        "from jax.lib import xla_bridge\n"
+        "assign = xla_bridge.get_backend().get_default_device_assignment\n"
+        "assert assign(8) == jax.devices() and assign(1) == jax.devices()[:1]\n"
+        "assert assign(4, 2) == [[*row] for row in np.array(jax.devices()).reshape(4, 2)]\n"
+        "try: assign(9)\nexcept ValueError: pass\nelse: raise AssertionError"
+    ),
     "jax._src.mesh.Mesh._local_to_global": _MESH
     + "part = jax.core.ShapedArray((8, 4), np.dtype('float32'))\n"
     "assert mesh._local_to_global({'x': 0}, part).shape == (8, 4)  # of one process",

@@ -168,6 +168,12 @@ def _print_check(result: "CheckResult") -> None:
     if result.unstable:
         names = ", ".join(result.unstable[:5]) + ", ..." * (len(result.unstable) > 5)
         print(f"not compared, since two runs of the old program differ: {names}")
+    if result.needs:
+        rest = f" and {counted(len(result.needs) - 1, 'other line')}" * (len(result.needs) > 1)
+        print(
+            f"not migrated: {result.needs[0]}{rest}; the migrated program still requires "
+            "`xlashard legacy -- python ...`"
+        )
     difference = result.difference
     if difference is None:
         lines = counted(result.lines, "line")

@@ -63,6 +63,8 @@ _PADDED = "jax.numpy.where(valid, x, 0)"
 
 _MASKING = "xlashard.legacy.modules.interpreters"
 
+_TABLES = "xlashard.legacy.modules.rule_tables"
+
 _MLIR = "jax.interpreters.mlir.register_lowering(primitive, rule)"
 
 _VMAP = "jax.vmap(f)"
@@ -179,6 +181,12 @@ ENTRIES: EntryTable = {
     },
     _AD: {
         **{
+            name: works("0.8.2", f"{_AD}.{name}", _TABLES).but(
+                "JAX has rules of other arguments in other tables, which precede"
+            )
+            for name in ("primitive_jvps", "primitive_transposes")
+        },
+        **{
             name: works("0.9.0", advice, f"{_API}:ad.")
             for advice, names in (
                 (f"{_AD}.defjvp(primitive, rule)", ("standard_jvp", "standard_jvp2")),
@@ -201,6 +209,15 @@ ENTRIES: EntryTable = {
         ),
     },
     _BATCHING: {
+        **{
+            name: works("0.4.36", f"{_BATCHING}.{name}", _TABLES).but(
+                "today's takes rules, and has none to read"
+            )
+            for name in ("axis_primitive_batchers", "primitive_batchers")
+        },
+        "spmd_axis_primitive_batchers": works(
+            "0.4.36", f"{_BATCHING}.fancy_primitive_batchers", _TABLES
+        ),
         "BatchTrace": works("0.9.0", _VMAP, f"{_API}:batching.").but(_CONSTRUCTED),
         "BatchTracer": works("0.9.0", "jax.core.Tracer", f"{_API}:batching.").but(_CONSTRUCTED),
         "NotMapped": works("0.10.0", "type(None)", "types:NoneType"),
@@ -238,6 +255,9 @@ ENTRIES: EntryTable = {
         ),
     },
     "jax.interpreters.mlir": {
+        "_lowerings": works("0.8.0", "jax.interpreters.mlir._lowerings", _TABLES).but(
+            "today's have the rules as an attribute of entries"
+        ),
         "ReplicaAxisContext": refused("0.11.0", "context.module_context.axis_context").because(
             "every program is partitioned by XLA, and none is replicated"
         ),
@@ -255,7 +275,9 @@ ENTRIES: EntryTable = {
         "xc": works("0.4.14", _BACKEND, f"{_API}:xla_client"),
         **dict.fromkeys(
             ("backend_specific_translations", "translations"),
-            refused("0.4.14", _MLIR).because(_RULES),
+            works("0.4.14", _MLIR, _TABLES).but(
+                "as `register_translation`; a rule that is read can't be called"
+            ),
         ),
         "canonicalize_dtype": works("0.8.0", "jax.dtypes.canonicalize_dtype(dtype)", "jax.dtypes"),
         "wrap_name": works("0.4.4", "f'{transform}({name})'", "xlashard.legacy.modules.core"),
@@ -296,6 +318,11 @@ ENTRIES: EntryTable = {
             "jax.extend.backend.backends()",
             "xlashard.legacy.modules.interpreters:STARTED_BACKENDS",
         ),
+    },
+    "jaxlib.xla_client.Client": {
+        "get_default_device_assignment": works("0.10.0", "jax.devices()[:count]").but(
+            "its order is that of `jax.devices()`, in which today's `jax.pmap` places shards"
+        )
     },
     "jax._src.lib.xla_bridge": {"": works("0.4.6", _BACKEND)},
     "jax._src.lib": {

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -30,6 +30,16 @@ from xlashard.legacy.run_command import install_libraries
 
 install_libraries()
 recorded_run.main(sys.argv[1:])
+"""
+_FOR_OTHER_FILES = """
+import json, sys
+from xlashard.legacy.run_command import RunCommand, run_old_program
+from xlashard.support.program_runner import ScriptOrModule
+
+report, libraries, migrated, recorder, *words = sys.argv[1:]
+program = ScriptOrModule(recorder, False, words)
+files = frozenset(json.loads(migrated))
+run_old_program(RunCommand(program, True, report, libraries == "--libraries", {}, files), {})
 """
 _TRACEBACK = "Traceback (most recent call last):\n"
 _NOT_COPIED = (".git", "__pycache__", ".venv", "venv", "node_modules")
@@ -64,6 +74,8 @@ class CheckResult:
         difference: The first difference; None if the runs are equal.
         unstable: What differs between two runs of the old program too, and was not compared.
         marks: Comments of lines that need manual changes, with their places.
+        needs: Lines of files that weren't migrated, and the removed names that they use: the
+            migrated program requires the runner because of them.
     """
 
     lines: int
@@ -71,6 +83,18 @@ class CheckResult:
     difference: RunDifference | None
     unstable: Sequence[str]
     marks: Sequence[str]
+    needs: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Use:
+    file: Path
+    line: int
+    name: str
+    today: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -80,6 +104,19 @@ class _RecordedRun:
     values: Mapping[str, tuple[Any, int]]
     files: Sequence[str]
     errors: str
+    uses: Sequence[Mapping[str, Any]] = ()
+
+    def list_uses(self, sources: Collection[Path]) -> tuple[list[_Use], list[_Use]]:
+        """Return the uses of removed names in some files of the program, and in all others."""
+        uses = [
+            _Use(Path(line["file"]), line["line"], use["name"], use["today"])
+            for use in self.uses
+            # A behaviour without a name, such as `with mesh:`, is also today's.
+            if use["gone"] and use["library"] == "JAX"
+            for line in use["lines"]
+        ]
+        inside = [use for use in uses if use.file in sources]
+        return inside, [use for use in uses if use.file not in sources]
 
 
 def check_migration(
@@ -88,7 +125,8 @@ def check_migration(
     """Run a program under the runner and its migrated form on plain JAX, and compare them.
 
     Both run in a copy of the folder, whose large files are links, so that neither reads what the
-    other one wrote there.
+    other one wrote there. Files that use removed names and aren't migrated, such as those of old
+    libraries, get these names in both runs; a use in a migrated file is a difference.
 
     Args:
         root: The folder to run in, which has the program's files.
@@ -96,19 +134,20 @@ def check_migration(
         files: The files to migrate; empty for all files in the folder that the program ran.
         libraries: True to give both runs the names that other libraries than JAX took away.
     """
-    options = ["--libraries"] if libraries else []
     with tempfile.TemporaryDirectory(prefix="xlashard-check-") as scratch:
         # One path for all runs: what they print about it is equal.
-        place = Path(scratch, root.name or "program")
-        old = _run_copy(root, place, program, options, is_old=True)
+        copy = _Copy(root, Path(scratch).resolve() / (root.name or "program"), program, libraries)
+        old = copy.run_old()
         sources = [path.relative_to(root) for path in files] or map(Path, sorted(old.files))
         migrated = {path: migrate(_read(root / path)).code for path in sources}
-        new = _run_copy(root, place, program, options, is_old=False, files=migrated)
-        differences = list(_differences(old, new))
+        _, others = old.list_uses(migrated.keys())
+        new = copy.run_migrated(migrated, has_old_files=bool(others))
+        kept, _ = new.list_uses(migrated.keys())
+        differences = [*_differences(old, new), *map(_describe_use, kept)]
         unstable: list[str] = []
         if differences and new.code == old.code:
             # What differs from run to run, such as times, is no difference.
-            again = _run_copy(root, place, program, options, is_old=True)
+            again = copy.run_old()
             unstable = [each.what for each in _differences(old, again)]
             differences = [each for each in differences if each.what not in unstable]
     marks = [
@@ -119,7 +158,8 @@ def check_migration(
     ]
     first = differences[0] if differences else _describe_failure(old)
     compared = len(old.values.keys() & new.values.keys())
-    return CheckResult(len(old.lines), compared, first, unstable, marks)
+    needs = [f"{use} {use.name}" for use in others]
+    return CheckResult(len(old.lines), compared, first, unstable, marks, needs)
 
 
 def _read(path: Path) -> str:
@@ -128,40 +168,81 @@ def _read(path: Path) -> str:
     return path.read_bytes().decode(encoding)
 
 
-def _run_copy(
-    root: Path,
-    place: Path,
-    program: Sequence[str],
-    options: Sequence[str],
-    *,
-    is_old: bool,
-    files: Mapping[Path, str] | None = None,
-) -> _RecordedRun:
-    """Run a program in a copy of its folder."""
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(
-        root,
-        place,
-        symlinks=True,
-        ignore=shutil.ignore_patterns(*_NOT_COPIED),
-        copy_function=_copy_or_link,
-    )
-    for path, code in (files or {}).items():
-        (place / path).write_bytes(code.encode())
-    record = place.with_name("record.json")
-    record.unlink(missing_ok=True)
-    recorder = [recorded_run.__file__]
-    if is_old:
-        recorder = ["-m", "xlashard.legacy", *options, "--", *recorder]
-    elif options:
-        recorder = ["-c", _WITH_LIBRARIES]
-    command = [sys.executable, *recorder, str(record), *program]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
-    if not record.exists():
-        return _RecordedRun(done.returncode, [], {}, [], done.stderr)
-    read = json.loads(record.read_text())
-    lines = [(line, at) for line, at in read["lines"]]
-    return _RecordedRun(done.returncode, lines, read["values"], read["files"], done.stderr)
+@dataclass(frozen=True)
+class _Copy:
+    """Copy of a program's folder, which each run makes anew.
+
+    Attributes:
+        root: The folder.
+        place: The folder of the copy.
+        program: A script, relative to the folder, or `-m` and a module, with its arguments.
+        libraries: True to give back the names that other libraries than JAX took away.
+    """
+
+    root: Path
+    place: Path
+    program: Sequence[str]
+    libraries: bool
+
+    def run_old(self) -> _RecordedRun:
+        """Run the program with the removed names, and record their uses."""
+        options = [f"--report={self._uses}", *["--libraries"] * self.libraries]
+        return self._run(["-m", "xlashard.legacy", *options, "--", recorded_run.__file__], {})
+
+    def run_migrated(self, files: Mapping[Path, str], *, has_old_files: bool) -> _RecordedRun:
+        """Run the migrated program.
+
+        Args:
+            files: The code of the migrated files.
+            has_old_files: True to give the removed names to all other files.
+        """
+        words = [recorded_run.__file__]
+        if has_old_files:
+            migrated = json.dumps([str(self.place / path) for path in files])
+            libraries = "--libraries" if self.libraries else ""
+            words = ["-c", _FOR_OTHER_FILES, str(self._uses), libraries, migrated, *words]
+        elif self.libraries:
+            words = ["-c", _WITH_LIBRARIES]
+        return self._run(words, files)
+
+    @property
+    def _uses(self) -> Path:
+        return self.place.with_name("uses.json")
+
+    def _run(self, recorder: Sequence[str], files: Mapping[Path, str]) -> _RecordedRun:
+        shutil.rmtree(self.place, ignore_errors=True)
+        shutil.copytree(
+            self.root,
+            self.place,
+            symlinks=True,
+            ignore=shutil.ignore_patterns(*_NOT_COPIED),
+            copy_function=_copy_or_link,
+        )
+        for path, code in files.items():
+            (self.place / path).write_bytes(code.encode())
+        record = self.place.with_name("record.json")
+        for file in (record, self._uses):
+            file.unlink(missing_ok=True)
+        command = [sys.executable, *recorder, str(record), *self.program]
+        done = subprocess.run(command, cwd=self.place, capture_output=True, text=True, check=False)
+        if not record.exists():
+            return _RecordedRun(done.returncode, [], {}, [], done.stderr)
+        read = json.loads(record.read_text())
+        lines = [(line, at) for line, at in read["lines"]]
+        values, ran = read["values"], read["files"]
+        return _RecordedRun(done.returncode, lines, values, ran, done.stderr, self._read_uses())
+
+    def _read_uses(self) -> Sequence[Mapping[str, Any]]:
+        """Read the report of a run, with the program's files relative to its folder."""
+        if not self._uses.exists():
+            return []
+        report = json.loads(self._uses.read_text())
+        uses = [*report["uses"], *report["installed"]]
+        for line in (line for use in uses for line in use["lines"]):
+            file = Path(self.place, line["file"])
+            is_own = file.is_relative_to(self.place)
+            line["file"] = file.relative_to(self.place) if is_own else file
+        return uses
 
 
 def _copy_or_link(source: str, target: str) -> str:
@@ -190,6 +271,12 @@ def _differences(old: _RecordedRun, new: _RecordedRun) -> Iterator[RunDifference
             what = f"{name} of {function}, return {int(call) + 1}"
             places = f"{file}:{line}", f"{file}:{other_line}"
             yield RunDifference(*places, what, str(value)[:200], str(other)[:200])
+
+
+def _describe_use(use: _Use) -> RunDifference:
+    """Return a use of a removed name, which JAX refuses though the migrated run went on."""
+    what = f"{use.name}, which today's JAX lacks"
+    return RunDifference("", str(use), what, use.name, f"{use.name}; write: {use.today}")
 
 
 def _describe_failure(old: _RecordedRun) -> RunDifference | None:

@@ -229,6 +229,16 @@ def _async_deserialize(sharding, *args, **kwargs):
     )
 
 
+def _run_deserialization(shardings, *args, **kwargs):
+    """Read arrays on shardings, or on meshes and axes."""
+    if all(isinstance(each, jax.sharding.Mesh) for each in shardings):
+        axes, *args = args
+        shardings = [*map(jax.sharding.NamedSharding, shardings, axes)]
+    return jax.experimental.array_serialization.serialization.run_deserialization(
+        shardings, *args, **kwargs
+    )
+
+
 def _get_metadata(arr):
     """Return the zarr metadata of an array, with its dtype."""
     spec = jax.experimental.array_serialization.serialization.get_tensorstore_spec(

@@ -22,7 +22,8 @@ _RECORDED_RETURNS = 20
 _LEAVES = 300
 _ELEMENTS = 2**20
 _SAMPLES = 64
-_TOOL = 3
+_TOOL = 4
+"""Tool id of `sys.monitoring`; the recorder of removed names takes 3."""
 
 
 class RecordedOutput:
@@ -179,7 +180,8 @@ def main(words: list[str]) -> None:
             if is_module:
                 runpy.run_module(target, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(target, run_name="__main__")
+                # As `python` does: an absolute path in tracebacks, whatever the folder then.
+                runpy.run_path(os.path.abspath(target), run_name="__main__")
     finally:
         sys.stdout = output._stream
         text = {"lines": output.lines(), "values": variables.values, "files": [*variables.files]}

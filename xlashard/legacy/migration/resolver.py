@@ -354,6 +354,7 @@ _OWN: dict[str, Rule] = {
     f"{HOST_CALLBACK}.call": Helper("_call_host"),
     f"{GDA_SERIALIZATION}._get_metadata": Helper("_get_metadata"),
     f"{SERIALIZATION}._get_metadata": Helper("_get_metadata"),
+    f"{GDA_SERIALIZATION}.run_deserialization": Helper("_run_deserialization"),
     f"{GDA_SERIALIZATION}._spec_has_metadata": Helper("_spec_has_metadata"),
 }
 _CLASSES = {"MeshPspecSharding": "jax.sharding.NamedSharding"}

@@ -12,10 +12,11 @@ import numpy as np
 
 from xlashard._jax import legacy_api
 from xlashard._jax.legacy_api import mlir
-from xlashard._jax.lowering import has_lowering
+from xlashard._jax.lowering import lowering_entries
 from xlashard._jax.runtime.coordination import backend_has_started
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard.core.array import device_put as put_array
+from xlashard.errors import ArgumentError
 from xlashard.legacy.entries.entry import RemovedApi, raise_removed
 from xlashard.legacy.modes.config_flags import as_jax_arrays
 from xlashard.legacy.shardings.partition_spec import AutoAxisResource
@@ -66,6 +67,34 @@ class StartedBackends(Mapping[str, Any]):
 
 
 STARTED_BACKENDS = StartedBackends()
+
+
+def get_default_device_assignment(
+    client: Any, num_replicas: int, num_partitions: int | None = None
+) -> list[Any]:
+    """Return the devices of a program that names none, in the order in which `pmap` places shards.
+
+    Args:
+        client: The backend.
+        num_replicas: The number of replicas.
+        num_partitions: The number of partitions of each replica.
+
+    Returns:
+        A device for each replica; with `num_partitions` a list of devices.
+    """
+    devices = np.array(client.devices(), object)
+    count = num_replicas * (num_partitions or 1)
+    if count > devices.size:
+        # no-catalogue: an error of the backend then
+        raise ArgumentError(
+            f"get_default_device_assignment: {count} devices are required, but the platform "
+            f"{client.platform!r} has {devices.size}; write: get_default_device_assignment("
+            f"{devices.size})"
+        )
+    chosen = devices[:count]
+    return (chosen if num_partitions is None else chosen.reshape(num_replicas, -1)).tolist()
+
+
 multi_host_supported_collectives: set[Any] = set()
 not_mapped = None
 zeros_like_p = RemovedApi("jax.interpreters.ad.zeros_like_p")
@@ -110,12 +139,17 @@ def register_translation(prim: Any, rule: Any, *, platform: str | None = None) -
     if isinstance(rule, FunctionTranslation):
         lowering = mlir.lower_fun(rule.fun, rule.multiple_results)
         mlir.register_lowering(prim, lowering, platform=platform)
-    elif not has_lowering(prim):
+    elif prim not in lowering_entries():
         # A rule for a platform precedes this one, in any order of registration.
-        mlir.register_lowering(prim, _refuse_lowering)
+        mlir.register_lowering(prim, refuse_lowering)
 
 
-def _refuse_lowering(*args: Any, **parameters: Any) -> NoReturn:
+def refuse_lowering(*args: Any, **parameters: Any) -> NoReturn:
+    """Refuse a program with a primitive whose only rule calls XLA's builders.
+
+    Raises:
+        RefusedError: Always.
+    """
     raise_removed("jax.interpreters.xla.translations")
 
 
