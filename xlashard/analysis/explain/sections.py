@@ -327,7 +327,7 @@ def list_remedies(report: Any, memory_bytes: int) -> Iterator[tuple[float, str]]
         memory_bytes: Bytes of which shares are.
     """
     saved = [
-        (f"{u.path}: {u.advice}" if u.advice else f"shard {u.path}, which is left whole", u.nbytes)
+        (f"{line_text(u.source) if u.source else u.path}: {u.advice or 'shard it'}", u.nbytes)
         for u in merged_unmet(report.unmet)
         if u.is_whole
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from xlashard._jax.trace.jaxprs import without_equations
 from xlashard._jax.trace.origins import is_variable, source_line
-from xlashard._jax.trace.primitive_names import COLLECTIVES, PRODUCTS
+from xlashard._jax.trace.primitive_names import COLLECTIVES, CONSTRAINT, PRODUCTS
 from xlashard.analysis.explain.closed_dimensions import DimensionSource, list_axes
 from xlashard.analysis.explain.descriptions import describe_collective
 from xlashard.analysis.explain.model import CollectiveReport, Origin
@@ -101,7 +101,7 @@ class Attributor:
             return "gradient" if self._is_gradient(finder) else "reduction", None
         if self._is_constrained(finder):
             return "constraint", None
-        if finder.argument and finder.gathers:
+        if finder.arguments and finder.gathers:
             return "argument", None
         result = self.dataflow.results.get(collective.name)
         if result is not None and self.results[result : result + 1] == (True,):
@@ -175,6 +175,9 @@ class Attributor:
     def _is_constrained(self, finder: CauseFinder) -> bool:
         """Return whether a sharding constraint requires the collective."""
         collective = finder.collective
+        # A gradient moves back what a constraint has moved.
+        if "transpose(" in collective.op_name and operation_of(collective.op_name) == CONSTRAINT:
+            return True
         lines = {*lines_of(collective.frames), *lines_of(collective.needed_by_frames)}
         own = set(lines_of(collective.frames))
         for change in self.shardings.changes:

@@ -62,15 +62,19 @@ class CauseFinder:
     @cached_property
     def argument(self) -> str:
         """Path of the argument that it moves, whole or sliced; empty for another value."""
+        return next(iter(self.arguments)) if len(self.arguments) == 1 else ""
+
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """Paths of the arguments that it moves, merged or not; empty if it moves others too."""
         named = {path for path, _ in self.shardings.arguments}
         if self.collective.op_name in named:
-            return self.collective.op_name
+            return frozenset([self.collective.op_name])
         names = self.instruction.operands
         # The second operand of a send is a token.
         names = names[:1] if self.instruction.opcode == "send" else names
-        arguments = {self.dataflow.argument(self.home, name) for name in names}
-        argument = arguments.pop() if len(arguments) == 1 else ""
-        return argument if argument in named else ""
+        paths = frozenset(self.dataflow.argument(self.home, name) for name in names)
+        return paths if paths <= named else frozenset()
 
     @property
     def reduces(self) -> bool:
@@ -127,9 +131,9 @@ class CauseFinder:
         return () if self.producer is None else self.producer.frames
 
     def suggestion(self) -> Suggestion | None:
-        """Return a sharding that may remove the collective, and leaves no axis out.
+        """Return a sharding that may remove the collective, with shards that are no larger.
 
-        Whoever sharded a parameter or a batch over an axis has a reason, such as the memory.
+        Whoever sharded a parameter or a batch has a reason, such as the memory.
         """
         suggestion = self._by_equations() or self._by_argument(self.argument)
         if suggestion is None and not self.collective.frames:
@@ -244,7 +248,7 @@ class CauseFinder:
             used |= set(axes)
         if not source.path and source.line is None:
             return None
-        return _keep_axes(Suggestion(source.path, source.line, source.shape, (*before,), (*dims,)))
+        return self._check(Suggestion(source.path, source.line, source.shape, (*before,), (*dims,)))
 
     def _by_argument(self, path: str) -> Suggestion | None:
         """Suggest another sharding for an argument."""
@@ -257,15 +261,17 @@ class CauseFinder:
             if name == path and isinstance(sharding, NamedSharding):
                 now = list_axes(sharding, len(aval.shape))
                 dims = self._elsewhere(aval.shape, now, self._free(now))
-                return _keep_axes(Suggestion(path, None, tuple(aval.shape), (*now,), (*dims,)))
+                return self._check(Suggestion(path, None, tuple(aval.shape), (*now,), (*dims,)))
         return None
 
-
-def _keep_axes(suggestion: Suggestion) -> Suggestion | None:
-    """Return a suggestion; None if it leaves out an axis, or changes nothing."""
-    before, after = suggestion.before, suggestion.after
-    is_whole = {a for axes in before for a in axes} <= {a for axes in after for a in axes}
-    return suggestion if is_whole and before != after else None
+    def _check(self, suggestion: Suggestion) -> Suggestion | None:
+        """Return a suggestion; None if it changes nothing, or makes the shards larger."""
+        parts = [
+            math.prod(self.grid.shape[axis] for axes in dims for axis in axes)
+            for dims in (suggestion.before, suggestion.after)
+        ]
+        is_change = suggestion.before != suggestion.after
+        return suggestion if is_change and parts[0] <= parts[1] else None
 
 
 def _is_of_ring(collective: Collective, grid: MeshGrid) -> bool:
