@@ -246,24 +246,31 @@ def _all_same(new: Iterable[Any], old: Iterable[Any]) -> bool:
     return all(map(operator.is_, new, old))
 
 
+type _Axes = tuple[tuple[str, ...], ...]
+
+
 class ConstraintChanges(Rewriting):
     """Other shardings of values that constraints shard.
 
     Args:
-        specs: The axes of each dimension, by the line of the constraint and the value's shape.
+        specs: The axes of each dimension, by the line of the constraint, the value's shape, and
+            the axes that the constraint gives: a helper may constrain several values.
     """
 
-    def __init__(self, specs: Mapping[tuple[Line, tuple[int, ...]], Sequence[Any]]) -> None:
+    def __init__(self, specs: Mapping[tuple[Line, tuple[int, ...], _Axes], _Axes]) -> None:
         super().__init__()
         self._specs = specs
 
     def _equations(self, eqn: Any) -> list[Any]:
         if eqn.primitive.name != CONSTRAINT:
             return super()._equations(eqn)
-        line = source_line(eqn)
-        spec = None if line is None else self._specs.get((line, eqn.outvars[0].aval.shape))
-        sharding = eqn.params["sharding"]
-        if spec is None or not isinstance(sharding, jax.sharding.NamedSharding):
+        line, aval, sharding = source_line(eqn), eqn.outvars[0].aval, eqn.params["sharding"]
+        if line is None or not isinstance(sharding, jax.sharding.NamedSharding):
+            return [eqn]
+        own = [*sharding.spec, *[None] * (aval.ndim - len(sharding.spec))]
+        before = tuple(() if e is jax.P.UNCONSTRAINED else entry_axes(e) for e in own)
+        spec = self._specs.get((line, aval.shape, before))
+        if spec is None:
             return [eqn]
         open_dims = eqn.params.get("unconstrained_dims", ())
         entries = [

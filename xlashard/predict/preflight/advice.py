@@ -1,8 +1,9 @@
 """Trials of suggestions: each is compiled for the topology before a report gives it as advice."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 from xlashard._jax.trace.rewriting import ConstraintChanges
@@ -12,6 +13,7 @@ from xlashard.analysis.programs.program import (
     Program,
     find_fed_back,
 )
+from xlashard.core.program.remote_compile import borrow_pool
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.costs.rates import Rates
@@ -21,14 +23,14 @@ from xlashard.predict.preflight.report.preflight_model import AdviceReport, Sugg
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.time_estimate import estimate_time, schedule_step
 from xlashard.predict.targets.base_topology import BaseTopology
-from xlashard.workers.job_pool import JobPool, default_limits, is_worker
+from xlashard.workers.job_pool import is_worker
 
 _MOST = 3
 """Suggestions that are tried alone, those of the longest collectives; one set of them follows."""
-_TIMES = 3.0
-"""Longest compilation of a trial, which makes no code, over that of the program."""
-_LEAST_SECONDS = 20.0
-"""Time that a trial may take in any case: a worker process has to start."""
+_TIMES = 2.0
+"""Time in which trials may begin, over the time to compile the program. They make no code."""
+_LEAST_SECONDS = 60.0
+"""The same for a program that compiles fast, or whose compilation was cached."""
 _ADVICE = ("helps", "within the error")
 
 
@@ -61,12 +63,11 @@ class AdviceTrials:
         program = self.compilation.program
         if not report.advice or program.jaxpr is None or program.mesh is None or is_worker():
             return report
-        seconds = max(_LEAST_SECONDS, _TIMES * self.compilation.seconds)
-        with JobPool(default_limits(_MOST, seconds)) as pool:
-            tried = self._try(report.advice[:_MOST], pool)
-            good = _find_compatible(tried)
-            if len(good) > 1:
-                tried += self._try([_join(good)], pool)
+        deadline = monotonic() + max(_LEAST_SECONDS, _TIMES * self.compilation.seconds)
+        tried = self._try(report.advice[:_MOST], deadline)
+        good = _find_compatible(tried)
+        if len(good) > 1:
+            tried += self._try([_join(good)], deadline)
         useless = {each.text for each in tried if each.outcome not in (*_ADVICE, "not tried")}
         traffic = [
             replace(row, suggestion="") if row.suggestion in useless else row
@@ -75,19 +76,24 @@ class AdviceTrials:
         advice = (*sorted(tried, key=_rank), *report.advice[_MOST:])
         return replace(report, traffic=tuple(traffic), advice=advice)
 
-    def _try(self, advice: Sequence[AdviceReport], pool: JobPool) -> list[AdviceReport]:
-        """Compile the program under each of some suggestions."""
+    def _try(self, advice: Sequence[AdviceReport], deadline: float) -> list[AdviceReport]:
+        """Compile the program under each of some suggestions; without a result they stay as is."""
         results = list(advice)
-        with ExitStack() as stack:
-            started: dict[Estimate, int] = {}
+        started: dict[Estimate, int] = {}
+
+        def start() -> Iterator[Estimate]:
             for position, each in enumerate(advice):
-                try:
+                if monotonic() > deadline:
+                    return
+                with suppress(*COMPILER_ERRORS):
                     lowered = self.lower(self._apply(each.changes))
                     estimate = Estimate.saved(lowered, dict(self.compilation.options))
-                except COMPILER_ERRORS:
-                    continue  # it stays "not tried"
-                started[stack.enter_context(estimate)] = position
-            for estimate, compilation in compile_estimates(started, pool):
+                    started[estimate] = position
+                    yield estimate
+
+        # Its process is there, since it has compiled the program.
+        with borrow_pool() as pool:
+            for estimate, compilation in compile_estimates(start(), pool):
                 if isinstance(compilation, Compilation):
                     position = started[estimate]
                     results[position] = self._price(advice[position], compilation)
@@ -103,7 +109,7 @@ class AdviceTrials:
         constraints = {}
         for each in changes:
             if each.line is not None:
-                constraints[each.line, each.shape] = each.after
+                constraints[each.line, each.shape, each.before] = each.after
                 continue
             sharding = NamedSharding(program.mesh, PartitionSpec(*[a or None for a in each.after]))
             position = [value.path for value in program.arguments].index(each.path)
@@ -146,7 +152,7 @@ def _find_compatible(tried: Sequence[AdviceReport]) -> list[AdviceReport]:
     for each in sorted(tried, key=_rank):
         if each.outcome in _ADVICE:
             (change,) = each.changes
-            chosen.setdefault((change.path, change.line, change.shape), each)
+            chosen.setdefault((change.path, change.line, change.shape, change.before), each)
     return list(chosen.values())
 
 

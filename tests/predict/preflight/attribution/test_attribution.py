@@ -260,7 +260,8 @@ def test_conflicting_constraints_are_reported_by_line():
     reports = traffic(disagree, *arguments)
     line = disagree.__code__.co_firstlineno + 2
     suggestions = {r.suggestion for r in reports if r.origin == "resharding"}
-    assert f"constrain the value at test_attribution.py:{line} to P('data', 'model')" in suggestions
+    change = "P('data', 'model'), not P('model', 'data')"
+    assert f"constrain the value at test_attribution.py:{line} to {change}" in suggestions
     assert traffic(agree, *arguments) == ()
 
 

@@ -128,7 +128,7 @@ def test_report_of_a_fitting_step_shows_all_figures() -> None:
         "Results",
         "Donated",
     ]
-    change = "constrain the value at model.py:97 to P(('data', 'fsdp'), None, 'tensor', None)"
+    change = "constrain the value at model.py:97 to P(('data', 'fsdp'), None, 'tensor', None), not"
     assert re.search(rf"-6\.1 ms\s+\+12\.0 MiB\s+within the error\s+{re.escape(change)}", text)
     both = "pass in_shardings and out_shardings P(('data', 'tensor'), None) for batch['mask']"
     assert re.search(rf"not tried\s+{re.escape(both)}", text) and "a resharding" in text

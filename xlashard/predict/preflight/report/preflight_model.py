@@ -291,7 +291,9 @@ class Suggestion:
         """Code change: `pass in_shardings P('data', None) for x`."""
         spec = spec_text(self.after)
         if self.line is not None:
-            return f"constrain the value at {Path(self.line[0]).name}:{self.line[1]} to {spec}"
+            place = f"{Path(self.line[0]).name}:{self.line[1]}"
+            # A helper may constrain several values, at one line.
+            return f"constrain the value at {place} to {spec}, not {spec_text(self.before)}"
         both = " and out_shardings" * self.returned
         return f"pass in_shardings{both} {spec} for {self.path}"
 
