@@ -319,12 +319,11 @@ MOVES = Findings[MoveReport](
 """Section of the arguments that are resharded or uploaded before each call."""
 
 
-def list_remedies(report: Any, memory_bytes: int) -> Iterator[tuple[float, str]]:
-    """Yield the code changes that save memory of a device: the share of it, and the change.
+def list_remedies(report: Any) -> Iterator[tuple[int, str]]:
+    """Yield the code changes that save memory of a device: its bytes, and the change.
 
     Args:
         report: Report of a program.
-        memory_bytes: Bytes of which shares are.
     """
     saved = [
         (f"{line_text(u.source) if u.source else u.path}: {u.advice or 'shard it'}", u.nbytes)
@@ -337,7 +336,12 @@ def list_remedies(report: Any, memory_bytes: int) -> Iterator[tuple[float, str]]
         more = f" and {len(idle) - 1:,} more" * (len(idle) > 1)
         saved.append((f"donate {idle[0].path}{more}", sum(d.device_bytes for d in idle)))
     for text, nbytes in saved:
-        yield nbytes / (memory_bytes or 1), f"{text}: -{in_bytes(nbytes)} on each device"
+        if nbytes >= _LEAST_BYTES:
+            yield nbytes, f"{text}: -{in_bytes(nbytes)} on each device"
+
+
+_LEAST_BYTES = 2**20
+"""Bytes of a device that are worth a line at the head of a report."""
 
 
 def findings_of(report: Any) -> list[tuple[Findings[Any], Sequence[Any]]]:

@@ -343,7 +343,8 @@ def signed(change: float | None, shown: Callable[[float], str]) -> str:
 
 def most_worthwhile(report: PreflightFields) -> str:
     """Return the code change that saves most, with its price; empty without one."""
-    found = list(list_remedies(report, report.memory.available_bytes))
+    available = report.memory.available_bytes
+    found = [(nbytes / available, change) for nbytes, change in list_remedies(report)]
     best = report.advice[0] if report.advice else None
     text = ""
     if best is not None and best.outcome in ("helps", "within the error"):
