@@ -8,7 +8,9 @@ import xlashard
 from tests.jax_releases import since_jaxlib
 from tests.predict.preflight.scheduled import scheduled
 from xlashard import NamedSharding, P
+from xlashard.hlo import read
 from xlashard.predict.preflight.attribution.attribution import describe_traffic
+from xlashard.predict.preflight.attribution.hlo_dataflow import HloDataflow
 from xlashard.predict.preflight.attribution.step_lines import add_lines
 from xlashard.predict.preflight.time_estimate import estimate_time, schedule_step
 from xlashard.tpu import topology
@@ -121,6 +123,42 @@ def test_windowed_matmuls_keep_their_collectives():
         ("gradient", "data"),
     }
     assert all(r.requested and not r.suggestion for r in found)
+
+
+MERGED = """HloModule m, num_partitions=8
+
+%slice (a: f32[2,4], at: s32[]) -> f32[1,4] {
+  %a = f32[2,4]{1,0} parameter(0)
+  %at = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %s = f32[1,4]{1,0} dynamic-slice(%a, %at, %zero), dynamic_slice_sizes={1,4}
+}
+
+ENTRY %main (up: f32[2,4], at: s32[]) -> f32[8,4] {
+  %up = f32[2,4]{1,0} parameter(0), metadata={op_name="params['up']"}
+  %at.1 = s32[] parameter(1), metadata={op_name="at"}
+  %start = ((f32[2,4], s32[]), f32[1,4], u32[]) fusion-start(%up, %at.1), kind=kLoop, calls=%slice
+  %done = f32[1,4]{1,0} fusion-done(%start)
+  ROOT %g = f32[8,4]{1,0} all-gather(%done), replica_groups=[1,8]<=[8], dimensions={0}
+}"""
+
+
+def test_a_slice_beside_other_work_is_one_of_its_argument():
+    module = read(MERGED)
+    home = module.computations[module.entry]
+    assert HloDataflow(module).argument(home, "done") == "params['up']"
+
+
+def test_gradient_of_a_constraint_is_required():
+    def loss(x):
+        moved = constrained(jnp.sin(constrained(jnp.sin(x), "data", None)), None, "data")
+        return jnp.mean(jnp.sin(moved) ** 2)
+
+    x = struct((1024, 1024), "data", None)
+    found = traffic(jax.grad(loss), x, out_shardings=x.sharding)
+    moves = {r.origin for r in found if r.kind == "all-to-all"}
+    assert moves == {"constraint"} and sum(r.count for r in found) > 1
+    assert all(r.requested for r in found)
 
 
 def test_constraint_that_unshards_a_dimension_causes_an_all_gather():
