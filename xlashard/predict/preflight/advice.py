@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
-from xlashard._jax.trace.rewriting import ConstraintChanges
+from xlashard._jax.trace.constraint_changes import ConstraintChanges
 from xlashard.analysis.programs.program import (
     Compilation,
     LoweredModule,

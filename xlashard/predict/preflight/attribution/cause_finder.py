@@ -133,7 +133,7 @@ class CauseFinder:
     def suggestion(self) -> Suggestion | None:
         """Return a sharding that may remove the collective, with shards that are no larger.
 
-        Whoever sharded a parameter or a batch has a reason, such as the memory.
+        A parameter or a batch is sharded for a reason, such as the memory.
         """
         suggestion = self._by_equations() or self._by_argument(self.argument)
         if suggestion is None and not self.collective.frames:

@@ -344,7 +344,7 @@ def signed(change: float | None, shown: Callable[[float], str]) -> str:
 def most_worthwhile(report: PreflightFields) -> str:
     """Return the code change that saves most, with its price; empty without one."""
     available = report.memory.available_bytes
-    found = [(nbytes / available, change) for nbytes, change in list_remedies(report)]
+    remedies = [(nbytes / available, change) for nbytes, change in list_remedies(report)]
     best = report.advice[0] if report.advice else None
     text = ""
     if best is not None and best.outcome in ("helps", "within the error"):
@@ -355,8 +355,8 @@ def most_worthwhile(report: PreflightFields) -> str:
     if text and best is not None and best.outcome == "helps":
         is_cure = report.outcome != "fits"
         share = 1.0 if is_cure else -(best.seconds or 0.0) / report.time.seconds
-        found.append((share, text))
-    share, remedy = max(found, default=(0.0, ""))
+        remedies.append((share, text))
+    share, remedy = max(remedies, default=(0.0, ""))
     return remedy if share >= _LEAST_SHARE else text
 
 
