@@ -15,9 +15,8 @@ import numpy as np
 from xlashard._jax.runtime.shardings import is_compile_only
 from xlashard._jax.runtime.topologies import named_topology
 from xlashard._jax.trace.jaxprs import without_high_level
-from xlashard._jax.tree_definitions import split_leaves
 from xlashard.analysis.programs.from_jax import unwrap
-from xlashard.analysis.programs.program import LoweredModule, Program, ProgramValue
+from xlashard.analysis.programs.program import LoweredModule, Program, ProgramValue, find_fed_back
 from xlashard.analysis.programs.program_reader import check_tracers, find_stage, read_call
 from xlashard.auto.problem import (
     AutoProblem,
@@ -132,7 +131,7 @@ class AutoProgram:
             machine=machine,
             in_specs=tuple(ins),
             out_specs=tuple(outs),
-            tied=fed_back(self.program),
+            tied=find_fed_back(self.program),
             donated=self.donated,
             memory_bytes=memory * machine.memory_bytes,
         )
@@ -344,47 +343,3 @@ def unplaced(value: Any) -> Any:
         return value
     weak = bool(getattr(value, "weak_type", False))
     return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
-
-
-def fed_back(program: Program) -> tuple[tuple[int, int], ...]:
-    """Return the positions of arguments and of results that the next call is likely to get.
-
-    A donated argument, or one of several arrays, is taken for fed back if the function returns a
-    tree of its structure and types; and any array whose path a result has, as those of a module
-    that the function changes.
-
-    Args:
-        program: The program.
-    """
-    arguments, out_tree = program.arguments, program.out_tree
-    ins = [_type(value.aval) for value in arguments]
-    outs = [_type(value.aval) for value in program.results]
-    args, kwargs = split_leaves(program.in_tree, range(program.in_tree.num_leaves))
-    results = out_tree, range(out_tree.num_leaves)
-    by_path = {value.path: position for position, value in enumerate(arguments)}
-    tied: dict[int, int] = {}
-
-    def tie(structure: Any, leaves: Sequence[int]) -> bool:
-        if not leaves or (len(leaves) == 1 and not arguments[leaves[0]].donated):
-            return False
-        for other, candidate_leaves in (results, *split_leaves(*results)):
-            if structure != other or not tied.keys().isdisjoint(candidate_leaves):
-                continue
-            if [ins[i] for i in leaves] == [outs[i] for i in candidate_leaves]:
-                tied.update(zip(candidate_leaves, leaves, strict=True))
-                return True
-        return False
-
-    for tree in (*split_leaves(*args), *split_leaves(*kwargs)):
-        if not tie(*tree):
-            for child in split_leaves(*tree):
-                tie(*child)
-    for position, value in enumerate(program.results):
-        source = by_path.get(value.path)
-        if source is not None and ins[source] == outs[position]:
-            tied.setdefault(position, source)
-    return tuple(sorted((argument, result) for result, argument in tied.items()))
-
-
-def _type(aval: Any) -> tuple[Any, Any]:
-    return getattr(aval, "shape", None), getattr(aval, "dtype", aval)

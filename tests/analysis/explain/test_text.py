@@ -189,7 +189,7 @@ def test_rows_that_differ_only_in_an_index_are_merged():
     assert re.search(r"12\.0 MiB layers\[\*\]\.w \(12\) .*result\[0\]\[\*\]\.w", text)
     assert text.index("66.0 MiB all-gather") < text.index("4.0 MiB all-reduce")
     whole = printed(found, 130, all=True)
-    assert whole.count("layers[0].w") == 4
+    assert whole.count("layers[0].w") == 5
     assert "[*]" not in whole
 
 

@@ -446,7 +446,9 @@ def test_only_pure_matmul_kernels_overlap_with_their_copies():
     module = module_of(accumulate, *arrays((512, 1024), (1024, 512)))
     ((computation, call),) = kernels_in(module)
     other = OperationModel(module, rates).of(computation, call)
-    assert other.seconds == pytest.approx(other.matrix + other.hbm + other.launch)
+    assert other.seconds == pytest.approx(other.matrix + other.hbm + other.kernel + other.launch)
+    # The steps of its grid are the kernel's own time.
+    assert other.kernel > 0 and other.launch == rates.hbm_seconds
 
 
 def spread_on(name, module):

@@ -8,6 +8,7 @@ function without loops, tokens or price (`SMALL`).
 from dataclasses import replace
 
 from tests.predict.preflight.example_parts import (
+    ADVICE,
     COUNT,
     GIB,
     INPUTS,
@@ -164,6 +165,7 @@ FITTING = PreflightReport(
     memory=MEMORY,
     time=TIME,
     traffic=TRAFFIC,
+    advice=ADVICE,
     inputs=INPUTS,
     outputs=OUTPUTS,
     donations=(

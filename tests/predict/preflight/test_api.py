@@ -216,7 +216,7 @@ def test_traced_and_lowered_stages_with_static_arguments() -> None:
 def without_code(report: PreflightReport) -> PreflightReport:
     """Return the parts that a whole preflight and an estimate have in common.
 
-    Each has the warnings of the compiler's steps that it runs.
+    An estimate tries no suggestions. Each has the warnings of the compiler's steps that it runs.
     """
     memory, timeline = report.memory, report.time.timeline
     code = memory.code_bytes if report.fits else 0
@@ -224,6 +224,8 @@ def without_code(report: PreflightReport) -> PreflightReport:
     over_time = tuple((seconds, held - code) for seconds, held in timeline.memory)
     return replace(
         report,
+        advice=(),
+        traffic=tuple(replace(row, suggestion="") for row in report.traffic),
         memory=replace(
             memory, total_bytes=memory.total_bytes - code, code_bytes=memory.code_bytes - code
         ),

@@ -24,6 +24,7 @@ from xlashard.analysis.explain.sections import (
     collective_sums,
     donations_section,
     findings_of,
+    list_remedies,
     merged_collectives,
     values_section,
 )
@@ -200,6 +201,8 @@ def _facts(report: ProgramReport) -> Iterator[tuple[str, str]]:
         loops = any(c.times > c.count or not c.times_known for c in report.collectives)
         note = "; XLA counts the body of a loop once" if loops else ""
         yield "computes", f"{flop}, {moved} of memory read or written{note}"
+    if remedies := list(list_remedies(report)):
+        yield "advice", f"most worth doing: {max(remedies)[1]}"
     if report.not_understood:
         yield "lacks", numbered(report.not_understood)
     if report.forgotten:

@@ -1,7 +1,7 @@
 """Sections that program reports and preflight reports share, printed and on pages."""
 
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -317,6 +317,31 @@ MOVES = Findings[MoveReport](
     merged=merged_moves,
 )
 """Section of the arguments that are resharded or uploaded before each call."""
+
+
+def list_remedies(report: Any) -> Iterator[tuple[int, str]]:
+    """Yield the code changes that save memory of a device: its bytes, and the change.
+
+    Args:
+        report: Report of a program.
+    """
+    saved = [
+        (f"{line_text(u.source) if u.source else u.path}: {u.advice or 'shard it'}", u.nbytes)
+        for u in merged_unmet(report.unmet)
+        if u.is_whole
+    ]
+    saved += [(f"pass {c.path} as an argument", c.saved_bytes) for c in report.constants]
+    idle = [d for d in report.donations if d.result and not d.donated]
+    if idle:
+        more = f" and {len(idle) - 1:,} more" * (len(idle) > 1)
+        saved.append((f"donate {idle[0].path}{more}", sum(d.device_bytes for d in idle)))
+    for text, nbytes in saved:
+        if nbytes >= _LEAST_BYTES:
+            yield nbytes, f"{text}: -{in_bytes(nbytes)} on each device"
+
+
+_LEAST_BYTES = 2**20
+"""Bytes of a device that are worth a line at the head of a report."""
 
 
 def findings_of(report: Any) -> list[tuple[Findings[Any], Sequence[Any]]]:

@@ -44,6 +44,7 @@ from xlashard.analysis.programs.program import (
     ProgramValue,
     find_mesh,
     forgotten_by,
+    pick_shardings,
     put_on_mesh,
 )
 from xlashard.core.program.compile import compile_request, compiler_errors, compiler_input
@@ -110,18 +111,20 @@ class JitProgram(Program):
         return read_lowered(lowered, self, mesh)
 
     def with_layout(
-        self, jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], mesh: Mesh
+        self, jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], mesh: Mesh | None = None
     ) -> "JitProgram":
         """Return the program under other shardings; see `Program.with_layout`."""
+        params, nowhere = self.trace.params, jitted.unplaced_types(self.trace)
+        types = zip(self.trace.types, nowhere, ins, strict=True)
         stage = jitted.make_traced(
             self.trace,
-            types=jitted.unplaced_types(self.trace),
+            types=[own if new is None else unplaced for own, unplaced, new in types],
             jaxpr=jaxpr,
-            in_shardings=tuple(ins),
-            out_shardings=tuple(outs),
-            ctx_mesh=mesh,
+            in_shardings=pick_shardings(ins, params["in_shardings"]),
+            out_shardings=pick_shardings(outs, params["out_shardings"]),
+            ctx_mesh=mesh or params["ctx_mesh"],
         )
-        return replace(self, trace=jitted.JitTrace(stage), jaxpr=jaxpr, mesh=mesh)
+        return replace(self, trace=jitted.JitTrace(stage), jaxpr=jaxpr, mesh=mesh or self.mesh)
 
     def onto(self, mesh: Mesh) -> "JitProgram":
         """Return the program on another mesh; see `Program.onto`."""

@@ -22,6 +22,7 @@ from xlashard.analysis.programs.program import (
     ProgramValue,
     find_mesh,
     forgotten_by,
+    pick_shardings,
     put_on_mesh,
 )
 from xlashard.core.pjit.arguments import Argument, describe_arguments
@@ -80,17 +81,17 @@ class PjitProgram(Program):
         return read_lowered(Lowered(traced, request, lowered, platform), program)
 
     def with_layout(
-        self, jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], mesh: Mesh
+        self, jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], mesh: Mesh | None = None
     ) -> "PjitProgram":
         """Return the program under other shardings; see `Program.with_layout`."""
         call = replace(
             self.call,
             traced=self.call.traced._replace(jaxpr=jaxpr, shared={}),
-            mesh=mesh,
-            in_shardings=tuple(ins),
-            out_shardings=tuple(outs),
+            mesh=mesh or self.call.mesh,
+            in_shardings=pick_shardings(ins, self.call.in_shardings),
+            out_shardings=pick_shardings(outs, self.call.out_shardings),
         )
-        return replace(self, call=call, jaxpr=jaxpr, mesh=mesh)
+        return replace(self, call=call, jaxpr=jaxpr, mesh=mesh or self.mesh)
 
     def onto(self, mesh: Mesh) -> "PjitProgram":
         """Return the program on another mesh; see `Program.onto`."""

@@ -15,6 +15,7 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.trace.jaxprs import callback_results
 from xlashard._jax.trace.lower_for import DevicesByPosition
 from xlashard._jax.trace.tracing import count_bytes
+from xlashard._jax.tree_definitions import split_leaves
 from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.core.program.donation import UnusedDonation, find_unused
 from xlashard.core.program.plan import ProgramPlan
@@ -120,15 +121,15 @@ class Program(ABC):
         """
 
     def with_layout(
-        self, jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], mesh: Mesh
+        self, jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], mesh: Mesh | None = None
     ) -> "Program":
         """Return the program of another jaxpr of the same types, under other shardings.
 
         Args:
             jaxpr: The closed jaxpr.
-            ins: The sharding of each argument, which are placed nowhere.
-            outs: The sharding of each result.
-            mesh: The mesh of the shardings.
+            ins: The sharding of each argument, which is then placed nowhere; None for its own.
+            outs: The sharding of each result; None for its own.
+            mesh: The mesh of the shardings; None for its own.
         """
         raise NotImplementedError  # no-catalogue: each kind of program with a trace has its own
 
@@ -152,6 +153,55 @@ class Program(ABC):
             for side, marks in ((self.arguments, arguments), (self.results, results))
         ]
         return replace(self, arguments=chosen[0], results=chosen[1])
+
+
+def find_fed_back(program: Program) -> tuple[tuple[int, int], ...]:
+    """Return the positions of arguments and of results that the next call is likely to get.
+
+    A donated argument, or one of several arrays, is taken for fed back if the function returns a
+    tree of its structure and types; and any array whose path a result has, as those of a module
+    that the function changes.
+
+    Args:
+        program: The program.
+    """
+    arguments, out_tree = program.arguments, program.out_tree
+    ins = [_read_type(value.aval) for value in arguments]
+    outs = [_read_type(value.aval) for value in program.results]
+    args, kwargs = split_leaves(program.in_tree, range(program.in_tree.num_leaves))
+    results = out_tree, range(out_tree.num_leaves)
+    by_path = {value.path: position for position, value in enumerate(arguments)}
+    tied: dict[int, int] = {}
+
+    def tie(structure: Any, leaves: Sequence[int]) -> bool:
+        if not leaves or (len(leaves) == 1 and not arguments[leaves[0]].donated):
+            return False
+        for other, candidate_leaves in (results, *split_leaves(*results)):
+            if structure != other or not tied.keys().isdisjoint(candidate_leaves):
+                continue
+            if [ins[i] for i in leaves] == [outs[i] for i in candidate_leaves]:
+                tied.update(zip(candidate_leaves, leaves, strict=True))
+                return True
+        return False
+
+    for tree in (*split_leaves(*args), *split_leaves(*kwargs)):
+        if not tie(*tree):
+            for child in split_leaves(*tree):
+                tie(*child)
+    for position, value in enumerate(program.results):
+        source = by_path.get(value.path)
+        if source is not None and ins[source] == outs[position]:
+            tied.setdefault(position, source)
+    return tuple(sorted((argument, result) for result, argument in tied.items()))
+
+
+def _read_type(aval: Any) -> tuple[Any, Any]:
+    return getattr(aval, "shape", None), getattr(aval, "dtype", aval)
+
+
+def pick_shardings(new: Sequence[Any], own: Sequence[Any]) -> tuple[Any, ...]:
+    """Return new shardings, or old ones where they are None."""
+    return tuple([old if each is None else each for each, old in zip(new, own, strict=True)])
 
 
 def find_mesh(context: Any, shardings: Iterable[Any]) -> Mesh | None:

@@ -71,7 +71,7 @@ def run_job(runner: str, request: dict[str, Any]) -> dict[str, Any] | None:
     if job_pool.is_worker():
         return None
     try:
-        with _pool() as pool:
+        with borrow_pool() as pool:
             ((_, answer),) = pool.run([job_pool.WorkerJob("0", runner, request)])
     except OSError:
         return None
@@ -105,7 +105,7 @@ _UNREGISTERED = r"No (?:FFI handler registered|registered implementation)|custom
 
 
 @contextmanager
-def _pool() -> Iterator[job_pool.JobPool]:
+def borrow_pool() -> Iterator[job_pool.JobPool]:
     """Yield a pool of one process.
 
     That of the main thread is kept: the kernel ends a worker with the thread that started it.

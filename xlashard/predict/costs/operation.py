@@ -77,7 +77,8 @@ class OperationTime:
         vector: Seconds of the vector unit.
         hbm: Seconds of HBM traffic.
         vmem: Seconds of the traffic of values that the compiler placed in VMEM.
-        kernel: Seconds that the caller gave for a kernel.
+        kernel: Seconds of a kernel beside those of the units: of the steps of its grid, or all that
+            the caller gave.
         launch: Seconds to start it.
         known: False for a kernel of unknown cost.
         waits_for_hbm: Whether HBM traffic does not overlap with arithmetic, as in kernels.
@@ -99,7 +100,7 @@ class OperationTime:
     def seconds(self) -> float:
         """Time of the units, which overlap, and of the launch."""
         if self.waits_for_hbm:
-            return max(self.matrix, self.vector) + self.hbm + self.launch
+            return max(self.matrix, self.vector) + self.hbm + self.kernel + self.launch
         return self._overlapped() + self.kernel + self.launch
 
     def _overlapped(self) -> float:
@@ -206,7 +207,8 @@ class OperationModel[R: Rates]:
             # Softmax hides behind the products: the shares above hold what shows of it.
             0.0 if work.products else vector,
             work.hbm_bytes / rates.hbm_bytes / hbm_share,
-            launch=rates.hbm_seconds + (0.0 if only_products else steps),
+            kernel=0.0 if only_products else steps,
+            launch=rates.hbm_seconds,
             known=not work.unknown_loops,
             waits_for_hbm=not only_products,
         )

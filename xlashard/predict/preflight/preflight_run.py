@@ -27,6 +27,7 @@ from xlashard.errors import (
     counted,
 )
 from xlashard.predict.costs.kernel_costs import KernelCosts, read_kernel_costs
+from xlashard.predict.preflight.advice import AdviceTrials
 from xlashard.predict.preflight.compilation import compile_for_report, with_buffers
 from xlashard.predict.preflight.mesh_mapping import (
     MeshLike,
@@ -136,7 +137,8 @@ def preflight(
             compilation = with_buffers(program)
         else:
             compilation = compile_for_report(program, compiler_options, estimate=estimate)
-        return build_report(
+        calibration = calibrations.get(place.chip.name)
+        report = build_report(
             compilation,
             place,
             on,
@@ -145,9 +147,14 @@ def preflight(
             price=chip_hour,
             replicated_above=replicated_above,
             kernel_costs=costs,
-            calibration=calibrations.get(place.chip.name),
+            calibration=calibration,
             is_laid_out=is_laid_out,
         )
+        if estimate or isinstance(program, Compilation):
+            return report
+        measured = None if calibration is None else calibration.rates(place.chip)
+        lower = partial(_lower, on=on)
+        return AdviceTrials(report, compilation, on, place, lower, costs, measured).run()
 
 
 def check_options(workload: Workload | None, options: Mapping[str, Any] | None) -> None:
@@ -312,11 +319,15 @@ def _place(
             lowered = program.move(_map_devices(program.program.name, own, on))
     else:
         source = program.program if isinstance(program, LoweredModule) else program
-        if own is None:
-            source = source.onto(on)
-        lowered = source.lower(_map_devices(source.name, own, on))
+        lowered = _lower(source.onto(on) if own is None else source, on)
     check_devices(lowered, topology)
     return PlacedProgram(on, lowered, is_laid_out)
+
+
+def _lower(program: Program, on: Mesh) -> LoweredModule:
+    """Lower a program for the devices of a mesh."""
+    with assume_chip(on.devices.flat[0]):
+        return program.lower(_map_devices(program.name, program.mesh, on))
 
 
 def _map_devices(name: str, own: Mesh | None, on: Mesh) -> dict[Any, Any]:

@@ -8,7 +8,9 @@ import xlashard
 from tests.jax_releases import since_jaxlib
 from tests.predict.preflight.scheduled import scheduled
 from xlashard import NamedSharding, P
+from xlashard.hlo import read
 from xlashard.predict.preflight.attribution.attribution import describe_traffic
+from xlashard.predict.preflight.attribution.hlo_dataflow import HloDataflow
 from xlashard.predict.preflight.attribution.step_lines import add_lines
 from xlashard.predict.preflight.time_estimate import estimate_time, schedule_step
 from xlashard.tpu import topology
@@ -123,6 +125,42 @@ def test_windowed_matmuls_keep_their_collectives():
     assert all(r.requested and not r.suggestion for r in found)
 
 
+MERGED = """HloModule m, num_partitions=8
+
+%slice (a: f32[2,4], at: s32[]) -> f32[1,4] {
+  %a = f32[2,4]{1,0} parameter(0)
+  %at = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %s = f32[1,4]{1,0} dynamic-slice(%a, %at, %zero), dynamic_slice_sizes={1,4}
+}
+
+ENTRY %main (up: f32[2,4], at: s32[]) -> f32[8,4] {
+  %up = f32[2,4]{1,0} parameter(0), metadata={op_name="params['up']"}
+  %at.1 = s32[] parameter(1), metadata={op_name="at"}
+  %start = ((f32[2,4], s32[]), f32[1,4], u32[]) fusion-start(%up, %at.1), kind=kLoop, calls=%slice
+  %done = f32[1,4]{1,0} fusion-done(%start)
+  ROOT %g = f32[8,4]{1,0} all-gather(%done), replica_groups=[1,8]<=[8], dimensions={0}
+}"""
+
+
+def test_a_slice_beside_other_work_is_one_of_its_argument():
+    module = read(MERGED)
+    home = module.computations[module.entry]
+    assert HloDataflow(module).argument(home, "done") == "params['up']"
+
+
+def test_gradient_of_a_constraint_is_required():
+    def loss(x):
+        moved = constrained(jnp.sin(constrained(jnp.sin(x), "data", None)), None, "data")
+        return jnp.mean(jnp.sin(moved) ** 2)
+
+    x = struct((1024, 1024), "data", None)
+    found = traffic(jax.grad(loss), x, out_shardings=x.sharding)
+    moves = {r.origin for r in found if r.kind == "all-to-all"}
+    assert moves == {"constraint"} and sum(r.count for r in found) > 1
+    assert all(r.requested for r in found)
+
+
 def test_constraint_that_unshards_a_dimension_causes_an_all_gather():
     def closed(x, w):
         return jnp.exp(constrained(x @ w, "data", None))
@@ -202,7 +240,7 @@ def test_suggestion_removes_the_collective(function, before, suggestion, after, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("indices", [("data", None), (None, "data")])
-def test_suggestion_for_a_lookup_unshards_the_table_and_leaves_its_indices(indices):
+def test_no_suggestion_for_a_lookup_unshards_the_table(indices):
     rows = jax.ShapeDtypeStruct((64, 256), jnp.int32, sharding=NamedSharding(MESH, P(*indices)))
     out = NamedSharding(MESH, P(*indices, None))
 
@@ -212,12 +250,11 @@ def test_suggestion_for_a_lookup_unshards_the_table_and_leaves_its_indices(indic
 
     for before in ((None, "data"), ("data", None)):
         suggestions = {report.suggestion for report in found(*before) if not report.requested}
-        assert suggestions == {"pass in_shardings P(None, None) for table"}
-    assert found(None, None) == ()
+        assert suggestions == {""}
 
 
 @pytest.mark.slow
-def test_suggestion_for_a_lookup_by_columns_unshards_the_indices():
+def test_suggestion_for_a_lookup_by_columns_keeps_the_indices_sharded():
     out, table = NamedSharding(MESH, P(None, None, "data")), struct((1024, 1024), None, "data")
 
     def found(*spec):
@@ -225,8 +262,7 @@ def test_suggestion_for_a_lookup_by_columns_unshards_the_indices():
         return traffic(lambda table, rows: table[rows], table, rows, out_shardings=out)
 
     (moved,) = [report for report in found(None, "data") if not report.requested]
-    assert moved.suggestion == "pass in_shardings P(None, None) for rows"
-    assert found(None, None) == ()
+    assert moved.suggestion == "pass in_shardings P('data', None) for rows"
 
 
 def test_suggestion_shards_both_matmul_operands_over_the_contraction():
@@ -262,7 +298,8 @@ def test_conflicting_constraints_are_reported_by_line():
     reports = traffic(disagree, *arguments)
     line = disagree.__code__.co_firstlineno + 2
     suggestions = {r.suggestion for r in reports if r.origin == "resharding"}
-    assert f"constrain the value at test_attribution.py:{line} to P('data', 'model')" in suggestions
+    change = "P('data', 'model'), not P('model', 'data')"
+    assert f"constrain the value at test_attribution.py:{line} to {change}" in suggestions
     assert traffic(agree, *arguments) == ()
 
 

@@ -3,7 +3,7 @@
 import io
 import re
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from rich.console import Console
@@ -119,7 +119,7 @@ def test_report_of_a_fitting_step_shows_all_figures() -> None:
         "Time by source line",
         "VMEM spill",
         "Collectives",
-        "Not required",
+        "Suggestions",
         "Asked for and not done",
         "Repeated by every device",
         "Closed over",
@@ -128,7 +128,10 @@ def test_report_of_a_fitting_step_shows_all_figures() -> None:
         "Results",
         "Donated",
     ]
-    assert "a resharding" in text and "keeps the operand cut" in text
+    change = "constrain the value at model.py:97 to P(('data', 'fsdp'), None, 'tensor', None), not"
+    assert re.search(rf"-6\.1 ms\s+\+12\.0 MiB\s+within the error\s+{re.escape(change)}", text)
+    both = "pass in_shardings and out_shardings P(('data', 'tensor'), None) for batch['mask']"
+    assert re.search(rf"not tried\s+{re.escape(both)}", text) and "a resharding" in text
     assert "compiled in 38.4 s by libtpu 0.0.50.1" in text
     assert "LIBTPU_INIT_ARGS: --xla_tpu_enable_latency_hiding_scheduler=true" in text
 
@@ -242,3 +245,28 @@ def test_str_and_repr_of_a_report() -> None:
         "<PreflightReport of train_step on v5p:4x4x2 (32 chips): fits, 19.3 GiB of 95.7 GiB, "
         "2.39 s; print it>"
     )
+
+
+HELPING = replace(FITTING.advice[0], outcome="helps", seconds=-0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "first", "colour"),
+    [
+        ({"advice": (HELPING,)}, "-500.0 ms a step, +12.0 MiB on each device", "costly"),
+        ({"unmet": (), "repeated": ()}, "-6.1 ms a step, within the error, +12.0 MiB", "fits"),
+        ({"unmet": (), "advice": ()}, "", "fits"),
+        ({"constants": (replace(FITTING.constants[0], nbytes=2**33),)}, "pass params['s", "costly"),
+        ({"outcome": "out of memory"}, "", "not"),
+    ],
+)
+def test_what_is_most_worth_doing_stands_first_with_its_price(
+    changes: dict[str, Any], first: str, colour: str
+) -> None:
+    report = replace(FITTING, **changes)
+    text, html = shown(report, 300), page(report).replace("<wbr>", "")
+    assert f'<section class="verdict {colour}"' in html
+    assert f'<span class="badge {colour}">' in html
+    heads = [line for line in text.partition("Memory")[0].splitlines() if "most worth" in line]
+    assert all(first in line for line in heads) and (heads or not first)
+    assert ("Most worth doing" in html) == bool(heads)

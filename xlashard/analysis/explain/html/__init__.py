@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from xlashard.analysis.explain.comparison import Comparison
 from xlashard.analysis.explain.model import CollectiveReport
-from xlashard.analysis.explain.sections import MOVES, findings_of
+from xlashard.analysis.explain.sections import MOVES, findings_of, list_remedies
 from xlashard.analysis.explain.tables import (
     SerializableReport,
     cause_of,
@@ -180,6 +180,7 @@ def report_environment(*packages: str) -> Environment:
         flop=in_flop,
         groups=groups_text,
         line=line_text,
+        list_remedies=list_remedies,
         operation=operation_text,
         percent=in_percent,
         ratio=_ratio,

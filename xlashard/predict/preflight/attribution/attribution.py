@@ -9,11 +9,11 @@ from typing import Any
 
 from xlashard._jax.trace.jaxprs import without_equations
 from xlashard._jax.trace.origins import is_variable, source_line
-from xlashard._jax.trace.primitive_names import COLLECTIVES, PRODUCTS
+from xlashard._jax.trace.primitive_names import COLLECTIVES, CONSTRAINT, PRODUCTS
 from xlashard.analysis.explain.closed_dimensions import DimensionSource, list_axes
 from xlashard.analysis.explain.descriptions import describe_collective
 from xlashard.analysis.explain.model import CollectiveReport, Origin
-from xlashard.analysis.programs.program import Compilation
+from xlashard.analysis.programs.program import Compilation, find_fed_back
 from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.core.sharding.named import grid_of
@@ -27,6 +27,7 @@ from xlashard.predict.preflight.attribution.cause_finder import (
 )
 from xlashard.predict.preflight.attribution.hlo_dataflow import HloDataflow
 from xlashard.predict.preflight.attribution.value_shardings import ValueShardings, local_shape
+from xlashard.predict.preflight.report.preflight_model import Suggestion
 from xlashard.predict.preflight.time_estimate import network_costs
 from xlashard.predict.targets.base_topology import BaseTopology
 
@@ -86,25 +87,25 @@ class Attributor:
     results: tuple[bool, ...]
     collectives: tuple[Collective, ...]
 
-    def attribute(self, collective: Collective) -> tuple[Origin, str]:
-        """Return the cause of a collective, and a code change that removes it if not required."""
+    def attribute(self, collective: Collective) -> tuple[Origin, Suggestion | None]:
+        """Return the cause of a collective, and a sharding that may remove it if not required."""
         if operation_of(collective.op_name) in COLLECTIVES:
-            return "explicit", ""
+            return "explicit", None
         finder = CauseFinder(collective, self.dataflow, self.shardings, self.grid, self.sources)
         before = self._reduction_before(finder)
         if before is not None:
             return self.attribute(before)
         if self._is_repeated(collective):
-            return "rematerialization", ""
+            return "rematerialization", None
         if finder.reduces:
-            return "gradient" if self._is_gradient(finder) else "reduction", ""
+            return "gradient" if self._is_gradient(finder) else "reduction", None
         if self._is_constrained(finder):
-            return "constraint", ""
-        if finder.argument and finder.gathers:
-            return "argument", ""
+            return "constraint", None
+        if finder.arguments and finder.gathers:
+            return "argument", None
         result = self.dataflow.results.get(collective.name)
         if result is not None and self.results[result : result + 1] == (True,):
-            return "result", ""
+            return "result", None
         return "resharding", finder.suggestion()
 
     def _reduction_before(self, finder: CauseFinder) -> Collective | None:
@@ -174,6 +175,9 @@ class Attributor:
     def _is_constrained(self, finder: CauseFinder) -> bool:
         """Return whether a sharding constraint requires the collective."""
         collective = finder.collective
+        # A gradient moves back what a constraint has moved.
+        if "transpose(" in collective.op_name and operation_of(collective.op_name) == CONSTRAINT:
+            return True
         lines = {*lines_of(collective.frames), *lines_of(collective.needed_by_frames)}
         own = set(lines_of(collective.frames))
         for change in self.shardings.changes:
@@ -238,7 +242,10 @@ def _moved(collective: Collective) -> frozenset[tuple[str, str, tuple[int, ...]]
 
 
 def describe_traffic(
-    compilation: Compilation, topology: BaseTopology, mesh: Mesh
+    compilation: Compilation,
+    topology: BaseTopology,
+    mesh: Mesh,
+    suggestions: dict[str, Suggestion] | None = None,
 ) -> tuple[CollectiveReport, ...]:
     """Return the collectives of a program with cause and price, longest time first.
 
@@ -246,6 +253,7 @@ def describe_traffic(
         compilation: The program, compiled or rejected for its memory.
         topology: Topology of the program.
         mesh: Mesh of the program.
+        suggestions: Mapping that gets the suggestions by their texts.
     """
     module, grid = compilation.module, grid_of(mesh)
     sources, arguments = compilation.sources, compilation.arguments
@@ -257,14 +265,37 @@ def describe_traffic(
     costs = network_costs(compilation, topology, mesh)
     collectives = tuple(collective for collective, _ in costs)
     attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, collectives)
+    causes = [attributor.attribute(collective) for collective in collectives]
+    summed = [c for c, (origin, _) in zip(collectives, causes, strict=True) if origin == "gradient"]
+    batched = frozenset(axis for c in summed for axis in c.axis_names(grid) or ())
+    returned = _returned_paths(compilation)
+    suggestions = {} if suggestions is None else suggestions
     alike: dict[CollectiveReport, list[tuple[Collective, NetworkCost]]] = {}
-    for collective, cost in costs:
-        origin, suggestion = attributor.attribute(collective)
+    for (collective, cost), (origin, suggestion) in zip(costs, causes, strict=True):
         row = describe_collective(collective, grid, compilation.argument_names, sources)
-        row = replace(row, origin=origin, suggestion=suggestion)
+        row = replace(row, origin=origin)
+        if suggestion is not None and suggestion.path in returned:
+            suggestion = replace(suggestion, returned=True)
+        if suggestion is not None and (suggestion.returned or not _moves(suggestion, batched)):
+            suggestions[suggestion.text] = suggestion
+            row = replace(row, suggestion=suggestion.text)
         alike.setdefault(row, []).append((collective, cost))
     rows = [_price(row, costs) for row, costs in alike.items()]
     return tuple(sorted(rows, key=lambda row: (-row.seconds, -row.sent_bytes)))
+
+
+def _returned_paths(compilation: Compilation) -> set[str]:
+    """Return the paths of arguments that results of requested shardings replace in later calls."""
+    program = compilation.program
+    pairs = find_fed_back(program) if program.jaxpr is not None else ()
+    requested = [value.requested is not None for value in program.results]
+    return {program.arguments[into].path for into, result in pairs if requested[result]}
+
+
+def _moves(suggestion: Suggestion, axes: frozenset[str]) -> bool:
+    """Return True if a suggestion moves one of some axes from its dimension to another."""
+    dims = zip(suggestion.before, suggestion.after, strict=True)
+    return any(axes & set(before) - set(after) for before, after in dims)
 
 
 def _price(

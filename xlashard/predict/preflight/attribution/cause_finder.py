@@ -1,10 +1,9 @@
-"""Search for the cause of a collective, and for a code change that removes it."""
+"""Search for the cause of a collective, and for a sharding that removes it."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from xlashard._jax.trace.origins import Line, Scope, is_variable, source_line
@@ -18,7 +17,8 @@ from xlashard.hlo.call_graph import makers
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Computation, Frame, Instruction
 from xlashard.predict.preflight.attribution.hlo_dataflow import HloDataflow
-from xlashard.predict.preflight.attribution.value_shardings import Axes, ValueShardings, spec_of
+from xlashard.predict.preflight.attribution.value_shardings import Axes, ValueShardings
+from xlashard.predict.preflight.report.preflight_model import Suggestion
 
 # An axis moved to another dimension of the table or of the indices has a collective as before.
 _LOOKUPS = SCATTERS | {"gather"}
@@ -62,15 +62,19 @@ class CauseFinder:
     @cached_property
     def argument(self) -> str:
         """Path of the argument that it moves, whole or sliced; empty for another value."""
+        return next(iter(self.arguments)) if len(self.arguments) == 1 else ""
+
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """Paths of the arguments that it moves, merged or not; empty if it moves others too."""
         named = {path for path, _ in self.shardings.arguments}
         if self.collective.op_name in named:
-            return self.collective.op_name
+            return frozenset([self.collective.op_name])
         names = self.instruction.operands
         # The second operand of a send is a token.
         names = names[:1] if self.instruction.opcode == "send" else names
-        arguments = {self.dataflow.argument(self.home, name) for name in names}
-        argument = arguments.pop() if len(arguments) == 1 else ""
-        return argument if argument in named else ""
+        paths = frozenset(self.dataflow.argument(self.home, name) for name in names)
+        return paths if paths <= named else frozenset()
 
     @property
     def reduces(self) -> bool:
@@ -126,19 +130,23 @@ class CauseFinder:
         """Stack frames of the producer, innermost first."""
         return () if self.producer is None else self.producer.frames
 
-    def suggestion(self) -> str:
-        """Return a code change that removes the collective, or at least the lines to look at."""
-        suggestion = self._by_equations() or self._by_argument(self.argument)
-        if not suggestion and not self.collective.frames:
-            paths = self.dataflow.arguments(self.home, self.instruction)
-            suggestion = self._by_argument(min(paths)) if len(paths) == 1 else ""
-        return suggestion or self._where()
+    def suggestion(self) -> Suggestion | None:
+        """Return a sharding that may remove the collective, with shards that are no larger.
 
-    def _by_equations(self) -> str:
+        A parameter or a batch is sharded for a reason, such as the memory.
+        """
+        suggestion = self._by_equations() or self._by_argument(self.argument)
+        if suggestion is None and not self.collective.frames:
+            paths = self.dataflow.arguments(self.home, self.instruction)
+            suggestion = self._by_argument(min(paths)) if len(paths) == 1 else None
+        return suggestion
+
+    def _by_equations(self) -> Suggestion | None:
         """Suggest sharding the source of the value as the operation requires."""
         for scope, eqn in self.equations:
             # With the indices sharded otherwise, the devices still hold other parts of the table.
-            operands = eqn.invars[:1] if eqn.primitive.name in _LOOKUPS else eqn.invars
+            is_lookup = eqn.primitive.name in _LOOKUPS
+            operands = eqn.invars[:1] if is_lookup else eqn.invars
             values = [v for v in operands if is_variable(v) and v.aval.shape]
             values.sort(key=lambda v: not self._is_made_there(scope, v))
             sources = [self.shardings.sources(scope, v) for v in values]
@@ -149,9 +157,19 @@ class CauseFinder:
                 is_meant = not self.argument or any(s.path == self.argument for s in moved)
                 if not moved or not is_meant:
                     continue
-                required = self._required_axes(eqn, values[index], own_sources, others)
-                return self._suggest(moved[0], own_sources, required)
-        return ""
+                value = values[index]
+                choices = [self._required_axes(eqn, value, own_sources, others)]
+                if not is_lookup:
+                    now = [_cut(dim) for dim in own_sources]
+                    choices.append(self._elsewhere(value.aval.shape, now, self._free(now)))
+                suggested = (self._suggest(moved[0], own_sources, axes) for axes in choices)
+                if suggestion := next(filter(None, suggested), None):
+                    return suggestion
+        return None
+
+    def _free(self, now: list[Axes]) -> list[Axes]:
+        """Return the axes of each dimension without those of the collective."""
+        return [tuple(a for a in axes if a not in self.axes) for axes in now]
 
     def _is_made_there(self, scope: Scope, value: Any) -> bool:
         """Return whether a value is produced at the line of the collective's operand."""
@@ -170,7 +188,7 @@ class CauseFinder:
         now = [_cut(dim) for dim in own_sources]
         shape = value.aval.shape
         name = eqn.primitive.name
-        free = [tuple(a for a in axes if a not in self.axes) for axes in now]
+        free = self._free(now)
         if name == "dot_general":
             return self._for_product(eqn, value, now, free, others)
         if shape == getattr(eqn.outvars[0].aval, "shape", None):
@@ -216,9 +234,10 @@ class CauseFinder:
         source: DimensionSource,
         own_sources: list[list[DimensionSource]],
         required: list[Axes],
-    ) -> str:
+    ) -> Suggestion | None:
         """Return the suggestion that gives the source of a value the required sharding."""
-        dims = list_axes(source.sharding, len(source.shape))
+        before = list_axes(source.sharding, len(source.shape))
+        dims = list(before)
         for dim, each in enumerate(own_sources):
             for s in each:
                 if (s.path, s.line) == (source.path, source.line):
@@ -227,48 +246,32 @@ class CauseFinder:
         for dim, axes in enumerate(dims):
             dims[dim] = tuple(a for a in axes if a not in used)
             used |= set(axes)
-        spec = spec_of(dims)
-        if source.path:
-            return f"pass in_shardings {spec} for {source.path}"
-        file, line = source.line or ("", 0)
-        return f"constrain the value at {Path(file).name}:{line} to {spec}"
+        if not source.path and source.line is None:
+            return None
+        return self._check(Suggestion(source.path, source.line, source.shape, (*before,), (*dims,)))
 
-    def _by_argument(self, path: str) -> str:
+    def _by_argument(self, path: str) -> Suggestion | None:
         """Suggest another sharding for an argument."""
         shardings = self.shardings
+        if any(eqn.primitive.name in _LOOKUPS for _, eqn in self.equations):
+            return None
         for (name, sharding), aval in zip(
             shardings.arguments, shardings.jaxpr.in_avals, strict=False
         ):
             if name == path and isinstance(sharding, NamedSharding):
                 now = list_axes(sharding, len(aval.shape))
-                free = [tuple(a for a in axes if a not in self.axes) for axes in now]
-                is_looked_up = any(eqn.primitive.name in _LOOKUPS for _, eqn in self.equations)
-                spec = free if is_looked_up else self._elsewhere(aval.shape, now, free)
-                if spec != now:
-                    return f"pass in_shardings {spec_of(spec)} for {path}"
-        return ""
+                dims = self._elsewhere(aval.shape, now, self._free(now))
+                return self._check(Suggestion(path, None, tuple(aval.shape), (*now,), (*dims,)))
+        return None
 
-    def _where(self) -> str:
-        """Suggest the lines to constrain."""
-        collective, along = self.collective, " and ".join(sorted(self.axes))
-        maker = self._place(collective.frames) or self._place(self.producer_frames)
-        user = self._place(collective.needed_by_frames)
-        if maker and user and maker != user:
-            return (
-                f"{maker} and {user} use different shardings along {along}: constrain both to "
-                f"one spec"
-            )
-        if maker or user:
-            return (
-                f"constrain the operands and the result of {maker or user} to specs that shard "
-                f"the same dimensions over {along}"
-            )
-        return f"constrain the values computed along {along}: the compiler reports no source line"
-
-    def _place(self, frames: Sequence[Frame]) -> str:
-        """Return the user's line of a stack: `model.py:57`."""
-        line = self.sources.line(frames)
-        return "" if line is None else f"{Path(line.file).name}:{line.line}"
+    def _check(self, suggestion: Suggestion) -> Suggestion | None:
+        """Return a suggestion; None if it changes nothing, or makes the shards larger."""
+        parts = [
+            math.prod(self.grid.shape[axis] for axes in dims for axis in axes)
+            for dims in (suggestion.before, suggestion.after)
+        ]
+        is_change = suggestion.before != suggestion.after
+        return suggestion if is_change and parts[0] <= parts[1] else None
 
 
 def _is_of_ring(collective: Collective, grid: MeshGrid) -> bool:

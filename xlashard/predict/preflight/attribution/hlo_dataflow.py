@@ -114,9 +114,10 @@ class HloDataflow:
         if opcode == "custom-call" and instruction.attributes.call_target == _JOINS and names:
             # Concatenated slices of one value.
             return computation, names[0], ()
-        if opcode == "async-done" and names:
+        # XLA for GPUs runs fusions beside other work: `fusion-start`.
+        if opcode in ("async-done", "fusion-done") and names:
             return computation, names[0], path
-        if opcode in ("async-start", "fusion"):
+        if base in ("async", "fusion"):
             inner = self.module.callee(instruction)
             return None if inner is None or inner.root is None else (inner, inner.root.name, path)
         if opcode == "recv-done" and names:

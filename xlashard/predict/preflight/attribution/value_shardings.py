@@ -139,9 +139,3 @@ def local_shape(
         size // max(math.prod(sizes[a] for a in axes if a not in without), 1)
         for size, axes in zip(shape, cut, strict=True)
     )
-
-
-def spec_of(dims: Sequence[Axes]) -> str:
-    """Return the source text of a spec: `P('data', None)`."""
-    entries = [repr(a[0]) if len(a) == 1 else repr(tuple(a)) if a else "None" for a in dims]
-    return f"P({', '.join(entries)})"

@@ -1,8 +1,10 @@
 """Texts for the fields of a preflight report, shared by terminal and HTML."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from xlashard.analysis.explain.sections import list_remedies
 from xlashard.errors import counted
 from xlashard.predict.preflight.report.preflight_model import (
     AxisReport,
@@ -323,6 +325,52 @@ def in_thousands(number: float) -> str:
 def price_with_currency(amount: float, currency: str = "") -> str:
     """Return a price with its currency: `0.089 USD`, `1,234.50 USD`."""
     return f"{price_text(amount)} {currency}".rstrip()
+
+
+SUGGESTIONS = (
+    "shardings against what is not required, tried for these devices: change of the estimated "
+    "step, and of a device's memory"
+)
+"""Note on the suggestions of a report."""
+
+
+def signed(change: float | None, shown: Callable[[float], str]) -> str:
+    """Return a change with its sign; empty if it is unknown."""
+    if change is None:
+        return ""
+    return ("+" if change > 0 else "-" * (change < 0)) + shown(abs(change))
+
+
+def most_worthwhile(report: PreflightFields) -> str:
+    """Return the code change that saves most, with its price; empty without one."""
+    available = report.memory.available_bytes
+    remedies = [(nbytes / available, change) for nbytes, change in list_remedies(report)]
+    best = report.advice[0] if report.advice else None
+    text = ""
+    if best is not None and best.outcome in ("helps", "within the error"):
+        step = f"{signed(best.seconds, in_seconds)} a step"
+        step += ", within the error" * (best.outcome == "within the error")
+        memory = signed(best.memory_bytes, in_bytes)
+        text = f"{best.text}: {step}, {memory} on each device"
+    if text and best is not None and best.outcome == "helps":
+        is_cure = report.outcome != "fits"
+        share = 1.0 if is_cure else -(best.seconds or 0.0) / report.time.seconds
+        remedies.append((share, text))
+    share, remedy = max(remedies, default=(0.0, ""))
+    return remedy if share >= _LEAST_SHARE else text
+
+
+_LEAST_SHARE = 0.005
+"""Share of the memory, or of the step, below which a code change is not worth a line."""
+
+
+def severity(report: PreflightFields) -> Literal["fits", "costly", "not"]:
+    """Return the colour of a report: `costly` if devices hold whole values without a request."""
+    if report.outcome != "fits":
+        return "not"
+    is_costly = any(u.is_whole and u.nbytes for u in report.unmet)
+    helps = any(each.outcome == "helps" for each in report.advice)
+    return "costly" if is_costly or helps else "fits"
 
 
 def spill_remedy(spill: SpillReport) -> str:

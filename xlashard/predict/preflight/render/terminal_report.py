@@ -34,11 +34,15 @@ from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
     LAID_OUT,
     ORIGINS,
+    SUGGESTIONS,
     axes_text,
     error_notes,
     memory_summary,
     mesh_text,
+    most_worthwhile,
     price_summary,
+    severity,
+    signed,
     spill_remedy,
     throughput_text,
     time_summary,
@@ -53,6 +57,8 @@ from xlashard.predict.preflight.report.preflight_model import (
 from xlashard.predict.preflight.report.step_model import SpillReport
 from xlashard.support.formatting import in_bytes, in_flop, in_seconds
 
+_ADVICE_STYLES = {"helps": "green", "no help": "dim", "out of memory": "red", "not tried": "dim"}
+
 _VERY_WIDE = 130
 """Minimum width for the types of collectives."""
 
@@ -66,7 +72,7 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
     yield _lines(report, page)
     yield _spills(report.spills, page)
     yield _collectives(report, page)
-    yield _not_required(report.traffic, page)
+    yield _suggestions(report, page)
     for findings, rows in findings_of(report):
         yield findings.section(rows, page)
     yield _replicated(report, page)
@@ -97,6 +103,9 @@ def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
         yield "trains", most + throughput_text(report.throughput)
     if report.price is not None:
         yield "costs", least + price_summary(report.price, words_of(report.topology).chip)
+    if worth := most_worthwhile(report):
+        style = "" if severity(report) == "fits" else "yellow"
+        yield "advice", Text.assemble("most worth doing: ", (worth, style))
     if places := mesh_text(report.mesh):
         yield "mesh", places
     if report.forgotten:
@@ -292,23 +301,18 @@ def _origin(c: CollectiveReport, page: Page) -> Text:
     return Text(text, "" if c.requested else "yellow")
 
 
-def _not_required(traffic: Sequence[CollectiveReport], page: Page) -> RenderableType | None:
-    alike: dict[tuple[str, str, str], float] = {}
-    for t in traffic:
-        if not t.requested and t.suggestion:
-            key = (t.kind, t.along, t.suggestion)
-            alike[key] = alike.get(key, 0.0) + t.seconds
-
-    def row(item: tuple[tuple[str, str, str], float]) -> Sequence[RenderableType]:
-        (kind, along, suggestion), seconds = item
-        return in_seconds(seconds), Text.assemble((kind, "cyan"), f" along {along}"), suggestion
-
+def _suggestions(report: PreflightFields, page: Page) -> RenderableType | None:
     return listing(
         page,
-        ("Not required", "inserted by the partitioner, with suggestions that remove them"),
-        (">takes", "what", "suggestion"),
-        sorted(alike.items(), key=lambda item: -item[1]),
-        row,
+        ("Suggestions", SUGGESTIONS),
+        (">step", ">memory", "outcome", "change"),
+        report.advice,
+        lambda each: (
+            signed(each.seconds, in_seconds),
+            signed(each.memory_bytes, in_bytes),
+            Text(each.outcome, _ADVICE_STYLES.get(each.outcome, "")),
+            each.text,
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from xlashard._jax.trace.tracing import explicit_sharding
 from xlashard._version import __version__
 from xlashard.analysis.explain.descriptions import describe_donations
 from xlashard.analysis.explain.explain import find_all
-from xlashard.analysis.explain.model import ValueReport
+from xlashard.analysis.explain.model import CollectiveReport, ValueReport
 from xlashard.analysis.explain.unmet_requests import fitting_axes
 from xlashard.analysis.programs.program import Compilation, ProgramValue
 from xlashard.analysis.programs.source_lines import distinguish_lines
@@ -25,7 +25,9 @@ from xlashard.predict.preflight.attribution.vmem_spill import SpillFinder
 from xlashard.predict.preflight.memory_breakdown import describe_memory, describe_values
 from xlashard.predict.preflight.report.measured import Calibration
 from xlashard.predict.preflight.report.preflight_model import (
+    AdviceReport,
     AxisReport,
+    Suggestion,
     TimeEstimate,
     TopologyReport,
     VersionsReport,
@@ -192,6 +194,8 @@ def build_report(
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
     inputs, outputs = describe_values(compilation, compilation.module)
     tokens = None if workload is None else workload.tokens
+    suggestions: dict[str, Suggestion] = {}
+    traffic = describe_traffic(compilation, topology, mesh, suggestions)
     report = PreflightReport(
         name=compilation.name,
         title=title,
@@ -201,7 +205,7 @@ def build_report(
         partitioner=compilation.plan.partitioner.value,
         memory=memory,
         time=time,
-        traffic=describe_traffic(compilation, topology, mesh),
+        traffic=traffic,
         inputs=inputs,
         outputs=outputs,
         donations=describe_donations(compilation),
@@ -217,9 +221,22 @@ def build_report(
         is_laid_out=is_laid_out,
         degraded=compilation.degraded,
         warnings=read_general_warnings(compilation.log),
+        advice=_list_advice(traffic, suggestions),
         **find_all(compilation, PreflightReport),
     )
     return distinguish_lines(report)
+
+
+def _list_advice(
+    traffic: Sequence[CollectiveReport], suggestions: Mapping[str, Suggestion]
+) -> tuple[AdviceReport, ...]:
+    """Return suggestions that are not tried, those of the longest collectives first."""
+    seconds = dict.fromkeys(suggestions, 0.0)
+    for row in traffic:
+        if row.suggestion:
+            seconds[row.suggestion] += row.seconds
+    advice = [AdviceReport(text, (suggestions[text],), seconds[text]) for text in suggestions]
+    return tuple(sorted(advice, key=lambda each: -each.removable_seconds))
 
 
 def _find_spills(compilation: Compilation, chip: Chip) -> tuple[SpillReport, ...]:

@@ -4,7 +4,9 @@ Bytes, FLOP and seconds are per device and execution, with loops counted by trip
 field states otherwise.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from xlashard.analysis.explain.model import (
@@ -269,6 +271,69 @@ class TimeEstimate:
 
 
 @dataclass(frozen=True)
+class Suggestion:
+    """Another sharding of an argument, or of the value of a constraint.
+
+    Attributes:
+        path: Path of the argument; empty for a constraint.
+        line: File and line of the constraint; None for an argument.
+        shape: Shape of the argument, or of the constrained value.
+        before: Mesh axes of each dimension in the program.
+        after: Mesh axes of each dimension that the suggestion gives.
+        returned: True if a result takes the argument's place in the next call, and is sharded
+            likewise.
+    """
+
+    path: str
+    line: tuple[str, int] | None
+    shape: tuple[int, ...]
+    before: tuple[tuple[str, ...], ...]
+    after: tuple[tuple[str, ...], ...]
+    returned: bool = False
+
+    @property
+    def text(self) -> str:
+        """Code change: `pass in_shardings P('data', None) for x`."""
+        spec = spec_text(self.after)
+        if self.line is not None:
+            place = f"{Path(self.line[0]).name}:{self.line[1]}"
+            # A helper may constrain several values, at one line.
+            return f"constrain the value at {place} to {spec}, not {spec_text(self.before)}"
+        both = " and out_shardings" * self.returned
+        return f"pass in_shardings{both} {spec} for {self.path}"
+
+
+def spec_text(dims: Sequence[tuple[str, ...]]) -> str:
+    """Return the source text of a spec: `P('data', None)`."""
+    entries = [repr(a[0]) if len(a) == 1 else repr(tuple(a)) if a else "None" for a in dims]
+    return f"P({', '.join(entries)})"
+
+
+@dataclass(frozen=True)
+class AdviceReport:
+    """Suggestions that were tried together: compiled for the topology, up to its code.
+
+    Attributes:
+        text: The code changes.
+        changes: The suggestions.
+        removable_seconds: Time of the collectives that the suggestions are meant to remove.
+        outcome: `helps`, if the step is faster by more than the report's error, or fits only so;
+            `within the error`, if it is faster by less; `no help`; `out of memory`; `not tried`.
+        seconds: Change of the estimated time of a step; None if not tried.
+        memory_bytes: Change of the peak memory of a device; None if not tried.
+    """
+
+    text: str
+    changes: tuple[Suggestion, ...]
+    removable_seconds: float
+    outcome: Literal["helps", "within the error", "no help", "out of memory", "not tried"] = (
+        "not tried"
+    )
+    seconds: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class VersionsReport:
     """Versions and flags that the report depends on.
 
@@ -330,6 +395,7 @@ class PreflightFields:
     is_laid_out: bool = False
     degraded: str = ""
     warnings: tuple[str, ...] = ()
+    advice: tuple[AdviceReport, ...] = ()
 
     @property
     def heading(self) -> str:

@@ -59,6 +59,8 @@ class PreflightReport(SerializableReport, PreflightFields):
         degraded: Reason why figures are missing or rough, such as a full disk that cut the
             compiler's dump off; empty for a whole report. No budget is met by a degraded one.
         warnings: Warnings of the compiler that name no operation; `unmet` has the others.
+        advice: Suggestions for the collectives that are not required, and those that help
+            together, the best first.
 
     Example:
         >>> import jax

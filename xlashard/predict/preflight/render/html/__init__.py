@@ -29,13 +29,17 @@ from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
     LAID_OUT,
     ORIGINS,
+    SUGGESTIONS,
     axes_text,
     error_notes,
     error_text,
     in_thousands,
     is_visible_ring,
+    most_worthwhile,
     peak_text,
     price_with_currency,
+    severity,
+    signed,
     spill_remedy,
     step_time_text,
     three_digits,
@@ -58,7 +62,7 @@ from xlashard.predict.preflight.report.preflight_model import (
     TimeEstimate,
 )
 from xlashard.predict.targets.base_topology import counted_in_thousands
-from xlashard.support.formatting import fold_axes, printable
+from xlashard.support.formatting import fold_axes, in_bytes, in_seconds, printable
 
 
 def page(
@@ -130,6 +134,7 @@ def environment(*packages: str) -> Environment:
         ESTIMATE=ESTIMATE,
         LAID_OUT=LAID_OUT,
         ORIGINS=ORIGINS,
+        SUGGESTIONS=SUGGESTIONS,
         memory_curve=memory_curve,
         read_roofline=read_roofline,
         roofline_plot=RooflinePlot,
@@ -152,11 +157,15 @@ def environment(*packages: str) -> Environment:
         line_choices=_line_choices,
         many=counted_in_thousands,
         mesh=axes_text,
+        most_worthwhile=most_worthwhile,
         peak=peak_text,
         pixels=lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
         price=price_with_currency,
         printable=printable,
         rings=torus_rings,
+        severity=severity,
+        signed_bytes=lambda change: signed(change, in_bytes),
+        signed_seconds=lambda change: signed(change, in_seconds),
         spill_remedy=spill_remedy,
         step_time=step_time_text,
         thousands=in_thousands,
