@@ -22,7 +22,7 @@ def test_names_in_replacement_code_resolve(entry: Entry) -> None:
 @pytest.mark.parametrize("entry", TABLE, ids=name_of)
 def test_entry_is_complete(entry: Entry) -> None:
     assert re.fullmatch(r"0\.\d+\.\d+", entry.gone)
-    assert entry.name.startswith(("jax.", "xlashard."))
+    assert entry.name.startswith(("jax.", "jaxlib.", "xlashard."))
     assert entry.treatment == "works" or entry.note
 
 
