@@ -96,7 +96,9 @@ def _head(plan: PlanFields) -> RenderableType:
     if plan.least_seconds is not None:
         least = in_seconds(plan.least_seconds)
         predicted = in_seconds(chosen.predicted_seconds)
-        facts.append(("bound", f"predicted {predicted}, no layout below {least}: its work alone"))
+        facts.append(
+            ("model", f"predicted {predicted}, by a model in which the work alone takes {least}")
+        )
     if plan.unknown_primitives:
         facts.append(("whole", f"no sharding rule: {', '.join(plan.unknown_primitives)}"))
     return head(plan.name, [plan.devices, sizes_text(plan.mesh)], facts)
