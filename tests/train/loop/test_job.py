@@ -10,6 +10,7 @@ import pytest
 from tests.train.examples import devices, settings, shallow
 from xlashard.train.config.settings import Settings
 from xlashard.train.errors import Diverged, RunError
+from xlashard.train.loop import stop
 from xlashard.train.loop.console import Pace
 from xlashard.train.loop.job import run_job
 from xlashard.train.loop.steps import Progress
@@ -122,7 +123,11 @@ def test_interrupt_keeps_the_recorded_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_interrupts_stop_immediately_and_keep_the_metrics(tmp_path: Path) -> None:
+def test_two_interrupts_stop_immediately_and_keep_the_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "_SAME_SIGNAL", 0.0)
+
     def twice() -> None:
         interrupt()
         interrupt()
