@@ -73,8 +73,10 @@ class ModuleMembers:
         Raises:
             AttributeError: The module has no such attribute.
         """
-        is_migrated = frame.f_code.co_filename in self.migrated
-        value = MISSING if is_migrated or self._is_of_jax(frame) else self._find(name)
+        is_hidden = frame.f_code.co_filename in self.migrated or (
+            self.behind is not None and _is_of_jax(frame)
+        )
+        value = MISSING if is_hidden else self._find(name)
         if value is not MISSING:
             if self.listener is not None:
                 self._notify(self.listener, name, value, frame)
@@ -83,9 +85,6 @@ class ModuleMembers:
             return self.behind(name)
         # no-catalogue: Python's own message for a missing attribute
         raise AttributeError(f"module {self.module!r} has no attribute {name!r}", name=name)
-
-    def _is_of_jax(self, frame: FrameType) -> bool:
-        return self.behind is not None and _is_of_jax(frame)
 
     def names(self) -> set[str]:
         """All names that are served."""

@@ -41,7 +41,7 @@ def test_sent_bytes_equal_the_closed_formulas(data, fsdp, tensor, width, hidden,
     }
     x = struct((rows, width), ("data", "fsdp"), None)
     layout = jax.tree.map(lambda p: p.sharding, params)
-    reports = describe_traffic(scheduled(step, params, x, out_shardings=layout), PLACE, mesh)
+    reports = describe_traffic(scheduled(step, params, x, out_shardings=layout), PLACE, mesh)[0]
     sent = Counter()
     for report in reports:
         sent[report.origin] += report.sent_bytes

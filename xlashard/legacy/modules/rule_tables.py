@@ -37,13 +37,13 @@ class RuleTable(MutableMapping[Any, Rule]):
         self._register = register
 
     def __getitem__(self, primitive: Any) -> Rule:
-        return self._convert(primitive, self._table_of(primitive)[primitive])
+        return self._convert(primitive, self._find_table(primitive)[primitive])
 
     def __setitem__(self, primitive: Any, rule: Rule) -> None:
         self._register(primitive, rule)
 
     def __delitem__(self, primitive: Any) -> None:
-        self._table_of(primitive)
+        self._find_table(primitive)
         for table in self._tables:
             table.pop(primitive, None)
 
@@ -53,7 +53,7 @@ class RuleTable(MutableMapping[Any, Rule]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
-    def _table_of(self, primitive: Any) -> MutableMapping[Any, Any]:
+    def _find_table(self, primitive: Any) -> MutableMapping[Any, Any]:
         for table in self._tables:
             if primitive in table:
                 return table

@@ -235,7 +235,7 @@ def declare(model: ModelSettings) -> dict[str, Any]:
         stacks |= zip(names, (_attention(kind), _feed_forward(kind)), strict=True)
         sizes.update(dict.fromkeys(names, count))
 
-    def stacked(name: str) -> dict[str, Declaration]:
+    def declare_stack(name: str) -> dict[str, Declaration]:
         return {
             array: Declaration((sizes[name], *shape), ("layers", *axes), spread)
             for array, (shape, axes, spread) in stacks[name].items()
@@ -244,7 +244,7 @@ def declare(model: ModelSettings) -> dict[str, Any]:
     head = {} if model.tied else {"head": Declaration((width, model.vocab), HEAD, width**-0.5)}
     return {
         "embedding": Declaration((model.vocab, width), ("vocab", "embed"), 1.0),
-        "layers": {name: stacked(name) for name in stacks},
+        "layers": {name: declare_stack(name) for name in stacks},
         "norm": Declaration((width,), (None,), None),
         **head,
     }

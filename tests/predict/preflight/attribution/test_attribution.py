@@ -28,7 +28,7 @@ def constrained(x, *spec):
 
 
 def traffic(function, *arguments, **how):
-    return describe_traffic(scheduled(function, *arguments, **how), PLACE, MESH)
+    return describe_traffic(scheduled(function, *arguments, **how), PLACE, MESH)[0]
 
 
 def causes(reports):
@@ -116,7 +116,7 @@ def test_windowed_matmuls_keep_their_collectives():
         return jax.tree.map(lambda p, g: p - g, params, gradients)
 
     compilation = scheduled(tail, params, x, out_shardings=layout_of(params))
-    found = describe_traffic(compilation, PLACE, mesh)
+    found = describe_traffic(compilation, PLACE, mesh)[0]
     rings = [r for r in found if r.kind == "collective-permute"]
     assert {(r.origin, r.along) for r in rings} == {
         ("argument", "data"),
@@ -273,7 +273,7 @@ def test_suggestion_shards_both_matmul_operands_over_the_contraction():
         x = struct((8192, 4096), *spec, mesh=mesh)
         w = struct((4096, 2048), "data", "model", mesh=mesh)
         compilation = scheduled(lambda a, b: a @ b, x, w, out_shardings=by_rows)
-        return [r for r in describe_traffic(compilation, PLACE, mesh) if not r.requested]
+        return [r for r in describe_traffic(compilation, PLACE, mesh)[0] if not r.requested]
 
     suggestions = {r.suggestion for r in unasked(None, "model")}
     assert suggestions == {"pass in_shardings P(None, 'data') for a"}
@@ -313,7 +313,7 @@ def test_collectives_are_split_into_traffic_within_and_between_slices():
     }
     x = struct((4096, 1024), "data", None, mesh=mesh)
     compilation = scheduled(step, params, x, out_shardings=layout_of(params))
-    reports = describe_traffic(compilation, place, mesh)
+    reports = describe_traffic(compilation, place, mesh)[0]
     between = [r for r in reports if r.network == "dcn"]
     assert {(r.kind, r.along, r.origin) for r in between} == {
         ("all-gather", "data:(1)2", "argument"),
@@ -351,7 +351,7 @@ def test_time_estimate_sums_the_traffic():
     x = struct((4096, 1024), "data", None)
     compilation = scheduled(step, params, x, out_shardings=layout_of(params))
     estimate = estimate_time(compilation, PLACE, MESH)
-    reports = describe_traffic(compilation, PLACE, MESH)
+    reports = describe_traffic(compilation, PLACE, MESH)[0]
     assert sum(t.seconds for t in estimate.traffic) == pytest.approx(
         sum(r.seconds for r in reports)
     )

@@ -242,34 +242,26 @@ def _moved(collective: Collective) -> frozenset[tuple[str, str, tuple[int, ...]]
 
 
 def describe_traffic(
-    compilation: Compilation,
-    topology: BaseTopology,
-    mesh: Mesh,
-    suggestions: dict[str, Suggestion] | None = None,
-) -> tuple[CollectiveReport, ...]:
+    compilation: Compilation, topology: BaseTopology, mesh: Mesh
+) -> tuple[tuple[CollectiveReport, ...], dict[str, Suggestion]]:
     """Return the collectives of a program with cause and price, longest time first.
 
     Args:
         compilation: The program, compiled or rejected for its memory.
         topology: Topology of the program.
         mesh: Mesh of the program.
-        suggestions: Mapping that gets the suggestions by their texts.
+
+    Returns:
+        The collectives, and their suggestions by text.
     """
-    module, grid = compilation.module, grid_of(mesh)
-    sources, arguments = compilation.sources, compilation.arguments
-    placed = tuple((value.path, value.lowered_sharding) for value in arguments)
-    # A stage without its trace has arguments, and no equations.
-    jaxpr = compilation.jaxpr or without_equations([value.aval for value in arguments])
-    shardings = ValueShardings(jaxpr, placed, mesh)
-    specified = tuple(value.sharding is not None for value in compilation.plan.results)
+    grid, sources = grid_of(mesh), compilation.sources
     costs = network_costs(compilation, topology, mesh)
-    collectives = tuple(collective for collective, _ in costs)
-    attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, collectives)
-    causes = [attributor.attribute(collective) for collective in collectives]
-    summed = [c for c, (origin, _) in zip(collectives, causes, strict=True) if origin == "gradient"]
+    attributor = _make_attributor(compilation, mesh, tuple(collective for collective, _ in costs))
+    causes = [attributor.attribute(collective) for collective, _ in costs]
+    summed = [c for (c, _), (origin, _) in zip(costs, causes, strict=True) if origin == "gradient"]
     batched = frozenset(axis for c in summed for axis in c.axis_names(grid) or ())
     returned = _returned_paths(compilation)
-    suggestions = {} if suggestions is None else suggestions
+    suggestions: dict[str, Suggestion] = {}
     alike: dict[CollectiveReport, list[tuple[Collective, NetworkCost]]] = {}
     for (collective, cost), (origin, suggestion) in zip(costs, causes, strict=True):
         row = describe_collective(collective, grid, compilation.argument_names, sources)
@@ -281,7 +273,24 @@ def describe_traffic(
             row = replace(row, suggestion=suggestion.text)
         alike.setdefault(row, []).append((collective, cost))
     rows = [_price(row, costs) for row, costs in alike.items()]
-    return tuple(sorted(rows, key=lambda row: (-row.seconds, -row.sent_bytes)))
+    return tuple(sorted(rows, key=lambda row: (-row.seconds, -row.sent_bytes))), suggestions
+
+
+def _make_attributor(
+    compilation: Compilation, mesh: Mesh, collectives: tuple[Collective, ...]
+) -> Attributor:
+    placed = tuple((value.path, value.lowered_sharding) for value in compilation.arguments)
+    # A stage without its trace has arguments, and no equations.
+    avals = [value.aval for value in compilation.arguments]
+    jaxpr = compilation.jaxpr or without_equations(avals)
+    return Attributor(
+        HloDataflow(compilation.module),
+        ValueShardings(jaxpr, placed, mesh),
+        grid_of(mesh),
+        compilation.sources,
+        tuple(value.sharding is not None for value in compilation.plan.results),
+        collectives,
+    )
 
 
 def _returned_paths(compilation: Compilation) -> set[str]:

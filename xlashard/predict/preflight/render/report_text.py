@@ -334,7 +334,7 @@ SUGGESTIONS = (
 """Note on the suggestions of a report."""
 
 
-def signed(change: float | None, shown: Callable[[float], str]) -> str:
+def format_change(change: float | None, shown: Callable[[float], str]) -> str:
     """Return a change with its sign; empty if it is unknown."""
     if change is None:
         return ""
@@ -348,14 +348,14 @@ def most_worthwhile(report: PreflightFields) -> str:
     best = report.advice[0] if report.advice else None
     text = ""
     if best is not None and best.outcome in ("helps", "within the error"):
-        step = f"{signed(best.seconds, in_seconds)} a step"
+        step = f"{format_change(best.seconds, in_seconds)} a step"
         step += ", within the error" * (best.outcome == "within the error")
-        memory = signed(best.memory_bytes, in_bytes)
+        memory = format_change(best.memory_bytes, in_bytes)
         text = f"{best.text}: {step}, {memory} on each device"
-    if text and best is not None and best.outcome == "helps":
-        is_cure = report.outcome != "fits"
-        share = 1.0 if is_cure else -(best.seconds or 0.0) / report.time.seconds
-        remedies.append((share, text))
+        if best.outcome == "helps":
+            is_cure = report.outcome != "fits"
+            share = 1.0 if is_cure else -(best.seconds or 0.0) / report.time.seconds
+            remedies.append((share, text))
     share, remedy = max(remedies, default=(0.0, ""))
     return remedy if share >= _LEAST_SHARE else text
 

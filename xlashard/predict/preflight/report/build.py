@@ -194,8 +194,7 @@ def build_report(
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
     inputs, outputs = describe_values(compilation, compilation.module)
     tokens = None if workload is None else workload.tokens
-    suggestions: dict[str, Suggestion] = {}
-    traffic = describe_traffic(compilation, topology, mesh, suggestions)
+    traffic, suggestions = describe_traffic(compilation, topology, mesh)
     report = PreflightReport(
         name=compilation.name,
         title=title,
