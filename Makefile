@@ -88,11 +88,12 @@ test-one-device: $(developing) ## Run fast tests of arrays and programs on one d
 
 .PHONY: test-gspmd
 test-gspmd: $(developing) browser ## Run the tests that depend on the partitioner under GSPMD
-	XLASHARD_PARTITIONER=gspmd $(pytest) -m partitioner $(ARGS)
+	XLASHARD_PARTITIONER=gspmd $(pytest) -m 'partitioner and not integration' $(ARGS)
 
 .PHONY: test-oldest
-test-oldest: ## Run tests that depend on JAX's version, but for slow ones, with the oldest versions
-	$(MAKE) --no-print-directory test $(oldest) ARGS="-m 'jax_version and not slow' $(ARGS)"
+test-oldest: ## Run fast tests that depend on JAX's version, and the libraries, with the oldest versions
+	$(MAKE) --no-print-directory test $(oldest) ARGS="-m 'jax_version and not slow and not integration' $(ARGS)"
+	$(MAKE) --no-print-directory test $(oldest) ARGS="-m integration tests/core/pjit/test_libraries.py"
 
 .PHONY: environment environments
 environment: $(developing)

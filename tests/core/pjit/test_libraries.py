@@ -153,7 +153,9 @@ def test_an_nnx_model(mesh):
         grads = pjit(jax.grad(loss), in_shardings=(None, P("x")))(state, x)
     np.testing.assert_allclose(out, model(x), rtol=1e-5)
     wanted = jax.grad(loss)(state, x)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), grads, wanted)
+    # A sum near zero differs by more than its own size: products are summed in another order.
+    check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(check, grads, wanted)
     assert spec_of(out) == ("x",)
 
 
