@@ -24,6 +24,7 @@ FLOORS = (
     ("numpy",),
     ("analysis",),
     ("analysis.programs",),
+    ("analysis.report",),
     ("analysis.pictures", "analysis.recompile"),
     ("analysis.explain",),
     ("predict",),
@@ -54,10 +55,10 @@ COMMON = frozenset({"errors", "config", "support", "_version"})
 PURE = frozenset(
     {
         *("geometry", "workers", "hlo"),
-        *("analysis.explain.comparison", "analysis.explain.findings", "analysis.explain.html"),
-        *("analysis.explain.model", "analysis.explain.program_report"),
-        *("analysis.explain.report_changes", "analysis.explain.script_report"),
-        *("analysis.explain.sections", "analysis.explain.tables", "analysis.programs.source_lines"),
+        *("analysis.explain.comparison", "analysis.explain.model"),
+        *("analysis.explain.program_report", "analysis.explain.report_changes"),
+        *("analysis.explain.script_report", "analysis.explain.sections"),
+        *("analysis.programs.source_lines", "analysis.report"),
         *("analysis.pictures.picture_plan", "analysis.pictures.picture_text"),
         *("analysis.pictures.subject", "analysis.pictures.svg_html", "analysis.pictures.terminal"),
         *("predict.targets", "predict.costs", "predict.preflight.time_estimate"),
@@ -107,7 +108,6 @@ XLASHARD = Layers(
             ("xlashard.core.pjit.stages.compiled", "xlashard.core.pjit.stages.serialization"),
             # A script imports JAX itself, after it has set the variables that JAX reads.
             ("xlashard.cli.commands.explain_command", "xlashard.cli.commands.common"),
-            ("xlashard.cli.commands.explain_command", "xlashard.analysis.explain.html"),
             ("xlashard.cli.commands.explain_command", "xlashard.analysis.explain.report_changes"),
             ("xlashard.cli.commands.explain_command", "xlashard.analysis.explain.script_report"),
             ("xlashard.cli.commands.script_run", "xlashard._jax.runtime.topologies"),

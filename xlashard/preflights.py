@@ -10,13 +10,13 @@ from xlashard.support.lazily import on_demand as _on_demand
 if _typing.TYPE_CHECKING:
     from xlashard.predict.costs.kernel_costs import KernelCost
     from xlashard.predict.preflight.preflight_run import preflight
-    from xlashard.predict.preflight.render.html import page
     from xlashard.predict.preflight.report.comparison import (
         Breach,
         Comparison,
         Limit,
         broken_limits,
         compare,
+        page,
         read_budget,
     )
     from xlashard.predict.preflight.report.measured import MeasuredStep, compare_with_profile
@@ -30,9 +30,9 @@ else:
         {
             "xlashard.predict.costs.kernel_costs": ("KernelCost",),
             "xlashard.predict.preflight.preflight_run": ("preflight",),
-            "xlashard.predict.preflight.render.html": ("page",),
             f"{_report}.comparison": (
-                *("Breach", "Comparison", "Limit", "broken_limits", "compare", "read_budget"),
+                *("Breach", "Comparison", "Limit", "broken_limits", "compare"),
+                *("page", "read_budget"),
             ),
             f"{_report}.measured": ("MeasuredStep", "compare_with_profile"),
             f"{_report}.preflight_report": ("PreflightReport", "make_schema"),

@@ -7,21 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
-from xlashard.analysis.explain.html import render_page
-from xlashard.analysis.explain.tables import Page, SerializableReport, columns_table, section
+from xlashard.analysis.report.cells import Span, TableCell, join_cell
+from xlashard.analysis.report.parts import Column, Section
+from xlashard.analysis.report.printable import Part, SerializableReport
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.auto_shard import auto_shard
 from xlashard.auto.plan.auto_plan import AutoPlan
 from xlashard.auto.plan.plan_model import Outcome
-from xlashard.auto.plan.plan_text import COLOURS, outcome_text, plan_sections, plan_summary
+from xlashard.auto.plan.plan_text import OUTCOME_STYLES, outcome_text, plan_details, plan_summary
 from xlashard.auto.problem import AutoProblem, ProgramLayout
 from xlashard.auto.proof import ProvenLayout, Prover
 from xlashard.auto.search import Search
 from xlashard.errors import XlashardError
-from xlashard.predict.preflight.render.html import environment
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.target_loading import TargetProgram, load_program
 from xlashard.predict.sweep.evaluate import SweepRequest, evaluate_mesh
@@ -267,6 +264,8 @@ class LayoutReport(SerializableReport):
         report: Preflight of the program with the layout.
     """
 
+    _kind = "preflight"
+    _footer = PreflightReport._footer
     _format = ReportFormat("layout report", _FORMAT, "xlashard preflight --shardings auto --json")
 
     title: str
@@ -274,55 +273,60 @@ class LayoutReport(SerializableReport):
     plan: AutoPlan
     report: PreflightReport
 
-    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
-        if self.tried:
-            yield _tried(self)
-        yield from (
-            plan_sections(self.plan, page) if page.is_full else plan_summary(self.plan, page)
-        )
-        yield from self.report._sections(page)
+    def parts(self) -> Iterator[Part]:
+        """Yield what was tried, the layout, and the preflight."""
+        yield _TRIED.with_rows(self.tried)
+        yield from plan_summary(self.plan)
+        for section in plan_details(self.plan):
+            yield replace(section, view="full")
+        yield from self.report.parts()
 
-    def to_html(self) -> str:
-        """Return the report as a self-contained HTML page, to be written in UTF-8."""
-        template = environment(f"{__package__}.plan").get_template("layout.html")
-        title = f"{self.title} on {self.plan.devices}"
-        return render_page(
-            template,
-            title=title,
-            kind="preflight",
-            names=[self.title],
-            reports=[self.report],
-            dicts=[self.to_dict()],
-            plan=self.plan,
-            tried=self.tried,
-        )
+    def page_name(self) -> str:
+        """Return the name of the program on a page."""
+        return self.title
+
+    def page_title(self) -> str:
+        """Return the title of its page."""
+        return f"{self.title} on {self.plan.devices}"
 
     def __repr__(self) -> str:
         return f"<LayoutReport of {self.title}: {self.plan.outcome}; print it>"
 
 
-def _tried(report: LayoutReport) -> RenderableType:
-    columns: dict[str, list[RenderableType]] = {
-        "": ["→" if t.is_chosen else "" for t in report.tried],
-        "mesh": [Text(t.axes, "bold" if t.is_chosen else "") for t in report.tried],
-        ">batch": ["" if t.batch is None else f"{t.batch:,}" for t in report.tried],
-        "remat": [t.remat for t in report.tried],
-        "layout": [t.layout for t in report.tried],
-        ">step": ["" if t.seconds is None else _step(t, t.seconds) for t in report.tried],
-        ">tokens/s": [
-            "" if t.tokens_per_second is None else in_amount(t.tokens_per_second)
-            for t in report.tried
-        ],
-        ">memory": ["" if t.total_bytes is None else in_bytes(t.total_bytes) for t in report.tried],
-        "verdict": [Text(t.verdict, COLOURS[t.outcome]) for t in report.tried],
-    }
-    note = "~ predicted by the search, the others compiled"
-    return section("Tried", note, columns_table(columns))
-
-
-def _step(tried: TriedLayout, seconds: float) -> str:
+def _step_cell(tried: TriedLayout) -> TableCell | None:
     """Return the time of a step, marked if it is a prediction."""
+    seconds = tried.seconds
+    is_predicted = tried.outcome == "not compiled"
     # A byte above the memory costs more than any time, so the sum of both is no time.
-    if tried.outcome != "not compiled":
-        return in_seconds(seconds)
-    return "" if (tried.total_bytes or 0) > tried.available_bytes else f"~ {in_seconds(seconds)}"
+    if seconds is None or (is_predicted and (tried.total_bytes or 0) > tried.available_bytes):
+        return None
+    return join_cell(f"{'~ ' * is_predicted}{in_seconds(seconds)}", key=seconds)
+
+
+def _rate_cell(tried: TriedLayout) -> TableCell | None:
+    rate = tried.tokens_per_second
+    return None if rate is None else join_cell(in_amount(rate), key=rate)
+
+
+_TRIED = Section[TriedLayout](
+    "tried",
+    "Tried",
+    "~ predicted by the search, the others compiled",
+    columns=(
+        Column("", lambda t: "→" if t.is_chosen else "", "", "The chosen one"),
+        Column("mesh", lambda t: Span(t.axes, "strong" if t.is_chosen else "name")),
+        Column(
+            ">batch",
+            lambda t: None if t.batch is None else join_cell(f"{t.batch:,}", key=t.batch),
+            tip="Sequences of a step",
+        ),
+        Column("remat", "remat"),
+        Column("layout", "layout"),
+        Column(">step", _step_cell, tip="Predicted, if it wasn't compiled"),
+        Column(">tokens/s", _rate_cell),
+        Column(">memory", "total_bytes", "bytes", "On each device"),
+        Column("verdict", lambda t: Span(t.verdict, OUTCOME_STYLES[t.outcome])),
+    ),
+    row_name=lambda t: f"{t.axes} {t.batch or ''} {t.remat}",
+    most=10**6,
+)

@@ -17,8 +17,8 @@ from tests.core.pjit.helpers import f32
 from tests.jax_releases import since_jaxlib
 from xlashard import UNSPECIFIED, GSPMDSharding, NamedSharding, P, explain, pjit
 from xlashard._jax.runtime import compiler
-from xlashard.analysis.explain.tables import line_text
 from xlashard.analysis.programs.source_lines import SourceLine, SourceLocator, distinguish_lines
+from xlashard.analysis.report.texts import line_text
 from xlashard.hlo import hlo_program
 from xlashard.hlo.module import Frame
 from xlashard.support.tracebacks import is_users_file

@@ -12,11 +12,10 @@ from tests.browser import started
 from tests.core.pjit.helpers import make_mesh
 from tests.predict.preflight.examples import FITTING
 from xlashard import NamedSharding, P
-from xlashard.analysis.explain.html import program_page
 from xlashard.analysis.explain.model import MoveReport
 from xlashard.analysis.explain.report_changes import PROGRAM_KEYS, compare_programs, find_breaches
+from xlashard.analysis.explain.script_report import program_page
 from xlashard.analysis.explain.sections import FINDINGS, MOVES
-from xlashard.analysis.explain.tables import line_text
 from xlashard.cli.commands.explain_command import PROGRAM_UNITS
 from xlashard.errors import ArgumentError
 from xlashard.support.formatting import parse_limits
@@ -60,9 +59,9 @@ def test_equal_total_bytes_are_not_a_regression(talking):
 
 def test_markdown_for_a_pull_request(quiet, talking):
     text = compare_programs(quiet, talking).to_markdown()
-    assert text.startswith("### \\<lambda\\>\n\n**Worse:**\n")
+    assert text.startswith("### \\<lambda\\>\n\n**Some figures became worse.**\n\n- **worse**")
     rows = [line for line in text.splitlines() if line.startswith("| all-reduce")]
-    assert len(rows) == 1 and rows[0].count(" | ") == 4
+    assert len(rows) == 1 and rows[0].count(" | ") == 5
     assert "Nothing changed." in compare_programs(quiet, quiet).to_markdown()
 
 
@@ -104,26 +103,25 @@ def test_budgets_are_parsed_without_the_reports():
 
 @pytest.mark.slow
 def test_findings_are_printed_and_on_the_page(quiet):
-    found = {findings.field: getattr(FITTING, findings.field) for findings in FINDINGS}
+    found = {findings.id: getattr(FITTING, findings.id) for findings in FINDINGS}
     moves = (MoveReport("x['w']", "host", "P('data',)", 0, 2**20),)
     report = replace(quiet, **found, moves=moves)
     printed = str(report)
     page = html.unescape(report.to_html()).replace("<wbr>", "")
     for findings in (*FINDINGS, MOVES):
-        values = getattr(report, findings.field)
-        assert values and findings.title in printed and findings.summarize(values) in page
-        for column in findings.columns:
-            name, value = column.name.removeprefix(">"), column.value(values[0])
-            shown = line_text(value) if column.style == "line" else value
-            assert f'data-label="{name}" data-value="{shown}"' in page
+        section = findings.with_rows(getattr(report, findings.id))
+        assert section.rows and section.title in printed and section.lead.text in page
+        for column in section.page_columns:
+            name, cell = column.name.removeprefix(">"), column.cell(section.rows[0])
+            shown = cell.text if cell.key is None else cell.key
+            assert f'data-label="{name}" data-value="{shown if cell else ""}"' in page
 
 
-def test_findings_have_a_card_of_their_own(quiet):
-    title = "<h3>Wasted memory and work</h3>"
-    wasteful = replace(quiet, repeated=FITTING.repeated)
-    page = wasteful.to_html()
-    assert page.index("<h3>Donations</h3>") < page.index(title) < page.index("<b>Repeated by")
-    assert title in FITTING.to_html() and title not in quiet.to_html()
+def test_findings_have_cards_of_their_own(quiet):
+    wasteful = replace(quiet, repeated=FITTING.repeated).to_html()
+    for html_page in (wasteful, FITTING.to_html()):
+        assert html_page.count('<section class="card card-repeated costly wide"') == 1
+    assert "card-repeated" not in quiet.to_html()
 
 
 @pytest.mark.slow
@@ -132,10 +130,10 @@ def test_page_shows_reports_comparison_and_json_in_a_browser(quiet, talking):
     with started() as browser, browser.page(page) as tab:
         assert not tab.complaints()
         assert tab.run("document.querySelectorAll('.panel').length") == 3
-        assert tab.run("document.querySelector('.panel:not([hidden])').id") == "report-0"
+        assert tab.run("document.querySelector('.panel:not([hidden])').id") == "All"
         assert tab.run("document.querySelector('.tabs a:nth-child(2)').textContent") == "<old>"
-        tab.run("location.hash = '#report-2'")
-        rows = "document.querySelectorAll('#report-2 .collectives tbody tr').length"
+        tab.run("location.hash = '#new'")
+        rows = "document.querySelectorAll('#new .card-collectives tbody tr').length"
         assert tab.run(rows) == len(talking.collectives)
         data = tab.run("document.getElementById('json-2').textContent")
     assert json.loads(data) == talking.to_dict()

@@ -21,8 +21,8 @@ from xlashard.analysis.explain.model import (
     UnmetRequest,
     ValueReport,
 )
-from xlashard.analysis.explain.tables import line_text, operation_text, short_path
 from xlashard.analysis.programs.source_lines import SourceLine
+from xlashard.analysis.report.texts import line_text, operation_text, short_path
 from xlashard.hlo.module import Frame
 from xlashard.support.formatting import in_bytes, in_flop
 

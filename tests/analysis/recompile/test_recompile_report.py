@@ -268,7 +268,7 @@ def test_as_text_json_and_table():
         shown = " ".join(screen.getvalue().split())
         assert shown.count("test_recompile_report.py:") == 2
     assert "state['w']: float32[8,8] → float32[8,9] (shape)" in shown
-    assert "hint: dimension 1 of state['w']" in shown
+    assert "hint dimension 1 of state['w']" in shown
 
 
 @pytest.mark.parametrize("given", [abs, 3, jax.vmap(jnp.sin), None], ids=lambda g: type(g).__name__)

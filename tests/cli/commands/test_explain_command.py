@@ -18,7 +18,7 @@ import pytest
 import xlashard
 from xlashard import legacy
 from xlashard.analysis.explain.script_report import ScriptReport
-from xlashard.analysis.explain.tables import line_text
+from xlashard.analysis.report.texts import line_text
 from xlashard.cli.commands import script_run
 from xlashard.cli.commands.script_run import matches
 from xlashard.cli.main import main

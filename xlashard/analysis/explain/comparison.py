@@ -1,19 +1,17 @@
-"""Comparison of two reports of programs, as text, JSON and Markdown."""
+"""Comparison of two reports of programs."""
 
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from rich.console import RenderableType
-from rich.text import Text
-
-from xlashard.analysis.explain.tables import WIDE, Page, SerializableReport, listing, section, table
+from xlashard.analysis.report.cells import Content, Span, Style, TableCell, join_cell
+from xlashard.analysis.report.parts import WIDE, Column, Head, Section
+from xlashard.analysis.report.printable import Part, SerializableReport
 from xlashard.support.documents import ReportFormat
-from xlashard.support.formatting import FORMATTERS, Unit, in_bytes, in_seconds, printable
+from xlashard.support.formatting import FORMATTERS, Unit, in_bytes, in_seconds
 
 _BETTER_IF_MORE = ("memory to spare", "tokens per second", "model FLOP utilisation")
-_COLOURS = {"added": "red", "grown": "red", "removed": "green", "shrunk": "green"}
+_COLOURS: dict[str, Style] = {"added": "bad", "grown": "bad", "removed": "good", "shrunk": "good"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class UsageChange:
 class Comparison(SerializableReport):
     """Changes from one report to another. Made by `compare`.
 
-    `print(comparison)` displays it; `to_json` and `to_markdown` write it.
+    `print(comparison)` displays it; `to_json`, `to_markdown` and `to_html` write it.
 
     Attributes:
         old: Title of the first report.
@@ -101,6 +99,7 @@ class Comparison(SerializableReport):
 
     _format = ReportFormat("comparison of reports", 1, "compare(...).to_json()")
     _print_all = "comparison.print(all=True)"
+    _kind = "comparison"
 
     old: str
     new: str
@@ -151,93 +150,35 @@ class Comparison(SerializableReport):
         lines += [f"{u.name} is not as requested: {u.new}" for u in self.unmet if u.new]
         return tuple(lines)
 
-    def _sections(self, page: Page) -> Iterator[RenderableType]:
-        titles = dict.fromkeys((self.old, self.new))
-        yield Text("  →  ").join(Text(title, "bold") for title in titles)
-        parts = [
-            _facts_section("Changed", self.facts, page),
-            _amounts_section(self.amounts, page),
-            _uses_section("Memory by leaf", "of one device", self.memory, page),
-            _uses_section("Collectives", "what each device sends", self.traffic, page),
-            *(_facts_section(title, facts, page) for title, facts in self._texts.items()),
-        ]
-        shown = [part for part in parts if part is not None]
-        yield from shown or [Text("\nnothing changed", style="dim")]
+    def parts(self) -> Iterator[Part]:
+        """Yield the titles of both reports, what became worse, and the changes."""
+        worse = self.regressions
+        better = "Nothing changed." if self.is_same else "Nothing became worse."
+        yield Head(
+            title=" → ".join(dict.fromkeys((self.old, self.new))),
+            headline="Some figures became worse." if worse else better,
+            notes=[("worse", join_cell(Span(line, "name"))) for line in worse],
+            severity="costly" if worse else "",
+        )
+        yield _FACTS.with_rows(self.facts)
+        yield _AMOUNTS.with_rows(self.amounts)
+        yield _USES.with_rows(self.memory)
+        title, note = "Collectives", "what each device sends"
+        yield replace(_USES, id="traffic", title=title, note=note, rows=self.traffic)
+        for title, facts in self._texts.items():
+            yield replace(_FACTS, id=title.lower().replace(" ", "-"), title=title, rows=facts)
 
     def __repr__(self) -> str:
         return f"<Comparison of {self.old} with {self.new}; print it>"
 
-    def to_markdown(self) -> str:
-        """Return the comparison as Markdown, for a comment on a pull request."""
-        titles = map(markdown_text, dict.fromkeys((self.old, self.new)))
-        parts = [f"### {' → '.join(titles)}"]
-        if self.regressions:
-            lines = (f"- {markdown_text(line)}" for line in self.regressions)
-            parts.append("\n".join(["**Worse:**", "", *lines]))
-        changed = [a for a in self.amounts if _differs(a)]
-        parts += [
-            _markdown(
-                "Numbers of one device",
-                ("number", "before", "after", "change"),
-                [(a.name, _amount(a, a.old), _amount(a, a.new), _by(a).plain) for a in changed],
-            ),
-            _markdown(
-                "Collectives, by what each device sends",
-                ("collective", "change", "before", "after", "line"),
-                [
-                    (u.what, u.change, in_bytes(u.old_bytes), in_bytes(u.new_bytes), u.where)
-                    for u in self.traffic
-                ],
-            ),
-        ]
-        for title, facts in {"Facts": self.facts, **self._texts}.items():
-            rows = [(f.name, f.old or "–", f.new or "–") for f in facts]
-            parts.append(_markdown(title, ("what", "before", "after"), rows))
-        shown = [part for part in parts if part]
-        return "\n\n".join(shown if len(shown) > 1 else [*shown, "Nothing changed."]) + "\n"
-
 
 REUSED = "reused for"
 """Start of the text of a donation that a result reuses."""
-_MOST_ROWS = 30
-
-
-def _markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown under its title; "" without rows."""
-    if not rows:
-        return ""
-    lines = [f"| {' | '.join(map(markdown_text, row))} |" for row in rows[:_MOST_ROWS]]
-    if len(rows) > _MOST_ROWS:
-        lines += ["", f"and {len(rows) - _MOST_ROWS} more"]
-    head = [f"#### {title}", "", f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
-    return "\n".join([*head, *lines])
-
-
-def markdown_text(text: str) -> str:
-    """Return text that Markdown shows as it is."""
-    text = printable(" ".join(text.split()))
-    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)
 
 
 def _use_text(use: UsageChange) -> str:
     at = f" at {use.where}" if use.where else ""
     return f"{use.what}{at} sends {in_bytes(use.new_bytes - use.old_bytes)}"
-
-
-def _facts_section(title: str, facts: Sequence[FactChange], page: Page) -> RenderableType | None:
-    def row(f: FactChange) -> Sequence[RenderableType]:
-        name = page.path(f.name) if "[" in f.name else f.name
-        return name, f.old or "–", "→", f.new or "–"
-
-    return listing(page, (title, ""), ("", "", "", ""), facts, row)
-
-
-def _amounts_section(amounts: Sequence[AmountChange], page: Page) -> RenderableType | None:
-    shown = [a for a in amounts if page.is_full or _differs(a)]
-    if not shown:
-        return None
-    rows = [(a.name, _amount(a, a.old), "→", _amount(a, a.new), _by(a)) for a in shown]
-    return section("Numbers", "of one device", table(("", ">", "", ">", ">"), rows))
 
 
 def _differs(a: AmountChange) -> bool:
@@ -254,34 +195,77 @@ def _amount(a: AmountChange, value: float | None) -> str:
     return f"-{text(-value)}" if value < 0 else text(value)
 
 
-def _by(a: AmountChange) -> Text:
+def _ratio_cell(a: AmountChange) -> TableCell:
     ratio = a.ratio
     if ratio is None or ratio <= 0:
-        return Text()
+        return TableCell()
     text = f"{ratio - 1:+.1%}"
     if ratio >= 2:
         text = f"×{ratio:.1f}" if ratio < 10 else f"×{ratio:,.0f}"
     is_worse = (ratio > 1) != (a.name in _BETTER_IF_MORE)
-    return Text(text, "" if ratio == 1 else "red" if is_worse else "green")
+    return join_cell(Span(text, "" if ratio == 1 else "bad" if is_worse else "good"), key=ratio)
 
 
-def _uses_section(
-    title: str, note: str, changes: Sequence[UsageChange], page: Page
-) -> RenderableType | None:
-    is_wide = page.width >= WIDE
+def _name_cell(name: str) -> Content:
+    return join_cell(Span(name, "path" if "[" in name else "name"))
 
-    def row(u: UsageChange) -> Sequence[RenderableType]:
-        seconds = ""
-        if u.old_seconds or u.new_seconds:
-            seconds = f"{in_seconds(u.old_seconds)} → {in_seconds(u.new_seconds)}"
-        return (
-            Text(u.change, _COLOURS[u.change]),
-            in_bytes(u.old_bytes) if u.change != "added" else "–",
-            "→",
-            in_bytes(u.new_bytes) if u.change != "removed" else "–",
-            *([seconds] if is_wide else []),
-            Text.assemble(u.what, (f"  {u.where}" if u.where else "", "dim")),
-        )
 
-    columns = ("", ">", "", ">", *([""] if is_wide else []), "")
-    return listing(page, (title, note), columns, changes, row)
+_FACTS = Section[FactChange](
+    id="facts",
+    title="Changed",
+    columns=(
+        Column("what", lambda f: _name_cell(f.name)),
+        Column("before", lambda f: f.old or "–"),
+        Column("after", lambda f: f.new or "–"),
+    ),
+    printed="what | before | =→ | after",
+)
+
+_AMOUNTS = Section[AmountChange](
+    id="numbers",
+    title="Numbers",
+    note="of one device",
+    columns=(
+        Column("number", "name", ""),
+        Column(">before", lambda a: join_cell(_amount(a, a.old), key=a.old)),
+        Column(">after", lambda a: join_cell(_amount(a, a.new), key=a.new)),
+        Column(">change", _ratio_cell, tip="What is after by what was before"),
+    ),
+    printed="number | >before | =→ | >after | >change",
+    merged=lambda rows: list(filter(_differs, rows)),
+    most=100,
+)
+
+
+def _use_cell(nbytes: int, seconds: float, is_absent: bool) -> TableCell:
+    note = Span(in_seconds(seconds), "note") if seconds else None
+    return join_cell("–", key=0) if is_absent else join_cell(in_bytes(nbytes), note, key=nbytes)
+
+
+def _more_cell(u: UsageChange) -> TableCell:
+    more = u.new_bytes - u.old_bytes
+    return join_cell(f"{'-' if more < 0 else '+'}{in_bytes(abs(more))}", key=more)
+
+
+def _seconds_text(u: UsageChange) -> str:
+    if not (u.old_seconds or u.new_seconds):
+        return ""
+    return f"{in_seconds(u.old_seconds)} → {in_seconds(u.new_seconds)}"
+
+
+_USES = Section[UsageChange](
+    id="memory",
+    title="Memory by leaf",
+    note="of one device",
+    columns=(
+        Column("what", "what"),
+        Column("change", lambda u: join_cell(Span(u.change, _COLOURS[u.change]))),
+        Column(">before", lambda u: _use_cell(u.old_bytes, u.old_seconds, u.change == "added")),
+        Column(">after", lambda u: _use_cell(u.new_bytes, u.new_seconds, u.change == "removed")),
+        Column(">more", _more_cell),
+        Column("time", _seconds_text, "", on_page=False),
+        Column("line", "where", "code"),
+    ),
+    printed="change | >before | =→ | >after | time | what={what}  {line}",
+    widths={"time": WIDE},
+)

@@ -234,8 +234,17 @@ class MemoryReport:
     @property
     def total_bytes(self) -> int:
         """Return the bytes of arguments, other results, temporaries and code."""
-        other = self.result_bytes - self.alias_bytes
-        return self.argument_bytes + other + self.temporary_bytes + self.code_bytes
+        return sum(nbytes for _, nbytes in self.parts)
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """Return the bytes of arguments, other results, temporaries and code, by name."""
+        return (
+            ("arguments", self.argument_bytes),
+            ("results", self.result_bytes - self.alias_bytes),
+            ("temporaries", self.temporary_bytes),
+            ("code", self.code_bytes),
+        )
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from rich.console import RenderableType
-from rich.text import Text
 
 from xlashard.analysis.explain.model import (
     CollectiveReport,
@@ -22,33 +18,21 @@ from xlashard.analysis.explain.model import (
 from xlashard.analysis.explain.sections import (
     MOVES,
     collective_sums,
+    collectives_section,
     donations_section,
-    findings_of,
+    list_findings,
     list_remedies,
-    merged_collectives,
     values_section,
 )
-from xlashard.analysis.explain.tables import (
-    Page,
-    SerializableReport,
-    cause_text,
-    groups_text,
-    head,
-    listing,
-    runs_text,
-    types_text,
-)
+from xlashard.analysis.report.cells import join_cell
+from xlashard.analysis.report.parts import Column, Head, KeyFigure, MemoryBar, Section
+from xlashard.analysis.report.printable import Part, SerializableReport
+from xlashard.analysis.report.terminal_view import section_text
 from xlashard.errors import counted
 from xlashard.hlo.collective_kinds import CollectiveKind
 from xlashard.hlo.collectives import CollectiveTotal
 from xlashard.support.documents import ReportFormat
-from xlashard.support.formatting import in_bytes, in_flop, numbered, plain_text, sizes_text
-from xlashard.support.lazily import deferred
-
-if TYPE_CHECKING:
-    from xlashard.analysis.explain import html
-else:
-    html = deferred("xlashard.analysis.explain.html")
+from xlashard.support.formatting import in_bytes, in_flop, numbered, sizes_text
 
 FORMAT = 2
 """Version of the JSON format. It grows when a field changes its meaning or is removed."""
@@ -87,6 +71,11 @@ class ProgramReport(SerializableReport):
         ('float32[4,8]', 128)
     """
 
+    _kind = "explain"
+    _footer = (
+        "Read from the compiled program, before it has run: bytes and FLOP are those of one device "
+        "in one call."
+    )
     _format = ReportFormat("program report", FORMAT, "xlashard.explain(f, ...).to_json()")
 
     name: str
@@ -115,22 +104,16 @@ class ProgramReport(SerializableReport):
         ]
         return tuple(sorted(totals, key=lambda t: -t.sent_bytes))
 
-    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
+    def parts(self) -> Iterator[Part]:
+        """Yield the head and the sections."""
         yield _head(self)
-        for findings, rows in findings_of(self):
-            yield findings.section(rows, page)
-        yield _collectives(self.collectives, page)
-        yield MOVES.section(self.moves, page)
-        yield values_section("Arguments", self.inputs, page)
-        yield values_section("Results", self.outputs, page)
-        yield donations_section(self.donations, page)
-
-    def to_html(self) -> str:
-        """Return the report as a self-contained HTML page, to be written in UTF-8."""
-        return html.program_page(self)
-
-    def _repr_html_(self) -> str:
-        return html.program_fragment(self)
+        yield from list_findings(self)
+        yield collectives_section(self.collectives)
+        yield MOVES.with_rows(self.moves)
+        yield values_section("arguments", "Arguments", self.inputs)
+        yield values_section("results", "Results", self.outputs)
+        yield donations_section(self.donations)
+        yield _environment(self.place)
 
     def __repr__(self) -> str:
         counts = (
@@ -146,31 +129,23 @@ class ProgramReport(SerializableReport):
 _MESSAGE_WIDTH = 110
 
 
-def _message_page() -> Page:
-    return Page(_MESSAGE_WIDTH, False)
-
-
 def collectives_text(collectives: Sequence[CollectiveReport]) -> str:
     """Format the table of collectives for a message; "" if there are none."""
-    return _section_text(_collectives(collectives, _message_page()))
+    return section_text(collectives_section(collectives), _MESSAGE_WIDTH)
 
 
 def moves_text(moves: Sequence[MoveReport]) -> str:
     """Format the table of moved arguments for a message."""
-    return _section_text(MOVES.section(moves, _message_page()))
+    return section_text(MOVES.with_rows(moves), _MESSAGE_WIDTH)
 
 
 def values_text(title: str, values: Sequence[ValueReport]) -> str:
     """Format the table of the largest arguments or results for a message."""
-    return _section_text(values_section(title, values, _message_page()))
+    return section_text(values_section(title.lower(), title, values), _MESSAGE_WIDTH)
 
 
-def _section_text(section: RenderableType | None) -> str:
-    return "" if section is None else plain_text(section, _MESSAGE_WIDTH).strip("\n")
-
-
-def _head(report: ProgramReport) -> RenderableType:
-    place = report.place
+def _head(report: ProgramReport) -> Head:
+    place, memory = report.place, report.memory
     devices = counted(place.num_devices, "device")
     kind = place.device_kind if place.device_kind != place.platform else ""
     where = [f"{devices} ({' '.join(filter(None, (place.platform, kind)))})"]
@@ -179,7 +154,59 @@ def _head(report: ProgramReport) -> RenderableType:
     if place.mesh:
         where.append(sizes_text(place.mesh))
     where.append(place.partitioner)
-    return head(report.name, where, _facts(report))
+    sent = sum(c.sent_bytes for c in report.collectives)
+    notes = [("lacks", numbered(report.not_understood))] * bool(report.not_understood)
+    notes += [("unknown", report.forgotten)] * bool(report.forgotten)
+    return Head(
+        title=report.name,
+        place=where,
+        facts=list(_facts(report)),
+        headline=f"Each device sends {in_bytes(sent)} in a call"
+        if sent
+        else "No device sends anything",
+        worth=max(list_remedies(report), default=(0, ""))[1],
+        notes=[(word, join_cell(note)) for word, note in notes],
+        figures=list(_key_figures(report)),
+        figure=None if memory is None else MemoryBar(memory.parts, memory.total_bytes),
+        severity="costly" if _wasted_bytes(report) else "",
+    )
+
+
+def _wasted_bytes(report: ProgramReport) -> int:
+    return sum(u.nbytes for u in report.unmet if u.is_whole)
+
+
+def _key_figures(report: ProgramReport) -> Iterator[KeyFigure]:
+    memory, cost = report.memory, report.cost
+    times = sum(c.times for c in report.collectives)
+    yield KeyFigure("collectives", f"{times:,}", times, "run in a call")
+    if memory is not None:
+        total, temporary = memory.total_bytes, memory.temporary_bytes
+        yield KeyFigure("memory", in_bytes(total), total, "of each device")
+        yield KeyFigure("temporaries", in_bytes(temporary), temporary, "of that")
+    if cost is not None:
+        note = "on each device; a loop counts once"
+        yield KeyFigure("work", in_flop(cost.flops), cost.flops, note)
+    moved, wasted = sum(m.nbytes for m in report.moves), _wasted_bytes(report)
+    yield KeyFigure("moved", in_bytes(moved), moved, "before each call")
+    yield KeyFigure("silently replicated", in_bytes(wasted), wasted, "on each device")
+
+
+def _environment(place: PlaceReport) -> Section[tuple[str, str]]:
+    names = ("platform", "device_kind", "partitioner", "xlashard", "jax", "jaxlib", "runtime")
+    pairs = [(name.replace("_", " "), str(getattr(place, name))) for name in names]
+    return pairs_section("environment", "Devices and versions", pairs)
+
+
+def pairs_section(
+    id: str, title: str, pairs: Sequence[tuple[str, str]]
+) -> Section[tuple[str, str]]:
+    """Return facts about the devices or the compiler, for pages."""
+    columns = (
+        Column[tuple[str, str]]("what", lambda pair: pair[0]),
+        Column[tuple[str, str]]("value", lambda pair: pair[1]),
+    )
+    return Section(id, title, columns=columns, rows=pairs, view="page")
 
 
 def _facts(report: ProgramReport) -> Iterator[tuple[str, str]]:
@@ -201,12 +228,6 @@ def _facts(report: ProgramReport) -> Iterator[tuple[str, str]]:
         loops = any(c.times > c.count or not c.times_known for c in report.collectives)
         note = "; XLA counts the body of a loop once" if loops else ""
         yield "computes", f"{flop}, {moved} of memory read or written{note}"
-    if remedies := list(list_remedies(report)):
-        yield "advice", f"most worth doing: {max(remedies)[1]}"
-    if report.not_understood:
-        yield "lacks", numbered(report.not_understood)
-    if report.forgotten:
-        yield "unknown", report.forgotten
 
 
 def _sent(collectives: Sequence[CollectiveReport]) -> str:
@@ -226,22 +247,3 @@ def _sent(collectives: Sequence[CollectiveReport]) -> str:
     if any(c.conditional for c in collectives):
         text += "; every branch counts as taken"
     return text
-
-
-def _collectives(collectives: Sequence[CollectiveReport], page: Page) -> RenderableType | None:
-    if not page.is_full:
-        collectives = merged_collectives(collectives)
-    return listing(
-        page,
-        ("Collectives", "what each device sends in one call"),
-        (">sends", "what", "along", "of", "for"),
-        collectives,
-        lambda c: (
-            in_bytes(c.sent_bytes),
-            Text.assemble((c.kind, "cyan"), runs_text(c)),
-            groups_text(c),
-            types_text(c),
-            cause_text(c, page),
-        ),
-        lambda c: c.sent_bytes,
-    )

@@ -18,7 +18,8 @@ from xlashard.analysis.explain.model import (
     ValueReport,
 )
 from xlashard.analysis.explain.program_report import ProgramReport
-from xlashard.analysis.explain.tables import line_text, operation_text, sharding_text, short_type
+from xlashard.analysis.explain.sections import sharding_text, short_type
+from xlashard.analysis.report.texts import line_text, operation_text
 from xlashard.hlo.collective_kinds import KINDS
 from xlashard.support.formatting import FORMATTERS, Limit, Unit, in_bytes, sizes_text
 

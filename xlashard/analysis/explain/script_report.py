@@ -5,20 +5,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import RenderableType
-from rich.text import Text
-
-from xlashard.analysis.explain.comparison import Comparison, markdown_text
+from xlashard.analysis.explain.comparison import Comparison
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.report_changes import compare_programs
-from xlashard.analysis.explain.tables import (
-    Page,
+from xlashard.analysis.explain.sections import decided_text
+from xlashard.analysis.report.cells import TableCell, join_cell
+from xlashard.analysis.report.parts import Column, Head, PagePanel, Section, distinct_names
+from xlashard.analysis.report.printable import (
+    Part,
     PrintableReport,
     SerializableReport,
-    decided_text,
-    listing,
-    near_text,
+    list_panels,
 )
+from xlashard.analysis.report.texts import near_text
 from xlashard.errors import counted
 from xlashard.support.documents import ReportFormat
 from xlashard.support.formatting import error_text, in_bytes
@@ -27,7 +26,9 @@ from xlashard.support.lazily import deferred
 if TYPE_CHECKING:
     from xlashard.analysis.explain import explain
     from xlashard.analysis.programs.from_script import RecordedProgram
+    from xlashard.analysis.report import html_page
 else:
+    html_page = deferred("xlashard.analysis.report.html_page")
     # For programs that a script compiled; saved reports are compared without JAX.
     explain = deferred("xlashard.analysis.explain.explain")
 
@@ -88,6 +89,8 @@ class ScriptReport(SerializableReport):
         omitted: The other programs: operations outside of `jit`, or those that were not selected.
     """
 
+    _kind = "explain"
+    _footer = ProgramReport._footer
     _format = ReportFormat("script report", FORMAT, "xlashard explain --json FILE -- python ...")
 
     script: str
@@ -96,7 +99,8 @@ class ScriptReport(SerializableReport):
     programs: tuple[ScriptProgram, ...]
     omitted: OmittedPrograms
 
-    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
+    def parts(self) -> Iterator[Part]:
+        """Yield the head and the sections of each program, and a table of all."""
         seen: dict[tuple[str, str, int], ScriptProgram] = {}
         places: set[tuple[str, str]] = set()
         for program in self.programs:
@@ -104,28 +108,29 @@ class ScriptReport(SerializableReport):
             yield _heading(program, seen.get((*place, program.function)), place in places)
             seen[*place, program.function] = program
             places.add(place)
-            if program.report is None:
-                yield Text(f"  can't be explained: {program.error}\n")
-                continue
-            yield from program.report._sections(page)
-            yield Text("")
-        yield self._summary(page)
-        yield _omitted_text(self.omitted)
+            if program.report is not None:
+                yield from program.report.parts()
+        yield self._overview()
+
+    def _overview(self, links: Sequence[TableCell] = ()) -> Section["_Row"]:
+        """Return the table of the programs; explained ones may be links to their panels."""
+        rest = [_omitted_text(self.omitted)] * bool(self.omitted.count)
         if self.outcome != "finished":
-            yield Text(f"  {self.script} {self.outcome}: {self.why}")
+            rest.append(f"{self.script} {self.outcome}: {self.why}")
+        names = iter(links)
+        rows = [
+            _Row(next(names, TableCell()) if p.report else TableCell(), p.name, p.report, p)
+            for p in self.programs
+        ]
+        note = f"{len(self.programs)} of {self.script}"
+        return replace(_PROGRAMS, note=note, rows=rows, rest=rest)
 
-    def _summary(self, page: Page) -> RenderableType | None:
-        heading = f"{len(self.programs)} of {self.script}"
-        return listing(
-            Page(page.width, True),
-            ("Programs", heading),
-            (">calls", ">devices", ">holds", ">sends", "program", "defined at"),
-            self.programs,
-            _row,
-        )
+    def panels(self) -> Sequence[PagePanel]:
+        """Return a panel of all programs, and one of each."""
+        return list_panels(dict(named_programs(self)), self._overview)
 
 
-def _heading(program: ScriptProgram, earlier: ScriptProgram | None, is_known: bool) -> Text:
+def _heading(program: ScriptProgram, earlier: ScriptProgram | None, is_known: bool) -> Head:
     """Return the line above the report of a program: its name, source, calls and caller.
 
     Args:
@@ -142,7 +147,8 @@ def _heading(program: ScriptProgram, earlier: ScriptProgram | None, is_known: bo
         parts.append(f"compiled again for {_changed_arguments(earlier, program)}")
     elif is_known:
         parts.append("of a new function object: make and jit it once")
-    return Text.assemble((f"▶ {program.name}", "bold"), "  ", (", ".join(parts), "dim"))
+    error = [("can't be explained", join_cell(program.error))] * (program.report is None)
+    return Head(f"▶ {program.name}", [", ".join(parts)], notes=error, is_print_only=True)
 
 
 def _near(place: str) -> str:
@@ -176,23 +182,99 @@ def _changed_arguments(old: ScriptProgram, new: ScriptProgram) -> str:
     return f"{changed[0]}{more}"
 
 
-def _row(program: ScriptProgram) -> Sequence[RenderableType]:
-    report = program.report
-    calls, named = str(program.calls or ""), (program.name, _near(program.source))
-    if report is None:
-        return calls, "", "", "", *named
-    memory = report.memory
-    holds = "" if memory is None else in_bytes(memory.total_bytes - memory.code_bytes)
-    sent = sum(c.sent_bytes for c in report.collectives)
-    sends = in_bytes(sent) if report.place.num_devices > 1 else ""
-    return calls, str(report.place.num_devices), holds, sends, *named
+@dataclass(frozen=True)
+class _Row:
+    """Program in a table of several.
+
+    Attributes:
+        link: Link to its panel on a page; empty in a terminal.
+        name: Its name.
+        report: Its report; None without one.
+        program: Its calls and places in a script; None outside of one.
+    """
+
+    link: TableCell
+    name: str
+    report: ProgramReport | None
+    program: ScriptProgram | None = None
+
+    @property
+    def sent(self) -> int | None:
+        """Bytes that a device sends; None on a single device."""
+        if self.report is None or self.report.place.num_devices == 1:
+            return None
+        return sum(c.sent_bytes for c in self.report.collectives)
+
+    @property
+    def held(self) -> int | None:
+        """Bytes that a device holds, without the program."""
+        memory = None if self.report is None else self.report.memory
+        return None if memory is None else memory.total_bytes - memory.code_bytes
 
 
-def _omitted_text(omitted: OmittedPrograms) -> Text | None:
-    if not omitted.count:
-        return None
-    return Text(
-        f"  and {counted(omitted.count, 'small program')}, {counted(omitted.calls, 'call')}; the "
+_PROGRAMS = Section[_Row](
+    id="programs",
+    title="Programs",
+    columns=(
+        Column("program", lambda row: row.link or row.name),
+        Column(">calls", lambda row: row.program and (row.program.calls or None), "number"),
+        Column(">devices", lambda row: row.report and row.report.place.num_devices, "number"),
+        Column(">holds", "held", "bytes", "Each device, without the program itself"),
+        Column(">sends", "sent", "bytes", "Each device in one call"),
+        Column(
+            ">collectives",
+            lambda row: row.report and sum(c.times for c in row.report.collectives),
+            "number",
+        ),
+        Column(
+            ">work", lambda row: row.report and row.report.cost and row.report.cost.flops, "flop"
+        ),
+        Column("defined at", lambda row: row.program and _near(row.program.source), "code"),
+    ),
+    printed=">calls | >devices | >holds | >sends | program | defined at",
+    most=10**6,
+)
+
+
+def program_page(
+    reports: ProgramReport | ScriptReport | Sequence[ProgramReport],
+    changes: Comparison | Sequence[Comparison] = (),
+    names: Sequence[str] = (),
+) -> str:
+    """Return programs as an HTML page, with a tab for each.
+
+    Args:
+        reports: A program, those of a script, or some.
+        changes: Comparisons of two of them, or with stored ones, shown first.
+        names: A name for each program; by default those of the functions.
+
+    Raises:
+        ArgumentError: If there is no report.
+    """
+    changes = (changes,) if isinstance(changes, Comparison) else tuple(changes)
+    script = reports if isinstance(reports, ScriptReport) else None
+    several = (reports,) if isinstance(reports, ProgramReport) else reports
+    if isinstance(several, ScriptReport):
+        named = dict(named_programs(several))
+    else:
+        shown = names or list(distinct_names(report.name for report in several))
+        named = dict(zip(shown, several, strict=True))
+
+    def overview(links: Sequence[TableCell]) -> Section[_Row]:
+        if script is not None:
+            return script._overview(links)
+        rows = [_Row(*row) for row in zip(links, named, named.values(), strict=True)]
+        return replace(_PROGRAMS, rows=rows)
+
+    panels = list_panels(named, overview, [part for each in changes for part in each.parts()])
+    title = f"{len(named)} programs" if len(named) > 1 else next(iter(named), "")
+    title = title if script is None else script.script
+    return html_page.render_page(panels, ProgramReport._kind, ProgramReport._footer, title)
+
+
+def _omitted_text(omitted: OmittedPrograms) -> str:
+    return (
+        f"and {counted(omitted.count, 'small program')}, {counted(omitted.calls, 'call')}; the "
         f"largest is {omitted.largest} with {in_bytes(omitted.largest_bytes)} of arguments and "
         "results"
     )
@@ -232,6 +314,7 @@ class ScriptComparison(PrintableReport):
     """
 
     _print_all = "comparison.print(all=True)"
+    _kind = "comparison"
 
     title: str
     programs: tuple[Comparison, ...]
@@ -258,27 +341,23 @@ class ScriptComparison(PrintableReport):
         groups = (("Unchanged", same), ("Only before", self.removed), ("Only after", self.added))
         return [(title, ", ".join(names)) for title, names in groups if names]
 
-    def _sections(self, page: Page) -> Iterator[RenderableType]:
+    def parts(self) -> Iterator[Part]:
+        """Yield what changed in each program, and the names of the others."""
+        worse = sum(bool(comparison.regressions) for comparison in self.programs)
+        programs = counted(len(self.programs), "program")
+        yield Head(
+            title=f"Programs of {self.title}",
+            headline=f"{worse} of {programs} became worse."
+            if worse
+            else "No program became worse.",
+            facts=[(title.lower(), names) for title, names in self._others()],
+            severity="costly" if worse else "",
+        )
         for comparison in self._changed:
-            yield from comparison._sections(page)
-            yield Text("")
-        for title, names in self._others():
-            yield Text.assemble((f"{title}  ", "bold"), names)
+            yield from comparison.parts()
 
     def __repr__(self) -> str:
         return f"<ScriptComparison of {self.title}; print it>"
-
-    def to_markdown(self) -> str:
-        """Return the changes as Markdown, for a comment on a pull request."""
-        worse = sum(bool(comparison.regressions) for comparison in self.programs)
-        programs = counted(len(self.programs), "program")
-        parts = [
-            f"## Programs of {markdown_text(self.title)}",
-            f"**{worse} of {programs} became worse.**" if worse else "No program became worse.",
-        ]
-        parts += [comparison.to_markdown().strip() for comparison in self._changed]
-        parts += [f"{title}: {markdown_text(names)}" for title, names in self._others()]
-        return "\n\n".join(parts) + "\n"
 
 
 def compare_scripts(

@@ -1,14 +1,10 @@
-"""Sections that program reports and preflight reports share, printed and on pages."""
+"""Sections that reports of programs and preflight reports share."""
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
-from xlashard.analysis.explain.findings import Column, Findings
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     ConstantReport,
@@ -18,19 +14,12 @@ from xlashard.analysis.explain.model import (
     UnmetRequest,
     ValueReport,
 )
-from xlashard.analysis.explain.tables import (
-    WIDE,
-    Page,
-    decided_text,
-    line_text,
-    listing,
-    operation_text,
-    section,
-    sharding_text,
-    short_type,
-    table,
-)
-from xlashard.support.formatting import in_bytes, typed
+from xlashard.analysis.programs.source_lines import SourceLine
+from xlashard.analysis.report.cells import Span, TableCell, join_cell, operation_cell
+from xlashard.analysis.report.parts import WIDE, Column, Section
+from xlashard.analysis.report.texts import line_text, operation_text
+from xlashard.errors import counted
+from xlashard.support.formatting import in_bytes, in_seconds, typed
 
 _COLLECTIVE_SUMS = (
     "count",
@@ -120,70 +109,277 @@ def _path(paths: Sequence[str], *, count: bool = True) -> str:
     return f"{text} ({len(paths)})" if count and text else text
 
 
-def values_section(title: str, values: Sequence[ValueReport], page: Page) -> RenderableType | None:
-    """Return the table of the largest arguments or results with their shardings."""
-    if not values:
-        return None
-    largest = values
-    if not page.is_full:
-        largest = sorted(merged_values(values), key=lambda v: -v.device_bytes)
+def groups_text(collective: CollectiveReport) -> str:
+    """Format the axes, or the groups with the first one: `4 groups of 2 devices: 0,3 …`."""
+    groups = collective.groups
+    if not groups:
+        return collective.along
+    first = ",".join(map(str, groups[0][:4])) + (",…" if len(groups[0]) > 4 else "")
+    return f"{collective.along}: {first}{' …' if len(groups) > 1 else ''}"
+
+
+def types_text(collective: CollectiveReport) -> str:
+    """Format types of operands and results: `f32[8,16] → f32[16,16]`."""
+    one, other = map(_types, (collective.operands, collective.results))
+    return one if one == other else f"{one} → {other}"
+
+
+def _types(types: Sequence[str]) -> str:
+    distinct = list(dict.fromkeys(types))
+    if len(distinct) == 1:
+        return distinct[0] if len(types) == 1 else f"{len(types)} × {distinct[0]}"
+    return f"{distinct[0]} and {len(types) - 1} more"
+
+
+_LETTERS = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
+
+
+def short_type(value: ValueReport) -> str:
+    """Format a type as in a jaxpr: `f32[8,16]`."""
+    letters = re.match(r"[a-z]*", value.dtype)
+    word = letters[0] if letters else ""
+    dtype = _LETTERS.get(word, word) + value.dtype[len(word) :]
+    return typed(dtype, value.shape)
+
+
+def sharding_text(value: ValueReport) -> str:
+    """Format a sharding with the copies of each shard: `P('data') ×4`."""
+    if not value.used:
+        return "not used"
+    return f"{value.spec} ×{value.copies}" if value.copies > 1 else value.spec
+
+
+_DECIDED = {
+    "caller": "you",
+    "auto": "AUTO",
+    "argument": "the argument",
+    "default": "default",
+    "partitioner": "the partitioner",
+    "function": "the function",
+    "unknown": "",
+}
+
+
+def decided_text(value: ValueReport) -> str:
+    """Format the origin of a value's sharding; empty if unknown."""
+    return _DECIDED[value.decided_by] if value.used else ""
+
+
+def _runs_text(c: CollectiveReport) -> str:
+    """Format the number of executions, if it is not a certain 1."""
+    times = f" ×{c.times}" if c.times > 1 else ""
+    return f"{times}{'' if c.times_known else ' ×?'}{' in a branch' if c.conditional else ''}"
+
+
+def cause_of(c: CollectiveReport) -> tuple[str, SourceLine | None]:
+    """Return the operation of a collective and its line; for an all-gather its consumer."""
+    gathers = c.kind == "all-gather" and not c.op_name.endswith("sharding_constraint")
+    if c.needed_by and (gathers or c.source is None):
+        return c.needed_by, c.needed_by_source
+    return c.op_name, c.source
+
+
+def _cause_cell(c: CollectiveReport) -> TableCell:
+    """Return the argument, or the operation, that a collective is for."""
+    if c.argument:
+        return join_cell(Span(c.argument, "path", c.op_name))
+    return operation_cell(cause_of(c)[0], "unknown to XLA")
+
+
+def _kind_cell(c: CollectiveReport) -> TableCell:
+    branch = Span("in a branch", "tag") if c.conditional else None
+    beside = Span("beside other work", "note") if c.asynchronous else None
+    return join_cell(Span(c.kind, "kind"), branch, beside, key=c.kind)
+
+
+def _origin_cell(c: CollectiveReport) -> TableCell:
+    """Return the cause of a collective, with what would remove it."""
+    text = ORIGINS.get(c.origin, "")
+    if c.requested:
+        return join_cell(text)
+    instead = Span(f"Instead: {c.suggestion}", "note") if c.suggestion else None
+    return join_cell(Span(text, "warn"), Span("not required", "tag"), instead, key=text)
+
+
+ORIGINS: Mapping[str, str] = {
+    "constraint": "a constraint",
+    "explicit": "the program itself",
+    "gradient": "the sum of a gradient",
+    "reduction": "a sum over a cut dimension",
+    "argument": "an argument's sharding",
+    "rematerialization": "repeated by rematerialization",
+    "result": "a result's sharding",
+    "resharding": "a resharding",
+}
+"""Causes of collectives."""
+
+
+def collectives_section(
+    collectives: Sequence[CollectiveReport],
+    note: str = "what each device sends in one call",
+    per: str = "a call",
+    networks: Mapping[str, str] | None = None,
+) -> Section[CollectiveReport]:
+    """Return the table of the communication between devices.
+
+    Args:
+        collectives: The collectives.
+        note: Words beside the title.
+        per: What the bytes are of.
+        networks: Names of networks; None for collectives without a price.
+    """
+    names = networks or {}
+
+    def along(c: CollectiveReport) -> str:
+        return groups_text(c) + (f" ({names[c.network]})" if c.network == "dcn" else "")
+
+    return Section(
+        id="collectives",
+        title="Collectives",
+        note=note,
+        summary=_sum_up_collectives(collectives, per),
+        columns=(
+            Column("what", _kind_cell),
+            Column("runs", _runs_text, "", on_page=False),
+            Column("along", along),
+            Column("of", types_text, "code"),
+            Column(">times", _times_cell, tip=f"How often it runs in {per}"),
+            Column(">sent", "sent_bytes", "bytes", f"Bytes that a device sends in {per}"),
+            Column(">takes", lambda c: c.seconds or None, "seconds", "At the speed of the links"),
+            Column("for", _cause_cell),
+            Column("cause", _origin_cell),
+            Column("line", lambda c: cause_of(c)[1], "line"),
+        ),
+        rows=collectives,
+        printed=">takes | >sent | what={what}{runs} | along | of | for={line: }{for} | cause",
+        widths={">sent": WIDE, "of": 130} if networks else {},
+        merged=None if networks else merged_collectives,
+        row_name=lambda c: f"{c.kind} {c.along} {c.argument or operation_text(cause_of(c)[0])}",
+        is_marked=lambda c: not c.requested,
+        filters={
+            "kind": lambda c: [c.kind],
+            "axis": lambda c: ["other groups"] if c.axes is None else c.axes,
+            "reason": lambda c: ["required" if c.requested else "not required"],
+            "network": lambda c: [names[c.network]] if c.network in names else [],
+        },
+    )
+
+
+def _times_cell(c: CollectiveReport) -> TableCell:
+    return join_cell(f"{c.times:,}{'' if c.times_known else ' or more'}", key=c.times)
+
+
+def _sum_up_collectives(collectives: Sequence[CollectiveReport], per: str) -> TableCell:
+    if not collectives:
+        return join_cell("Nothing is sent between devices.")
+    count = sum(c.count for c in collectives)
+    sent = in_bytes(sum(c.sent_bytes for c in collectives))
+    verb = "send" if count != 1 else "sends"
+    lead = f"{counted(count, 'collective')} {verb} {sent} from each device in {per}."
+    unasked = [c for c in collectives if not c.requested]
+    if not unasked:
+        return join_cell(lead)
+    count, seconds = sum(c.count for c in unasked), sum(c.seconds for c in unasked)
+    words = f" {count:,} of them, {in_seconds(seconds)}, are not required. "
+    button = Span("show only these", "choice", "not required")
+    return join_cell(lead, Span(words, "warn"), button)
+
+
+def _sharding_cell(v: ValueReport) -> TableCell:
+    kind = f" in {v.memory_kind}" if v.memory_kind else ""
+    return join_cell(Span(v.spec if v.used else "not used", "code"), kind)
+
+
+def _shared_cell(v: ValueReport) -> Span | None:
+    if v.aliased:
+        return Span(v.aliased, "code")
+    return Span("donated in vain", "warn") if v.donated else None
+
+
+_VALUES = Section[ValueReport](
+    id="values",
+    title="Values",
+    columns=(
+        Column(">each device", lambda v: v.device_bytes if v.used else "–", "bytes"),
+        Column(">whole", "nbytes", "bytes"),
+        Column("path", "path", "path"),
+        Column("type", lambda v: Span(short_type(v), "code", v.type)),
+        Column("sharding", _sharding_cell),
+        Column("placed", sharding_text, "code", on_page=False),
+        Column(">copies", "copies", "number", "How many devices hold each part"),
+        Column("decided by", decided_text, "", "Component that chose the sharding"),
+        Column("second", "runner_up", "code", "In the layout that came second"),
+        Column("memory shared with", _shared_cell),
+    ),
+    widths={">whole": WIDE, "second": WIDE},
+    whole_paths="path",
+)
+_VALUES_PRINTED = ">each device | >whole | path | type | sharding × copies={placed}"
+
+
+def values_section(
+    id: str, title: str, values: Sequence[ValueReport], shown: Sequence[ValueReport] | None = None
+) -> Section[ValueReport]:
+    """Return the table of arguments or results with their shardings, the largest first.
+
+    Args:
+        id: Name of the section in links.
+        title: Its title.
+        values: The arguments or results.
+        shown: Those that a short view shows; None for all.
+    """
+    few = values if shown is None else shown
     words = {decided_text(v) for v in values}
     total, held = sum(v.nbytes for v in values), sum(v.device_bytes for v in values)
     note = f"{len(values)}: {in_bytes(total)}, {in_bytes(held)} on each device"
     if len(words) == 1 and (word := words.pop()):
         note += f"; shardings by {word}"
-    rest = page.rest(largest, lambda v: v.device_bytes)
-    shown = page.rows(largest)
-    columns = {
-        ">each device": [in_bytes(v.device_bytes) if v.used else "–" for v in shown],
-        ">whole": [in_bytes(v.nbytes) for v in shown],
-        "type": [short_type(v) for v in shown],
-        "sharding × copies": [sharding_text(v) for v in shown],
-    }
-    if words:
-        columns["decided by"] = [decided_text(v) for v in shown]
-    return section(title, note, _value_table([v.path for v in shown], columns, page), rest)
-
-
-def _value_table(paths: Sequence[str], columns: dict[str, list[str]], page: Page) -> RenderableType:
-    """Return a table of values, without the column `whole` if paths would be ambiguous."""
-    headed = [[name, *column] for name, column in columns.items()]
-    shown = page.paths(paths, headed) if page.width >= WIDE else None
-    if shown is None:
-        columns = {name: column for name, column in columns.items() if name != ">whole"}
-        headed = [[name, *column] for name, column in columns.items()]
-        shown = page.paths(paths, headed)
-    numbers = [name for name in columns if name.startswith(">")]
-    order = [*numbers, "path", *(name for name in columns if name not in numbers)]
-    whole = {**columns, "path": shown or [Text(path, style="green") for path in paths]}
-    return table(order, list(zip(*(whole[name] for name in order), strict=True)))
-
-
-def donations_section(donations: Sequence[DonationReport], page: Page) -> RenderableType | None:
-    """Return the table of arguments that could be donated, below what was donated."""
-    if not donations:
-        return None
-    reused = [d for d in donations if d.is_reused]
-    lost = sum(d.donated and not d.is_reused for d in donations)
-    could = sorted((d for d in donations if not d.donated), key=lambda d: -d.device_bytes)
-    held = sum(d.device_bytes for d in reused)
-    note = f"{len(reused)} reused for results, {in_bytes(held)} on each device"
-    note += f"; {lost} in vain" if lost else ""
-    if not page.is_full:
-        could = merged_donations(could)
-    shown = listing(
-        page,
-        ("Donated", note if reused or lost else "nothing"),
-        (">each device", "argument", ""),
-        could,
-        lambda d: (
-            in_bytes(d.device_bytes),
-            page.path(d.path),
-            Text.assemble("could be donated to ", page.path(d.result)),
-        ),
-        lambda d: d.device_bytes,
+    if reuse := len(values) - len(few):
+        note += f"; {f'{reuse:,}' if few else 'all of them'} reuse the memory of arguments"
+    return replace(
+        _VALUES,
+        id=id,
+        title=title,
+        note=note,
+        rows=values,
+        printed=_VALUES_PRINTED + " | decided by" * bool(words) + " | second",
+        merged=lambda rows: sorted(merged_values(few), key=lambda v: -v.device_bytes),
+        is_folded=len(values) > 40,
+        is_kept=bool(values),
     )
-    return shown or section("Donated", note, None)
+
+
+def _fate_cell(d: DonationReport) -> TableCell:
+    if d.donated and not d.result:
+        return join_cell(Span("donated in vain", "warn"))
+    words = "reused for " if d.donated else "could be donated to "
+    return join_cell(Span(words, "" if d.donated else "warn"), Span(d.result, "path"))
+
+
+def donations_section(donations: Sequence[DonationReport]) -> Section[DonationReport]:
+    """Return the table of donated arguments, and of those that could be."""
+    reused = [d for d in donations if d.is_reused]
+    lost = [d for d in donations if d.donated and not d.is_reused]
+    could = sorted((d for d in donations if not d.donated), key=lambda d: -d.device_bytes)
+    note = f"{len(reused)} reused for results, {in_bytes(sum(d.device_bytes for d in reused))}"
+    note += " on each device" + (f"; {len(lost)} in vain" if lost else "")
+    more = f"{len(could):,} could be, {in_bytes(sum(d.device_bytes for d in could))}"
+    return Section(
+        id="donations",
+        title="Donated",
+        note=note if reused or lost else "nothing",
+        summary=join_cell(more if could else "No other argument could be."),
+        columns=(
+            Column(">each device", "device_bytes", "bytes"),
+            Column("argument", "path", "path"),
+            Column("its memory", _fate_cell),
+        ),
+        rows=(*lost, *could, *reused),
+        merged=lambda rows: merged_donations([d for d in rows if not d.donated]),
+        severity="costly" if lost or could else "",
+        is_folded=not (lost or could),
+        is_kept=bool(donations),
+    )
 
 
 def merged_unmet(rows: Sequence[UnmetRequest]) -> list[UnmetRequest]:
@@ -202,24 +398,19 @@ def _outcome_text(u: UnmetRequest) -> str:
     return "; ".join(filter(None, (why, u.advice)))
 
 
-UNMET = Findings[UnmetRequest](
-    field="unmet",
+UNMET = Section[UnmetRequest](
+    id="unmet",
     title="Asked for and not done",
     note="or held whole by each device without a request",
     summary="{count}, for {total}",
     columns=(
-        Column("value", lambda u: u.path, "path"),
-        Column("asked", lambda u: u.requested, "code"),
-        Column(
-            ">bytes",
-            lambda u: u.nbytes,
-            "bytes",
-            "Of the value, or in excess of a sharded value on one device",
-        ),
+        Column("value", "path", "path"),
+        Column("asked", "requested", "code"),
+        Column(">bytes", "nbytes", "bytes", "Or in excess of a sharded value on one device"),
         Column("what happens", _outcome_text),
-        Column("line", lambda u: u.source, "line"),
+        Column("line", "source", "line"),
     ),
-    printed={">bytes": "{bytes}", "asked": "{value}: {asked}", "done": "{line}{what happens}"},
+    printed=">bytes | asked={value}: {asked} | done={line}{what happens}",
     merged=merged_unmet,
 )
 """Section of the requests that a program does not follow."""
@@ -238,8 +429,8 @@ def _remedy(r: RepeatedReport) -> str:
     return "constrain an operand inside of the function"
 
 
-REPEATED = Findings[RepeatedReport](
-    field="repeated",
+REPEATED = Section[RepeatedReport](
+    id="repeated",
     title="Repeated by every device",
     note="work on whole values, and the argument to shard",
     summary="{count}",
@@ -248,22 +439,13 @@ REPEATED = Findings[RepeatedReport](
         Column("operands", lambda r: " · ".join(r.operands), "code"),
         Column(">FLOP", lambda r: r.flops or None, "flop", "Of a product or FFT on each device"),
         Column(">bytes", lambda r: r.nbytes or None, "bytes", "That other work reads and writes"),
-        Column(
-            ">share",
-            lambda r: r.share,
-            "part",
-            "Of the FLOP of products and FFTs on a device, or of all bytes read and written",
-        ),
+        Column(">share", "share", "part", "Of the FLOP of products and FFTs, or of all bytes"),
         Column("remedy", _remedy),
-        Column("line", lambda r: r.source, "line"),
+        Column("line", "source", "line"),
     ),
-    printed={
-        ">each device": "{FLOP}{bytes}",
-        ">share": "{share}",
-        "what": "{operation}",
-        "of": "{operands}",
-        "remedy": "{line}{remedy}",
-    },
+    printed=(
+        ">each device={FLOP}{bytes} | >share | operation | of={operands} | remedy={line}{remedy}"
+    ),
 )
 """Section of the work that every device repeats."""
 
@@ -281,39 +463,39 @@ def _as_argument(c: ConstantReport) -> str:
     return f"as an argument with {c.spec}: {in_bytes(c.saved_bytes)} less on each device"
 
 
-CONSTANTS = Findings[ConstantReport](
-    field="constants",
+CONSTANTS = Section[ConstantReport](
+    id="constants",
     title="Closed over",
     note="arrays that jax.jit puts whole into the program of each device",
     summary="{count}, {total} in the program of each device",
     columns=(
-        Column("array", lambda c: c.path, "path"),
+        Column("array", "path", "path"),
         Column("type", lambda c: typed(c.dtype, c.shape), "code"),
-        Column("sharding", lambda c: c.spec, "code", "Outside of the program"),
-        Column(">bytes", lambda c: c.nbytes, "bytes", "On each device"),
+        Column("sharding", "spec", "code", "Outside of the program"),
+        Column(">bytes", "nbytes", "bytes", "On each device"),
         Column("instead", _as_argument),
     ),
-    printed={">each device": "{bytes}", "array": "{array}  {type}", "instead": "{instead}"},
+    printed=">each device={bytes} | array={array}  {type} | instead",
     merged=merged_constants,
 )
 """Section of the arrays that are constants of a program."""
 
 
-FINDINGS: tuple[Findings[Any], ...] = (UNMET, REPEATED, CONSTANTS)
+FINDINGS: tuple[Section[Any], ...] = (UNMET, REPEATED, CONSTANTS)
 """Sections of what a program does without a request, of `explain` and of a preflight."""
 
-MOVES = Findings[MoveReport](
-    field="moves",
+MOVES = Section[MoveReport](
+    id="moves",
     title="Moved before each call",
     note="to all devices; device_put them once to save it",
     summary="device_put these arguments once to save it.",
     columns=(
-        Column("argument", lambda m: m.path, "path"),
-        Column(">moves", lambda m: m.nbytes, "bytes", "To all devices"),
-        Column("from", lambda m: m.source, "code"),
-        Column("to", lambda m: m.target, "code"),
+        Column("argument", "path", "path"),
+        Column(">moves", "nbytes", "bytes", "To all devices"),
+        Column("from", "source", "code"),
+        Column("to", "target", "code"),
     ),
-    printed={">moves": "{moves}", "argument": "{argument}", "from → to": "{from} → {to}"},
+    printed=">moves | argument | from → to={from} → {to}",
     merged=merged_moves,
 )
 """Section of the arguments that are resharded or uploaded before each call."""
@@ -344,7 +526,8 @@ _LEAST_BYTES = 2**20
 """Bytes of a device that are worth a line at the head of a report."""
 
 
-def findings_of(report: Any) -> list[tuple[Findings[Any], Sequence[Any]]]:
-    """Return the sections of a report that list findings, each with them."""
-    sections = ((each, getattr(report, each.field, ())) for each in FINDINGS)
-    return [(section, rows) for section, rows in sections if rows]
+def list_findings(report: Any) -> Iterator[Section[Any]]:
+    """Yield the sections of a report that list findings, with them."""
+    for section in FINDINGS:
+        rows = getattr(report, section.id, ())
+        yield replace(section, rows=rows, severity="costly")

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
 from xlashard.analysis.pictures.picture_plan import INK, THICK, Borders, Cell, Panel, Picture
 from xlashard.analysis.pictures.picture_text import (
@@ -20,6 +20,7 @@ from xlashard.analysis.pictures.picture_text import (
     placed_text,
     title_text,
 )
+from xlashard.analysis.report.templating import make_environment
 from xlashard.support.formatting import elided, shape_text
 
 _LETTER = 7.25
@@ -31,24 +32,6 @@ _WIDEST = 1400
 
 _LONGEST_CELL = 24
 _LONGEST_LINE = 110
-
-
-def make_environment(*packages: str, autoescape: bool = True, **settings: Any) -> Environment:
-    """Return an environment of the templates of packages, in which an undefined name is an error.
-
-    Args:
-        *packages: Packages whose folders `templates` have them, in the order of the search.
-        autoescape: Whether text is escaped for HTML where it is inserted.
-        **settings: Further settings of the environment.
-    """
-    return Environment(
-        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
-        autoescape=autoescape,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        **settings,
-    )
 
 
 @lru_cache(maxsize=1)

@@ -4,18 +4,16 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from xlashard.analysis.recompile.call_differences import FUNCTIONS, CallDifference, differences
+from xlashard.analysis.report.cells import Span, join_cell
+from xlashard.analysis.report.parts import Column, Head, Section
+from xlashard.analysis.report.printable import Part, PrintableReport
 from xlashard.core.pjit.cache_miss import CacheMiss, DerivedProgram
 from xlashard.errors import counted
 from xlashard.support.formatting import in_seconds
 from xlashard.support.lazily import dataclass
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.table import Table
-
 
 type Kind = Literal["compilation", "lowering", "tracing"]
 type Reason = Literal["first", "differs", "recreated", "cleared", "concurrent", "unknown"]
@@ -167,8 +165,6 @@ def _reason(
 
 _NUMBERS = ("int", "float", "bool", "complex")
 _SHOWN = 6
-_NARROW = 110
-"""Columns of a terminal that has no room for the table."""
 
 
 def hints(
@@ -303,11 +299,11 @@ def _listed(values: Sequence[object]) -> str:
     return ", ".join([*shown, "..."] if len(values) > _SHOWN else shown)
 
 
-@dataclass(frozen=True)
-class RecompileReport:
+@dataclass(frozen=True, repr=False)
+class RecompileReport(PrintableReport):
     """Cache misses of one function since it was made or its cache cleared.
 
-    Rich prints the report as a table; as lines where the terminal is narrow.
+    `str(report)` has a line for each; `report.print()` shows a table.
 
     Attributes:
         function: The function's name.
@@ -376,26 +372,37 @@ class RecompileReport:
         lines += [f"  hint: {hint}" for hint in self.hints]
         return "\n".join(lines)
 
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        from rich.text import Text  # slow to import, and rarely needed
+    def __repr__(self) -> str:
+        return f"<RecompileReport of {self.headline}; print it>"
 
-        yield Text(self.headline, style="bold")
-        if options.max_width < _NARROW:
-            yield from (Text(f"– {each.text(self.function)}") for each in self.explanations)
-        elif self.explanations:
-            yield self._table()
-        for derived in self.derived_programs:
-            yield Text(str(derived))
-        for hint in self.hints:
-            yield Text(f"hint: {hint}", style="green")
+    def page_name(self) -> str:
+        """Return the name of the function."""
+        return self.function
 
-    def _table(self) -> "Table":
-        from rich.table import Table
-        from rich.text import Text
+    def page_data(self) -> dict[str, Any]:
+        """Return what a page offers as JSON."""
+        return self.to_dict()
 
-        table = Table("", "stage", "called at", "tracing", "lowering", "compiling", "reason")
-        for e in self.explanations:
-            parts = (e.trace_seconds, e.lower_seconds, e.compile_seconds)
-            times = ("" if part is None else in_seconds(part) for part in parts)
-            table.add_row(str(e.number), e.kind, e.place, *times, Text(e.because))
-        return table
+    def parts(self) -> Iterator[Part]:
+        """Yield the counts, the cache misses, and hints."""
+        notes = [("derived", join_cell(str(each))) for each in self.derived_programs]
+        notes += [("hint", join_cell(Span(hint, "good"))) for hint in self.hints]
+        yield Head(self.headline, notes=notes)
+        yield _MISSES.with_rows(self.explanations)
+
+
+_MISSES = Section[Explanation](
+    "cache-misses",
+    "Cache misses",
+    columns=(
+        Column("", lambda e: join_cell(str(e.number), key=e.number)),
+        Column("stage", "kind", ""),
+        Column("called at", "place", "code"),
+        Column(">tracing", "trace_seconds", "seconds"),
+        Column(">lowering", "lower_seconds", "seconds"),
+        Column(">compiling", "compile_seconds", "seconds"),
+        Column("reason", "because"),
+    ),
+    row_name=lambda e: str(e.number),
+    most=10**6,
+)

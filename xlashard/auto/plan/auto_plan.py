@@ -11,19 +11,19 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import jax
-from rich.console import RenderableType
 
 from xlashard._jax.trace import jitted, tracing
 from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard._jax.trace.tracing import equations
 from xlashard._jax.tree_definitions import outline
-from xlashard.analysis.explain.html import render_page, report_environment
-from xlashard.analysis.explain.tables import Page, SerializableReport
 from xlashard.analysis.programs.from_jax import unwrap
 from xlashard.analysis.programs.program import LoweredModule
+from xlashard.analysis.report.cells import Span, join_cell
+from xlashard.analysis.report.parts import Section
+from xlashard.analysis.report.printable import Part, SerializableReport
 from xlashard.auto.auto_program import AutoProgram, unplaced
 from xlashard.auto.plan.plan_model import PathRule, PlanFields, path_rules, spec_of_text
-from xlashard.auto.plan.plan_text import plan_code, plan_sections
+from xlashard.auto.plan.plan_text import plan_code, plan_parts
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, check_layout, insert_constraints
 from xlashard.core.pjit.api import callable_of, pjit
 from xlashard.core.pjit.compile import PROGRAMS
@@ -82,6 +82,8 @@ class AutoPlan(SerializableReport, PlanFields):
         ('fits', ['w', 'x'])
     """
 
+    _kind = "auto_shard"
+    _footer = "Times by the schedule of the compiled program, before it has run."
     _format = ReportFormat("layout plan", _FORMAT, "xlashard.auto_shard(...).to_json()")
     _program: ClassVar[AutoProgram | None] = None
 
@@ -249,21 +251,11 @@ class AutoPlan(SerializableReport, PlanFields):
         time = in_seconds(chosen.best_seconds)
         return f"<AutoPlan of {self.name} on {self.devices}: {self.outcome}, {time}; print it>"
 
-    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
-        return plan_sections(self, page)
-
-    def to_html(self) -> str:
-        """Return the report as a self-contained HTML page, to be written in UTF-8."""
-        template = report_environment(__package__ or "").get_template("plan.html")
-        title = f"{self.name} on {self.devices}"
-        return render_page(
-            template,
-            title=title,
-            kind="auto_shard",
-            names=[self.name],
-            reports=[self],
-            dicts=[self.to_dict()],
-        )
+    def parts(self) -> Iterator[Part]:
+        """Yield the head and the sections; pages have the code too."""
+        yield from plan_parts(self)
+        code = join_cell(Span(self.code(), "block"))
+        yield Section("code", "Code", summary=code, view="page", is_kept=True)
 
 
 def fingerprint_of(jaxpr: Any) -> str:

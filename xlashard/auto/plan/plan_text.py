@@ -1,20 +1,22 @@
-"""Text of an automatic layout: sections of the terminal report, and Python code."""
+"""Text of an automatic layout: the head and sections of its report, and Python code."""
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 from jinja2 import Template
-from rich.console import RenderableType
-from rich.text import Text
 
-from xlashard.analysis.explain.model import CollectiveReport, ValueReport
-from xlashard.analysis.explain.tables import WIDE, Page, head, line_text, listing, section, table
-from xlashard.analysis.pictures.svg_html import make_environment
+from xlashard.analysis.explain.sections import collectives_section, values_section
+from xlashard.analysis.report.cells import Content, Span, Style, TableCell, join_cell
+from xlashard.analysis.report.parts import Column, Head, KeyFigure, Section
+from xlashard.analysis.report.printable import Part
+from xlashard.analysis.report.templating import make_environment
+from xlashard.analysis.report.texts import line_text
 from xlashard.auto.plan.plan_model import (
     HeldMemory,
+    LogicalAxisRule,
     Outcome,
     PlanFields,
     PlannedConstraint,
@@ -22,6 +24,7 @@ from xlashard.auto.plan.plan_model import (
     is_parameter_path,
     path_rules,
 )
+from xlashard.hlo.collectives import CollectiveTotal
 from xlashard.predict.preflight.render.report_text import WORDS
 from xlashard.support.formatting import (
     elided,
@@ -32,93 +35,129 @@ from xlashard.support.formatting import (
     sizes_text,
 )
 
-COLOURS: dict[Outcome, str] = {
-    "fits": "green",
-    "out of memory": "red",
-    "refused": "red",
-    "not compiled": "dim",
+OUTCOME_STYLES: dict[Outcome, Style] = {
+    "fits": "good",
+    "out of memory": "bad",
+    "refused": "bad",
+    "not compiled": "quiet",
 }
 _REASON = 60
 _REFUSED = r"^(?:compiling \S+ failed: (?:the worker process ended with )?|XLA can't compile \S+: )"
 """Start of a compiler's error, which follows the outcome without it."""
 
 
-def plan_sections(plan: PlanFields, page: Page) -> Iterator[RenderableType | None]:
-    """Yield the sections of the printed report.
-
-    Args:
-        plan: The plan.
-        page: The page.
-    """
-    yield from plan_summary(plan, page)
-    yield _values(page, "Arguments", plan.inputs, plan.runner_up)
-    yield _values(page, "Results", plan.outputs, plan.runner_up)
-    yield _constraints(plan, page)
-    yield _collectives(plan, page)
-    yield _unforeseen(plan, page)
+def plan_parts(plan: PlanFields) -> Iterator[Part]:
+    """Yield the head and the sections of a plan."""
+    yield from plan_summary(plan)
+    yield from plan_details(plan)
 
 
-def plan_summary(plan: PlanFields, page: Page) -> Iterator[RenderableType | None]:
-    """Yield the sections that describe the layout, without its single values.
-
-    Args:
-        plan: The plan.
-        page: The page.
-    """
+def plan_summary(plan: PlanFields) -> Iterator[Part]:
+    """Yield the parts that describe the layout, without its single values."""
     yield _head(plan)
-    yield section("Layouts", "time of a step, memory of a device", _layouts(plan))
-    yield _held(plan, page)
-    yield _rules(plan)
+    yield _layouts(plan)
+    yield _HELD.with_rows(plan.held)
+    rules = path_rules({value.path: value.spec for value in plan.inputs})
+    yield _RULES.with_rows([*rules, *plan.axis_rules])
 
 
-def _head(plan: PlanFields) -> RenderableType:
+def plan_details(plan: PlanFields) -> Iterator[Section]:
+    """Yield the sections of single values and collectives."""
+    yield values_section("plan-arguments", "Arguments", plan.inputs)
+    yield values_section("plan-results", "Results", plan.outputs)
+    yield _constraints(plan)
+    yield _COLLECTIVES.with_rows(plan.collectives)
+    unforeseen = collectives_section(
+        plan.unforeseen, "of the compiler's own choice", "a step", WORDS[plan.links].networks
+    )
+    yield replace(unforeseen, id="unforeseen", title="Unforeseen collectives", summary="")
+
+
+def _head(plan: PlanFields) -> Head:
     chosen, second = plan.layouts[0], plan.runner_up
     time = in_seconds(chosen.best_seconds)
-    facts: list[tuple[str, str | Text]] = [("step", time if plan.fits else f"{time}, if it fitted")]
+    used = chosen.total_bytes or chosen.predicted_bytes
+    figures = [
+        KeyFigure("step", time, chosen.best_seconds, f"of the layout {chosen.name}"),
+        KeyFigure(
+            "memory", in_bytes(used), used, f"of {in_bytes(plan.memory_bytes)} on each device"
+        ),
+    ]
+    if second is not None:
+        seconds, note = second.best_seconds, f"of the layout {second.name}"
+        figures.append(KeyFigure("second", in_seconds(seconds), seconds, note))
+    if plan.gap is not None:
+        note = "of an axis to its best, given the others, at most"
+        figures.append(KeyFigure("gap", in_percent(plan.gap), plan.gap, note))
+    notes: list[tuple[str, TableCell]] = []
+    if plan.smallest_slice:
+        notes.append(("would do", join_cell(plan.smallest_slice)))
+    if plan.unknown_primitives:
+        names = f"no sharding rule: {', '.join(plan.unknown_primitives)}"
+        notes.append(("whole", join_cell(Span(names, "warn"))))
+    return Head(
+        title=plan.name,
+        place=[plan.devices, sizes_text(plan.mesh)],
+        facts=list(_facts(plan)),
+        headline=f"{time} a step" if plan.fits else "No layout fits",
+        notes=notes,
+        figures=figures,
+        severity="fits" if plan.fits else "not",
+    )
+
+
+def _facts(plan: PlanFields) -> Iterator[tuple[str, Content]]:
+    chosen, second = plan.layouts[0], plan.runner_up
+    time = in_seconds(chosen.best_seconds)
+    yield "step", time if plan.fits else f"{time}, if it fitted"
     used = in_bytes(chosen.total_bytes or chosen.predicted_bytes)
     memory = f"{used} of {in_bytes(plan.memory_bytes)} on each device"
-    facts.append(("memory", memory if plan.fits else Text(f"{memory}: no layout fits", "red")))
-    if plan.smallest_slice:
-        facts.append(("would do", plan.smallest_slice))
+    yield "memory", memory if plan.fits else Span(f"{memory}: no layout fits", "bad")
     if second is not None and chosen.best_seconds:
         slower = second.best_seconds / chosen.best_seconds - 1
-        facts.append(("second", f"{second.name}, {in_percent(slower)} slower"))
+        yield "second", f"{second.name}, {in_percent(slower)} slower"
     if plan.shares:
         whole = sum(seconds for _, seconds in plan.shares) or 1.0
         names = WORDS[plan.links].shares
-        parts = [
+        parts = (
             f"{names.get(name, name)} {in_percent(seconds / whole)}"
             for name, seconds in plan.shares[:4]
-        ]
-        facts.append(("time", ", ".join(parts)))
+        )
+        yield "time", ", ".join(parts)
     if plan.gap is not None:
-        facts.append(("solved", f"each axis within {in_percent(plan.gap)}, given the others"))
+        yield "solved", f"each axis within {in_percent(plan.gap)}, given the others"
     if plan.least_seconds is not None:
-        least = in_seconds(plan.least_seconds)
-        predicted = in_seconds(chosen.predicted_seconds)
-        facts.append(
-            ("model", f"predicted {predicted}, by a model in which the work alone takes {least}")
-        )
-    if plan.unknown_primitives:
-        facts.append(("whole", f"no sharding rule: {', '.join(plan.unknown_primitives)}"))
-    return head(plan.name, [plan.devices, sizes_text(plan.mesh)], facts)
+        least, predicted = in_seconds(plan.least_seconds), in_seconds(chosen.predicted_seconds)
+        yield "model", f"predicted {predicted}, by a model in which the work alone takes {least}"
 
 
-def _layouts(plan: PlanFields) -> RenderableType:
-    best = plan.layouts[0].best_seconds
-    rows = [
-        (
-            Text(layout.name, "" if n else "bold"),
-            "" if layout.seconds is None else in_seconds(layout.best_seconds),
-            f"{layout.best_seconds / best:.2f} x" if n and best and layout.seconds else "",
-            "" if layout.total_bytes is None else in_bytes(layout.total_bytes),
-            in_seconds(layout.predicted_seconds),
-            in_bytes(layout.predicted_bytes),
-            Text(_verdict(layout), COLOURS[layout.outcome]),
-        )
-        for n, layout in enumerate(plan.layouts)
-    ]
-    return table(["", ">step", ">", ">memory", ">predicted", ">", "verdict"], rows)
+def _layouts(plan: PlanFields) -> Section[PlannedLayout]:
+    best = plan.layouts[0]
+
+    def name(layout: PlannedLayout) -> TableCell:
+        return join_cell(Span(layout.name, "strong" if layout is best else "name"))
+
+    def factor(layout: PlannedLayout) -> str:
+        if layout is best or not best.best_seconds or not layout.seconds:
+            return ""
+        return f"{layout.best_seconds / best.best_seconds:.2f} x"
+
+    return Section(
+        "layouts",
+        "Layouts",
+        "time of a step, memory of a device; predicted: by the search",
+        columns=(
+            Column("layout", name),
+            Column(">step", lambda p: None if p.seconds is None else p.best_seconds, "seconds"),
+            Column(">", factor, "", "Of the time of the best"),
+            Column(">memory", "total_bytes", "bytes"),
+            Column(">predicted", "predicted_seconds", "seconds"),
+            Column("> ", "predicted_bytes", "bytes", "Predicted memory"),
+            Column("verdict", lambda p: Span(_verdict(p), OUTCOME_STYLES[p.outcome])),
+        ),
+        rows=plan.layouts,
+        most=10**6,
+    )
 
 
 def _verdict(layout: PlannedLayout) -> str:
@@ -138,89 +177,74 @@ def outcome_text(outcome: Outcome, reason: str) -> str:
     return f"{outcome}: {short}" if short else outcome
 
 
-def _held(plan: PlanFields, page: Page) -> RenderableType | None:
-    def row(held: HeldMemory) -> Sequence[RenderableType]:
-        line = "" if held.source is None else line_text(held.source)
-        return page.path(held.name), held.type, in_bytes(held.device_bytes), line
-
-    columns = ["value", "type", ">bytes", "line"]
-    heading = "Memory", "what holds it on each device"
-    return listing(page, heading, columns, plan.held, row, lambda held: held.device_bytes)
-
-
-def _rules(plan: PlanFields) -> RenderableType:
-    rules = path_rules({value.path: value.spec for value in plan.inputs})
-    rows: list[Sequence[RenderableType]] = [
-        (Text(pattern or "all others", "green" if pattern else "dim"), spec)
-        for pattern, spec in rules
-    ]
-    rows += [
-        (Text(f"axis {rule.name}", "cyan"), ", ".join(rule.axes) or "whole")
-        for rule in plan.axis_rules
-    ]
-    return section("Rules", "the first that matches a path", table(["path", "spec"], rows))
+_HELD = Section[HeldMemory](
+    "held",
+    "Memory",
+    "what holds it on each device",
+    columns=(
+        Column("value", "name", "path"),
+        Column("type", "type", "code"),
+        Column(">bytes", "device_bytes", "bytes", "On one device"),
+        Column("line", "source", "line"),
+    ),
+)
 
 
-def _values(
-    page: Page, title: str, values: Sequence[ValueReport], second: PlannedLayout | None
-) -> RenderableType | None:
-    def row(value: ValueReport) -> Sequence[RenderableType]:
-        spec = Text(f"{value.spec} fixed" if value.decided_by == "caller" else value.spec)
-        cells = (page.path(value.path), value.type, spec, in_bytes(value.device_bytes))
-        return (*cells, Text(value.runner_up, "dim"))[: len(columns)]
-
-    largest = sorted(values, key=lambda value: -value.device_bytes)
-    columns = ["path", "type", "spec", ">of a device"]
-    if second is not None and page.width >= WIDE:
-        columns.append(second.name)
-    return listing(page, (title, ""), columns, largest, row, lambda value: value.device_bytes)
+def _rule_cells(rule: tuple[str, str] | LogicalAxisRule) -> tuple[Span, Span]:
+    if isinstance(rule, LogicalAxisRule):
+        return Span(f"axis {rule.name}", "kind"), Span(", ".join(rule.axes) or "whole", "code")
+    pattern, spec = rule
+    return Span(pattern, "path") if pattern else Span("all others", "quiet"), Span(spec, "code")
 
 
-def _constraints(plan: PlanFields, page: Page) -> RenderableType | None:
-    note = f"{len(plan.constraints)} values, constrained in the function"
-    return listing(
-        page,
-        ("Constraints inside", note),
-        ("line", "operation", "", "type", "spec", ">"),
-        list(Counter(map(_shown, plan.constraints)).items()),
-        lambda item: (*item[0], f"{item[1]} x" if item[1] > 1 else ""),
+_RULES = Section[tuple[str, str] | LogicalAxisRule](
+    "rules",
+    "Rules",
+    "the first that matches a path",
+    columns=(
+        Column("path", lambda rule: _rule_cells(rule)[0], tip="Regular expression"),
+        Column("spec", lambda rule: _rule_cells(rule)[1]),
+    ),
+    whole_paths="path",
+    most=10**6,
+)
+
+
+def _constraints(plan: PlanFields) -> Section[tuple[tuple[str, ...], int]]:
+    return Section(
+        "constraints",
+        "Constraints inside",
+        f"{len(plan.constraints)} values, constrained in the function",
+        columns=(
+            Column("line", lambda item: item[0][0], "code"),
+            Column("operation", lambda item: item[0][1]),
+            Column("value", lambda item: item[0][2], ""),
+            Column("type", lambda item: item[0][3], "code"),
+            Column("spec", lambda item: item[0][4], "code"),
+            Column(">times", lambda item: f"{item[1]} x" if item[1] > 1 else "", ""),
+        ),
+        rows=list(Counter(map(_shown, plan.constraints)).items()),
     )
 
 
 def _shown(constraint: PlannedConstraint) -> tuple[str, ...]:
     """Return the cells of a constraint, which equal ones share."""
-    where, kind = _where(constraint), constraint.kind
-    return where, constraint.operation, kind, constraint.type, constraint.spec
+    where = "" if constraint.source is None else line_text(constraint.source)
+    return where, constraint.operation, constraint.kind, constraint.type, constraint.spec
 
 
-def _where(value: PlannedConstraint | CollectiveReport) -> str:
-    return "" if value.source is None else line_text(value.source)
-
-
-def _collectives(plan: PlanFields, page: Page) -> RenderableType | None:
-    def row(total: Any) -> Sequence[RenderableType]:
-        return total.kind, total.along, f"{total.times:,}", in_bytes(total.sent_bytes)
-
-    columns = ["what", "along", ">runs", ">sent"]
-    heading = "Collectives", "of the compiled program, per device and step"
-    return listing(page, heading, columns, plan.collectives, row, lambda t: t.sent_bytes)
-
-
-def _unforeseen(plan: PlanFields, page: Page) -> RenderableType | None:
-    return listing(
-        page,
-        ("Unforeseen collectives", "of the compiler's own choice"),
-        ("what", "along", "type", ">runs", ">on links", "line"),
-        plan.unforeseen,
-        lambda c: (
-            c.kind,
-            c.along,
-            ", ".join(c.operands),
-            f"{c.times:,}",
-            in_seconds(c.seconds),
-            _where(c),
-        ),
-    )
+_COLLECTIVES = Section[CollectiveTotal](
+    "plan-collectives",
+    "Collectives",
+    "of the compiled program, per device and step",
+    columns=(
+        Column("what", "kind", "kind"),
+        Column("along", "along"),
+        Column(">runs", lambda total: join_cell(f"{total.times:,}", key=total.times)),
+        Column(">sent", "sent_bytes", "bytes"),
+    ),
+    row_name=lambda total: f"{total.kind} {total.along}",
+)
 
 
 @lru_cache(maxsize=1)

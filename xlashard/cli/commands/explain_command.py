@@ -38,7 +38,7 @@ from xlashard.support.program_runner import parse_script
 if TYPE_CHECKING:
     from xlashard._jax.runtime import stand_in_values
     from xlashard._jax.trace.observed_programs import ObservedCall
-    from xlashard.analysis.explain import html, report_changes, script_report
+    from xlashard.analysis.explain import report_changes, script_report
     from xlashard.analysis.explain.program_report import ProgramReport
     from xlashard.analysis.programs import from_script
     from xlashard.analysis.programs.from_script import RecordedProgram
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 else:
     # A script imports JAX itself, after it has set the variables that JAX reads.
     common = deferred("xlashard.cli.commands.common")
-    html = deferred("xlashard.analysis.explain.html")
     from_script = deferred("xlashard.analysis.programs.from_script")
     stand_in_values = deferred("xlashard._jax.runtime.stand_in_values")
     report_changes = deferred("xlashard.analysis.explain.report_changes")
@@ -222,10 +221,9 @@ def _write(arguments: argparse.Namespace, report: Any, changes: Any) -> None:
         write(arguments.json, report.to_json())
     if arguments.markdown and changes is not None:
         write(arguments.markdown, changes.to_markdown())
-    named = dict(script_report.named_programs(report))
-    if arguments.html and named:
+    if arguments.html and script_report.named_programs(report):
         comparisons = () if changes is None else tuple(c for c in changes.programs if not c.is_same)
-        write(arguments.html, html.program_page(tuple(named.values()), comparisons, tuple(named)))
+        write(arguments.html, script_report.program_page(report, comparisons))
 
 
 def _stored(path: str) -> Mapping[str, Any]:

@@ -51,11 +51,11 @@ from xlashard.cli.commands.script_run import (
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
 from xlashard.predict.preflight.preflight_run import preflight
-from xlashard.predict.preflight.render.html import page
 from xlashard.predict.preflight.report.comparison import (
     PreflightReports,
     UnreportedProgram,
     compare,
+    page,
     read_budget,
 )
 from xlashard.predict.preflight.report.measured import (

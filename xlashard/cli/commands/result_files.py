@@ -15,7 +15,7 @@ from xlashard.errors import ArgumentError
 from xlashard.support.documents import write_whole
 
 if TYPE_CHECKING:
-    from xlashard.analysis.explain.tables import PrintableReport
+    from xlashard.analysis.report.printable import PrintableReport
 
 RESULTS = ("json", "html", "markdown")
 """Options that name a file of results, or - for standard output."""

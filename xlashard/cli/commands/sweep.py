@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from xlashard.analysis.explain.comparison import Comparison
-from xlashard.analysis.explain.tables import PrintableReport
+from xlashard.analysis.report.printable import PrintableReport
 from xlashard.cli.commands.common import (
     check_budget,
     find_program,
@@ -20,8 +20,7 @@ from xlashard.cli.commands.common import (
 from xlashard.cli.commands.result_files import check_outputs, check_writable, print_reports, write
 from xlashard.errors import ArgumentError
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
-from xlashard.predict.preflight.render.html import page
-from xlashard.predict.preflight.report.comparison import compare, read_budget
+from xlashard.predict.preflight.report.comparison import compare, page, read_budget
 from xlashard.predict.preflight.target_loading import TargetProgram, load_function
 from xlashard.predict.sweep.axis_ranges import AxisRange, parse_axes, read_axes
 from xlashard.predict.sweep.evaluate import SweepRequest, evaluate_mesh, source_files

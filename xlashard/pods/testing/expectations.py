@@ -13,9 +13,9 @@ from xlashard.analysis.explain.program_report import (
     moves_text,
     values_text,
 )
-from xlashard.analysis.explain.tables import line_text, operation_text
 from xlashard.analysis.programs.program_reader import compile_program, read
 from xlashard.analysis.programs.source_lines import SourceLocator
+from xlashard.analysis.report.texts import line_text, operation_text
 from xlashard.errors import ArgumentError, ExpectationError
 from xlashard.hlo.collective_kinds import KINDS, RESHARDING_KINDS
 from xlashard.hlo.module import Instruction

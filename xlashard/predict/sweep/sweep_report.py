@@ -2,25 +2,18 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
-from rich.text import Text
 
-from xlashard.analysis.explain.tables import (
-    Page,
-    SerializableReport,
-    columns_table,
-    head,
-    listing,
-    section,
-    table,
-)
+from xlashard.analysis.report.cells import Content, Span, TableCell, join_cell
+from xlashard.analysis.report.parts import Column, Head, Section
+from xlashard.analysis.report.printable import Part, SerializableReport
 from xlashard.errors import ArgumentError, counted
 from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
@@ -48,70 +41,58 @@ _TITLES = {
 }
 
 
-def _head(report: "SweepReport") -> RenderableType:
-    counts = Counter(r.outcome for r in report.results)
-    text = [f"{counts[o]} {o}" for o in ("fits", *_TITLES) if counts[o]]
-    topologies = list(dict.fromkeys(r.where for r in report.results))
-    best = report.best
-    kind = [("estimate", ESTIMATE)] if report.is_estimate else []
-    facts: list[tuple[str, str | Text]] = [
-        ("meshes", f"{len(report.results)}: {', '.join(text).replace('fits', 'fit')}")
-    ]
-    if best is not None and best.facts is not None:
-        step = in_seconds(best.facts.seconds)
-        facts.insert(0, ("best", f"{best.axes} on {best.where}, {step}"))
-    if (cheapest := report.cheapest) is not None and (price := report.step_price(cheapest)):
-        tokens = _million_tokens(price)
-        step = f"{price_with_currency(price.step, price.currency)} a step"
-        cost = f"{tokens} for a million tokens" if tokens else step
-        facts.insert(1, ("cheapest", f"{cheapest.axes} on {cheapest.where}, {cost}"))
-    if report.reused_results:
-        facts.append(("known", f"{counted(report.reused_results, 'result')} from an earlier run"))
-    facts.append(("reports", report.folder))
-    return head(report.title, topologies, [*kind, *facts])
-
-
-def _ranking(
-    report: "SweepReport", fitting: Sequence[SweepResult], page: Page, title: str, note: str
-) -> RenderableType:
-    shown = fitting if page.is_full else fitting[:_SHOWN]
-    facts = [r.facts for r in shown if r.facts is not None]
-    prices = [report.step_price(r) for r in shown]
-    columns: dict[str, list[RenderableType]] = {
-        "": [Text(f"{i}.", style="dim") for i, _ in enumerate(shown, 1)],
-        "topology": [r.where for r in shown],
-        "mesh": [Text(r.axes, style="" if i else "bold") for i, r in enumerate(shown)],
-        ">step": [in_seconds(f.seconds) for f in facts],
-        ">tokens/s": [
-            "" if f.tokens_per_second is None else in_amount(f.tokens_per_second) for f in facts
-        ],
-        ">MFU": ["" if f.utilisation is None else f"{f.utilisation:.1%}" for f in facts],
-        ">HBM": [f"{f.total_bytes / f.available_bytes:.0%}" for f in facts],
-        "waits for": [_bound(f) for f in facts],
-        ">a step": ["" if p is None else price_with_currency(p.step, p.currency) for p in prices],
-        ">10⁶ tokens": [_million_tokens(p) for p in prices],
-    }
-    rest = page.left(len(fitting) - len(shown), "more that fit")
-    return section(title, note, columns_table(columns), rest)
-
-
 def _bound(facts: SweepFacts) -> str:
     words = WORDS[facts.links]
     return words.networks.get(facts.bound) or words.bounds[facts.bound]
 
 
-def _million_tokens(price: PriceReport | None) -> str:
+def _million_tokens(price: PriceReport | None) -> TableCell:
     if price is None or price.billion_tokens is None:
-        return ""
-    return price_with_currency(price.billion_tokens / 1000, price.currency)
+        return TableCell()
+    tokens = price.billion_tokens / 1000
+    return join_cell(price_with_currency(tokens, price.currency), key=tokens)
 
 
-def _reason(result: SweepResult, page: Page) -> str:
+def _fact(
+    name: str, value: Callable[[SweepFacts], float | None], shown: Callable[[float], str]
+) -> Column[tuple[int, SweepResult]]:
+    """Return the column of a figure of meshes."""
+
+    def cell(row: tuple[int, SweepResult]) -> TableCell | None:
+        fact = None if row[1].facts is None else value(row[1].facts)
+        return None if fact is None else join_cell(shown(fact), key=fact)
+
+    return Column(name, cell)
+
+
+def _reason(result: SweepResult) -> TableCell:
     facts = result.facts
     if result.outcome == "out of memory" and facts is not None:
-        return f"{in_bytes(facts.total_bytes)} of {in_bytes(facts.available_bytes)}"
-    line = " ".join(result.reason.split())
-    return line if page.is_full else elided(line, _REASON)
+        text = f"{in_bytes(facts.total_bytes)} of {in_bytes(facts.available_bytes)}"
+        return join_cell(Span(text, "quiet"))
+    return join_cell(Span(elided(" ".join(result.reason.split()), _REASON), "quiet"))
+
+
+_OTHERS = Section[SweepResult](
+    id="others",
+    title="",
+    columns=(
+        Column("topology", "where", ""),
+        Column("mesh", "axes"),
+        Column("why", _reason),
+    ),
+    row_name=lambda r: f"{r.where} {r.axes}",
+)
+
+_WITHOUT_MESH = Section[SkippedTopology](
+    id="without-mesh",
+    title="Without a mesh",
+    columns=(
+        Column("topology", "where", ""),
+        Column("why", lambda t: Span(t.reason, "quiet")),
+    ),
+    most=10**6,
+)
 
 
 class SweepProgress:
@@ -218,6 +199,7 @@ class SweepReport(SerializableReport):
         'data=8 model=2'
     """
 
+    _kind = "sweep"
     _format = ReportFormat("sweep report", FORMAT, "xlashard.preflight_sweep(...).to_json()")
 
     title: str
@@ -306,26 +288,77 @@ class SweepReport(SerializableReport):
         cost = describe_price(price, report.time.seconds, report.topology.chips, tokens)
         return replace(report, price=cost)
 
-    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
-        yield _head(self)
-        if self.fitting:
-            best = self.best_by_topology
-            if len(best) > 1:
-                order = "the cheapest first" if self.cheapest is not None else "the fastest first"
-                yield _ranking(self, best, page, "Best mesh of each topology", order)
-            note = "by the estimated time of a step"
-            yield _ranking(self, self.fitting, page, "Fastest first", note)
+    def parts(self) -> Iterator[Part]:
+        """Yield the head, the meshes that fit, and why the others do not."""
+        yield self._head()
+        best = self.best_by_topology
+        if len(best) > 1:
+            order = "the cheapest first" if self.cheapest is not None else "the fastest first"
+            yield self._ranking(best, "topologies", "Best mesh of each topology", order)
+        yield self._ranking(
+            self.fitting, "meshes", "Fastest first", "by the estimated time of a step"
+        )
         for outcome, title in _TITLES.items():
-            yield listing(
-                page,
-                (title, ""),
-                ("topology", "mesh", "why"),
-                [r for r in self.results if r.outcome == outcome],
-                lambda r: (r.where, r.axes, Text(_reason(r, page), style="dim")),
-            )
-        if self.skipped_topologies:
-            rows = [(t.where, Text(t.reason, style="dim")) for t in self.skipped_topologies]
-            yield section("Without a mesh", "", table(["topology", "why"], rows))
+            rows = [r for r in self.results if r.outcome == outcome]
+            yield replace(_OTHERS, id=outcome.replace(" ", "-"), title=title, rows=rows)
+        yield _WITHOUT_MESH.with_rows(self.skipped_topologies)
+
+    def _head(self) -> Head:
+        counts = Counter(r.outcome for r in self.results)
+        text = [f"{counts[o]} {o}" for o in ("fits", *_TITLES) if counts[o]]
+        facts: list[tuple[str, Content]] = [("estimate", ESTIMATE)] * self.is_estimate
+        best = self.best
+        if best is not None and best.facts is not None:
+            step = in_seconds(best.facts.seconds)
+            facts.append(("best", f"{best.axes} on {best.where}, {step}"))
+        if (cheapest := self.cheapest) is not None and (price := self.step_price(cheapest)):
+            tokens = _million_tokens(price).text
+            step = f"{price_with_currency(price.step, price.currency)} a step"
+            cost = f"{tokens} for a million tokens" if tokens else step
+            facts.append(("cheapest", f"{cheapest.axes} on {cheapest.where}, {cost}"))
+        facts.append(("meshes", f"{len(self.results)}: {', '.join(text).replace('fits', 'fit')}"))
+        if self.reused_results:
+            known = f"{counted(self.reused_results, 'result')} from an earlier run"
+            facts.append(("known", known))
+        facts.append(("reports", self.folder))
+        topologies = list(dict.fromkeys(r.where for r in self.results))
+        return Head(self.title, topologies, facts, severity="fits" if best else "not")
+
+    def _ranking(
+        self, fitting: Sequence[SweepResult], id: str, title: str, note: str
+    ) -> Section[tuple[int, SweepResult]]:
+        """Return a table of meshes that fit, in order."""
+
+        def price(row: tuple[int, SweepResult]) -> PriceReport | None:
+            return self.step_price(row[1])
+
+        def step_price(row: tuple[int, SweepResult]) -> TableCell | None:
+            cost = price(row)
+            if cost is None:
+                return None
+            return join_cell(price_with_currency(cost.step, cost.currency), key=cost.step)
+
+        return Section(
+            id,
+            title,
+            note,
+            columns=(
+                Column("", lambda row: join_cell(Span(f"{row[0]}.", "quiet"), key=row[0])),
+                Column("topology", lambda row: row[1].where, ""),
+                Column("mesh", lambda row: Span(row[1].axes, "strong" if row[0] == 1 else "name")),
+                _fact(">step", lambda f: f.seconds, in_seconds),
+                _fact(">tokens/s", lambda f: f.tokens_per_second, in_amount),
+                _fact(">MFU", lambda f: f.utilisation, "{:.1%}".format),
+                _fact(">HBM", lambda f: f.total_bytes / f.available_bytes, "{:.0%}".format),
+                Column("waits for", lambda row: row[1].facts and _bound(row[1].facts), ""),
+                Column(">a step", step_price),
+                Column(">10⁶ tokens", lambda row: _million_tokens(price(row))),
+            ),
+            rows=list(enumerate(fitting, 1)),
+            row_name=lambda row: f"{row[1].where} {row[1].axes}",
+            most=_SHOWN,
+            more_words="more that fit",
+        )
 
     def __repr__(self) -> str:
         fit = f"{len(self.fitting)} of {len(self.results)} fit"

@@ -29,7 +29,7 @@ def test_comparison_of_equal_reports_shows_no_change(name: str) -> None:
     later = replace(ALL[name], compile_seconds=1.5 * ALL[name].compile_seconds)
     comparison = compare(ALL[name], later)
     assert comparison.is_same
-    assert "nothing changed" in str(comparison)
+    assert "Nothing changed" in str(comparison)
 
 
 def test_comparison_shows_a_program_that_no_longer_fits() -> None:

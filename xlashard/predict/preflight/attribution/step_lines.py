@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from xlashard.analysis.explain.tables import operation_text
 from xlashard.analysis.programs.program import Compilation
 from xlashard.analysis.programs.source_lines import SourceLine, SourceLocator
+from xlashard.analysis.report.texts import operation_text
 from xlashard.core.sharding import Mesh
 from xlashard.core.sharding.named import grid_of
 from xlashard.geometry import MeshGrid

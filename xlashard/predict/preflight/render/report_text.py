@@ -8,6 +8,7 @@ from xlashard.analysis.explain.sections import list_remedies
 from xlashard.errors import counted
 from xlashard.predict.preflight.report.preflight_model import (
     AxisReport,
+    MemoryBreakdown,
     PreflightFields,
     TimeEstimate,
     TopologyReport,
@@ -142,18 +143,6 @@ def words_of(topology: TopologyReport) -> Words:
 ESTIMATE = "compiled without code, which the memory lacks"
 """Note on a report whose compilation was stopped before code generation."""
 
-ORIGINS: Mapping[str, str] = {
-    "constraint": "a constraint",
-    "explicit": "the program itself",
-    "gradient": "the sum of a gradient",
-    "reduction": "a sum over a cut dimension",
-    "argument": "an argument's sharding",
-    "rematerialization": "repeated by rematerialization",
-    "result": "a result's sharding",
-    "resharding": "a resharding",
-}
-"""Causes of collectives."""
-
 
 def topology_text(topology: TopologyReport) -> str:
     """Return the topology with its number of chips: `2 × v5p:4x4x2 (64 chips)`."""
@@ -194,6 +183,17 @@ def memory_summary(report: PreflightFields) -> str:
     if m.fits:
         return f"{needs}, which the compiler could not fit into {have}"
     return f"{needs}, {in_bytes(-m.spare_bytes)} more than the {have} available"
+
+
+def memory_headline(memory: MemoryBreakdown, fits: bool) -> str:
+    """Return the bytes to spare or missing, as the headline of a page."""
+    available, spare = in_bytes(memory.available_bytes), in_bytes(abs(memory.spare_bytes))
+    if fits:
+        return f"{spare} to spare of {available} on each device"
+    if memory.fits:
+        used = in_bytes(memory.total_bytes)
+        return f"The compiler did not fit {used} into the {available} of each device"
+    return f"{spare} more than the {available} of each device"
 
 
 def time_summary(report: PreflightFields) -> str:

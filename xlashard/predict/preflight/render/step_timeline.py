@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from xlashard.analysis.explain.tables import line_text, operation_text
+from xlashard.analysis.report.texts import line_text, operation_text
 from xlashard.errors import ArgumentError
 from xlashard.predict.preflight.render.report_text import topology_text, words_of
 from xlashard.predict.preflight.report.preflight_model import (
@@ -79,6 +79,43 @@ class MemoryCurve(NamedTuple):
     points: str
     limit: float | None
     words: str
+
+
+@dataclass(frozen=True)
+class TimelineDrawing:
+    """Drawing of a step over folded time, with the memory below it.
+
+    Attributes:
+        rows: Loops by depth, the cores, networks, copies, host.
+        ticks: Percents of the width with their times.
+        curve: The memory; None if it is unknown.
+        keys: Names of the resources in the drawing, by CSS class.
+        available: Memory that a program may use.
+    """
+
+    rows: list[TimelineRow]
+    ticks: list[tuple[float, str]]
+    curve: MemoryCurve | None
+    keys: Mapping[str, str]
+    available: str
+
+    template = "timeline.html"
+
+
+def draw_timeline(report: PreflightFields) -> TimelineDrawing | None:
+    """Return the drawing of a step; None if the report has no schedule."""
+    timeline, shares = report.time.timeline, words_of(report.topology).shares
+    if timeline is None or not (rows := timeline_rows(report)):
+        return None
+    whole = FoldedTimeline(timeline).seconds
+    used = {span.resource for block in timeline.blocks for span in block.spans}
+    return TimelineDrawing(
+        rows=rows,
+        ticks=[(20.0 * n, in_seconds(whole * n / 5)) for n in range(5)],
+        curve=memory_curve(report.time, report.memory),
+        keys={name: words for name, words in shares.items() if name in used},
+        available=in_bytes(report.memory.available_bytes),
+    )
 
 
 def timeline_rows(report: PreflightFields) -> list[TimelineRow]:
@@ -164,12 +201,6 @@ def span_title(span: TimelineSpan, runs: int, time: TimeEstimate, shares: Mappin
     return " · ".join(part for part in parts if part)
 
 
-def timeline_ticks(time: TimeEstimate) -> list[tuple[float, str]]:
-    """Return percents of the width with their folded times."""
-    whole = 0.0 if time.timeline is None else FoldedTimeline(time.timeline).seconds
-    return [(20.0 * n, in_seconds(whole * n / 5)) for n in range(5)]
-
-
 def memory_curve(time: TimeEstimate, memory: MemoryBreakdown) -> MemoryCurve | None:
     """Return the memory over the folded time, or None if it is unknown."""
     points: Sequence[tuple[float, int]] = () if time.timeline is None else time.timeline.memory
@@ -191,14 +222,6 @@ def memory_curve(time: TimeEstimate, memory: MemoryBreakdown) -> MemoryCurve | N
     limit = _HEIGHT * (1 - memory.available_bytes / top)
     words = f"between {in_bytes(least)} and {in_bytes(peak)}, at its most after {in_seconds(place)}"
     return MemoryCurve(" ".join(corners), limit if limit >= 0 else None, words)
-
-
-def timeline_key(report: PreflightFields) -> Mapping[str, str]:
-    """Return the names of the resources that the timeline shows, by CSS class."""
-    timeline, shares = report.time.timeline, words_of(report.topology).shares
-    blocks = () if timeline is None else timeline.blocks
-    used = {span.resource for block in blocks for span in block.spans}
-    return {name: words for name, words in shares.items() if name in used}
 
 
 MOST_EVENTS = 300_000

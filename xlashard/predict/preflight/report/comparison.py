@@ -4,11 +4,8 @@ Limits on the figures of a report are words such as `hbm=90%` and `all_gather_by
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-
-from rich.console import RenderableType
-from rich.text import Text
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from xlashard.analysis.explain.comparison import Comparison
 from xlashard.analysis.explain.model import CollectiveReport
@@ -27,30 +24,39 @@ from xlashard.analysis.explain.report_changes import (
     usage_changes,
     value_changes,
 )
-from xlashard.analysis.explain.tables import (
+from xlashard.analysis.report.cells import Span, TableCell, join_cell
+from xlashard.analysis.report.html_page import render_page
+from xlashard.analysis.report.parts import (
     WIDE,
-    Page,
-    SerializableReport,
-    columns_table,
-    line_text,
-    listing,
-    operation_text,
-    section,
+    Column,
+    PagePanel,
+    Section,
 )
+from xlashard.analysis.report.printable import Part, SerializableReport, list_panels
+from xlashard.analysis.report.texts import line_text, operation_text
 from xlashard.hlo.collective_kinds import KINDS
+from xlashard.predict.preflight.render.preflight_sections import FOOTER
 from xlashard.predict.preflight.render.report_text import (
     Words,
     axes_text,
     mesh_text,
     price_with_currency,
     step_time_text,
+    topology_name,
     topology_text,
     words_of,
 )
 from xlashard.predict.preflight.report.preflight_model import FORMAT, PreflightFields
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.support.documents import ReportFormat
-from xlashard.support.formatting import Limit, in_amount, in_bytes, in_seconds, parse_limits
+from xlashard.support.formatting import (
+    Limit,
+    in_amount,
+    in_bytes,
+    in_percent,
+    in_seconds,
+    parse_limits,
+)
 from xlashard.support.tracebacks import short_tracebacks
 
 
@@ -127,7 +133,6 @@ def _amounts(old: PreflightReport, new: PreflightReport) -> Amounts[PreflightRep
         "memory to spare": ("bytes", lambda r: r.memory.spare_bytes),
         "time": ("seconds", lambda r: r.time.seconds),
         "time by the roofline": ("seconds", lambda r: r.time.roofline_seconds),
-        "time of the schedule": ("seconds", lambda r: r.time.seconds),
         "time: arithmetic": ("seconds", lambda r: r.time.compute_seconds),
         "time: HBM": ("seconds", lambda r: r.time.hbm_seconds),
         f"time: {within}": ("seconds", lambda r: r.time.ici_seconds),
@@ -189,56 +194,148 @@ class PreflightReports(SerializableReport):
         unreported: Programs of a script that can't be reported.
     """
 
+    _kind = "preflight"
+    _footer = FOOTER
     _format = ReportFormat("preflight reports", FORMAT, "xlashard preflight --json FILE ...")
 
     reports: tuple[PreflightReport, ...]
     unreported: tuple[UnreportedProgram, ...] = ()
 
-    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
+    def parts(self) -> Iterator[Part]:
+        """Yield a table of the reports, and the programs without one."""
         if len(self.reports) > 1:
-            yield self._summary(page)
-        yield listing(
-            Page(page.width, True),
-            ("Without a report", ""),
-            ("program", "defined at", "reason"),
-            self.unreported,
-            lambda program: (program.name, program.source or program.caller, program.reason),
-        )
+            yield reports_section(self.reports)
+        yield replace(_UNREPORTED, rows=self.unreported)
 
-    def _summary(self, page: Page) -> RenderableType:
-        reports = self.reports
-        columns = {
-            "program": [f"{r.heading}{_kind_text(r)}" for r in reports],
-            "topology": [topology_text(r.topology) for r in reports],
-            "mesh": [axes_text(r.mesh).replace(" ", "") for r in reports],
-            "fits": [_fits(r) for r in reports],
-            ">takes": [step_time_text(r.time) for r in reports],
-            "bound by": [words_of(r.topology).bounds[r.time.bound] for r in reports],
-            ">tokens/s": [_shown(r.tokens_per_second, in_amount) for r in reports],
-            ">MFU": [_shown(r.utilisation, "{:.1%}".format) for r in reports],
-            ">a step": [_step(r) for r in reports],
-        }
-        if page.width < WIDE:
-            for name in ("mesh", "bound by"):
-                del columns[name]
-        return section(f"{len(reports)} reports", "", columns_table(columns))
+    def panels(self) -> Sequence[PagePanel]:
+        """Return a panel of all reports, and one of each."""
+        return _list_panels(self.reports, [replace(_UNREPORTED, rows=self.unreported)])
 
 
-def _fits(report: PreflightFields) -> Text:
+_UNREPORTED = Section[UnreportedProgram](
+    id="unreported",
+    title="Without a report",
+    columns=(
+        Column("program", "name"),
+        Column("defined at", lambda program: program.source or program.caller, "code"),
+        Column("reason", "reason"),
+    ),
+    most=10**6,
+)
+
+
+def reports_section(
+    reports: Sequence[PreflightReport], links: Sequence[TableCell] = ()
+) -> Section[int]:
+    """Return the table of several reports side by side.
+
+    Args:
+        reports: The reports.
+        links: Links to their panels on a page; empty in a terminal.
+    """
+
+    def name(n: int) -> TableCell:
+        report = reports[n]
+        return join_cell(links[n] if links else report.heading, _kind_text(report))
+
+    def number(
+        name: str,
+        value: Callable[[PreflightReport], float | None],
+        shown: Callable[[float], str],
+        tip: str = "",
+    ) -> Column[int]:
+        def cell(n: int) -> TableCell | None:
+            figure = value(reports[n])
+            return None if figure is None else join_cell(shown(figure), key=figure)
+
+        return Column(name, cell, tip=tip)
+
+    def price(number: float) -> str:
+        return price_with_currency(number, next(r.price.currency for r in reports if r.price))
+
+    return Section(
+        id="reports",
+        title=f"{len(reports)} reports",
+        columns=(
+            Column("program", name),
+            Column("topology", lambda n: topology_text(reports[n].topology), ""),
+            Column("mesh", lambda n: axes_text(reports[n].mesh).replace(" ", ""), "name"),
+            Column("fits", lambda n: _fits(reports[n])),
+            number(
+                ">memory",
+                lambda r: r.memory.total_bytes / r.memory.available_bytes,
+                in_percent,
+                "Of what a program may use on a device",
+            ),
+            Column(
+                ">takes",
+                lambda n: join_cell(step_time_text(reports[n].time), key=reports[n].time.seconds),
+            ),
+            Column(
+                "bound by",
+                lambda n: words_of(reports[n].topology).bounds[reports[n].time.bound],
+                "",
+            ),
+            number(">tokens/s", lambda r: r.tokens_per_second, in_amount),
+            number(">MFU", lambda r: r.utilisation, "{:.1%}".format),
+            number(">a step", _step_price, price),
+            number(">10⁹ tokens", lambda r: r.price and r.price.billion_tokens, price),
+        ),
+        rows=range(len(reports)),
+        widths={"mesh": WIDE, "bound by": WIDE, ">memory": 130, ">10⁹ tokens": 130},
+        most=10**6,
+    )
+
+
+def _list_panels(reports: Sequence[PreflightReport], others: Sequence[Part]) -> list[PagePanel]:
+    named = dict(zip(_panel_names(reports), reports, strict=True))
+    return list_panels(named, lambda links: reports_section(reports, links), others)
+
+
+def _panel_names(reports: Sequence[PreflightReport]) -> list[str]:
+    """Return a distinct name for each report."""
+    for names in ([r.heading for r in reports], [_full_title(r) for r in reports]):
+        if len(set(names)) == len(names):
+            return names
+    return [f"{n}. {_full_title(report)}" for n, report in enumerate(reports, 1)]
+
+
+def _full_title(report: PreflightFields) -> str:
+    return f"{report.heading} on {topology_name(report.topology)}"
+
+
+def page(
+    reports: PreflightReport | Sequence[PreflightReport], changes: Comparison | None = None
+) -> str:
+    """Return a preflight report as an HTML page, or several reports with a tab for each.
+
+    The page is self-contained, makes no requests, and follows the light or dark theme of the
+    system. Without scripts its tables neither sort nor filter.
+
+    Args:
+        reports: One report, or several.
+        changes: Comparison of two of the reports, shown first.
+
+    Raises:
+        ArgumentError: If `reports` is empty.
+
+    Returns:
+        Text of the page, to be written in UTF-8.
+    """
+    reports = (reports,) if isinstance(reports, PreflightFields) else tuple(reports)
+    title = f"{len(reports)} preflight reports"
+    if len(reports) == 1:
+        title = reports[0].page_title()
+    panels = _list_panels(reports, () if changes is None else tuple(changes.parts()))
+    return render_page(panels, "preflight", FOOTER, title)
+
+
+def _fits(report: PreflightFields) -> TableCell:
     spare = report.memory.spare_bytes
     if report.outcome == "fits":
-        return Text(f"{in_bytes(spare)} to spare", "green")
-    return Text(f"lacks {in_bytes(-spare)}" if spare < 0 else "too large", "red")
-
-
-def _shown(figure: float | None, text: Callable[[float], str]) -> str:
-    return "" if figure is None else text(figure)
-
-
-def _step(report: PreflightFields) -> str:
-    if report.price is None:
-        return ""
-    return price_with_currency(report.price.step, report.price.currency)
+        return join_cell(Span(f"{in_bytes(spare)} to spare", "good"), key=spare)
+    text = f"lacks {in_bytes(-spare)}" if spare < 0 else "too large"
+    return join_cell(Span(text, "bad"), key=spare)
 
 
 def _sent_bytes(report: PreflightReport, keep: Callable[[CollectiveReport], bool]) -> float:

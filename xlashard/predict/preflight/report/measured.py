@@ -9,19 +9,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
-from xlashard.analysis.explain.tables import (
-    Page,
-    PrintableReport,
-    head,
-    line_text,
-    listing,
-    operation_text,
-    section,
-    table,
-)
+from xlashard.analysis.report.cells import join_cell, operation_cell
+from xlashard.analysis.report.parts import Column, Head, Section
+from xlashard.analysis.report.printable import Part, PrintableReport
 from xlashard.errors import ArgumentError, check_type, counted
 from xlashard.hlo.collective_kinds import REDUCING_KINDS
 from xlashard.predict.costs.models_by_target import rates_for
@@ -91,52 +81,72 @@ class MeasuredStep(PrintableReport):
     topology: TopologyReport
     ratios: dict[str, tuple[tuple[float, float], ...]]
 
+    _kind = "measured step"
+
     def slowdowns(self) -> dict[str, float]:
         """Return by unit the median of measured by predicted time, weighted by measured time."""
         return {unit: _median(ratios) for unit, ratios in self.ratios.items() if ratios}
 
-    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
+    def parts(self) -> Iterator[Part]:
+        """Yield the step, the source lines, other operations, and the units."""
         ratio = self.profile.seconds / self.predicted_seconds - 1
         measured = f"{in_seconds(self.profile.seconds)}, {ratio:+.1%} of the prediction"
         facts = [
             ("predicted", f"{in_seconds(self.predicted_seconds)} ({self.error})"),
             ("measured", f"{measured}, mean of {counted(self.profile.executions, 'execution')}"),
         ]
-        yield head(self.profile.module or "profile", [self.profile.path], facts)
+        yield Head(self.profile.module or "profile", [self.profile.path], facts)
         shares = words_of(self.topology).shares
-        heading = "Predicted and measured", "by source line"
-        columns = (">predicted", ">measured", ">ratio", "what", "bound by", "of")
-        yield listing(page, heading, columns, self.lines, lambda each: _row(each, shares))
-        yield listing(
-            page,
-            (
-                "Others",
-                "operations of the profile that the predicted program lacks, and short ones",
+        yield _lines_section(self.lines, shares)
+        yield Section(
+            "others",
+            "Others",
+            "operations of the profile that the predicted program lacks, and short ones",
+            columns=(
+                Column(">measured", lambda each: each[1], "seconds"),
+                Column("operation", lambda each: each[0], "code"),
             ),
-            (">measured", "operation"),
-            self.unmatched,
-            lambda each: (in_seconds(each[1]), each[0]),
+            rows=self.unmatched,
         )
         names = {**shares, REDUCTION: "reductions over links"}
-        units = [
-            (names.get(unit, unit), f"{ratio:.2f}", f"{len(self.ratios[unit]):,}")
-            for unit, ratio in self.slowdowns().items()
-        ]
-        if units:
-            note = "measured by predicted time: the median over operations"
-            yield section("Units", note, table(("unit", ">ratio", ">operations"), units))
+        yield Section(
+            "units",
+            "Units",
+            "measured by predicted time: the median over operations",
+            columns=(
+                Column("unit", lambda each: names.get(each[0], each[0]), ""),
+                Column(">ratio", lambda each: join_cell(f"{each[1]:.2f}", key=each[1])),
+                Column(">operations", lambda each: f"{len(self.ratios[each[0]]):,}", ""),
+            ),
+            rows=list(self.slowdowns().items()),
+            most=100,
+        )
 
 
-def _row(each: MeasuredLine, shares: Mapping[str, str]) -> tuple[RenderableType, ...]:
-    line, measured = each.line, each.seconds
-    place = "" if line.source is None else line_text(line.source)
-    return (
-        in_seconds(line.seconds),
-        "–" if measured is None else in_seconds(measured),
-        "" if measured is None else f"{measured / line.seconds:.2f}",
-        Text(line.kind, "cyan"),
-        shares[line.bound],
-        f"{place} {operation_text(line.op_name) if line.op_name else ''}".strip(),
+def _lines_section(
+    lines: Sequence[MeasuredLine], shares: Mapping[str, str]
+) -> Section[MeasuredLine]:
+    def measured(each: MeasuredLine) -> str:
+        return "–" if each.seconds is None else in_seconds(each.seconds)
+
+    def ratio(each: MeasuredLine) -> str:
+        return "" if each.seconds is None else f"{each.seconds / each.line.seconds:.2f}"
+
+    return Section(
+        "lines",
+        "Predicted and measured",
+        "by source line",
+        columns=(
+            Column(">predicted", "line.seconds", "seconds"),
+            Column(">measured", lambda each: join_cell(measured(each), key=each.seconds)),
+            Column(">ratio", ratio, ""),
+            Column("what", "line.kind", "kind"),
+            Column("bound by", lambda each: shares[each.line.bound], ""),
+            Column("line", "line.source", "line"),
+            Column("operation", lambda each: operation_cell(each.line.op_name)),
+        ),
+        rows=lines,
+        printed=">predicted | >measured | >ratio | what | bound by | of={line: }{operation}",
     )
 
 

@@ -4,13 +4,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rich.console import RenderableType
-
-from xlashard.analysis.explain.tables import Page, SerializableReport
-from xlashard.predict.preflight.render.html import fragment, page
-from xlashard.predict.preflight.render.report_text import step_time_text, topology_text
+from xlashard.analysis.report.printable import Part, SerializableReport
+from xlashard.predict.preflight.render.preflight_sections import FOOTER, list_parts
+from xlashard.predict.preflight.render.report_text import (
+    step_time_text,
+    topology_name,
+    topology_text,
+)
 from xlashard.predict.preflight.render.step_timeline import trace_of
-from xlashard.predict.preflight.render.terminal_report import preflight_sections
 from xlashard.predict.preflight.report.preflight_model import REPORT_FORMAT, PreflightFields
 from xlashard.support.documents import Schema
 from xlashard.support.formatting import in_bytes
@@ -72,6 +73,8 @@ class PreflightReport(SerializableReport, PreflightFields):
         ('fits', 4096)
     """
 
+    _kind = "preflight"
+    _footer = FOOTER
     _format = REPORT_FORMAT
 
     @property
@@ -79,8 +82,17 @@ class PreflightReport(SerializableReport, PreflightFields):
         """True if the compiler accepted the program."""
         return self.outcome == "fits"
 
-    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
-        return preflight_sections(self, page)
+    def parts(self) -> Iterator[Part]:
+        """Yield the head and the sections."""
+        return list_parts(self)
+
+    def page_name(self) -> str:
+        """Return the name of the program on a page."""
+        return self.heading
+
+    def page_title(self) -> str:
+        """Return the title of its page."""
+        return f"{self.heading} on {topology_name(self.topology)}: {self.outcome}"
 
     def __repr__(self) -> str:
         used = f"{in_bytes(self.memory.total_bytes)} of {in_bytes(self.memory.available_bytes)}"
@@ -88,14 +100,6 @@ class PreflightReport(SerializableReport, PreflightFields):
         facts = f"{kind}{self.outcome}, {used}, {step_time_text(self.time)}"
         chips = topology_text(self.topology)
         return f"<PreflightReport of {self.name} on {chips}: {facts}; print it>"
-
-    def to_html(self) -> str:
-        """Return the report as a self-contained HTML page, to be written in UTF-8.
-
-        The page draws the mesh on the torus, the memory of a device, the times and the roofline,
-        with tables that sort and filter.
-        """
-        return page(self)
 
     def to_trace(self) -> str:
         """Return the schedule of a step as a trace that ui.perfetto.dev opens.
@@ -109,9 +113,6 @@ class PreflightReport(SerializableReport, PreflightFields):
         """
         with short_tracebacks:
             return json.dumps(trace_of(self))
-
-    def _repr_html_(self) -> str:
-        return fragment(self)
 
 
 def make_schema() -> Schema:

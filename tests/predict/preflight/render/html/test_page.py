@@ -8,9 +8,9 @@ import pytest
 
 from tests.browser import Browser, Tab
 from tests.predict.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
-from tests.predict.preflight.render.html.reading import column, numbers
-from xlashard.predict.preflight.render.html import page
-from xlashard.predict.preflight.render.html.charts import memory_segments
+from tests.predict.preflight.render.html.reading import column, numbers, press
+from xlashard.predict.preflight.render.preflight_sections import list_memory_parts
+from xlashard.predict.preflight.report.comparison import page
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 
 pytestmark = pytest.mark.slow
@@ -31,16 +31,18 @@ def test_page_shows_every_report_without_network_requests(browser: Browser, name
 
 def assert_numbers_are_those_of(report: PreflightReport, tab: Tab) -> None:
     memory, time = report.memory, report.time
-    parts = {s.name: s.nbytes for s in memory_segments(memory)} | {"spare": memory.spare_bytes}
-    assert numbers(tab, ".memory [data-part]", "part") == parts
-    bars = numbers(tab, ".time [data-bar]", "bar")
-    expected = {"compute": time.compute_seconds, "hbm": time.hbm_seconds, "ici": time.ici_seconds}
-    if any(t.network == "dcn" for t in time.traffic):
-        expected["dcn"] = time.dcn_seconds
-    expected["schedule"] = time.seconds
-    expected |= {f"{t.network} {t.along}": t.seconds for t in time.traffic}
-    assert bars == expected
-    assert tab.run("document.querySelector('.time .bound').dataset.bar") == time.bound
+    parts = {part.name: part.nbytes for part in list_memory_parts(memory)}
+    parts["all together"] = memory.total_bytes
+    parts["free" if memory.fits else "too much"] = abs(memory.spare_bytes)
+    shown = zip(column(tab, "#memory", "what"), column(tab, "#memory", "bytes"), strict=True)
+    assert {name: int(nbytes) for name, nbytes in shown} == parts
+    bars = [float(seconds) for seconds in column(tab, "#time", "takes")]
+    resources = [time.compute_seconds, time.hbm_seconds]
+    for network, seconds in (("ici", time.ici_seconds), ("dcn", time.dcn_seconds)):
+        traffic = [t.seconds for t in time.traffic if t.network == network]
+        resources += [seconds, *traffic] if traffic else []
+    assert bars == [*resources, time.seconds]
+    assert tab.run("document.querySelector('#time .unasked').id") == f"time.{time.bound}"
     tiles = numbers(tab, ".tiles [data-figure]", "figure")
     assert tiles["step time"] == time.seconds
     assert tiles["memory"] == memory.total_bytes / memory.available_bytes
@@ -51,24 +53,23 @@ def assert_numbers_are_those_of(report: PreflightReport, tab: Tab) -> None:
         assert tiles["price of a step"] == report.price.step
         assert tiles["10⁹ tokens"] == report.price.billion_tokens
     sent = [t.sent_bytes for t in report.traffic]
-    assert [int(n) for n in column(tab, ".traffic", 4)] == sent
-    assert [float(n) for n in column(tab, ".traffic", 5)] == [t.seconds for t in report.traffic]
-    spills = tab.run("[...document.querySelectorAll('[data-spill]')].map(e => +e.dataset.spill)")
+    assert [int(n) for n in column(tab, "#collectives", "sent")] == sent
+    takes = [float(n or 0) for n in column(tab, "#collectives", "takes")]
+    assert takes == [t.seconds for t in report.traffic]
+    spills = [int(n) for n in column(tab, "#spills", "bytes")]
     assert spills == [spill.device_bytes for spill in report.spills]
-    assert [float(n) for n in column(tab, ".lines-card", 6)] == [
-        each.seconds for each in time.lines
-    ]
-    assert [float(n) for n in column(tab, ".lines-card", 5)] == [
-        each.exposed_seconds for each in time.lines
-    ]
-    shardings = ".shardings details:first-of-type"
-    assert column(tab, shardings, 0) == [v.path for v in report.inputs]
-    assert column(tab, shardings, 2) == [v.spec for v in report.inputs]
-    assert [int(n) for n in column(tab, shardings, 4)] == [v.device_bytes for v in report.inputs]
-    slopes = tab.run("[...document.querySelectorAll('[data-slope]')].map(e => e.dataset.slope)")
+    lines = time.lines
+    assert [float(n) for n in column(tab, "#lines", "takes")] == [each.seconds for each in lines]
+    exposed = [float(n or 0) for n in column(tab, "#lines", "exposed")]
+    assert exposed == [each.exposed_seconds for each in lines]
+    assert column(tab, "#arguments", "path") == [v.path for v in report.inputs]
+    assert column(tab, "#arguments", "sharding") == [v.spec for v in report.inputs]
+    held = [int(n) for n in column(tab, "#arguments", "each device")]
+    assert held == [v.device_bytes for v in report.inputs]
     points = tab.run("[...document.querySelectorAll('[data-point]')].map(e => e.dataset.point)")
-    assert sorted(slopes) == sorted(points)
-    intensity = numbers(tab, "[data-slope]", "slope")["hbm"]
+    slopes = tab.run("[...document.querySelectorAll('#roofline tbody tr')].map(r => r.id)")
+    assert sorted(slopes) == sorted(f"roofline.{point}" for point in points)
+    intensity = float(column(tab, "#roofline", "FLOP per byte")[0])
     matmul_flops = sum(flops for _, flops in time.flops_by_dtype)
     assert intensity == pytest.approx(matmul_flops / time.hbm_bytes)
 
@@ -89,10 +90,10 @@ def test_memory_bar_is_drawn_to_scale(browser: Browser) -> None:
         drawn = tab.run(widths)
         line = tab.run(
             "(l => (l.getBoundingClientRect().x + 1.5 - l.parentNode.getBoundingClientRect().x) / "
-            "l.parentNode.clientWidth)(document.querySelector('.card .limit'))"
+            "l.parentNode.clientWidth)(document.querySelector('#memory .limit'))"
         )
         assert "41.0 GiB more than the 95.7 GiB" in tab.text(".verdict h2")
-        assert "more than one iteration of 1 loop of unknown trip count" in tab.text(".time .warns")
+        assert "more than one iteration of 1 loop of unknown trip count" in tab.text("#time")
     memory = OUT_OF_MEMORY.memory
     assert "free" not in drawn
     assert line == pytest.approx(memory.available_bytes / memory.total_bytes, abs=0.003)
@@ -123,8 +124,8 @@ def test_timeline_zooms_and_is_navigable_by_keyboard(browser: Browser) -> None:
             "fusion.9 cores": body + layer,
         }
         assert drawn == pytest.approx({n: s / whole for n, s in expected.items()}, abs=0.003)
-        assert "3 short operations are left out" in tab.text(".timeline-card .lead")
-        assert "between 10.0 GiB and 19.0 GiB" in tab.text(".timeline-card .keys")
+        assert "3 short operations are left out" in tab.text("#timeline .lead")
+        assert "between 10.0 GiB and 19.0 GiB" in tab.text("#timeline .keys")
         tab.click("[data-zoom='2']")
         assert tab.run(width) == pytest.approx(2)
         tab.focus(".scroller")
@@ -146,7 +147,7 @@ def test_page_of_a_rejected_program_shows_the_excess(
         assert tab.text(".verdict h2").startswith(
             "The compiler did not fit 19.3 GiB into the 95.7 GiB"
         )
-        assert "The compiler rejected the program" in tab.text(".card.memory .lead")
+        assert "The compiler rejected the program" in tab.text("#memory .lead")
 
 
 def test_theme_follows_the_system_until_the_user_chooses(browser: Browser) -> None:
@@ -175,8 +176,9 @@ def test_every_text_has_sufficient_contrast(browser: Browser) -> None:
     script = (SCRIPTS / "contrast.js").read_text(encoding="utf-8")
     with browser.page(page([OUT_OF_MEMORY, SMALL])) as tab:
         for number, least in enumerate((30, 500, 150)):
-            tab.run(f"location.hash = 'report-{number}'")
-            tab.until(f"!document.getElementById('report-{number}').hidden")
+            panel = f"document.querySelectorAll('.panel')[{number}]"
+            tab.run(f"location.hash = {panel}.id")
+            tab.until(f"!{panel}.hidden")
             tab.run("document.querySelectorAll('details').forEach(d => d.open = true)")
             for scheme in ("light", "dark"):
                 tab.prefer(scheme)
@@ -196,8 +198,8 @@ def test_page_fits_a_phone_screen(browser: Browser) -> None:
             ".map(e => e.outerHTML.slice(0, 80))"
         )
         assert wide == []
-        tab.click(".traffic th:nth-child(6) button")
-        seconds = [float(n) for n in column(tab, ".traffic", 5)]
+        press(tab, "#collectives", "takes")
+        seconds = [float(n) for n in column(tab, "#collectives", "takes")]
         assert seconds == sorted(seconds, reverse=True)
 
 
@@ -293,22 +295,22 @@ def test_markup_in_names_of_the_program_is_escaped(browser: Browser) -> None:
         assert tab.run("document.images.length") == 0
         assert tab.run("document.title").startswith("configs/</script>")
         shown = HOSTILE.replace("\u202e", r"\u202e")
-        assert tab.text(".flags code") == shown
+        assert tab.texts("#flags td") == ["XLA_FLAGS", shown]
         assert f"unknown: {shown}" in tab.texts(".verdict .note")
-        assert tab.texts(".shardings details:first-of-type tbody td:first-child") == [shown]
-        assert tab.text(".traffic .suggestion") == f"Instead: {shown}"
+        assert tab.texts("#arguments td[data-label=path]") == [shown]
+        assert tab.text("#collectives td[data-label=cause] .note") == f"Instead: {shown}"
         kept = tab.run("document.getElementById('json-1').textContent")
         assert PreflightReport.from_json(kept) == hostile
-        tab.focus(".traffic input")
+        tab.focus("#collectives input")
         tab.type(shown[:20])
-        assert len(column(tab, ".traffic", 0)) == 1
+        assert len(column(tab, "#collectives", "what")) == 1
 
 
 def test_tab_key_reaches_controls_with_a_visible_focus(browser: Browser) -> None:
     focused = "(e => e.innerText || e.ariaLabel || e.type)(document.activeElement)"
     with browser.page(SMALL.to_html()) as tab:
         seen = []
-        for _ in range(12):
+        for _ in range(40):
             tab.press("Tab")
             seen.append(tab.run(focused))
             outline = tab.run("getComputedStyle(document.activeElement).outlineStyle")
@@ -345,7 +347,7 @@ def test_report_in_a_notebook_leaves_the_notebook_style_unchanged(browser: Brows
         assert tab.complaints() == []
         assert tab.requests() == []
         assert tab.run(outside) == plain
-        assert "41.0 GiB more" in tab.text(".xlashard-preflight h2")
+        assert "41.0 GiB more" in tab.text(".xlashard-report h2")
         assert tab.run("document.querySelector('.bar.memory').clientHeight") == 40
         assert "rgb(238, 136, 102)" in tab.run(
             "getComputedStyle(document.querySelector('.bar .temporaries')).backgroundColor"

@@ -6,9 +6,8 @@ import pytest
 
 from tests.browser import Browser
 from tests.predict.preflight.examples import ALL, FITTING, OUT_OF_MEMORY, SMALL
-from tests.predict.preflight.render.html.reading import column
-from xlashard.predict.preflight.render.html import page
-from xlashard.predict.preflight.report.comparison import compare
+from tests.predict.preflight.render.html.reading import column, press
+from xlashard.predict.preflight.report.comparison import compare, page
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 
 pytestmark = pytest.mark.slow
@@ -23,7 +22,7 @@ def test_the_json_can_be_downloaded(browser: Browser, tmp_path: Path) -> None:
             eventsEnabled=True,
         )
         tab.click(".tabs a:nth-child(3)")
-        tab.until("!document.getElementById('report-2').hidden")
+        tab.until("!document.querySelectorAll('.panel')[2].hidden")
         tab.click(".download")
         browser.wait_for("Browser.downloadProgress", state="completed")
         assert tab.complaints() == []
@@ -37,36 +36,41 @@ def test_reports_are_compared_in_a_sortable_table(browser: Browser) -> None:
     with browser.page(page(reports)) as tab:
         assert tab.complaints() == []
         assert len(tab.texts(".panel")) == 1
-        assert [float(n) for n in column(tab, ".overview", 4)] == [r.time.seconds for r in reports]
-        tab.click(".overview th:nth-child(5) button")
+        assert [float(n) for n in column(tab, ".card-reports", "takes")] == [
+            r.time.seconds for r in reports
+        ]
+        press(tab, ".card-reports", "takes")
         seconds = sorted((r.time.seconds for r in reports), reverse=True)
-        assert [float(n) for n in column(tab, ".overview", 4)] == seconds
-        tab.click(".overview th:nth-child(7) button")
-        assert column(tab, ".overview", 6)[-1] == "", "what has no number comes last"
+        assert [float(n) for n in column(tab, ".card-reports", "takes")] == seconds
+        press(tab, ".card-reports", "tokens/s")
+        assert column(tab, ".card-reports", "tokens/s")[-1] == "", "what has no number comes last"
         tab.focus(".tabs a:nth-child(3)")
         tab.press("Enter")
-        tab.until("document.getElementById('report-0').hidden")
+        tab.until("document.getElementById('All').hidden")
+        second = "document.querySelectorAll('.panel')[2].id"
         assert len(tab.texts(".panel")) == 1
         assert tab.text(".verdict .badge") == "✕ Out of memory"
-        assert tab.run("document.querySelector('.tabs [aria-current=true]').hash") == "#report-2"
+        assert (
+            tab.run("document.querySelector('.tabs [aria-current=true]').hash")
+            == f"#{tab.run(second)}"
+        )
         tab.run("history.back()")
-        tab.until("!document.getElementById('report-0').hidden")
-        assert tab.text("h2") == "5 reports side by side"
+        tab.until("!document.getElementById('All').hidden")
+        assert tab.text("h3") == "5 reports"
 
 
 def test_changes_are_shown_before_the_reports(browser: Browser) -> None:
     changes = compare(FITTING, OUT_OF_MEMORY)
     with browser.page(page([FITTING, OUT_OF_MEMORY], changes)) as tab:
         assert tab.complaints() == []
-        assert tab.text(".changes h2") == f"What changed in {changes.new}"
-        place = ".changes > div:nth-of-type(1)"
-        differing = [a for a in changes.amounts if a.old != a.new]
-        assert column(tab, place, 0) == [a.name for a in differing]
-        assert [float(n) if n else None for n in column(tab, place, 2)] == [
-            a.new for a in differing
+        assert changes.new in tab.text("#All .verdict")
+        numbers = ".card-numbers"
+        assert column(tab, numbers, "number") == [a.name for a in changes.amounts]
+        assert [float(n) if n else None for n in column(tab, numbers, "after")] == [
+            a.new for a in changes.amounts
         ]
-        used = ".changes table:has(caption:nth-child(1)) tr:has(.tag)"
-        assert any("log_softmax" in text and "grown" in text for text in tab.texts(used))
+        rows = tab.texts(".card-memory tbody tr")
+        assert any("log_softmax" in text and "grown" in text for text in rows)
     same = page([FITTING, FITTING], compare(FITTING, FITTING))
-    assert "No differences." in same
-    assert "What changed" not in page([FITTING, FITTING])
+    assert "Nothing changed." in same
+    assert "Nothing changed." not in page([FITTING, FITTING])

@@ -21,19 +21,22 @@ SCRIPTS = Path(__file__).parent
 def test_collectives_are_sortable_by_mouse_and_keyboard(browser: Browser) -> None:
     sent = [t.sent_bytes for t in FITTING.traffic]
     with browser.page(FITTING.to_html()) as tab:
-        head = ".traffic th:nth-child(5)"
+        head = "#collectives th:has(button[title^=Bytes])"
         tab.click(f"{head} button")
-        assert [int(n) for n in column(tab, ".traffic", 4)] == sorted(sent, reverse=True)
+        assert [int(n) for n in column(tab, "#collectives", "sent")] == sorted(sent, reverse=True)
         assert tab.run(f"document.querySelector('{head}').ariaSort") == "descending"
         tab.click(f"{head} button")
-        assert [int(n) for n in column(tab, ".traffic", 4)] == sorted(sent)
-        tab.focus(".traffic th:first-child button")
+        assert [int(n) for n in column(tab, "#collectives", "sent")] == sorted(sent)
+        tab.focus("#collectives th:first-child button")
         tab.press("Enter")
-        kinds = column(tab, ".traffic", 0)
+        kinds = column(tab, "#collectives", "what")
         assert kinds == sorted(t.kind for t in FITTING.traffic)
         tab.press(" ")
-        assert column(tab, ".traffic", 0) == kinds[::-1]
-        assert tab.run("document.querySelectorAll('.traffic th:not([aria-sort=none])').length") == 1
+        assert column(tab, "#collectives", "what") == kinds[::-1]
+        assert (
+            tab.run("document.querySelectorAll('#collectives th:not([aria-sort=none])').length")
+            == 1
+        )
 
 
 def test_every_table_sorts_by_every_column(browser: Browser) -> None:
@@ -50,7 +53,7 @@ def choose(tab: Tab, key: str, value: str) -> None:
     tab.run(
         f"(s => {{ s.value = {json.dumps(value)};"
         " s.dispatchEvent(new Event('input', {bubbles: true})) })"
-        f"(document.querySelector('.traffic select[data-key={key}]'))"
+        f"(document.querySelector('#collectives select[data-key={key}]'))"
     )
 
 
@@ -61,39 +64,43 @@ def test_collectives_can_be_filtered_by_text_kind_axis_and_reason(browser: Brows
     with browser.page(FITTING.to_html()) as tab:
 
         def seen() -> list[tuple[str, str]]:
-            pairs = zip(column(tab, ".traffic", 0), column(tab, ".traffic", 1), strict=True)
+            pairs = zip(
+                column(tab, "#collectives", "what"),
+                column(tab, "#collectives", "along"),
+                strict=True,
+            )
             return list(pairs)
 
-        tab.focus(".traffic input")
+        tab.focus("#collectives input")
         tab.type("TENSOR model.py:97")
         assert seen() == [("all-to-all", "tensor")]
-        assert tab.text(".traffic .count") == "1 of 6 · sent 1.5 GiB · takes 8.9 ms"
-        tab.run("document.querySelector('.traffic input').select()")
+        assert tab.text("#collectives .count") == "1 of 6 · sent 1.5 GiB · takes 8.9 ms"
+        tab.run("document.querySelector('#collectives input').select()")
         tab.type("gather")
         assert seen() == shown(lambda t: "gather" in t.kind or "gather" in t.suggestion)
         choose(tab, "axis", "fsdp")
         assert seen() == [("all-gather", "fsdp")]
-        tab.run("document.querySelector('.traffic input').select()")
+        tab.run("document.querySelector('#collectives input').select()")
         tab.press("Delete")
         assert seen() == shown(lambda t: t.along == "fsdp")
         choose(tab, "axis", "")
         choose(tab, "kind", "all-reduce")
         assert seen() == shown(lambda t: t.kind == "all-reduce")
         choose(tab, "kind", "")
-        tab.click(".traffic button.shows")
+        tab.click("#collectives button.shows")
         unasked = [t for t in FITTING.traffic if not t.requested]
         assert seen() == [(t.kind, t.along) for t in unasked]
         shown_suggestions = [f"Instead: {t.suggestion}" for t in unasked if t.suggestion]
-        assert tab.texts(".traffic .suggestion") == shown_suggestions
+        assert tab.texts("#collectives td[data-label=cause] .note") == shown_suggestions
         total = in_bytes(sum(t.sent_bytes for t in unasked))
         seconds = in_seconds(sum(t.seconds for t in unasked))
-        assert tab.text(".traffic .count") == f"2 of 6 · sent {total} · takes {seconds}"
+        assert tab.text("#collectives .count") == f"2 of 6 · sent {total} · takes {seconds}"
         choose(tab, "kind", "reduce-scatter")
         assert seen() == []
-        tab.click(".traffic button.shows")
+        tab.click("#collectives button.shows")
         assert seen() == [("reduce-scatter", "fsdp")]
         choose(tab, "reason", "not required")
-        assert tab.text(".traffic .count") == "0 of 6 · sent 0 B · takes 0 s"
+        assert tab.text("#collectives .count") == "0 of 6 · sent 0 B · takes 0 s"
 
 
 def test_numbers_are_formatted_as_in_python(browser: Browser) -> None:
@@ -105,8 +112,8 @@ def test_numbers_are_formatted_as_in_python(browser: Browser) -> None:
     ]
     with browser.page(replace(FITTING, traffic=tuple(rows)).to_html()) as tab:
         for number, row in enumerate(rows):
-            tab.run("document.querySelector('.traffic input').select()")
-            tab.focus(".traffic input")
+            tab.run("document.querySelector('#collectives input').select()")
+            tab.focus("#collectives input")
             tab.type(f"row{number}.")
             words = f"sent {in_bytes(row.sent_bytes)} · takes {in_seconds(row.seconds)}"
-            assert tab.text(".traffic .count") == f"1 of 9 · {words}"
+            assert tab.text("#collectives .count") == f"1 of 9 · {words}"

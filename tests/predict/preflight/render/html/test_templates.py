@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.predict.preflight.examples import FITTING, SMALL
-from xlashard.analysis.explain.html import user_text
-from xlashard.predict.preflight.render.html import environment
+from xlashard.analysis.report.html_page import make_page_environment, user_text
 from xlashard.support.formatting import printable
 
 
@@ -34,7 +33,7 @@ class Reader(HTMLParser):
 @pytest.mark.slow
 @given(st.text())
 def test_escaped_text_parses_back_unchanged(text: str) -> None:
-    template = environment().from_string('<p title="{{ text }}">{{ text }}</p>')
+    template = make_page_environment().from_string('<p title="{{ text }}">{{ text }}</p>')
     read = Reader(template.render(text=text))
     assert read.tags == ["p"]
     assert read.text == printable(text)
@@ -74,7 +73,7 @@ def test_paths_have_line_break_hints_between_segments() -> None:
 
 
 def test_escaped_elements_are_not_escaped_twice() -> None:
-    template = environment().from_string("{{ text }}{{ text|text }}")
+    template = make_page_environment().from_string("{{ text }}{{ text|text }}")
     assert template.render(text="<&") == "&lt;&amp;<bdi>&lt;&amp;</bdi>"
     tip = user_text("a", "span", title='"<\u202e')
     assert tip == '<span dir="auto" title="&#34;&lt;\\u202e">a</span>'
@@ -82,7 +81,7 @@ def test_escaped_elements_are_not_escaped_twice() -> None:
 
 @pytest.mark.parametrize(("number", "shown"), [(1.50, "1.5"), (2 / 3, "0.67"), (3, "3")])
 def test_coordinates_are_rounded(number: float, shown: str) -> None:
-    assert environment().from_string("{{ number|pixels }}").render(number=number) == shown
+    assert make_page_environment().from_string("{{ number|pixels }}").render(number=number) == shown
 
 
 @pytest.mark.slow

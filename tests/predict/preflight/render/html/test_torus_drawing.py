@@ -6,7 +6,7 @@ import pytest
 
 from tests.predict.preflight.examples import HUGE, SMALL, TWO_SLICES, V5P
 from tests.without_jax import HAS_JAX
-from xlashard.predict.preflight.render.html.torus_drawing import (
+from xlashard.predict.preflight.render.torus_drawing import (
     MOST_CHIPS,
     DevicePositions,
     colour,

@@ -1,6 +1,6 @@
-"""Charts of a report: the bars of memory and of times, and the roofline plot.
+"""Roofline plot of a step.
 
-In the plot, HBM and each network have a line of their own, whose slope is the bandwidth. The
+HBM and each network have a line of their own, whose slope is the bandwidth. The
 program has one point per line, at its FLOP per byte of that resource and at the estimated FLOP/s.
 The point that touches its line shows the bound. FLOP are those of matrix products, as the roof is
 that of the matrix units.
@@ -10,15 +10,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from xlashard.predict.preflight.render.report_text import in_thousands
-from xlashard.predict.preflight.report.preflight_model import (
-    MemoryBreakdown,
-    TimeEstimate,
-    TopologyReport,
-)
-from xlashard.support.formatting import in_bytes, in_flop
+from xlashard.predict.preflight.render.report_text import in_thousands, three_digits
+from xlashard.predict.preflight.report.preflight_model import TimeEstimate, TopologyReport
 
 _LETTER = 6.6
 _BESIDE = 90
@@ -101,11 +96,15 @@ class PlotPoint(NamedTuple):
 
     Attributes:
         slope: The resource.
+        label: Its name and the FLOP per byte of it.
+        title: The same in words.
         x: Coordinate.
         is_low: Whether the label stands lower than that of a point beside it.
     """
 
     slope: Slope
+    label: str
+    title: str
     x: float
     is_low: bool
 
@@ -117,13 +116,23 @@ class RooflinePlot:
         roofline: Data of the plot.
         time: The estimate.
         names: Short names of the resources.
+        lead: What it shows, in words.
     """
 
+    template = "roofline.html"
+    markers: ClassVar[Mapping[str, str]] = {
+        "hbm": "M-7 0A7 7 0 1 0 7 0A7 7 0 1 0 -7 0Z",
+        "ici": "M0-8.5L8.5 0L0 8.5L-8.5 0Z",
+        "dcn": "M-6.5-6.5H6.5V6.5H-6.5Z",
+    }
     width, height = 640, 400
     box = (66, 18, width - 18, height - 50)
 
-    def __init__(self, roofline: Roofline, time: TimeEstimate, names: Mapping[str, str]) -> None:
-        self.names = names
+    def __init__(
+        self, roofline: Roofline, time: TimeEstimate, names: Mapping[str, str], lead: str
+    ) -> None:
+        self.names, self.lead = names, lead
+        self.roof_text = f"compute {in_thousands(roofline.roof)}FLOP/s"
         self.roofline = roofline
         self.bound = time.bound
         self.predicted = roofline.flops / time.seconds
@@ -190,10 +199,14 @@ class RooflinePlot:
         points: list[PlotPoint] = []
         before, is_low = -math.inf, False
         for slope in sorted(self.roofline.slopes, key=self.roofline.intensity):
-            x = self.x(self.roofline.intensity(slope))
+            intensity, name = self.roofline.intensity(slope), self.names[slope.name]
+            x = self.x(intensity)
+            reached = in_thousands(self.roofline.reached)
+            title = f"{three_digits(intensity)} FLOP per byte of {name}, {reached}FLOP/s"
+            label = f"{name} {in_thousands(intensity)}"
             is_low = not is_low if x - before < _BESIDE else False
             before = x
-            points.append(PlotPoint(slope, x, is_low))
+            points.append(PlotPoint(slope, label, title, x, is_low))
         return sorted(points, key=lambda point: point.slope.name == self.bound)
 
 
@@ -207,101 +220,3 @@ def _power(power: int) -> str:
     if power < 0:
         return f"{10.0**power:g}"
     return in_thousands(10.0**power).replace(".00", "").replace(".0", "")
-
-
-class MemorySegment(NamedTuple):
-    """Segment of the memory bar.
-
-    Attributes:
-        name: Name, and CSS class.
-        nbytes: Bytes.
-        words: Description.
-    """
-
-    name: str
-    nbytes: int
-    words: str
-
-
-def memory_segments(memory: MemoryBreakdown) -> tuple[MemorySegment, ...]:
-    """Return the segments of the bar, in order; the last makes up the compiler's total."""
-    aliased = memory.alias_bytes
-    reused = f", {in_bytes(aliased)} of them reused by results" if aliased else ""
-    segments = (
-        MemorySegment("arguments", memory.argument_bytes, f"inputs of the program{reused}"),
-        MemorySegment("results", memory.result_bytes, "results that need memory of their own"),
-        MemorySegment("temporaries", memory.temporary_bytes, "the heap, at its peak"),
-        MemorySegment("constants", memory.constant_bytes, "numbers written in the program"),
-        MemorySegment("code", memory.code_bytes, "the program itself"),
-    )
-    rest = memory.total_bytes - sum(s.nbytes for s in segments)
-    padding = MemorySegment("other", rest, "other parts of the compiler's total")
-    return (*segments, padding) if rest > 0 else segments
-
-
-class TimeBar(NamedTuple):
-    """Bar of a resource, or of its part along some mesh axes.
-
-    Attributes:
-        key: Unique name.
-        name: Name of the resource.
-        seconds: Time.
-        words: Work of the resource.
-        kind: CSS classes.
-        along: Mesh axes; empty for the whole resource.
-    """
-
-    key: str
-    name: str
-    seconds: float
-    words: str
-    kind: str
-    along: str = ""
-
-
-def time_bars(time: TimeEstimate, names: Mapping[str, str]) -> list[TimeBar]:
-    """Return the bars of all resources, which have short names, and of the schedule."""
-    moved = f"{in_bytes(time.hbm_bytes)} read and written"
-    bars = [
-        TimeBar("compute", "compute", time.compute_seconds, _work(time), "compute"),
-        TimeBar("hbm", "HBM", time.hbm_seconds, moved, "hbm"),
-    ]
-    for network, seconds in (("ici", time.ici_seconds), ("dcn", time.dcn_seconds)):
-        parts = [t for t in time.traffic if t.network == network]
-        sent = in_bytes(sum(t.sent_bytes for t in parts))
-        if parts or network == "ici":
-            words = f"{sent} sent" if parts else "nothing sent"
-            bars.append(TimeBar(network, names[network], seconds, words, network))
-        bars += [
-            TimeBar(
-                key=f"{network} {part.along}",
-                name="",
-                seconds=part.seconds,
-                words=f"{in_bytes(part.sent_bytes)} sent",
-                kind=f"{network} detail",
-                along=part.along,
-            )
-            for part in parts
-        ]
-    for name, words in _WAITS.items():
-        if (seconds := dict(time.shares).get(name)) and name in ("host", time.bound):
-            bars.append(TimeBar(name, names[name], seconds, words, name))
-    words = "the compiler's schedule, at the rates that measurements show"
-    bars.append(TimeBar("schedule", "schedule", time.seconds, words, "schedule"))
-    return bars
-
-
-_WAITS = {
-    "launch": "starting operations, one after another",
-    "vmem": "reading and writing the memory of the cores",
-    "host": "waiting for copies to and from the host's memory",
-}
-"""Work of the resources that only the schedule uses."""
-
-
-def _work(time: TimeEstimate) -> str:
-    kinds = ", ".join(f"{in_flop(flops)} {dtype}" for dtype, flops in time.flops_by_dtype)
-    parts = [f"{kinds} in matrix products"] if kinds else []
-    if time.elementwise_flops:
-        parts.append(f"{in_flop(time.elementwise_flops)} besides, which count as free")
-    return "; ".join(parts) or f"{in_flop(time.flops)}, none of it in matrix products"

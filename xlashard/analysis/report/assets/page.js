@@ -24,24 +24,27 @@
   const kept = memory.get();
   showTheme(["light", "dark"].includes(kept) ? kept : "auto");
 
-  // One panel at a time, the one that the address names; links go to them as to any place.
+  // One panel at a time: the one that the address names, or in which it names a section or row.
   const panels = all(".panel");
   function showPanel() {
-    const wanted = panels.find((panel) => `#${panel.id}` === location.hash) ?? panels[0];
+    const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const wanted = place?.closest(".panel") ?? panels[0];
     for (const panel of panels) panel.hidden = panel !== wanted;
     for (const link of all(".tabs a"))
-      link.setAttribute("aria-current", String(link.hash === `#${wanted.id}`));
+      link.setAttribute("aria-current", String(decodeURIComponent(link.hash) === `#${wanted.id}`));
+    const folded = place?.closest("details") ?? place?.querySelector(":scope > details");
+    if (folded) folded.open = true;
+    if (place && place !== wanted) place.scrollIntoView();
   }
-  if (panels.length > 1) {
-    addEventListener("hashchange", showPanel);
-    showPanel();
-  }
+  addEventListener("hashchange", showPanel);
+  showPanel();
 
   for (const button of all(".download"))
     button.addEventListener("click", () => {
       const shown = panels.find((panel) => !panel.hidden);
-      const number = Math.max(1, Number(shown.id.split("-")[1]));
-      const data = document.getElementById(`json-${number}`);
+      const found = all("script[data-panel]");
+      const data = found.find((one) => one.dataset.panel === shown.id) ?? found[0];
+      if (!data) return;
       const text = JSON.stringify(JSON.parse(data.textContent), null, 2) + "\n";
       const link = document.createElement("a");
       link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
@@ -123,7 +126,9 @@
 
   for (const button of all("button.shows"))
     button.addEventListener("click", () => {
-      const choice = button.closest(".card").querySelector("select[data-key=reason]");
+      const option = all("option", button.closest(".card")).find((one) => one.value === button.value);
+      const choice = option?.closest("select");
+      if (!choice) return;
       choice.value = choice.value === button.value ? "" : button.value;
       choice.dispatchEvent(new Event("input", { bubbles: true }));
     });

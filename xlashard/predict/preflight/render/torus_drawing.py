@@ -11,7 +11,9 @@ from itertools import product
 from typing import NamedTuple
 
 from xlashard.analysis.pictures.picture_plan import COLOURS
+from xlashard.predict.preflight.render.report_text import words_of
 from xlashard.predict.preflight.report.preflight_model import AxisReport, TopologyReport
+from xlashard.predict.targets.base_topology import counted_in_thousands
 
 DIMENSIONS = ("x", "y", "z")
 
@@ -80,6 +82,12 @@ class DevicePositions:
 
     topology: TopologyReport
     axes: tuple[AxisReport, ...]
+
+    template = "torus.html"
+
+    def strip(self, axis: AxisReport) -> str:
+        """Return the colours along an axis as CSS."""
+        return gradient(axis.size)
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -284,7 +292,22 @@ def lies_along(axis: AxisReport) -> str:
     return " × ".join(places) or ("" if axis.size == 1 else "several dimensions")
 
 
-def torus_rings(topology: TopologyReport) -> list[str]:
-    """Return the dimensions whose links close to rings."""
+def torus_lead(topology: TopologyReport) -> str:
+    """Return the chips of a topology, and the dimensions whose links close to rings."""
+    hosts = counted_in_thousands(topology.hosts, "host")
+    if topology.links != "ici":
+        nodes, gpus = topology.shape
+        joined = f"joined by {words_of(topology).networks['ici']} within a node"
+        chips = counted_in_thousands(topology.chips, "GPU")
+        nodes_text = counted_in_thousands(nodes, "node")
+        return f"{nodes_text} of {counted_in_thousands(gpus, 'GPU')}, {joined}. {chips}, {hosts}."
     pairs = zip(DIMENSIONS, topology.wraps, strict=False)
-    return [name for name, wraps in pairs if wraps]
+    rings = ", ".join(name for name, wraps in pairs if wraps)
+    closes = f"links close to rings along {rings}" if rings else "no rings"
+    slices = f"{topology.slices} slices of " if topology.slices > 1 else ""
+    counts = (
+        counted_in_thousands(topology.chips, "chip"),
+        counted_in_thousands(topology.devices, "device"),
+    )
+    shape = " × ".join(map(str, topology.shape))
+    return f"{slices}{shape} chips; {closes}. {', '.join(counts)}, {hosts}."

@@ -1,0 +1,1 @@
+"""Reports as values, sections of typed cells, and their views: terminal, Markdown, pages."""

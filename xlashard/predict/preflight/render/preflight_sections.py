@@ -1,0 +1,695 @@
+"""Head and sections of a preflight report."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from xlashard.analysis.explain.program_report import pairs_section
+from xlashard.analysis.explain.sections import (
+    collectives_section,
+    donations_section,
+    list_findings,
+    merged_values,
+    values_section,
+)
+from xlashard.analysis.report.cells import (
+    Content,
+    Span,
+    Style,
+    TableCell,
+    bar_cell,
+    join_cell,
+    operation_cell,
+)
+from xlashard.analysis.report.parts import Column, Head, KeyFigure, MemoryBar, Section
+from xlashard.analysis.report.printable import Part
+from xlashard.predict.preflight.render.report_text import (
+    ESTIMATE,
+    LAID_OUT,
+    SUGGESTIONS,
+    axes_text,
+    error_notes,
+    error_text,
+    format_change,
+    in_thousands,
+    is_visible_ring,
+    memory_headline,
+    memory_summary,
+    mesh_text,
+    most_worthwhile,
+    peak_text,
+    price_summary,
+    price_with_currency,
+    severity,
+    spill_remedy,
+    step_time_text,
+    throughput_text,
+    time_summary,
+    topology_text,
+    uncounted_work,
+    unknown_work,
+    words_of,
+)
+from xlashard.predict.preflight.render.roofline import RooflinePlot, Slope, read_roofline
+from xlashard.predict.preflight.render.step_timeline import draw_timeline
+from xlashard.predict.preflight.render.torus_drawing import (
+    device_positions,
+    lies_along,
+    torus_lead,
+)
+from xlashard.predict.preflight.report.preflight_model import (
+    AdviceReport,
+    AxisReport,
+    MemoryBreakdown,
+    PreflightFields,
+    TemporaryReport,
+)
+from xlashard.predict.preflight.report.step_model import LineTime, SpillReport
+from xlashard.support.formatting import (
+    fold_axes,
+    in_bytes,
+    in_flop,
+    in_percent,
+    in_seconds,
+)
+
+FOOTER = (
+    "Estimated before the program has run: bytes by the compiler, times by its schedule at the "
+    "rates that published measurements show."
+)
+
+
+def list_parts(report: PreflightFields) -> Iterator[Part]:
+    """Yield the head and the sections of a report."""
+    reused = {v.path for v in report.outputs if v.aliased}
+    fresh = [v for v in report.outputs if not v.aliased]
+    yield make_head(report)
+    yield _memory(report)
+    yield _temporaries(report)
+    yield _time(report)
+    yield _roofline(report)
+    yield _lines(report)
+    yield _spills(report.spills)
+    yield _timeline(report)
+    yield _mesh(report)
+    yield collectives_section(
+        report.traffic,
+        "of each device in one execution",
+        "a step",
+        words_of(report.topology).networks,
+    )
+    yield _SUGGESTIONS.with_rows(report.advice)
+    yield from list_findings(report)
+    yield _replicated(report, reused)
+    yield values_section("arguments", "Arguments", report.inputs)
+    yield values_section("results", "Results", report.outputs, fresh)
+    yield donations_section(report.donations)
+    yield from _environment(report)
+
+
+def make_head(report: PreflightFields) -> Head:
+    """Return the head of a report."""
+    fits, place = report.outcome == "fits", [report.title] if report.title else []
+    colour = severity(report)
+    place += [topology_text(report.topology), axes_text(report.mesh)]
+    place += [*[LAID_OUT] * report.is_laid_out, report.partitioner]
+    badge = ("✓ Fits", colour, "") if fits else ("✕ Out of memory", colour, "")
+    notes: list[tuple[str, TableCell]] = []
+    if report.degraded:
+        notes.append(("degraded", join_cell(Span(report.degraded, "bad"))))
+    if report.forgotten:
+        notes.append(("unknown", join_cell(Span(report.forgotten, "name"))))
+    notes += [("warning", join_cell(Span(warning, "warn"))) for warning in report.warnings]
+    return Head(
+        title=report.name,
+        place=list(filter(None, place)),
+        facts=list(_facts(report)),
+        headline=memory_headline(report.memory, fits),
+        badges=[badge, *[("Estimate", "estimate", ESTIMATE)] * report.is_estimate],
+        worth=most_worthwhile(report),
+        notes=notes,
+        figures=list(_key_figures(report)),
+        figure=memory_bar(report.memory),
+        severity=colour,
+    )
+
+
+def _facts(report: PreflightFields) -> Iterator[tuple[str, Content]]:
+    if report.is_estimate:
+        yield "estimate", ESTIMATE
+    fits = report.outcome == "fits"
+    verdict = Span(memory_summary(report), "good" if fits else "bad")
+    yield "fits" if fits else "too large", verdict
+    yield "takes", time_summary(report)
+    most, least = ("at most ", "at least ") if report.time.is_lower_bound else ("", "")
+    if report.throughput is not None:
+        yield "trains", most + throughput_text(report.throughput)
+    if report.price is not None:
+        yield "costs", least + price_summary(report.price, words_of(report.topology).chip)
+    if places := mesh_text(report.mesh):
+        yield "mesh", places
+
+
+def _key_figures(report: PreflightFields) -> Iterator[KeyFigure]:
+    time, memory, words = report.time, report.memory, words_of(report.topology)
+    throughput, price = report.throughput, report.price
+    error = error_text(time) + (f", without {unknown_work(time)}" if time.is_lower_bound else "")
+    yield KeyFigure("step time", step_time_text(time), time.seconds, error)
+    waits = f"waits for {words.details[time.bound]}"
+    yield KeyFigure("bound", words.short[time.bound], time.bound, waits)
+    used = memory.total_bytes / memory.available_bytes
+    note = f"{in_bytes(memory.total_bytes)} of {in_bytes(memory.available_bytes)}"
+    yield KeyFigure("memory", in_percent(used), used, note)
+    if throughput is not None:
+        speed = throughput.tokens_per_second
+        each = f"{in_thousands(throughput.device_tokens_per_second)} on each device"
+        note = f"{each}, {throughput.workload.tokens:,} in a step"
+        yield KeyFigure("tokens/s", in_thousands(speed), speed, note)
+        use, peak = throughput.utilisation, peak_text(throughput)
+        yield KeyFigure("utilisation", in_percent(use), use, f"of {peak} (MFU)")
+    else:
+        yield KeyFigure("work", in_flop(time.flops), time.flops, "on each device")
+    if price is not None:
+        hour = price_with_currency(price.hour, price.currency)
+        note = f"{hour} an hour, {price_with_currency(price.chip_hour)} a {words.chip}"
+        step = price_with_currency(price.step, price.currency)
+        yield KeyFigure("price of a step", step, price.step, note)
+        if price.billion_tokens is not None:
+            cost = price_with_currency(price.billion_tokens, price.currency)
+            yield KeyFigure("10⁹ tokens", cost, price.billion_tokens, "at this speed")
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """Part of a device's memory.
+
+    Attributes:
+        name: What takes it.
+        nbytes: Its bytes; of those that are free, negative if they are missing.
+        words: What it is.
+        note: Short remark beside the name, in a terminal.
+    """
+
+    name: str
+    nbytes: int
+    words: str
+    note: str = ""
+
+
+def list_memory_parts(memory: MemoryBreakdown) -> list[MemoryPart]:
+    """Return the parts of the memory, in order; the last makes up the compiler's total."""
+    aliased = memory.alias_bytes
+    reused = f", {in_bytes(aliased)} of them reused by results" if aliased else ""
+    note = f"results reuse {in_bytes(aliased)}" if aliased else ""
+    parts = [
+        MemoryPart("arguments", memory.argument_bytes, f"inputs of the program{reused}", note),
+        MemoryPart("results", memory.result_bytes, "results that need memory of their own"),
+        MemoryPart("temporaries", memory.temporary_bytes, "the heap, at its peak", "at their peak"),
+        MemoryPart("constants", memory.constant_bytes, "numbers written in the program"),
+        MemoryPart("code", memory.code_bytes, "the program itself"),
+    ]
+    rest = memory.total_bytes - sum(part.nbytes for part in parts)
+    if rest > 0:
+        parts.append(MemoryPart("other", rest, "other parts of the compiler's total"))
+    return parts
+
+
+def memory_bar(memory: MemoryBreakdown) -> MemoryBar:
+    """Return the bar of a device's memory."""
+    parts = tuple((part.name, part.nbytes) for part in list_memory_parts(memory))
+    return MemoryBar(parts, memory.total_bytes, memory.available_bytes)
+
+
+def _memory(report: PreflightFields) -> Section[MemoryPart]:
+    memory, topology = report.memory, report.topology
+    words, available = words_of(topology), memory.available_bytes
+    over = memory.total_bytes > available
+
+    def bar(part: MemoryPart) -> TableCell:
+        style: Style = "" if part.name != "all together" else "bad" if over else "good"
+        return bar_cell(abs(part.nbytes) / available, style)
+
+    def name(part: MemoryPart) -> TableCell:
+        is_sum = part.name == "all together"
+        return join_cell(Span(part.name, "strong" if is_sum else ""), key=part.name)
+
+    parts = sorted(list_memory_parts(memory), key=lambda part: -part.nbytes)
+    rows = [
+        *parts,
+        MemoryPart("all together", memory.total_bytes, "at the peak"),
+        MemoryPart("too much" if over else "free", memory.spare_bytes, f"of {words.available}"),
+    ]
+    host = f", and {in_bytes(memory.host_bytes)} of its host's" if memory.host_bytes else ""
+    kept = ", ".join(f"{in_bytes(each.device_bytes)} {each.name}" for each in memory.runtime)
+    return Section(
+        id="memory",
+        title="Memory",
+        note=f"of the {in_bytes(available)} of HBM available on one device{host}",
+        summary=join_cell(_memory_lead(report)),
+        columns=(
+            Column("what", name),
+            Column(
+                "note", lambda part: part.note and Span(f"  {part.note}", "quiet"), on_page=False
+            ),
+            Column(">bytes", lambda part: abs(part.nbytes), "bytes"),
+            Column(">of HBM", lambda part: abs(part.nbytes) / available, "part"),
+            Column("share", bar),
+            Column("it is", "words", "quiet"),
+        ),
+        rows=rows,
+        printed=">bytes | >of HBM | ={share} |  ={what}{note}",
+        merged=lambda rows: [part for part in rows[:-1] if part.nbytes],
+        rest=[f"The runtime keeps beside them: {kept}."] * bool(kept),
+        figure=memory_bar(memory),
+        severity="not" if over else "",
+    )
+
+
+def _memory_lead(report: PreflightFields) -> str:
+    memory, topology = report.memory, report.topology
+    devices = f"All {topology.devices:,} devices hold the same"
+    devices = devices if topology.devices > 1 else "1 device holds all"
+    peak = f"{in_bytes(memory.total_bytes)} of {in_bytes(memory.available_bytes)} at the peak"
+    reserved = topology.hbm_bytes - memory.available_bytes
+    kept = f"; {words_of(topology).reserves} {in_bytes(reserved)}" if reserved > 0 else ""
+    text = f"{devices}: {peak}{kept}."
+    if memory.host_bytes:
+        text += f" The host's memory holds {in_bytes(memory.host_bytes)}."
+    if memory.fits and report.outcome != "fits":
+        text += " The compiler rejected the program nevertheless."
+    return text
+
+
+def _temporaries(report: PreflightFields) -> Section[TemporaryReport]:
+    temporaries = report.memory.temporaries
+    total = in_bytes(sum(t.device_bytes for t in temporaries))
+    whole = in_bytes(report.memory.temporary_bytes)
+    largest = max((t.device_bytes for t in temporaries), default=0) or 1
+
+    def type_text(t: TemporaryReport) -> str:
+        return f"{t.count} × {t.type}" if t.count > 1 else t.type
+
+    return Section(
+        id="temporaries",
+        title="Temporaries at the peak",
+        note="live at the peak of the heap",
+        summary=f"{total} of {whole} by the operations that hold them",
+        columns=(
+            Column("at the peak", "name", "code"),
+            Column("type", type_text, "code"),
+            Column("operation", lambda t: operation_cell(t.op_name)),
+            Column("of", lambda t: operation_cell(t.op_name, t.name), on_page=False),
+            Column("line", "source", "line"),
+            Column(">bytes", "device_bytes", "bytes", "On a device"),
+            Column("share", lambda t: bar_cell(t.device_bytes / largest)),
+        ),
+        rows=temporaries,
+        printed=">bytes | type | of={line: }{of}",
+    )
+
+
+@dataclass(frozen=True)
+class TimeBar:
+    """Time of a resource, or of its part along some mesh axes.
+
+    Attributes:
+        key: Name of the resource: `hbm`, `ici`, `schedule`.
+        name: Its name in words.
+        seconds: Its time.
+        amount: Amount of its work; empty for none.
+        words: Its work.
+        rate: Rate at which it works; empty if unknown.
+        along: Mesh axes; empty for the whole resource.
+    """
+
+    key: str
+    name: str
+    seconds: float
+    amount: str
+    words: str
+    rate: str = ""
+    along: str = ""
+
+
+_WAITS = {
+    "launch": "starting operations, one after another",
+    "vmem": "reading and writing the memory of the cores",
+    "host": "waiting for copies to and from the host's memory",
+}
+"""Work of the resources that only the schedule uses."""
+
+
+def list_time_bars(report: PreflightFields) -> list[TimeBar]:
+    """Return the times of all resources, with their parts by mesh axes, and of the schedule."""
+    time, topology, words = report.time, report.topology, words_of(report.topology)
+    multiplied = sum(flops for _, flops in time.flops_by_dtype)
+    # That of the dtypes, as far as they have figures of their own.
+    peak = multiplied / time.compute_seconds if time.compute_seconds else 0.0
+    rate = f"at {in_flop(peak)}/s" if peak else ""
+    bars = [
+        TimeBar(
+            "compute",
+            words.bounds["compute"],
+            time.compute_seconds,
+            in_flop(time.flops),
+            _work(report),
+            rate,
+        ),
+        TimeBar(
+            "hbm",
+            words.bounds["hbm"],
+            time.hbm_seconds,
+            in_bytes(time.hbm_bytes),
+            "read and written",
+            f"at {in_bytes(topology.hbm_bandwidth)}/s",
+        ),
+    ]
+    links = {
+        "ici": (time.ici_seconds, topology.ici_bandwidth),
+        "dcn": (time.dcn_seconds, topology.dcn_bandwidth),
+    }
+    for network, (seconds, bandwidth) in links.items():
+        parts = [t for t in time.traffic if t.network == network]
+        if not parts:
+            continue
+        sent = in_bytes(sum(t.sent_bytes for t in parts))
+        rate = f"at {in_bytes(bandwidth)}/s" + (" a link" if topology.links == network else "")
+        bars.append(TimeBar(network, words.bounds[network], seconds, sent, "sent", rate))
+        bars += [
+            TimeBar(network, "", t.seconds, in_bytes(t.sent_bytes), "sent", along=t.along)
+            for t in parts
+        ]
+    for name, work in _WAITS.items():
+        seconds = dict(time.shares).get(name, 0.0)
+        if name == time.bound or (seconds and name == "host"):
+            bars.append(TimeBar(name, words.bounds[name], seconds, "", work))
+    if time.bound not in {bar.key for bar in bars}:
+        bars.append(TimeBar(time.bound, words.bounds[time.bound], 0.0, "", "nothing sent"))
+    work = "the compiler's schedule, at the rates that measurements show"
+    return [*bars, TimeBar("schedule", "schedule", time.seconds, "", work)]
+
+
+def _work(report: PreflightFields) -> str:
+    time = report.time
+    kinds = ", ".join(f"{in_flop(flops)} {dtype}" for dtype, flops in time.flops_by_dtype)
+    parts = [f"{kinds} in matrix products"] if kinds else []
+    if time.elementwise_flops:
+        parts.append(f"{in_flop(time.elementwise_flops)} besides, which count as free")
+    return "; ".join(parts) or f"{in_flop(time.flops)}, none of it in matrix products"
+
+
+def _time(report: PreflightFields) -> Section[TimeBar]:
+    time, words = report.time, words_of(report.topology)
+    bars = list_time_bars(report)
+    longest = max(bar.seconds for bar in bars) or 1.0
+
+    def name(bar: TimeBar) -> TableCell:
+        if bar.along:
+            return join_cell(Span(f"  along {bar.along}", "quiet"), key=bar.along)
+        is_bound = bar.key == time.bound
+        tag = Span("bound", "tag") if is_bound else None
+        return join_cell(Span(bar.name, "strong" if is_bound else ""), tag, key=bar.name)
+
+    def share(bar: TimeBar) -> TableCell:
+        style: Style = "warn" if bar.key == time.bound else ""
+        return TableCell() if bar.along else bar_cell(bar.seconds / longest, style)
+
+    def seconds(bar: TimeBar) -> TableCell:
+        style: Style = "quiet" if bar.along else ""
+        return join_cell(Span(in_seconds(bar.seconds), style), key=bar.seconds)
+
+    def amount(bar: TimeBar) -> TableCell:
+        # FLOP and bytes have no common order but that of their times.
+        return join_cell(Span(bar.amount, "quiet" if bar.along else ""), key=bar.seconds)
+
+    parts = " + ".join(
+        f"{in_seconds(s)} {words.shares[each]}"
+        for each, s in time.shares
+        if s >= 0.01 * time.seconds
+    )
+    lead = (
+        f"The step waits for {words.details[time.bound]}: {step_time_text(time)}, "
+        f"{error_text(time)}; {in_seconds(time.roofline_seconds)} at least."
+    )
+    return Section(
+        id="time",
+        title="Time",
+        note="of one execution on each device; each resource alone, and the schedule",
+        summary=join_cell(lead),
+        columns=(
+            Column("what", name),
+            Column("share", share),
+            Column(">takes", seconds),
+            Column(">amount", amount),
+            Column("work", "words", "quiet"),
+            Column("rate", "rate", ""),
+        ),
+        rows=bars,
+        printed=">takes | ={share} | for={what} | >amount |  ={rate}",
+        row_name=lambda bar: f"{bar.key} {bar.along}",
+        is_marked=lambda bar: bar.key == time.bound and not bar.along,
+        most=len(bars),
+        rest=[
+            *[f"The schedule: {parts}."] * bool(parts),
+            *error_notes(time),
+            *uncounted_work(time),
+        ],
+        is_narrow=True,
+    )
+
+
+def _roofline(report: PreflightFields) -> Section[Slope]:
+    time, words = report.time, words_of(report.topology)
+    roofline = read_roofline(time, report.topology)
+    section = Section[Slope]("roofline", "Roofline", view="page", is_kept=True, is_narrow=True)
+    if roofline is None:
+        lead = "The program does no arithmetic: there is nothing to plot."
+        return replace(section, summary=join_cell(lead))
+    share = in_percent(roofline.reached / roofline.roof)
+    lead = (
+        f"{in_thousands(roofline.reached)}FLOP/s on each device, {share} of the "
+        f"{in_thousands(roofline.roof)}FLOP/s that its {words.shares['matrix']} do."
+    )
+
+    def number(value: float, unit: str = "") -> TableCell:
+        return join_cell(f"{in_thousands(value)}{unit}", key=float(value))
+
+    return replace(
+        section,
+        summary=join_cell(lead),
+        columns=(
+            Column[Slope]("what", lambda slope: words.short[slope.name], ""),
+            Column[Slope](">FLOP per byte", lambda slope: number(roofline.intensity(slope))),
+            Column[Slope](">turns at", lambda slope: number(roofline.roof / slope.bandwidth)),
+            Column[Slope](">bandwidth", lambda slope: number(slope.bandwidth, "B/s")),
+        ),
+        rows=roofline.slopes,
+        row_name=lambda slope: slope.name,
+        is_marked=lambda slope: slope.name == time.bound,
+        figure=RooflinePlot(roofline, time, words.short, lead),
+    )
+
+
+def _lines(report: PreflightFields) -> Section[LineTime]:
+    time, shares = report.time, words_of(report.topology).shares
+    exposed, whole = sum(each.exposed_seconds for each in time.lines), time.seconds or 1.0
+    others = time.other_lines_seconds
+    bound_tip = "Unit that it uses or waits for most of the time"
+    exposed_tip = "Time for which the cores wait for a network, the host or a copy"
+    lead = f"{in_seconds(time.seconds)} by operation, each with 0.1 % or more of the step."
+    if exposed:
+        lead += f" The cores wait {in_seconds(exposed)} for networks, the host and copies."
+    if not time.lines:
+        lead = "The report has no times by source line."
+    return Section(
+        id="lines",
+        title="Time by source line",
+        note="of the schedule; exposed: what the cores wait for",
+        summary=join_cell(lead),
+        columns=(
+            Column("line", "source", "line"),
+            Column("operation", lambda each: operation_cell(each.op_name)),
+            Column("what", "kind", "kind"),
+            Column("bound by", lambda each: shares[each.bound], "", bound_tip),
+            Column(">runs", _runs_cell, tip="How often it runs in one step"),
+            Column(">takes", "seconds", "seconds", "In one step, all runs together"),
+            Column(">share", lambda each: each.seconds / whole, "part", "Of the schedule"),
+            Column(">exposed", lambda each: each.exposed_seconds or None, "seconds", exposed_tip),
+        ),
+        rows=time.lines,
+        printed=">takes | >share | >runs | what | bound by | >exposed | of={line: }{operation}",
+        filters={"kind": lambda each: [each.kind], "bound": lambda each: [shares[each.bound]]},
+        rest=[f"Shorter ones take {in_seconds(others)} ({others / whole:.1%})."] * bool(others),
+        view="all" if time.lines else "page",
+        is_kept=not time.lines,
+    )
+
+
+def _runs_cell(row: LineTime | SpillReport) -> TableCell:
+    return join_cell(f"{row.runs:,} ×", key=row.runs)
+
+
+def _spills(spills: Sequence[SpillReport]) -> Section[SpillReport]:
+    vmem = in_bytes(spills[0].vmem_bytes) if spills else ""
+    return Section(
+        id="spills",
+        title="VMEM spill",
+        note=f"attention scores that pass through HBM; VMEM has {vmem}",
+        columns=(
+            Column(">bytes", "device_bytes", "bytes"),
+            Column(">runs", _runs_cell),
+            Column("type", "type", "code"),
+            Column("operation", lambda spill: operation_cell(spill.op_name)),
+            Column("line", "source", "line"),
+            Column("remedy", spill_remedy),
+        ),
+        rows=spills,
+        printed=">bytes | >runs | type | of={line: }{operation} | remedy",
+        severity="costly",
+    )
+
+
+def _timeline(report: PreflightFields) -> Section[None]:
+    figure, time = draw_timeline(report), report.time
+    lead = "The report has no schedule."
+    if figure is not None and time.timeline is not None:
+        lead = "The schedule of one device. Each loop is drawn as one iteration, with its count "
+        lead += "above it."
+        if time.timeline.left_out:
+            lead += f" {time.timeline.left_out:,} short operations are left out."
+    return Section(
+        id="timeline",
+        title="Timeline of a step",
+        summary=join_cell(lead),
+        figure=figure,
+        view="page",
+        is_kept=True,
+    )
+
+
+def _mesh(report: PreflightFields) -> Section[AxisReport]:
+    words, drawing = words_of(report.topology), device_positions(report.topology, report.mesh)
+    shown, rest = fold_axes(report.mesh, lambda axis: axis.size)
+
+    def traffic(axis: AxisReport) -> tuple[int, float]:
+        along = [t for t in report.time.traffic if axis.name in t.along.split(", ")]
+        return sum(t.sent_bytes for t in along), sum(t.seconds for t in along)
+
+    def ring(axis: AxisReport) -> str:
+        return "closed" if is_visible_ring(axis) else "open" if axis.size > 1 else ""
+
+    return Section(
+        id="mesh",
+        title=f"Mesh on the {words.layout}",
+        summary=join_cell(torus_lead(report.topology)),
+        columns=(
+            Column("mesh axis", "name"),
+            Column(">size", "size", "number"),
+            Column("lies along", lies_along, ""),
+            Column("ring", ring, ""),
+            Column(">sent along it", lambda axis: traffic(axis)[0], "bytes"),
+            Column(">takes", lambda axis: traffic(axis)[1], "seconds"),
+        ),
+        rows=shown,
+        rest=[rest.removeprefix(" and ")] * bool(rest),
+        figure=drawing,
+        view="page",
+    )
+
+
+def _change_cell(change: float | None, shown: Callable[[float], str]) -> TableCell:
+    return join_cell(format_change(change, shown), key=change)
+
+
+_ADVICE_STYLES: Mapping[str, Style] = {
+    "helps": "good",
+    "no help": "quiet",
+    "out of memory": "bad",
+    "not tried": "quiet",
+}
+_SUGGESTIONS = Section[AdviceReport](
+    id="suggestions",
+    title="Suggestions",
+    note=SUGGESTIONS,
+    columns=(
+        Column[AdviceReport](
+            ">step", lambda a: join_cell(format_change(a.seconds, in_seconds), key=a.seconds)
+        ),
+        Column(
+            ">memory",
+            lambda a: join_cell(format_change(a.memory_bytes, in_bytes), key=a.memory_bytes),
+        ),
+        Column("outcome", lambda a: join_cell(Span(a.outcome, _ADVICE_STYLES.get(a.outcome, "")))),
+        Column("change", "text"),
+    ),
+)
+
+
+def _replicated(report: PreflightFields, reused: set[str]) -> Section:
+    above = in_bytes(report.replicated_above)
+    section = values_section("replicated", "Fully replicated", report.replicated)
+
+    def merge(values: Sequence) -> list:
+        kept = [v for v in values if v.path not in reused]
+        return sorted(merged_values(kept), key=lambda v: -v.device_bytes)
+
+    return replace(
+        section,
+        note=f"arguments and results of {above} or more",
+        summary="" if report.replicated else join_cell("None."),
+        printed=section.printed.replace(" | >whole", ""),
+        whole_paths="",
+        merged=merge,
+        is_kept=False,
+    )
+
+
+def _environment(report: PreflightFields) -> Iterator[Section]:
+    """Yield what is known of devices, compiler and model; a terminal has it in a line."""
+    topology, versions, throughput = report.topology, report.versions, report.throughput
+    networks, is_tpu = words_of(topology).networks, topology.links == "ici"
+    hbm = f"{in_bytes(topology.hbm_bytes)}, {in_bytes(topology.available_bytes)} available"
+    pairs = [
+        ("generation" if is_tpu else "model", topology.generation),
+        *(
+            (f"peak {dtype}", f"{in_thousands(flops)}{'OP' if 'int' in dtype else 'FLOP'}/s")
+            for dtype, flops in topology.peak_flops
+        ),
+        ("HBM", hbm),
+        ("HBM bandwidth", f"{in_thousands(topology.hbm_bandwidth)}B/s"),
+        (
+            "one ICI link" if is_tpu else networks["ici"],
+            f"{in_thousands(topology.ici_bandwidth)}B/s in one direction",
+        ),
+        (f"share of {networks['dcn']}", f"{in_thousands(topology.dcn_bandwidth)}B/s"),
+    ]
+    yield replace(pairs_section("device", "Each device", pairs), is_narrow=True)
+    names = ("xlashard", "jax", "jaxlib", "libtpu", "cuda_plugin", "runtime")
+    pairs = [(n.replace("_", " "), v) for n in names if (v := getattr(versions, n))]
+    pairs += [
+        ("partitioner", report.partitioner),
+        ("compile time", in_seconds(report.compile_seconds)),
+    ]
+    yield replace(pairs_section("versions", "Compiled with", pairs), is_narrow=True)
+    if throughput is not None:
+        workload = throughput.workload
+        pairs = [("parameters", in_thousands(workload.parameters))]
+        if workload.active_parameters != workload.parameters:
+            pairs.append(("active for a token", in_thousands(workload.active_parameters)))
+        pairs += [
+            ("tokens in a step", f"{workload.tokens:,}"),
+            ("model FLOP in a step", f"{in_thousands(workload.model_flops)}FLOP"),
+        ]
+        yield replace(pairs_section("model", "Model", pairs), is_narrow=True)
+    flags = replace(pairs_section("flags", "Compiler flags", versions.flags), is_kept=True)
+    yield replace(flags, summary="" if versions.flags else "No compiler flags were set.")
+    compiler = f"libtpu {versions.libtpu}"
+    if versions.cuda_plugin:
+        compiler = f"JAX's CUDA plugin {versions.cuda_plugin}"
+    verb = "estimated" if report.is_estimate else "compiled"
+    spent = f"in {in_seconds(report.compile_seconds)}" if report.compile_seconds else "before"
+    text = f"{verb} {spent} by {compiler}, jax {versions.jax}, jaxlib {versions.jaxlib}, "
+    lines = [
+        f"{text}xlashard {versions.xlashard}",
+        *(f"{where}: {flag}" for where, flag in versions.flags),
+    ]
+    yield Section("compiler", "", rest=lines, view="terminal", is_kept=True)
