@@ -12,6 +12,7 @@ from xlashard.analysis.explain.model import (
     ConstantReport,
     CostReport,
     DonationReport,
+    InnerValueReport,
     MemoryReport,
     MoveReport,
     PlaceReport,
@@ -20,6 +21,7 @@ from xlashard.analysis.explain.model import (
     ValueReport,
 )
 from xlashard.analysis.explain.sections import (
+    INNER_VALUES,
     MOVES,
     collective_sums,
     donations_section,
@@ -78,6 +80,8 @@ class ProgramReport(SerializableReport):
             lacks, as one clause; empty for a function.
         repeated: Work that every device repeats, the largest share first.
         constants: Closed-over arrays that are constants of each device's program, largest first.
+        values: Values inside that match the pattern of `explain(..., values=...)`, most bytes
+            first.
 
     Example:
         >>> import numpy as np
@@ -103,6 +107,7 @@ class ProgramReport(SerializableReport):
     repeated: tuple[RepeatedReport, ...] = ()
     constants: tuple[ConstantReport, ...] = ()
     not_understood: tuple[tuple[str, int], ...] = ()
+    values: tuple[InnerValueReport, ...] = ()
 
     @property
     def totals(self) -> tuple[CollectiveTotal, ...]:
@@ -119,6 +124,7 @@ class ProgramReport(SerializableReport):
         yield _head(self)
         for findings, rows in findings_of(self):
             yield findings.section(rows, page)
+        yield INNER_VALUES.section(self.values, page)
         yield _collectives(self.collectives, page)
         yield MOVES.section(self.moves, page)
         yield values_section("Arguments", self.inputs, page)

@@ -13,6 +13,7 @@ from xlashard.analysis.explain.model import (
     CollectiveReport,
     ConstantReport,
     DonationReport,
+    InnerValueReport,
     MoveReport,
     RepeatedReport,
     UnmetRequest,
@@ -317,6 +318,51 @@ MOVES = Findings[MoveReport](
     merged=merged_moves,
 )
 """Section of the arguments that are resharded or uploaded before each call."""
+
+
+def _inner_type(v: InnerValueReport) -> str:
+    return short_type(v) if v.dtype else ""
+
+
+def _inner_sharding(v: InnerValueReport) -> str:
+    return f"{v.spec} ×{v.copies}" if v.copies > 1 else v.spec
+
+
+def _inner_facts(v: InnerValueReport) -> str:
+    """Format the pass of a value, its number and its runs, or why its sharding is unknown."""
+    facts = [v.in_pass] if v.in_pass != "forward" else []
+    facts += [f"{v.count} alike"] if v.count > 1 else []
+    facts += [f"{v.times} times"] if v.times > 1 else []
+    return ", ".join([*facts, *filter(None, [v.reason])])
+
+
+INNER_VALUES = Findings[InnerValueReport](
+    field="values",
+    title="Values inside",
+    note="with the shardings that the partitioner chose, before XLA fuses them",
+    summary="{count} kinds, with the shardings that the partitioner chose, before XLA fuses them.",
+    columns=(
+        Column("value", lambda v: v.name, "path"),
+        Column("type", _inner_type, "code"),
+        Column(
+            ">each device",
+            lambda v: v.device_bytes if v.dtype else None,
+            "bytes",
+            "Of the shard of one value, where XLA keeps it in memory",
+        ),
+        Column("sharding × copies", _inner_sharding, "code"),
+        Column("facts", _inner_facts),
+        Column("line", lambda v: v.source, "line"),
+    ),
+    printed={
+        ">each device": "{each device}",
+        "type": "{type}",
+        "sharding × copies": "{sharding × copies}",
+        "value": "{line}{value}",
+        "": "{facts}",
+    },
+)
+"""Section of the values inside of a program that match a pattern."""
 
 
 def list_remedies(report: Any) -> Iterator[tuple[int, str]]:

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from xlashard.analysis.explain.model import CollectiveReport, ValueReport
+from xlashard.analysis.explain.model import CollectiveReport, InnerValueReport, ValueReport
 from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.hlo.collectives import is_rematerialized
 from xlashard.support.documents import ReportFormat, Schema, report_schema
@@ -105,7 +105,7 @@ def _types(types: Sequence[str]) -> str:
 _LETTERS = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
-def short_type(value: ValueReport) -> str:
+def short_type(value: ValueReport | InnerValueReport) -> str:
     """Format a type as in a jaxpr: `f32[8,16]`."""
     letters = re.match(r"[a-z]*", value.dtype)
     word = letters[0] if letters else ""

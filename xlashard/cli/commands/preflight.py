@@ -156,6 +156,11 @@ def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
             f"--rates {arguments.rates} is for programs to predict, and {arguments.targets[0]} has "
             "its prediction: write the settings file or package.module:function that it is of"
         )
+    if arguments.values and len(programs) < len(arguments.targets):
+        raise ArgumentError(
+            f"--values {arguments.values} is for programs to compile, not for a stored report: "
+            "write the settings file or package.module:function that it is of"
+        )
     # What can be wrong is checked before the first compilation, which may take minutes.
     selection = arguments.topology, arguments.slices, arguments.set
     places = {target: topologies_for(target, *selection) for target in programs}
@@ -326,7 +331,12 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[PreflightReports, bo
     program = parse_script(arguments.script).program
     options = preflight_options(arguments)["compiler_options"] or {}
     devices = ScriptDevices(
-        places[0], options, arguments.estimate, status_line, run_up_to=arguments.run
+        places[0],
+        options,
+        arguments.estimate,
+        status_line,
+        run_up_to=arguments.run,
+        pattern=arguments.values,
     )
     rates = read_calibration_files(arguments.rates, places).get(places[0].chip.name)
     devices.begin()

@@ -59,6 +59,7 @@ class ScriptDevices:
         status: Returns a context manager that shows the work in progress.
         run_up_to: Bytes of arguments and results on all devices up to which a program may run on
             the CPU; None for 256 MiB, and 2 GiB for a program of one device.
+        pattern: Pattern of the values inside that reports show; empty for none.
         values: The arrays that stand in for results of the script.
     """
 
@@ -67,6 +68,7 @@ class ScriptDevices:
     estimate: bool
     status: Callable[[str], AbstractContextManager[Any]]
     run_up_to: int | None = None
+    pattern: str = ""
     values: StandInValues = field(default_factory=StandInValues)
     _compiled: dict[RecordedProgram, tuple[Mesh, Compilation] | Exception] = field(
         default_factory=dict
@@ -198,7 +200,9 @@ class ScriptDevices:
                 mesh = resolve_mesh(self.topology, None, meshes_of_program(program))
             lowered = program.lower(devices)
             check_devices(lowered, self.topology)
-            return mesh, compile_for_report(lowered, self.options, estimate=self.estimate)
+            return mesh, compile_for_report(
+                lowered, self.options, estimate=self.estimate, values=self.pattern
+            )
 
     def _map_devices(self, name: str, mesh: Mesh) -> dict[Any, Any]:
         """Return the topology's device of each device of a mesh, in the order of the mesh.

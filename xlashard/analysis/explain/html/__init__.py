@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from xlashard.analysis.explain.comparison import Comparison
 from xlashard.analysis.explain.model import CollectiveReport
-from xlashard.analysis.explain.sections import MOVES, findings_of, list_remedies
+from xlashard.analysis.explain.sections import INNER_VALUES, MOVES, findings_of, list_remedies
 from xlashard.analysis.explain.tables import (
     SerializableReport,
     cause_of,
@@ -169,7 +169,9 @@ def report_environment(*packages: str) -> Environment:
             printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
         ),
     )
-    environment.globals.update(MOST_ROWS=MOST_ROWS, MOVES=MOVES, findings_of=findings_of)
+    environment.globals.update(
+        INNER_VALUES=INNER_VALUES, MOST_ROWS=MOST_ROWS, MOVES=MOVES, findings_of=findings_of
+    )
     environment.filters.update(
         amount=_amount,
         axes=axes_of,

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from xlashard.analysis.explain.model import CollectiveReport
 from xlashard.analysis.explain.sections import (
+    INNER_VALUES,
     donations_section,
     findings_of,
     merged_values,
@@ -75,6 +76,7 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
     yield _suggestions(report, page)
     for findings, rows in findings_of(report):
         yield findings.section(rows, page)
+    yield INNER_VALUES.section(report.values, page)
     yield _replicated(report, page)
     yield values_section("Arguments", report.inputs, page)
     yield _results(report, page)

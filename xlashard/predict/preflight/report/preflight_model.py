@@ -13,6 +13,7 @@ from xlashard.analysis.explain.model import (
     CollectiveReport,
     ConstantReport,
     DonationReport,
+    InnerValueReport,
     RepeatedReport,
     UnmetRequest,
     ValueReport,
@@ -396,6 +397,7 @@ class PreflightFields:
     degraded: str = ""
     warnings: tuple[str, ...] = ()
     advice: tuple[AdviceReport, ...] = ()
+    values: tuple[InnerValueReport, ...] = ()
 
     @property
     def heading(self) -> str:
