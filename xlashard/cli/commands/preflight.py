@@ -267,7 +267,8 @@ def _show(arguments: argparse.Namespace, results: PreflightReports) -> None:
             chip = reports[0].topology.generation
             write(arguments.calibrate, calibration_text(step, chip))
     else:
-        summary = [results] if len(reports) > 1 or results.unreported else []
+        is_more = len(reports) > 1 or results.unreported or results.advice
+        summary = [results] if is_more else []
         print_reports(arguments, [*reports, *summary])
 
 
@@ -281,7 +282,7 @@ def _write_files(arguments: argparse.Namespace, results: PreflightReports) -> No
         elif writes_folder(arguments, len(reports)):
             _write_all(arguments.json, reports)
         else:
-            is_one = len(reports) == 1 and not results.unreported
+            is_one = len(reports) == 1 and not (results.unreported or results.advice)
             write(arguments.json, (reports[0] if is_one else results).to_json())
     if arguments.markdown and is_compared:
         write(arguments.markdown, compare(*reports).to_markdown())
@@ -423,10 +424,11 @@ def _reports_of_script(
         )
     price = None if arguments.price is None else parse_price(arguments.price)
     costs = read_kernel_cost_words(arguments.kernel_cost)
-    reports, unreported = [], []
+    reports: dict[RecordedProgram, PreflightReport] = {}
+    unreported = []
     for program in spread:
         try:
-            reports.append(devices.report(program, price, costs, calibration))
+            reports[program] = devices.report(program, price, costs, calibration)
         except Exception as error:
             facts = program.name, program.source, program.caller, error_text(error)
             unreported.append(UnreportedProgram(*facts))
@@ -439,4 +441,6 @@ def _reports_of_script(
     left = len(result.programs) - len(spread)
     if left:
         print(f"xlashard: {counted(left, 'other program')} ran on the CPU", file=sys.stderr)
-    return PreflightReports(tuple(reports), tuple(unreported)), result.outcome == "failed"
+    advice = () if arguments.estimate else devices.try_order(reports, costs, calibration)
+    made = PreflightReports(tuple(reports.values()), tuple(unreported), advice)
+    return made, result.outcome == "failed"

@@ -161,8 +161,7 @@ def preflight(
         if estimate or isinstance(program, Compilation):
             return report
         measured = None if calibration is None else calibration.rates(place.chip)
-        lower = partial(_lower, on=on)
-        return AdviceTrials(report, compilation, on, place, lower, costs, measured).run()
+        return AdviceTrials(report, compilation, on, place, lower_on, costs, measured).run()
 
 
 def check_options(workload: Workload | None, options: Mapping[str, Any] | None) -> None:
@@ -327,12 +326,12 @@ def _place(
             lowered = program.move(_map_devices(program.program.name, own, on))
     else:
         source = program.program if isinstance(program, LoweredModule) else program
-        lowered = _lower(source.onto(on) if own is None else source, on)
+        lowered = lower_on(source.onto(on) if own is None else source, on)
     check_devices(lowered, topology)
     return PlacedProgram(on, lowered, is_laid_out)
 
 
-def _lower(program: Program, on: Mesh) -> LoweredModule:
+def lower_on(program: Program, on: Mesh) -> LoweredModule:
     """Lower a program for the devices of a mesh."""
     with assume_chip(on.devices.flat[0]):
         return program.lower(_map_devices(program.name, program.mesh, on))
@@ -345,7 +344,8 @@ def _map_devices(name: str, own: Mesh | None, on: Mesh) -> dict[Any, Any]:
         ArgumentError: If the meshes have other axes.
     """
     new = list(on.devices.flat)
-    if own is None or set(own.devices.flat) <= set(new):
+    is_alike = own is not None and own.shape == on.shape
+    if own is None or (not is_alike and set(own.devices.flat) <= set(new)):
         return {device: device for device in new}
     if own.size != on.size:
         raise ArgumentError(

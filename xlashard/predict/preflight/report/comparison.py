@@ -41,13 +41,14 @@ from xlashard.hlo.collective_kinds import KINDS
 from xlashard.predict.preflight.render.report_text import (
     Words,
     axes_text,
+    format_change,
     mesh_text,
     price_with_currency,
     step_time_text,
     topology_text,
     words_of,
 )
-from xlashard.predict.preflight.report.preflight_model import FORMAT, PreflightFields
+from xlashard.predict.preflight.report.preflight_model import FORMAT, AdviceReport, PreflightFields
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.support.documents import ReportFormat
 from xlashard.support.formatting import Limit, in_amount, in_bytes, in_seconds, parse_limits
@@ -187,12 +188,15 @@ class PreflightReports(SerializableReport):
     Attributes:
         reports: The reports, in row order.
         unreported: Programs of a script that can't be reported.
+        advice: The order of the mesh that was tried for the programs of a script, with the change
+            of all calls together.
     """
 
     _format = ReportFormat("preflight reports", FORMAT, "xlashard preflight --json FILE ...")
 
     reports: tuple[PreflightReport, ...]
     unreported: tuple[UnreportedProgram, ...] = ()
+    advice: tuple[AdviceReport, ...] = ()
 
     def _sections(self, page: Page) -> Iterator[RenderableType | None]:
         if len(self.reports) > 1:
@@ -203,6 +207,18 @@ class PreflightReports(SerializableReport):
             ("program", "defined at", "reason"),
             self.unreported,
             lambda program: (program.name, program.source or program.caller, program.reason),
+        )
+        yield listing(
+            page,
+            ("Order of the mesh", "of all calls together, compiled for the same devices"),
+            (">time", ">memory", "outcome", "change"),
+            self.advice,
+            lambda each: (
+                format_change(each.seconds, in_seconds),
+                format_change(each.memory_bytes, in_bytes),
+                each.outcome,
+                each.text,
+            ),
         )
 
     def _summary(self, page: Page) -> RenderableType:
