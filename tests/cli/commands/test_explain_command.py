@@ -72,7 +72,7 @@ def explained(*words: str) -> tuple[int, ScriptReport]:
 
 @pytest.mark.slow
 def test_each_program_of_a_script_is_reported(folder: Path, capsys) -> None:
-    code, report = explained("--", "python", "train.py", "3")
+    code, report = explained("--values", "dot_general", "--", "python", "train.py", "3")
     out = capsys.readouterr().out
     assert code == 0
     assert (report.script, report.outcome) == ("train.py 3", "finished")
@@ -90,6 +90,12 @@ def test_each_program_of_a_script_is_reported(folder: Path, capsys) -> None:
     assert step.report is not None
     assert {c.kind for c in step.report.collectives} == {"all-reduce"}
     assert {(c.kind, c.axes) for c in step.report.collectives} == {("all-reduce", ("data",))}
+    products = [v for v in step.report.values if v.source.line == 18]
+    assert {(v.type, v.spec, v.in_pass) for v in products} == {
+        ("float32[32,16]", "P('data')", "forward"),
+        ("float32[16,16]", "P()", "backward"),
+    }
+    assert "no value has such a name" in report.programs[0].report.values[0].reason
     # `round` outside of jit.
     assert report.omitted.largest == "round"
     assert report.omitted.calls == 3
@@ -350,6 +356,7 @@ def test_the_programs_of_a_script_that_fails_are_reported(
         (["--compare", "no.json", "--", "train.py"], ["no.json can't be read"]),
         (["--compare", "train.py", "--", "train.py"], ["train.py is no report of explain"]),
         (["no.json"], ["no.json can't be read"]),
+        (["--values", "tanh", "a.json"], ["--values tanh", "stored report", "-- python SCRIPT"]),
         (
             ["tests.cli.commands.programs:doubled"],
             ["doubled", "'x'", "returns it and its arguments"],
@@ -484,7 +491,7 @@ def test_a_script_without_programs_fails(folder: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("target", "name", "spec"),
     [
-        ("product --mesh data=-1", "<lambda>", "P('data')"),
+        ("product --mesh data=-1 --values dot", "<lambda>", "P('data')"),
         ("jitted", "jitted", "device 0"),
         ("lowered --mesh data=4,model=2", "<lambda>", "P()"),
     ],

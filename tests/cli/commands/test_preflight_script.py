@@ -395,3 +395,51 @@ def test_a_script_on_one_device_is_refused(folder: Path, capsys) -> None:
     error = capsys.readouterr().err
     assert "has no program for v5e:2x4: <lambda> ran on one device" in error
     assert "jax.devices()" in error
+
+
+SPLIT = """\
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+# Devices of a slice are neighbours: `model` lies between the slices.
+mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("model", "data"))
+
+
+def put(shape, *spec):
+    return jax.device_put(jnp.zeros(shape, jnp.bfloat16), NamedSharding(mesh, P(*spec)))
+
+
+@jax.jit
+def step(up, down, x):
+    return jax.grad(lambda up: ((jnp.tanh(x @ up) @ down) ** 2).mean())(up)
+
+
+@jax.jit
+def evaluate(up, down, x):
+    return ((jnp.tanh(x @ up) @ down) ** 2).mean()
+
+
+up, down = put((512, 2048), None, "model"), put((2048, 512), "model")
+x = put((32768, 512), "data")
+for _ in range(3):
+    step(up, down, x)
+evaluate(up, down, x)
+"""
+
+
+@pytest.mark.slow
+def test_an_order_of_the_mesh_is_tried_over_the_programs_of_a_script(folder: Path, capsys) -> None:
+    (folder / "split.py").write_text(SPLIT)
+    words = ["--slices", "2", "--json", "reports.json", "--all", "--", "python", "split.py"]
+    assert main(["preflight", "--topology", "v5e-4", *words]) == 0
+    out = capsys.readouterr().out
+    reports = PreflightReports.from_json((folder / "reports.json").read_text())
+    (advice,) = reports.advice
+    assert advice.changes[0].order == ("model", "data") and "2 programs" in advice.text
+    assert advice.seconds < 0 and "Order of the mesh" in out
+    # Three calls of one program, one of the other.
+    times = {r.name: r.time.seconds for r in reports.reports}
+    assert -advice.seconds < 3 * times["step"] + times["evaluate"]
+    assert -advice.seconds > times["step"] / 10

@@ -63,3 +63,42 @@ def change(before: PreflightReport, after: PreflightReport) -> tuple[Any, Any]:
     """Return the change of the step's time and of the memory without code."""
     used = [r.memory.total_bytes - r.memory.code_bytes for r in (before, after)]
     return pytest.approx(after.time.seconds - before.time.seconds), used[1] - used[0]
+
+
+def split_layers(weights: Any, x: Any) -> Any:
+    def loss(weights: Any) -> Any:
+        return ((jnp.tanh(x @ weights["up"]) @ weights["down"]) ** 2).mean()
+
+    return jax.grad(loss)(weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", [jax.jit, xlashard.pjit])
+def test_order_of_the_mesh_is_tried_where_an_axis_of_much_traffic_lies_on_slow_links(
+    transform: Any,
+) -> None:
+    pod = tpu.topology("v5e-4", 2)
+    # The last axis has the fast links: products over `model` are summed between the slices.
+    poor = pod.mesh({"model": 4, "data": 2})
+    specs = {"up": P(None, "model"), "down": P("model", None)}
+    weights = {
+        "up": jax.ShapeDtypeStruct((1024, 4096), jnp.bfloat16),
+        "down": jax.ShapeDtypeStruct((4096, 1024), jnp.bfloat16),
+    }
+    x = jax.ShapeDtypeStruct((32768, 1024), jnp.bfloat16)
+
+    def report_with(mesh: Any, **options: Any) -> PreflightReport:
+        named = {path: jax.NamedSharding(mesh, spec) for path, spec in specs.items()}
+        shardings = (named, jax.NamedSharding(mesh, P("data")))
+        step = transform(split_layers, in_shardings=shardings, out_shardings=named)
+        return preflight(step, weights, x, topology=pod, **options)
+
+    before = report_with(poor)
+    (advice,) = (each for each in before.advice if each.changes[0].order)
+    (change_of_order,) = advice.changes
+    assert change_of_order.order == ("model", "data") and advice.seconds < 0
+    assert "model from" in advice.text and "DCN to" in advice.text
+    better = pod.mesh({"model": 4, "data": 2}, order=change_of_order.order)
+    after = report_with(better, estimate=True)
+    assert change(before, after) == (advice.seconds, advice.memory_bytes)
+    assert "order=" not in str(report_with(better))

@@ -68,7 +68,14 @@ PLACED = xlashard.pjit(
 @pytest.fixture(scope="module")
 def report() -> PreflightReport:
     return preflight(
-        PLACED, X, W, topology=POD, mesh=AXES, workload=WORKLOAD, price="3.6 USD", title="layers"
+        PLACED,
+        *(X, W),
+        topology=POD,
+        mesh=AXES,
+        workload=WORKLOAD,
+        price="3.6 USD",
+        title="layers",
+        values="dot_general",
     )
 
 
@@ -372,8 +379,13 @@ def test_estimate_equals_the_preflight_except_for_code(report: PreflightReport) 
         workload=WORKLOAD,
         price="3.6 USD",
         title="layers",
+        values="dot_general",
         estimate=True,
     )
+    (product,) = report.values
+    # As the constraint on it requires.
+    facts = product.type, product.spec, product.times
+    assert facts == ("bfloat16[2048,1024]", "P('data')", 3)
     assert estimate.is_estimate and not report.is_estimate and report.memory.code_bytes > 0
     assert without_code(estimate) == without_code(report)
     assert "estimate" in repr(estimate) and "estimate" in str(estimate)

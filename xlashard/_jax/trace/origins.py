@@ -133,12 +133,68 @@ def origins(scope: Scope, variable: Any, dim: int, stops: Collection[str]) -> It
 
 def _back(at: Origin, place: int, eqn: Any) -> list[tuple[Scope, Any, int]]:
     """Return the values and dimensions that a dimension of an equation's result comes from."""
-    inner = at.scope.inner.get(place, [])
+    called = _enter_call(at.scope, at.variable, place, eqn)
+    if called is not None:
+        return [(*called, at.dim)]
+    return [(at.scope, value, dim) for value, dim in _operands(eqn, at.dim)]
+
+
+def _enter_call(scope: Scope, variable: Any, place: int, eqn: Any) -> tuple[Scope, Any] | None:
+    """Return the value inside of a call that is one of its results; None for other equations."""
+    inner = scope.inner.get(place, [])
     if len(inner) == 1 and eqn.primitive.name not in CONTROL_FLOW:
         outputs = inner[0].jaxpr.outvars
         if len(outputs) == len(eqn.outvars):
-            return [(inner[0], outputs[eqn.outvars.index(at.variable)], at.dim)]
-    return [(at.scope, value, dim) for value, dim in _operands(eqn, at.dim)]
+            return inner[0], outputs[eqn.outvars.index(variable)]
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class CheckpointName:
+    """A name that `jax.ad_checkpoint.checkpoint_name` gives to a value.
+
+    Attributes:
+        name: The name.
+        eqn: The equation that gives it.
+        maker: The equation of the value, inside of calls; None for an argument, and for a
+            result of a loop or branch.
+    """
+
+    name: str
+    eqn: Any
+    maker: Any
+
+    @property
+    def op_name(self) -> str:
+        """Return the end of the maker's name in a module; empty without a maker."""
+        if self.maker is None:
+            return ""
+        stack = str(self.maker.source_info.name_stack)
+        return "/".join(filter(None, (stack, self.maker.primitive.name)))
+
+
+def find_checkpoint_names(jaxpr: Any) -> list[CheckpointName]:
+    """Return the names that a jaxpr, and those inside it, give to values for `jax.checkpoint`."""
+    return [
+        CheckpointName(eqn.params["name"], eqn, _find_maker(scope, eqn.invars[0]))
+        for scope in Scope.of(jaxpr).all()
+        for eqn in scope.jaxpr.eqns
+        if eqn.primitive.name == "name"
+    ]
+
+
+def _find_maker(scope: Scope, variable: Any) -> Any:
+    """Return the equation that computes a value, inside of calls; None without a single one."""
+    while is_variable(variable) and variable in scope.makers:
+        place, eqn = scope.makers[variable]
+        called = _enter_call(scope, variable, place, eqn)
+        if called is not None:
+            scope, variable = called
+        elif eqn.primitive.name == "name":
+            variable = eqn.invars[0]
+        else:
+            return None if eqn.primitive.name in CONTROL_FLOW else eqn
+    return None
 
 
 def _operands(eqn: Any, dim: int) -> Iterator[tuple[Any, int]]:

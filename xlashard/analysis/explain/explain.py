@@ -17,19 +17,21 @@ from xlashard.analysis.explain.descriptions import (
     describe_moves,
     describe_outputs,
 )
+from xlashard.analysis.explain.inner_values import describe_inner_values
 from xlashard.analysis.explain.model import CostReport, MemoryReport, PlaceReport
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.repeated import describe_repeated
 from xlashard.analysis.explain.unmet_requests import describe_unmet
-from xlashard.analysis.programs.program import Compilation
+from xlashard.analysis.programs.program import Compilation, Program
 from xlashard.analysis.programs.program_reader import compile_program, read
+from xlashard.analysis.programs.propagation import watch_values
 from xlashard.analysis.programs.source_lines import distinguish_lines
 from xlashard.core.sharding.named import grid_of
 from xlashard.geometry import MeshGrid
 from xlashard.support.tracebacks import short_tracebacks
 
 
-def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
+def explain(fun: Any, *args: Any, values: Any = None, **kwargs: Any) -> ProgramReport:
     """Report the inputs, outputs, collectives and memory of the program of a call.
 
     The program is compiled as by the call itself, and cached: a later call with equal arguments
@@ -44,6 +46,9 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
             function, as `jax.jit` would run it; or one of their stages, or a program made by
             `compile_stablehlo`, which need no arguments.
         *args: Arguments of a call; a `jax.ShapeDtypeStruct` stands in for an array.
+        values: Regular expression of names: the report has the sharding of each value inside whose
+            `checkpoint_name`, name scopes, operation, function or line it matches. The program is
+            compiled once more for it. What is no text is an argument of the call.
         **kwargs: Keyword arguments of the call.
 
     Returns:
@@ -63,8 +68,27 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
         >>> report.collectives
         ()
     """
+    if values is not None and not isinstance(values, str):
+        values, kwargs = "", {**kwargs, "values": values}
+    return explain_call(fun, args, kwargs, values or "")
+
+
+def explain_call(
+    fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any], values: str
+) -> ProgramReport:
+    """Report the program of a call; see `explain`.
+
+    Args:
+        fun: The function, or a stage or program without arguments.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        values: Pattern of the values inside to show; empty for none.
+    """
     with short_tracebacks:
-        return _report(compile_program(read(fun, args, kwargs, "explain")))
+        program = read(fun, tuple(args), dict(kwargs), "explain")
+        lowered = program.lower() if isinstance(program, Program) else program
+        compiled = compile_program(lowered)
+        return _report(watch_values(lowered, compiled, values) if values else compiled)
 
 
 def _report(program: Compilation) -> ProgramReport:
@@ -98,6 +122,7 @@ FINDERS: Mapping[str, Callable[[Compilation], Sequence[Any]]] = {
     "repeated": describe_repeated,
     "constants": describe_constants,
     "moves": describe_moves,
+    "values": describe_inner_values,
 }
 """Functions that return the findings of a program, by the field of reports that holds them."""
 

@@ -369,6 +369,52 @@ class ConstantReport:
         return self.nbytes - self.argument_bytes
 
 
+type Pass = Literal["forward", "backward", "rematerialized"]
+"""Pass of a value inside: `rematerialized` values are those of the forward pass, computed again in
+the backward pass by `jax.checkpoint`."""
+
+
+@dataclass(frozen=True)
+class InnerValueReport:
+    """Equal values inside of a program, of one operation.
+
+    Attributes:
+        name: Its name by `checkpoint_name`, or its name scopes and operation: `attention/tanh`.
+        op_name: JAX's name of the operation: `jit(step)/jvp(attention)/tanh`; empty if unknown.
+        shape: Shape of the whole value; in a loop that of one iteration, in `shard_map` that of a
+            shard.
+        dtype: Its dtype's name.
+        spec: The sharding that the partitioner chose: `P('data')`, XLA's text if it has no spec,
+            `in shard_map`, or `unknown`.
+        device_bytes: Bytes of the shard on one device; 0 if the sharding is unknown.
+        copies: Number of devices that hold each shard; 0 if it is unknown.
+        in_pass: The pass that computes it.
+        source: The line of the operation.
+        times: Number of times that it is computed in one execution.
+        count: Number of equal values.
+        reason: Reason why the sharding is unknown, or for which names nothing was found; else
+            empty.
+    """
+
+    name: str
+    op_name: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: str
+    device_bytes: int
+    copies: int
+    in_pass: Pass
+    source: SourceLine | None
+    times: int = 1
+    count: int = 1
+    reason: str = ""
+
+    @property
+    def type(self) -> str:
+        """Return the dtype and shape: `float32[8,16]`."""
+        return typed(self.dtype, self.shape)
+
+
 @dataclass(frozen=True)
 class RepeatedReport:
     """Work that every device repeats on whole values.

@@ -8,6 +8,7 @@ from xlashard.analysis.explain.model import (
     ConstantReport,
     CostReport,
     DonationReport,
+    InnerValueReport,
     MemoryReport,
     MoveReport,
     PlaceReport,
@@ -16,6 +17,7 @@ from xlashard.analysis.explain.model import (
     ValueReport,
 )
 from xlashard.analysis.explain.sections import (
+    INNER_VALUES,
     MOVES,
     collective_sums,
     collectives_section,
@@ -62,6 +64,8 @@ class ProgramReport(SerializableReport):
             lacks, as one clause; empty for a function.
         repeated: Work that every device repeats, the largest share first.
         constants: Closed-over arrays that are constants of each device's program, largest first.
+        values: Values inside that match the pattern of `explain(..., values=...)`, most bytes
+            first.
 
     Example:
         >>> import numpy as np
@@ -92,6 +96,7 @@ class ProgramReport(SerializableReport):
     repeated: tuple[RepeatedReport, ...] = ()
     constants: tuple[ConstantReport, ...] = ()
     not_understood: tuple[tuple[str, int], ...] = ()
+    values: tuple[InnerValueReport, ...] = ()
 
     @property
     def totals(self) -> tuple[CollectiveTotal, ...]:
@@ -108,6 +113,7 @@ class ProgramReport(SerializableReport):
         """Yield the head and the sections."""
         yield _head(self)
         yield from list_findings(self)
+        yield INNER_VALUES.with_rows(self.values)
         yield collectives_section(self.collectives)
         yield MOVES.with_rows(self.moves)
         yield values_section("arguments", "Arguments", self.inputs)

@@ -291,11 +291,16 @@ def summarize_omitted(programs: "Sequence[RecordedProgram]") -> OmittedPrograms:
     )
 
 
-def explain_recorded(program: "RecordedProgram") -> ScriptProgram:
-    """Explain a program of a script; an error becomes part of the result."""
+def explain_recorded(program: "RecordedProgram", values: str = "") -> ScriptProgram:
+    """Explain a program of a script; an error becomes part of the result.
+
+    Args:
+        program: The program.
+        values: Pattern of the values inside to show; empty for none.
+    """
     report, error = None, ""
     try:
-        report = explain.explain(program)
+        report = explain.explain(program, values=values)
     except Exception as e:
         error = error_text(e)
     place = program.name, program.source, program.caller, program.calls

@@ -9,6 +9,7 @@ from xlashard.analysis.explain.model import (
     CollectiveReport,
     ConstantReport,
     DonationReport,
+    InnerValueReport,
     MoveReport,
     RepeatedReport,
     UnmetRequest,
@@ -134,7 +135,7 @@ def _types(types: Sequence[str]) -> str:
 _LETTERS = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
-def short_type(value: ValueReport) -> str:
+def short_type(value: ValueReport | InnerValueReport) -> str:
     """Format a type as in a jaxpr: `f32[8,16]`."""
     letters = re.match(r"[a-z]*", value.dtype)
     word = letters[0] if letters else ""
@@ -499,6 +500,41 @@ MOVES = Section[MoveReport](
     merged=merged_moves,
 )
 """Section of the arguments that are resharded or uploaded before each call."""
+
+
+def _inner_sharding(v: InnerValueReport) -> str:
+    return f"{v.spec} ×{v.copies}" if v.copies > 1 else v.spec
+
+
+def _inner_facts(v: InnerValueReport) -> str:
+    """Format the pass of a value, its number and its runs, or why its sharding is unknown."""
+    facts = [v.in_pass] if v.in_pass != "forward" else []
+    facts += [f"{v.count} alike"] if v.count > 1 else []
+    facts += [f"{v.times} times"] if v.times > 1 else []
+    return ", ".join([*facts, *filter(None, [v.reason])])
+
+
+INNER_VALUES = Section[InnerValueReport](
+    id="values",
+    title="Values inside",
+    note="with the shardings that the partitioner chose, before XLA fuses them",
+    summary="{count} kinds, with the shardings that the partitioner chose, before XLA fuses them.",
+    columns=(
+        Column("value", "name", "path"),
+        Column("type", lambda v: short_type(v) if v.dtype else "", "code"),
+        Column(
+            ">each device",
+            lambda v: v.device_bytes if v.dtype else None,
+            "bytes",
+            "Of the shard of one value, where XLA keeps it in memory",
+        ),
+        Column("sharding × copies", _inner_sharding, "code"),
+        Column("facts", _inner_facts),
+        Column("line", "source", "line"),
+    ),
+    printed=">each device | type | sharding × copies | value={line}{value} | facts",
+)
+"""Section of the values inside of a program that match a pattern."""
 
 
 def list_remedies(report: Any) -> Iterator[tuple[int, str]]:

@@ -1,5 +1,6 @@
 """The record of a program that every report takes, and of its compiled form."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -336,6 +337,21 @@ class LoweredModule(ABC):
         """Return the compiled form of a module that the compiler dumped."""
 
 
+@dataclass(frozen=True, eq=False)
+class WatchedValues:
+    """Values inside of a program whose shardings a report shows.
+
+    Attributes:
+        pattern: Regular expression that their names match.
+        module: The module with the sharding of each value, before the partitioner divides it.
+        is_propagated: False if the compiler left no module with the shardings that it chose.
+    """
+
+    pattern: re.Pattern[str]
+    module: HloProgram
+    is_propagated: bool
+
+
 type LinePicker = Callable[[Sequence[Frame]], object]
 """Returns the relevant line of a call stack, the innermost frame first."""
 
@@ -363,6 +379,7 @@ class Compilation:
         is_estimate: Whether the compiler was stopped before code generation.
         log: What the compiler wrote to its log; empty if unknown, as for a cached program.
         degraded: Reason why the compiler's dump is missing or cut off; empty if it is whole.
+        watched: The values inside whose shardings a report shows; None for none.
     """
 
     program: Program
@@ -382,6 +399,7 @@ class Compilation:
     is_estimate: bool = False
     log: str = ""
     degraded: str = ""
+    watched: WatchedValues | None = None
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from xlashard._jax.runtime.topologies import quiet_backends
-from xlashard.analysis.explain.explain import explain
+from xlashard.analysis.explain.explain import explain, explain_call
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.errors import ArgumentError, TopologyError, XlashardError
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
@@ -134,6 +134,7 @@ def preflight_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "compiler_options": read_options(arguments.option) or None,
         "estimate": arguments.estimate,
         "kernel_costs": read_kernel_cost_words(arguments.kernel_cost),
+        "values": arguments.values,
     }
 
 
@@ -254,21 +255,22 @@ def find_program(
     return load_program(target, place, axes)
 
 
-def explain_target(target: str, mesh: str) -> ProgramReport:
+def explain_target(target: str, mesh: str, values: str = "") -> ProgramReport:
     """Explain the program of a target on the devices of this process.
 
     Args:
         target: `package.module:function`.
         mesh: The words of `--mesh`; may be empty.
+        values: The pattern of `--values`; may be empty.
 
     Raises:
         XlashardError: If the function doesn't exist, returns no program, or can't be compiled.
     """
     with quiet_backends():
-        return _explain(target, read_mesh(mesh) if mesh else None)
+        return _explain(target, read_mesh(mesh) if mesh else None, values)
 
 
-def _explain(target: str, axes: Mapping[str, int] | None) -> ProgramReport:
+def _explain(target: str, axes: Mapping[str, int] | None, values: str) -> ProgramReport:
     function = load_function(target)
     if hasattr(function, "lower"):
         try:
@@ -279,11 +281,11 @@ def _explain(target: str, axes: Mapping[str, int] | None) -> ProgramReport:
                 "returns it and its arguments, or write -- python SCRIPT.py that calls it"
             ) from None
         with user_code_errors(f"{target} can't be traced without arguments"):
-            return explain(function)
+            return explain(function, values=values)
     program = load_program(target, None, axes)
     on = nullcontext() if program.mesh is None else jax.set_mesh(program.mesh)
     with user_code_errors(f"{target} can't be traced"), on:
-        return explain(program.function, *program.args, **program.kwargs)
+        return explain_call(program.function, program.args, program.kwargs, values)
 
 
 def _of_settings(

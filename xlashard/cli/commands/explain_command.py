@@ -112,6 +112,11 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.mesh and (arguments.script or target.endswith(".json")):
         what = "a stored report has its mesh" if target else "a script makes its own mesh"
         raise ArgumentError(f"--mesh {arguments.mesh} is for package.module:function: {what}")
+    if arguments.values and target.endswith(".json"):
+        raise ArgumentError(
+            f"--values {arguments.values} is for a program, and {target} is a stored report: write "
+            "package.module:function, or -- python SCRIPT.py"
+        )
     check_script_options(arguments)
     check_outputs(arguments)
     if arguments.compare:
@@ -134,7 +139,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         warnings.simplefilter("ignore", XlashardWarning)
         for each in selected:
             with common.status_line(f"compiling {each.name} for its report"):
-                explained.append(script_report.explain_recorded(each))
+                explained.append(script_report.explain_recorded(each, arguments.values))
     report = script_report.ScriptReport(
         script=result.title,
         outcome=result.outcome,
@@ -162,7 +167,7 @@ def _run_target(arguments: argparse.Namespace) -> int:
         report = _read(arguments.target)
     else:
         _ = xlashard.Array  # Runs the body of the package, which waits in a command line.
-        report = common.explain_target(arguments.target, arguments.mesh)
+        report = common.explain_target(arguments.target, arguments.mesh, arguments.values)
     return 0 if _finish(arguments, report) else 1
 
 

@@ -156,6 +156,11 @@ def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
             f"--rates {arguments.rates} is for programs to predict, and {arguments.targets[0]} has "
             "its prediction: write the settings file or package.module:function that it is of"
         )
+    if arguments.values and len(programs) < len(arguments.targets):
+        raise ArgumentError(
+            f"--values {arguments.values} is for programs to compile, not for a stored report: "
+            "write the settings file or package.module:function that it is of"
+        )
     # What can be wrong is checked before the first compilation, which may take minutes.
     selection = arguments.topology, arguments.slices, arguments.set
     places = {target: topologies_for(target, *selection) for target in programs}
@@ -262,7 +267,8 @@ def _show(arguments: argparse.Namespace, results: PreflightReports) -> None:
             chip = reports[0].topology.generation
             write(arguments.calibrate, calibration_text(step, chip))
     else:
-        summary = [results] if len(reports) > 1 or results.unreported else []
+        is_more = len(reports) > 1 or results.unreported or results.advice
+        summary = [results] if is_more else []
         print_reports(arguments, [*reports, *summary])
 
 
@@ -276,7 +282,7 @@ def _write_files(arguments: argparse.Namespace, results: PreflightReports) -> No
         elif writes_folder(arguments, len(reports)):
             _write_all(arguments.json, reports)
         else:
-            is_one = len(reports) == 1 and not results.unreported
+            is_one = len(reports) == 1 and not (results.unreported or results.advice)
             write(arguments.json, (reports[0] if is_one else results).to_json())
     if arguments.markdown and is_compared:
         write(arguments.markdown, compare(*reports).to_markdown())
@@ -326,7 +332,12 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[PreflightReports, bo
     program = parse_script(arguments.script).program
     options = preflight_options(arguments)["compiler_options"] or {}
     devices = ScriptDevices(
-        places[0], options, arguments.estimate, status_line, run_up_to=arguments.run
+        places[0],
+        options,
+        arguments.estimate,
+        status_line,
+        run_up_to=arguments.run,
+        pattern=arguments.values,
     )
     rates = read_calibration_files(arguments.rates, places).get(places[0].chip.name)
     devices.begin()
@@ -413,10 +424,11 @@ def _reports_of_script(
         )
     price = None if arguments.price is None else parse_price(arguments.price)
     costs = read_kernel_cost_words(arguments.kernel_cost)
-    reports, unreported = [], []
+    reports: dict[RecordedProgram, PreflightReport] = {}
+    unreported = []
     for program in spread:
         try:
-            reports.append(devices.report(program, price, costs, calibration))
+            reports[program] = devices.report(program, price, costs, calibration)
         except Exception as error:
             facts = program.name, program.source, program.caller, error_text(error)
             unreported.append(UnreportedProgram(*facts))
@@ -429,4 +441,6 @@ def _reports_of_script(
     left = len(result.programs) - len(spread)
     if left:
         print(f"xlashard: {counted(left, 'other program')} ran on the CPU", file=sys.stderr)
-    return PreflightReports(tuple(reports), tuple(unreported)), result.outcome == "failed"
+    advice = () if arguments.estimate else devices.try_order(reports, costs, calibration)
+    made = PreflightReports(tuple(reports.values()), tuple(unreported), advice)
+    return made, result.outcome == "failed"

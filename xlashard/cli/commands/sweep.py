@@ -105,6 +105,10 @@ def _sweep(arguments: argparse.Namespace) -> Sweep:
             "a sweep takes one program: write xlashard preflight --mesh auto --topology "
             "v5e-16,v5p-16 CONFIG.toml"
         )
+    if arguments.values:
+        raise ArgumentError(
+            f"--values {arguments.values} is for one mesh: write its sizes, such as --mesh data=4"
+        )
     (title,) = arguments.targets
     places = topologies_for(title, arguments.topology, arguments.slices, arguments.set)
     target: dict[str, Any] = {"name": title, "set": list(arguments.set)}

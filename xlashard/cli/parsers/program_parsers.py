@@ -298,6 +298,13 @@ def _add_results(parser: argparse.ArgumentParser, json: str, budget: str) -> Non
         metavar="FILE",
         help="write a page that shows all reports; - for standard output",
     )
+    parser.add_argument(
+        "--values",
+        metavar="PATTERN",
+        default="",
+        help="show the sharding of each value inside whose name (checkpoint_name, name scope, "
+        "operation, function or line) matches a regular expression, such as 'attention|logits'",
+    )
     parser.add_argument("--all", action="store_true", help="show every row, not only the largest")
     parser.add_argument(
         "--skip",

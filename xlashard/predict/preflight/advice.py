@@ -15,10 +15,12 @@ from xlashard.analysis.programs.program import (
 )
 from xlashard.core.program.remote_compile import borrow_pool
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.errors import counted
 from xlashard.predict.costs.kernel_costs import KernelCost
 from xlashard.predict.costs.rates import Rates
 from xlashard.predict.preflight.compilation import COMPILER_ERRORS, Estimate, compile_estimates
 from xlashard.predict.preflight.memory_breakdown import describe_memory
+from xlashard.predict.preflight.mesh_order import find_order, lay_out
 from xlashard.predict.preflight.report.preflight_model import AdviceReport, Suggestion
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.time_estimate import estimate_time, schedule_step
@@ -43,7 +45,7 @@ class AdviceTrials:
         compilation: The compiled program.
         mesh: Its mesh on the topology.
         topology: The topology.
-        lower: Lowers a program for the topology.
+        lower: Lowers a program for a mesh on the topology.
         kernel_costs: Costs of kernels by name.
         rates: Measured rates of the chip; None for the published ones.
     """
@@ -52,19 +54,30 @@ class AdviceTrials:
     compilation: Compilation
     mesh: Mesh
     topology: BaseTopology
-    lower: Callable[[Program], LoweredModule]
+    lower: Callable[[Program, Mesh], LoweredModule]
     kernel_costs: Mapping[str, KernelCost] | None = None
     rates: Rates | None = None
+
+    @property
+    def can_lower(self) -> bool:
+        """Return True if the program keeps its trace and mesh."""
+        program = self.compilation.program
+        return program.jaxpr is not None and program.mesh is not None
 
     def run(self) -> PreflightReport:
         """Return the report with the price of its suggestions, and without those of no help."""
         report = self.report
         # A worker compiles one program of a sweep, and starts no workers itself.
-        program = self.compilation.program
-        if not report.advice or program.jaxpr is None or program.mesh is None or is_worker():
+        if not self.can_lower or is_worker():
             return report
+        order = find_order(self.topology, self.mesh, report.traffic, report.time.seconds)
+        if order is None and not report.advice:
+            return report
+        orders = [] if order is None else [AdviceReport(order[0].text, order[:1], order[1])]
         deadline = monotonic() + max(_LEAST_SECONDS, _TIMES * self.compilation.seconds)
-        tried = self._try(report.advice[:_MOST], deadline)
+        tried = self._try([*orders, *report.advice[:_MOST]], deadline)
+        # The links promise an order that the schedule may not need.
+        tried = [each for each in tried if not each.changes[0].order or each.outcome in _ADVICE]
         good = _find_compatible(tried)
         if len(good) > 1:
             tried += self._try([_join(good)], deadline)
@@ -86,7 +99,7 @@ class AdviceTrials:
                 if monotonic() > deadline:
                     return
                 with suppress(*COMPILER_ERRORS):
-                    lowered = self.lower(self._apply(each.changes))
+                    lowered = self.lower(self._apply(each.changes), self._lay_out(each))
                     estimate = Estimate.saved(lowered, dict(self.compilation.options))
                     started[estimate] = position
                     yield estimate
@@ -99,6 +112,17 @@ class AdviceTrials:
                     results[position] = self._price(advice[position], compilation)
         return results
 
+    def try_order(self, order: Suggestion) -> AdviceReport | None:
+        """Return what an order of the mesh changes; None if the program can't be compiled."""
+        deadline = monotonic() + max(_LEAST_SECONDS, _TIMES * self.compilation.seconds)
+        (tried,) = self._try([AdviceReport(order.text, (order,), 0.0)], deadline)
+        return None if tried.seconds is None else tried
+
+    def _lay_out(self, advice: AdviceReport) -> Mesh:
+        """Return the mesh under some suggestions."""
+        order = next((each.order for each in advice.changes if each.order), ())
+        return lay_out(self.topology, self.mesh, order) if order else self.mesh
+
     def _apply(self, changes: Iterable[Suggestion]) -> Program:
         """Return the program with the shardings of some suggestions."""
         program = self.compilation.program
@@ -108,6 +132,8 @@ class AdviceTrials:
         outs: list[Any] = [None] * len(program.results)
         constraints = {}
         for each in changes:
+            if each.order:
+                continue
             if each.line is not None:
                 constraints[each.line, each.shape, each.before] = each.after
                 continue
@@ -121,11 +147,9 @@ class AdviceTrials:
     def _price(self, advice: AdviceReport, compilation: Compilation) -> AdviceReport:
         """Return a suggestion with what it changes."""
         before, topology = self.report, self.topology
-        memory = describe_memory(compilation, topology)
-        schedule = schedule_step(compilation, topology, self.mesh, self.kernel_costs, self.rates)
-        time = estimate_time(
-            compilation, topology, self.mesh, self.kernel_costs, schedule, self.rates
-        )
+        memory, mesh = describe_memory(compilation, topology), self._lay_out(advice)
+        schedule = schedule_step(compilation, topology, mesh, self.kernel_costs, self.rates)
+        time = estimate_time(compilation, topology, mesh, self.kernel_costs, schedule, self.rates)
         # A trial has no code.
         code = before.memory.code_bytes
         priced = replace(
@@ -142,6 +166,48 @@ class AdviceTrials:
         return replace(priced, outcome="within the error" if is_faster else "no help")
 
 
+def try_order_of_script(
+    trials: Sequence[AdviceTrials], calls: Sequence[int]
+) -> tuple[AdviceReport, ...]:
+    """Return the order of the mesh that saves most over the programs of a script, if one does.
+
+    Args:
+        trials: The trials of each program. Programs of another mesh than the longest are left out.
+        calls: Number of calls of each program.
+
+    Returns:
+        What the order changes in all calls together, and the largest change of a device's memory;
+        empty without such an order.
+    """
+    counted_trials = [pair for pair in zip(trials, calls, strict=True) if pair[0].can_lower]
+    if not counted_trials:
+        return ()
+    longest, _ = max(counted_trials, key=lambda pair: pair[0].report.time.seconds * pair[1])
+    alike = [pair for pair in counted_trials if pair[0].mesh == longest.mesh]
+    traffic = [
+        replace(row, sent_bytes=row.sent_bytes * count)
+        for each, count in alike
+        for row in each.report.traffic
+    ]
+    before = sum(each.report.time.seconds * count for each, count in alike)
+    found = find_order(longest.topology, longest.mesh, traffic, before)
+    if found is None:
+        return ()
+    tried = [(each.try_order(found[0]), count) for each, count in alike]
+    changes = [(one.seconds or 0.0) * count for one, count in tried if one is not None]
+    seconds = sum(changes)
+    if len(changes) < len(tried) or seconds >= 0:
+        return ()
+    below = sum(each.report.time.seconds * each.report.time.below * n for each, n in alike)
+    outcomes = [one.outcome for one, _ in tried if one is not None]
+    memory = max(one.memory_bytes or 0 for one, _ in tried if one is not None)
+    text = f"{found[0].text}; {counted(len(alike), 'program')}"
+    summed = AdviceReport(text, found[:1], found[1], "helps", seconds, memory)
+    if "out of memory" in outcomes:
+        return (replace(summed, outcome="out of memory"),)
+    return (summed if seconds < below else replace(summed, outcome="within the error"),)
+
+
 def _rank(advice: AdviceReport) -> tuple[bool, bool, float]:
     return advice.seconds is None, advice.outcome not in _ADVICE, advice.seconds or 0.0
 
@@ -152,7 +218,8 @@ def _find_compatible(tried: Sequence[AdviceReport]) -> list[AdviceReport]:
     for each in sorted(tried, key=_rank):
         if each.outcome in _ADVICE:
             (change,) = each.changes
-            chosen.setdefault((change.path, change.line, change.shape, change.before), each)
+            place = change.path, change.line, change.shape, change.before, bool(change.order)
+            chosen.setdefault(place, each)
     return list(chosen.values())
 
 

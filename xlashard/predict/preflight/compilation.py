@@ -16,6 +16,7 @@ from typing import Any, Self
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.offline import BEGUN, CompileInput, PhaseInput, RefusalError
 from xlashard.analysis.programs.program import Compilation, LoweredModule
+from xlashard.analysis.programs.propagation import dump_options, read_watched
 from xlashard.core.program.remote_compile import crash_text, run_job
 from xlashard.errors import (
     CompileError,
@@ -34,6 +35,7 @@ def compile_for_report(
     options: Mapping[str, Any] | None = None,
     *,
     estimate: bool = False,
+    values: str = "",
 ) -> Compilation:
     """Compile a program and read the compiler's dump.
 
@@ -43,6 +45,7 @@ def compile_for_report(
         estimate: Stop before code generation. Module, buffer assignment and collectives are those
             of the whole compilation; code size and cycle estimates are missing. The compiler for
             GPUs has no such phase and compiles the whole program.
+        values: Pattern of the values inside whose shardings the report shows; empty for none.
 
     Raises:
         CompileError: If compilation fails for a reason other than memory.
@@ -51,7 +54,7 @@ def compile_for_report(
         TopologyError: If the installed libtpu can't stop before code generation.
     """
     if estimate and lowered.plan.devices[0].platform != "gpu":
-        with Estimate.saved(lowered, options) as started:
+        with Estimate.saved(lowered, options, values) as started:
             return started.result(run_job(started.runner, started.request))
     compiled, error, degraded = None, None, ""
     requested = dict(options or {})
@@ -59,7 +62,7 @@ def compile_for_report(
     with _full_disk_errors(name), temporary_dump_folder() as folder:
         began = time.perf_counter()
         try:
-            compiled = lowered.compile(requested | _dumps_to(folder))
+            compiled = lowered.compile(requested | dump_options(folder, values))
         except ProgramTooLargeError as raised:
             error = raised
         seconds = time.perf_counter() - began
@@ -67,7 +70,8 @@ def compile_for_report(
             module = _read_dump(folder, name, error)
         else:
             module, degraded = _read_compiled(folder, compiled.executable)
-    result = lowered.read_dump(module) if compiled is None else compiled
+        result = lowered.read_dump(module) if compiled is None else compiled
+        result = read_watched(result, folder, values) if values else result
     return replace(
         result,
         read_modules=lambda _: (module,),
@@ -88,6 +92,7 @@ class Estimate:
     Args:
         lowered: Program lowered for the devices of a topology.
         options: Compiler options.
+        values: Pattern of the values inside whose shardings the report shows; empty for none.
 
     Attributes:
         cpu_seconds: CPU time of the compiler, once it has run; the time of a worker that failed.
@@ -95,8 +100,10 @@ class Estimate:
         request: Its argument.
     """
 
-    def __init__(self, lowered: LoweredModule, options: Mapping[str, Any] | None = None) -> None:
-        self._lowered, self._options = lowered, dict(options or {})
+    def __init__(
+        self, lowered: LoweredModule, options: Mapping[str, Any] | None = None, values: str = ""
+    ) -> None:
+        self._lowered, self._options, self._values = lowered, dict(options or {}), values
         self.cpu_seconds = 0.0
         self.runner, self.request = "", {}
         self._stack = ExitStack()
@@ -128,18 +135,21 @@ class Estimate:
         return self._compilation(time.perf_counter() - began, error)
 
     @classmethod
-    def saved(cls, lowered: LoweredModule, options: Mapping[str, Any] | None = None) -> Self:
+    def saved(
+        cls, lowered: LoweredModule, options: Mapping[str, Any] | None = None, values: str = ""
+    ) -> Self:
         """Return the compilation of a program that is written to its folder, for a worker process.
 
         Args:
             lowered: The program.
             options: Compiler options.
+            values: As for the class.
 
         Raises:
             DonationError: If a donated argument can't be reused, under `donation="strict"`.
         """
         with ExitStack() as stack:
-            estimate = stack.enter_context(cls(lowered, options))
+            estimate = stack.enter_context(cls(lowered, options, values))
             stack.enter_context(_full_disk_errors(lowered.program.name))
             with estimate._passes() as passes:
                 estimate.runner, estimate.request = passes.runner, passes.save(estimate._folder)
@@ -181,15 +191,19 @@ class Estimate:
         return self._compilation(answer["seconds"], error, answer.get("log", ""))
 
     def _passes(self) -> AbstractContextManager[PhaseInput | CompileInput]:
-        return self._lowered.compiler_input(self._options | _dumps_to(self._folder))
+        dumps = dump_options(self._folder, self._values)
+        return self._lowered.compiler_input(self._options | dumps)
 
     def _compilation(
         self, seconds: float, error: ProgramTooLargeError | None, log: str = ""
     ) -> Compilation:
         lowered = self._lowered
         module = _read_dump(self._folder, lowered.program.name, error)
+        compiled = lowered.read_dump(module)
+        if self._values:
+            compiled = read_watched(compiled, self._folder, self._values)
         return replace(
-            lowered.read_dump(module),
+            compiled,
             seconds=seconds,
             options=tuple(self._options.items()),
             too_large=error is not None,
@@ -258,11 +272,6 @@ def with_buffers(compilation: Compilation) -> Compilation:
     unknown = f"temporaries at the peak, {compilation.program.unknown}"
     program = replace(compilation.program, unknown=unknown)
     return replace(compilation, program=program, read_modules=lambda _: (module,))
-
-
-def _dumps_to(folder: Path) -> dict[str, Any]:
-    """Return the compiler options that write its dumps to a folder."""
-    return {"xla_dump_hlo_as_proto": True, "xla_dump_to": str(folder)}
 
 
 def _with_advice(error: ProgramTooLargeError, name: str, folder: Path) -> ProgramTooLargeError:

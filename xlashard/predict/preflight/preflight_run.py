@@ -16,6 +16,7 @@ from xlashard.analysis.programs.from_jax import unwrap
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.programs.program import Compilation, CompiledOnly, LoweredModule, Program
 from xlashard.analysis.programs.program_reader import check_tracers, find_stage, read
+from xlashard.analysis.programs.propagation import parse_pattern
 from xlashard.core.sharding import Mesh
 from xlashard.errors import (
     ArgumentError,
@@ -64,6 +65,7 @@ def preflight(
     kernel_costs: KernelCosts | None = None,
     rates: RatesSources | None = None,
     title: str = "",
+    values: str = "",
     **kwargs: Any,
 ) -> PreflightReport:
     """Report the memory, time, collectives and cost of a program on TPUs or GPUs, without one.
@@ -94,6 +96,8 @@ def preflight(
         rates: File of a chip's measured rates, which `xlashard preflight --calibrate` writes, or
             its content.
         title: Title of the report, such as the source of the program.
+        values: Regular expression of the names of values inside whose shardings the report shows,
+            as for `explain`.
         **kwargs: Keyword arguments of the call.
 
     Returns:
@@ -120,6 +124,8 @@ def preflight(
     check_options(workload, compiler_options)
     check_type("replicated_above", replicated_above, (int, float), "a number of bytes")
     check_type("title", title, str, "text")
+    check_type("values", values, str, "a regular expression, such as 'attention|logits'")
+    parse_pattern(values)
     chip_hour = None if price is None else parse_price(price)
     costs = read_kernel_costs(kernel_costs)
     with short_tracebacks, unobserved(), warnings.catch_warnings():
@@ -129,14 +135,16 @@ def preflight(
         calibrations = read_calibrations(rates, [place.chip])
         on, program, is_laid_out = read_on_topology(fun, args, kwargs, place, mesh)
         if isinstance(program, Compilation):
-            if compiler_options or estimate:
+            if compiler_options or estimate or values:
                 raise ArgumentError(
-                    f"compiler_options and estimate don't apply to {program.name}, which is "
-                    "compiled already: leave them out, or pass its Lowered"
+                    f"compiler_options, estimate and values don't apply to {program.name}, which "
+                    "is compiled already: leave them out, or pass its Lowered"
                 )
             compilation = with_buffers(program)
         else:
-            compilation = compile_for_report(program, compiler_options, estimate=estimate)
+            compilation = compile_for_report(
+                program, compiler_options, estimate=estimate, values=values
+            )
         calibration = calibrations.get(place.chip.name)
         report = build_report(
             compilation,
@@ -153,8 +161,7 @@ def preflight(
         if estimate or isinstance(program, Compilation):
             return report
         measured = None if calibration is None else calibration.rates(place.chip)
-        lower = partial(_lower, on=on)
-        return AdviceTrials(report, compilation, on, place, lower, costs, measured).run()
+        return AdviceTrials(report, compilation, on, place, lower_on, costs, measured).run()
 
 
 def check_options(workload: Workload | None, options: Mapping[str, Any] | None) -> None:
@@ -319,12 +326,12 @@ def _place(
             lowered = program.move(_map_devices(program.program.name, own, on))
     else:
         source = program.program if isinstance(program, LoweredModule) else program
-        lowered = _lower(source.onto(on) if own is None else source, on)
+        lowered = lower_on(source.onto(on) if own is None else source, on)
     check_devices(lowered, topology)
     return PlacedProgram(on, lowered, is_laid_out)
 
 
-def _lower(program: Program, on: Mesh) -> LoweredModule:
+def lower_on(program: Program, on: Mesh) -> LoweredModule:
     """Lower a program for the devices of a mesh."""
     with assume_chip(on.devices.flat[0]):
         return program.lower(_map_devices(program.name, program.mesh, on))
@@ -337,7 +344,8 @@ def _map_devices(name: str, own: Mesh | None, on: Mesh) -> dict[Any, Any]:
         ArgumentError: If the meshes have other axes.
     """
     new = list(on.devices.flat)
-    if own is None or set(own.devices.flat) <= set(new):
+    is_alike = own is not None and own.shape == on.shape
+    if own is None or (not is_alike and set(own.devices.flat) <= set(new)):
         return {device: device for device in new}
     if own.size != on.size:
         raise ArgumentError(

@@ -32,11 +32,13 @@ from xlashard.analysis.programs.program import Compilation, LoweredModule
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
 from xlashard.errors import ArgumentError, TopologyError, counted
 from xlashard.predict.costs.kernel_costs import KernelCost
+from xlashard.predict.preflight.advice import AdviceTrials, try_order_of_script
 from xlashard.predict.preflight.compilation import compile_for_report
 from xlashard.predict.preflight.mesh_mapping import meshes_of_program, resolve_mesh
-from xlashard.predict.preflight.preflight_run import check_devices, read_on_topology
+from xlashard.predict.preflight.preflight_run import check_devices, lower_on, read_on_topology
 from xlashard.predict.preflight.report.build import build_report
 from xlashard.predict.preflight.report.measured import Calibration
+from xlashard.predict.preflight.report.preflight_model import AdviceReport
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.report.pricing import Price
 from xlashard.predict.targets.base_topology import BaseTopology
@@ -59,6 +61,7 @@ class ScriptDevices:
         status: Returns a context manager that shows the work in progress.
         run_up_to: Bytes of arguments and results on all devices up to which a program may run on
             the CPU; None for 256 MiB, and 2 GiB for a program of one device.
+        pattern: Pattern of the values inside that reports show; empty for none.
         values: The arrays that stand in for results of the script.
     """
 
@@ -67,6 +70,7 @@ class ScriptDevices:
     estimate: bool
     status: Callable[[str], AbstractContextManager[Any]]
     run_up_to: int | None = None
+    pattern: str = ""
     values: StandInValues = field(default_factory=StandInValues)
     _compiled: dict[RecordedProgram, tuple[Mesh, Compilation] | Exception] = field(
         default_factory=dict
@@ -198,7 +202,9 @@ class ScriptDevices:
                 mesh = resolve_mesh(self.topology, None, meshes_of_program(program))
             lowered = program.lower(devices)
             check_devices(lowered, self.topology)
-            return mesh, compile_for_report(lowered, self.options, estimate=self.estimate)
+            return mesh, compile_for_report(
+                lowered, self.options, estimate=self.estimate, values=self.pattern
+            )
 
     def _map_devices(self, name: str, mesh: Mesh) -> dict[Any, Any]:
         """Return the topology's device of each device of a mesh, in the order of the mesh.
@@ -220,6 +226,31 @@ class ScriptDevices:
                 f"those of {self.topology}: write --topology {topology}{more}"
             )
         return dict(zip(own, devices, strict=True))
+
+    def try_order(
+        self,
+        reports: Mapping[RecordedProgram, PreflightReport],
+        kernel_costs: Mapping[str, KernelCost] | None = None,
+        calibration: Calibration | None = None,
+    ) -> tuple[AdviceReport, ...]:
+        """Return the order of the mesh that saves most over all calls; empty without one.
+
+        Args:
+            reports: The reports of the programs.
+            kernel_costs: Costs of kernels by name.
+            calibration: Measured slowdowns of the chip; None for the published rates.
+        """
+        rates = None if calibration is None else calibration.rates(self.topology.chip)
+        trials = []
+        for recorded, report in reports.items():
+            mesh, compilation = self.compilation(recorded)
+            trials.append(
+                AdviceTrials(
+                    report, compilation, mesh, self.topology, lower_on, kernel_costs, rates
+                )
+            )
+        with self.status("trying another order of the mesh"):
+            return try_order_of_script(trials, [max(recorded.calls, 1) for recorded in reports])
 
     def report(
         self,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from xlashard.analysis.explain.program_report import pairs_section
 from xlashard.analysis.explain.sections import (
+    INNER_VALUES,
     collectives_section,
     donations_section,
     list_findings,
@@ -97,8 +98,9 @@ def list_parts(report: PreflightFields) -> Iterator[Part]:
         "a step",
         words_of(report.topology).networks,
     )
-    yield _SUGGESTIONS.with_rows(report.advice)
+    yield ADVICE.with_rows(report.advice)
     yield from list_findings(report)
+    yield INNER_VALUES.with_rows(report.values)
     yield _replicated(report, reused)
     yield values_section("arguments", "Arguments", report.inputs)
     yield values_section("results", "Results", report.outputs, fresh)
@@ -606,7 +608,7 @@ _ADVICE_STYLES: Mapping[str, Style] = {
     "out of memory": "bad",
     "not tried": "quiet",
 }
-_SUGGESTIONS = Section[AdviceReport](
+ADVICE = Section[AdviceReport](
     id="suggestions",
     title="Suggestions",
     note=SUGGESTIONS,

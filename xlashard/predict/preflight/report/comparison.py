@@ -35,7 +35,7 @@ from xlashard.analysis.report.parts import (
 from xlashard.analysis.report.printable import Part, SerializableReport, list_panels
 from xlashard.analysis.report.texts import line_text, operation_text
 from xlashard.hlo.collective_kinds import KINDS
-from xlashard.predict.preflight.render.preflight_sections import FOOTER
+from xlashard.predict.preflight.render.preflight_sections import ADVICE, FOOTER
 from xlashard.predict.preflight.render.report_text import (
     Words,
     axes_text,
@@ -46,7 +46,7 @@ from xlashard.predict.preflight.render.report_text import (
     topology_text,
     words_of,
 )
-from xlashard.predict.preflight.report.preflight_model import FORMAT, PreflightFields
+from xlashard.predict.preflight.report.preflight_model import FORMAT, AdviceReport, PreflightFields
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.support.documents import ReportFormat
 from xlashard.support.formatting import (
@@ -192,6 +192,8 @@ class PreflightReports(SerializableReport):
     Attributes:
         reports: The reports, in row order.
         unreported: Programs of a script that can't be reported.
+        advice: The order of the mesh that was tried for the programs of a script, with the change
+            of all calls together.
     """
 
     _kind = "preflight"
@@ -200,18 +202,26 @@ class PreflightReports(SerializableReport):
 
     reports: tuple[PreflightReport, ...]
     unreported: tuple[UnreportedProgram, ...] = ()
+    advice: tuple[AdviceReport, ...] = ()
 
     def parts(self) -> Iterator[Part]:
         """Yield a table of the reports, and the programs without one."""
         if len(self.reports) > 1:
             yield reports_section(self.reports)
         yield replace(_UNREPORTED, rows=self.unreported)
+        yield replace(_ORDER, rows=self.advice)
 
     def panels(self) -> Sequence[PagePanel]:
         """Return a panel of all reports, and one of each."""
         return _list_panels(self.reports, [replace(_UNREPORTED, rows=self.unreported)])
 
 
+_ORDER = replace(
+    ADVICE,
+    id="mesh-order",
+    title="Order of the mesh",
+    note="of all calls together, compiled for the same devices",
+)
 _UNREPORTED = Section[UnreportedProgram](
     id="unreported",
     title="Without a report",

@@ -13,6 +13,7 @@ from xlashard.analysis.explain.model import (
     CollectiveReport,
     ConstantReport,
     DonationReport,
+    InnerValueReport,
     RepeatedReport,
     UnmetRequest,
     ValueReport,
@@ -272,7 +273,7 @@ class TimeEstimate:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Another sharding of an argument, or of the value of a constraint.
+    """Another sharding of an argument or of the value of a constraint, or order of mesh axes.
 
     Attributes:
         path: Path of the argument; empty for a constraint.
@@ -282,6 +283,9 @@ class Suggestion:
         after: Mesh axes of each dimension that the suggestion gives.
         returned: True if a result takes the argument's place in the next call, and is sharded
             likewise.
+        order: Mesh axes by their communication, the most first, as `topology.mesh(order=...)` takes
+            them; empty for another sharding.
+        reason: What another order changes: the rate of each axis.
     """
 
     path: str
@@ -290,10 +294,14 @@ class Suggestion:
     before: tuple[tuple[str, ...], ...]
     after: tuple[tuple[str, ...], ...]
     returned: bool = False
+    order: tuple[str, ...] = ()
+    reason: str = ""
 
     @property
     def text(self) -> str:
         """Code change: `pass in_shardings P('data', None) for x`."""
+        if self.order:
+            return f"lay out the mesh by order={list(self.order)}: {self.reason}"
         spec = spec_text(self.after)
         if self.line is not None:
             place = f"{Path(self.line[0]).name}:{self.line[1]}"
@@ -396,6 +404,7 @@ class PreflightFields:
     degraded: str = ""
     warnings: tuple[str, ...] = ()
     advice: tuple[AdviceReport, ...] = ()
+    values: tuple[InnerValueReport, ...] = ()
 
     @property
     def heading(self) -> str:

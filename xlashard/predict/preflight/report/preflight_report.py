@@ -62,6 +62,8 @@ class PreflightReport(SerializableReport, PreflightFields):
         warnings: Warnings of the compiler that name no operation; `unmet` has the others.
         advice: Suggestions for the collectives that are not required, and those that help
             together, the best first.
+        values: Values inside that match the pattern of `preflight(..., values=...)`, most bytes
+            first.
 
     Example:
         >>> import jax
