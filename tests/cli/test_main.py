@@ -347,14 +347,16 @@ def test_a_reader_that_leaves_ends_a_command_silently(
     assert capfd.readouterr().err == ""
 
 
-def test_a_terminal_without_a_character_gets_a_question_mark(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_terminal_without_a_character_gets_one_of_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    monkeypatch.setattr(installation, "_checks", lambda: [Check("a", "note", "2 × b", "c")])
+    monkeypatch.setattr(installation, "_checks", lambda: [Check("a", "note", "2 × ß", "c")])
     assert main(["doctor"]) == 0
-    assert b"2 ? b" in written.getvalue() and b"? c" in written.getvalue()
+    assert b"2 x \\xdf\n" in written.getvalue() and b"-> c\n" in written.getvalue()
+    printed = len(written.getvalue())
+    assert main(["doctor", "--json"]) == 0
+    document = json.loads(written.getvalue()[printed:])
+    assert document["checks"][0]["observed"] == "2 × ß"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -11,13 +11,6 @@ from xlashard.support.formatting import in_bytes, shape_text, sizes_text, typed
 _WRITTEN_OUT = 4
 """Maximum number of runs in even steps that are written out."""
 
-_ASCII = str.maketrans({"–": "-", "×": "x", "…": "...", "·": "-"})
-
-
-def in_ascii(text: str) -> str:
-    """Return a text in ASCII."""
-    return text.translate(_ASCII)
-
 
 def runs_text(runs: Runs, most: int) -> str:
     """Return numbers as text: `0–3, 8, 9`; with even steps `0, 8 … 504`.
