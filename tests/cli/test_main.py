@@ -366,7 +366,8 @@ def test_help_fits_into_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "60")
     out, _, code = stdout_and_code(capsys, command, "--help")
     assert code == 0 and f"usage: xlashard {command}" in out
-    below_usage = out.partition("\n\n")[2]
+    usage, _, below_usage = out.partition("\n\n")
+    assert max(map(len, usage.splitlines())) <= 80
     prose = [line for line in below_usage.splitlines() if "xlashard completion" not in line]
     assert max(map(len, prose)) <= 60
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from xlashard.analysis.pictures.picture_plan import Cell, Picture, cut_text
 from xlashard.analysis.pictures.subject import PictureSubject
+from xlashard.errors import counted
 from xlashard.geometry import Runs
 from xlashard.support.formatting import in_bytes, shape_text, sizes_text, typed
 
@@ -140,7 +141,7 @@ def facts(picture: Picture) -> Iterator[tuple[str, str]]:
 def _devices_fact(subject: PictureSubject) -> str:
     count = subject.placement.num_devices
     kind = platform_of(subject)
-    words = f"{count:,} {kind}".strip() + (" device" if count == 1 else " devices")
+    words = counted(count, f"{kind} device".strip())
     if (subject.num_hosts or 1) > 1:
         words += f" of {subject.num_hosts} hosts"
     most = "" if subject.placement.is_even else "at most "

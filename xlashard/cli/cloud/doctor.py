@@ -343,13 +343,14 @@ def judge_chips(
     summed = all(each["summed"] == counted_devices for each in reports.values() if each)
     expected = devices in (None, counted_devices) and processes == workers
     if len(set(counts.values())) == 1 and expected and summed:
-        observed = f"{counted_devices} devices, of {counted(processes, 'process', 'processes')}"
-        return Finding("", subject, True, observed)
+        of = counted(processes, "process", "processes")
+        return Finding("", subject, True, f"{counted(counted_devices, 'device')}, of {of}")
     observed = "; ".join(
-        f"{processes} processes, {counted_devices} devices on {worker}"
-        for worker, (processes, counted_devices) in counts.items()
+        f"{counted(processes, 'process', 'processes')}, {counted(own_devices, 'device')} on {worker}"
+        for worker, (processes, own_devices) in counts.items()
     )
-    observed += f"; expected {workers} processes" + (f", {devices} devices" if devices else "")
+    observed += f"; expected {counted(workers, 'process', 'processes')}"
+    observed += f", {counted(devices, 'device')}" if devices else ""
     return Finding("", subject, False, observed, "create the TPU again: a host is missing")
 
 
