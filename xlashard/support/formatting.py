@@ -365,8 +365,35 @@ def format_axes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
+CELL = "cell "
+"""Start of the name of a notebook's cell."""
+
+
+def name_file(file: str) -> str:
+    """Return `cell 3` for the code of a notebook's cell, by the number in its `In [3]`.
+
+    Jupyter compiles a cell as a temporary file, and IPython under a name of its own.
+
+    Args:
+        file: The file of a frame; others than those of cells are returned unchanged.
+    """
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    named = None if shell is None else shell.compile.format_code_name(file)
+    number = None if named is None else re.fullmatch(r"In\[(\d+)\]", named[1])
+    return file if number is None else f"{CELL}{number[1]}"
+
+
 def near_line(file: str, line: object) -> str:
-    """Return a line of a file, relative to the working directory if it is inside: `train.py:41`."""
+    """Return a line of a file, relative to the working directory if it is inside: `train.py:41`.
+
+    Example:
+        >>> near_line("cell 1", 8)
+        'cell 1, line 8'
+    """
+    file = name_file(file)
+    if file.startswith(CELL):
+        return f"{file}, line {line}"
     try:
         near = os.path.relpath(file) if os.path.isabs(file) else file
     except FileNotFoundError:  # The working directory was removed.

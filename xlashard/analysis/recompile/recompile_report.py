@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from xlashard.analysis.recompile.call_differences import FUNCTIONS, CallDifference, differences
 from xlashard.core.pjit.cache_miss import CacheMiss, DerivedProgram
 from xlashard.errors import counted
-from xlashard.support.formatting import in_seconds
+from xlashard.support.formatting import CELL, in_seconds, name_file, near_line
 from xlashard.support.lazily import dataclass
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ class Explanation:
     @property
     def place(self) -> str:
         """Return the file name and line of the call: `train.py:41`."""
-        return f"{Path(self.file).name}:{self.line}"
+        file = name_file(self.file)
+        return near_line(file if file.startswith(CELL) else Path(file).name, self.line)
 
     def text(self, function: str) -> str:
         """Format the explanation as one line."""

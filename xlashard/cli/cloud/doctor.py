@@ -346,8 +346,8 @@ def judge_chips(
         of = counted(processes, "process", "processes")
         return Finding("", subject, True, f"{counted(counted_devices, 'device')}, of {of}")
     observed = "; ".join(
-        f"{counted(processes, 'process', 'processes')}, {counted(own_devices, 'device')} on {worker}"
-        for worker, (processes, own_devices) in counts.items()
+        f"{counted(own, 'process', 'processes')}, {counted(own_devices, 'device')} on {worker}"
+        for worker, (own, own_devices) in counts.items()
     )
     observed += f"; expected {counted(workers, 'process', 'processes')}"
     observed += f", {counted(devices, 'device')}" if devices else ""
