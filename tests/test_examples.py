@@ -96,6 +96,11 @@ def test_the_notebook_shows_pictures_and_reports() -> None:
     first, last = eval(cells["run"]["value"]["text/plain"])
     assert last < 0.5 * first
     assert "2 compilations" in cells["again"]["stdout"]
+    # Lines of cells are shown by the cell's number, not by IPython's name of its code.
+    number = list(cells).index("again") + 1
+    assert f"at cell {number}, line " in cells["again"]["stdout"]
+    assert re.search(r"\bcell \d+\b", report)
+    assert "ipython-input" not in str(cells)
     assert "float32[512,256] → float32[256,256] (shape)" in cells["again"]["stdout"]
 
 

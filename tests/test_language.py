@@ -144,6 +144,24 @@ def test_files_use_the_vocabulary() -> None:
     assert not found, "\n".join(map(str, found))
 
 
+_ONE_OF_SEVERAL = re.compile(
+    r"(?<![\w.,:=×/-])1\s(devices|chips|hosts|processes|programs|calls|times|files|lines|rows|meshes"
+    r"|slices|layouts|values|arguments|results|collectives|groups|copies)\b"
+)
+
+
+def test_printed_texts_count_one_in_the_singular() -> None:
+    texts = [ROOT / "tests", ROOT / "docs"]
+    files = [f for folder in texts for f in folder.rglob("*") if f.suffix in (".txt", ".md")]
+    assert len(files) > 100
+    found = [
+        f"{file.relative_to(ROOT)}: {match[0]}"
+        for file in files
+        for match in _ONE_OF_SEVERAL.finditer(file.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_variables_of_the_package_are_nouns() -> None:
     files = [*(ROOT / "xlashard").rglob("*.py"), *(ROOT / "xlashard_pytest").rglob("*.py")]
     assert len(files) > 300

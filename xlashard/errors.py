@@ -17,8 +17,8 @@ from xlashard.support.hooks import jax_errors
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: `1 entry`, `2 entries`; the plural is `noun` with an s."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+    """Return a number with its noun: `1 entry`, `2,048 entries`; the plural is `noun` with an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 class XlashardError(Exception):

@@ -26,6 +26,8 @@ from tests.auto.examples import (
 )
 from tests.message_patterns import naming
 from tests.predict.targets.gpu.plugin import needs_plugin
+from tests.terminals import terminal_for_errors
+from tests.waiting import wait_for
 from xlashard import AutoPlan, P, auto_shard, explain, pjit, preflight
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.auto_shard import solve
@@ -59,7 +61,10 @@ def test_a_plan_has_a_spec_for_each_argument_and_result():
 @pytest.mark.slow
 def test_layouts_are_ranked_at_measured_rates():
     slow = {"chip": "v5e", "slowdown": dict.fromkeys(("vector", "hbm"), 2.0)}
-    plan = auto_shard(double, DOUBLED, DOUBLED, mesh={"data": 8}, rates=slow)
+    with terminal_for_errors() as screen:
+        plan = auto_shard(double, DOUBLED, DOUBLED, mesh={"data": 8}, rates=slow)
+        wait_for(lambda: "choosing a layout of double" in screen.read(), "progress")
+        assert "compiling" not in screen.read()
     usual = small_plan()
     assert plan.chosen.name == usual.chosen.name
     assert plan.chosen.predicted_seconds == pytest.approx(2 * usual.chosen.predicted_seconds)

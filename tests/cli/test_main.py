@@ -347,14 +347,16 @@ def test_a_reader_that_leaves_ends_a_command_silently(
     assert capfd.readouterr().err == ""
 
 
-def test_a_terminal_without_a_character_gets_a_question_mark(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_terminal_without_a_character_gets_one_of_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    monkeypatch.setattr(installation, "_checks", lambda: [Check("a", "note", "2 × b", "c")])
+    monkeypatch.setattr(installation, "_checks", lambda: [Check("a", "note", "2 × ß", "c")])
     assert main(["doctor"]) == 0
-    assert b"2 ? b" in written.getvalue() and b"? c" in written.getvalue()
+    assert b"2 x \\xdf\n" in written.getvalue() and b"-> c\n" in written.getvalue()
+    printed = len(written.getvalue())
+    assert main(["doctor", "--json"]) == 0
+    document = json.loads(written.getvalue()[printed:])
+    assert document["checks"][0]["observed"] == "2 × ß"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -364,7 +366,8 @@ def test_help_fits_into_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "60")
     out, _, code = stdout_and_code(capsys, command, "--help")
     assert code == 0 and f"usage: xlashard {command}" in out
-    below_usage = out.partition("\n\n")[2]
+    usage, _, below_usage = out.partition("\n\n")
+    assert max(map(len, usage.splitlines())) <= 80
     prose = [line for line in below_usage.splitlines() if "xlashard completion" not in line]
     assert max(map(len, prose)) <= 60
 

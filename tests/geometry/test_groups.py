@@ -233,7 +233,7 @@ def test_groups_of_a_formula_are_never_listed():
     grid = MeshGrid(("x", "y", "z"), (10**5, 10**5, 10**5))
     groups = read_groups(f"[{10**10},{10**5}]<=[{10**5},{10**5},{10**5}]T(0,2,1)", 1)
     assert axes_text(groups, grid) == "y"
-    assert str(groups) == "10000000000 groups of 100000 devices"
+    assert str(groups) == "10,000,000,000 groups of 100,000 devices"
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,10 @@ def test_a_compilation_removes_its_dump_folder(temporary: Path) -> None:
         x = jax.ShapeDtypeStruct((8,), jnp.float32)
         lowered = pjit(lambda x: x + 1, in_shardings=P("a")).lower(x)
     assert compile_stage(lowered).module.allocations
-    assert not list(temporary.glob(f"{dump_folder._PREFIX}*"))
+    assert not left.exists()
+    # The worker process waits for another program, with libtpu's log files in a folder of its own.
+    kept = temporary.glob(f"{dump_folder._PREFIX}*/*")
+    assert all(file.name.startswith("tpu_driver") for file in kept)
 
 
 @pytest.mark.needs_jax

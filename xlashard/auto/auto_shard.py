@@ -19,6 +19,7 @@ from xlashard.core.sharding import PartitionSpec
 from xlashard.errors import ArgumentError, CompileError, XlashardWarning
 from xlashard.predict.preflight.report.measured import RatesSources
 from xlashard.predict.targets.base_topology import BaseTopology
+from xlashard.support.consoles import show_progress
 from xlashard.support.tracebacks import short_tracebacks
 from xlashard.workers.job_pool import TIMED_OUT
 
@@ -95,7 +96,13 @@ def auto_shard(
         >>> plan.inputs[1].spec
         "P('data')"
     """
-    with short_tracebacks, unobserved(), warnings.catch_warnings():
+    name = getattr(fun, "__name__", "a program")
+    with (
+        short_tracebacks,
+        unobserved(),
+        warnings.catch_warnings(),
+        show_progress(f"choosing a layout of {name}"),
+    ):
         # Candidates warn of what the plan does not keep.
         warnings.simplefilter("ignore", XlashardWarning)
         _check_options(memory, measure, compile_timeout)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, NoReturn
 import xlashard
 from xlashard.cli.parsers import program_parsers, tool_parsers
 from xlashard.errors import XlashardError
-from xlashard.support.background import drop_output, replace_unencodable
+from xlashard.support.background import drop_output
+from xlashard.support.consoles import replace_unencodable
 from xlashard.support.formatting import closest, print_error
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from xlashard.errors import GridError, TilingError
+from xlashard.errors import GridError, TilingError, counted
 
 MOST_LISTED = 1 << 26
 """Most positions to list; the number in a text may be arbitrarily large."""
@@ -294,7 +294,7 @@ def tiles_of_indices(
     counts = tuple(count for _, count in cuts)
     if math.prod(counts) > len(indices):
         raise TilingError(
-            f"{len(indices)} devices can't cover the {math.prod(counts)} tiles {counts} "
+            f"{counted(len(indices), 'device')} can't cover the {math.prod(counts)} tiles {counts} "
             f"that shape {tuple(shape)} is cut into"
         )
     tile_of = np.zeros(len(indices), np.int64)
@@ -311,7 +311,7 @@ def _bounds(position: int, shape: Sequence[int], index: Sequence[slice]) -> list
     if not isinstance(index, tuple | list) or len(index) > len(shape):
         raise TilingError(
             f"the index {index!r} of device {position} is not a tuple of at most "
-            f"{len(shape)} slices, one per dimension of shape {tuple(shape)}"
+            f"{counted(len(shape), 'slice')}, one per dimension of shape {tuple(shape)}"
         )
     bounds: list[tuple[int, int]] = []
     for dim, size in enumerate(shape):

@@ -5,6 +5,7 @@
 | `lazily` | names, modules and methods of dataclasses that wait for their first use |
 | `hooks` | modules of higher floors that lower ones call |
 | `formatting` | amounts, types and lists in texts |
+| `consoles` | output as a stream encodes it, and long work in progress |
 | `tracebacks` | frames of this package left out of tracebacks |
 | `documents` | TOML and JSON files as records, with a schema |
 | `wire`, `kernel_module` | messages of protocol buffers; kernels of TPUs as records |

@@ -202,13 +202,6 @@ def listening_to_signals(
         receiver.close()
 
 
-def replace_unencodable() -> None:
-    """Let standard output and error replace the characters that a terminal cannot encode."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):  # a stream of another class
-            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def flush_output() -> None:
     """Flush standard output and error, as far as they are open."""
     for stream in (sys.stdout, sys.stderr):

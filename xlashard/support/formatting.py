@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 from xlashard.errors import ArgumentError, XlashardError
 
@@ -34,10 +34,38 @@ def printable(text: str) -> str:
     return re.sub(_UNPRINTABLE, lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+_IN_ASCII = {
+    **dict.fromkeys(map(chr, range(0x2500, 0x2580)), "+"),  # box drawings
+    **dict.fromkeys("─━╌╍┄┅┈┉╴╶╸╺╼╾", "-"),
+    **dict.fromkeys("│┃╎╏┆┇┊┋╵╷╹╻╽╿", "|"),
+    **dict.fromkeys(map(chr, range(0x2580, 0x2591)), "#"),  # blocks
+    **dict.fromkeys("░▒▓", "."),
+    **dict.fromkeys(map(chr, range(0x2800, 0x2900)), "*"),  # spinners
+    **dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹", (f"^{digit}" for digit in range(10)), strict=True)),
+    **{"–": "-", "—": "-", "−": "-", "×": "x", "·": "-", "•": "*", "…": "...", "µ": "u"},
+    **{"μ": "u", "π": "pi", "→": "->", "←": "<-", "▶": ">", "✓": "+", "✗": "x", "�": "."},
+    **{"≤": "<=", "≥": ">=", "≠": "!=", "≈": "~", "±": "+-", "“": '"', "”": '"', "’": "'"},
+}
+
+
+def in_ascii(text: str) -> str:
+    r"""Return a text in ASCII, with Python's escapes for letters of names.
+
+    Example:
+        >>> print(in_ascii("2 × größe → 1 µs"))
+        2 x gr\xf6\xdfe -> 1 us
+    """
+    if text.isascii():
+        return text
+    replaced = "".join(_IN_ASCII.get(letter, letter) for letter in text)
+    return replaced.encode("ascii", "backslashreplace").decode("ascii")
+
+
 class Escaped:
     """Renderable of rich, printed with Python's escapes in place of control characters.
 
-    Names in a report come from programs and files, which may hold anything.
+    Names in a report come from programs and files, which may hold anything. Lines end without the
+    spaces that fill the last column, and are in ASCII where the output is.
 
     Args:
         shown: The renderable.
@@ -49,8 +77,13 @@ class Escaped:
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         from rich.segment import Segment  # takes long to import, and few need it
 
-        for segment in console.render(self._shown, options):
-            yield Segment(printable(segment.text), segment.style, segment.control)
+        for line in Segment.split_lines(console.render(self._shown, options)):
+            while line and not line[-1].text.strip(" ") and not line[-1].control:
+                line.pop()
+            for number, (text, style, control) in enumerate(line, 1):
+                text = printable(text.rstrip(" ") if number == len(line) else text)
+                yield Segment(in_ascii(text) if options.ascii_only else text, style, control)
+            yield Segment.line()
 
 
 def print_error(error: object) -> None:
@@ -64,15 +97,26 @@ def error_text(error: Exception) -> str:
 
 
 def plain_text(shown: "RenderableType", width: int | None = None) -> str:
-    """Return what rich prints without colours, in the given width or the terminal's."""
+    """Return what rich prints without colours, in the given width.
+
+    By default it is for standard output: of the terminal's width, and in ASCII where the output is.
+    """
     from rich.console import Console  # takes long to import, and few need it
 
+    is_ascii = width is None and not encodes_all(sys.stdout)
     width = width or shutil.get_terminal_size((100, 24)).columns
     # In a notebook, a console of Jupyter would display an empty block besides.
     console = Console(file=io.StringIO(), width=width, color_system=None, force_jupyter=False)
     with console.capture() as printed:
         console.print(shown)
-    return "\n".join(line.rstrip() for line in printed.get().rstrip().splitlines())
+    text = "\n".join(line.rstrip() for line in printed.get().rstrip().splitlines())
+    return in_ascii(text) if is_ascii else text
+
+
+def encodes_all(stream: TextIO) -> bool:
+    """Return True if a stream takes every character, as one in UTF-8 does."""
+    encoding = getattr(stream, "encoding", None)
+    return encoding is None or encoding.lower().startswith("utf")
 
 
 def elided(text: str, most: int) -> str:
@@ -321,8 +365,35 @@ def format_axes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
+CELL = "cell "
+"""Start of the name of a notebook's cell."""
+
+
+def name_file(file: str) -> str:
+    """Return `cell 3` for the code of a notebook's cell, by the number in its `In [3]`.
+
+    Jupyter compiles a cell as a temporary file, and IPython under a name of its own.
+
+    Args:
+        file: The file of a frame; others than those of cells are returned unchanged.
+    """
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    named = None if shell is None else shell.compile.format_code_name(file)
+    number = None if named is None else re.fullmatch(r"In\[(\d+)\]", named[1])
+    return file if number is None else f"{CELL}{number[1]}"
+
+
 def near_line(file: str, line: object) -> str:
-    """Return a line of a file, relative to the working directory if it is inside: `train.py:41`."""
+    """Return a line of a file, relative to the working directory if it is inside: `train.py:41`.
+
+    Example:
+        >>> near_line("cell 1", 8)
+        'cell 1, line 8'
+    """
+    file = name_file(file)
+    if file.startswith(CELL):
+        return f"{file}, line {line}"
     try:
         near = os.path.relpath(file) if os.path.isabs(file) else file
     except FileNotFoundError:  # The working directory was removed.

@@ -20,7 +20,8 @@ from xlashard.config import SKIP_FILES, split_globs
 _ROOMS = (
     *("_jax", "analysis", "auto", "cli", "core", "geometry", "hlo", "legacy", "numpy", "pods"),
     *("predict", "workers"),
-    *(f"support/{name}.py" for name in ("documents", "formatting", "hooks", "tracebacks")),
+    *("support/consoles.py", "support/documents.py", "support/formatting.py", "support/hooks.py"),
+    "support/tracebacks.py",
 )
 INNER_FOLDERS = tuple(str(Path(__file__).parents[1] / room) for room in _ROOMS)
 """Folders of this package whose frames are hidden."""

@@ -25,6 +25,7 @@ from xlashard.support.background import at_exit, end_process, python_path, read_
 from xlashard.support.formatting import in_bytes, signal_name
 from xlashard.support.host_memory import read_available_memory
 from xlashard.support.lending import repeat_words
+from xlashard.workers.dump_folder import temporary_dump_folder
 
 _WORKER = Path(__file__).with_name("job_worker.py")
 FAILED = "failed"
@@ -285,19 +286,22 @@ class _Worker:
             # no-catalogue: needs a program that Python is a part of
             raise OSError(f"this process has no Python interpreter to start: {sys.executable!r}")
         self._errors = _open_log()
+        self._folders = contextlib.ExitStack()
         try:
+            logs = self._folders.enter_context(temporary_dump_folder())
             self._process = subprocess.Popen(
                 # Started by path, without importing the package.
                 [sys.executable, "-P", *repeat_words(), str(_WORKER), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env=_environment(),
+                env=_environment(logs),
                 # The parent process handles Ctrl-C.
                 start_new_session=True,
             )
         except BaseException:
             self._errors.close()
+            self._folders.close()
             raise
         assert self._process.stdin is not None and self._process.stdout is not None
         self._jobs, self.answers = self._process.stdin, self._process.stdout
@@ -369,6 +373,7 @@ class _Worker:
         self._end()
         self._process.wait()
         self._errors.close()
+        self._folders.close()
         for pipe in (self._jobs, self.answers):
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
@@ -410,10 +415,12 @@ def _pass_text(lines: Sequence[str]) -> str:
     return f", in the pass {name}" if name else ""
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of worker processes, which compile for TPUs without using one."""
-    # libtpu's warnings are in the log of a job.
-    log = {"TPU_STDERR_LOG_LEVEL": "1", "TPU_MIN_LOG_LEVEL": "1"}
+def _environment(logs: Path) -> dict[str, str]:
+    """Return the environment of a worker process, which compiles for TPUs without using one."""
+    # libtpu's warnings are in the log of a job. It writes files, too, beside other temporary files
+    # if there is no folder for them.
+    levels = {"TPU_STDERR_LOG_LEVEL": "1", "TPU_MIN_LOG_LEVEL": "1"}
+    log = {**levels, "TPU_LOG_DIR": str(logs)}
     return {**os.environ, **log, "JAX_PLATFORMS": "cpu", "PYTHONPATH": python_path()}
 
 

@@ -174,7 +174,7 @@ def test_a_program_that_does_not_fit_fails(folder: Path, capsys) -> None:
     assert report["outcome"] == "out of memory"
     # The script continues with zeros until it is stopped.
     assert "step 0 0.0" in printed.err
-    assert "stopped: train_step was called 1 times" in printed.err
+    assert "stopped: train_step was called 1 time" in printed.err
 
 
 LOWERED = """\

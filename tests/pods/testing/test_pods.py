@@ -137,7 +137,7 @@ def test_scripts_detect_the_pod() -> None:
 def test_failing_script_is_reported() -> None:
     with pytest.raises(PodError) as caught:
         pod(processes=2).run_script(SCRIPT, "fail")
-    assert re.search(naming("pod_script.py", "2 × 1 devices", "process 1"), str(caught.value))
+    assert re.search(naming("pod_script.py", "2 × 1 device", "process 1"), str(caught.value))
     assert "process 1 gives up" in caught.value.outputs[1]
     done = pod(processes=2).run_script(SCRIPT, "fail", check=False)
     assert done.verdict.codes == (1, 1)

@@ -27,6 +27,8 @@ from jax.sharding import AxisType
 
 import xlashard
 from tests.message_patterns import naming
+from tests.terminals import terminal_for_errors
+from tests.waiting import wait_for
 from xlashard import Mesh, NamedSharding, P, PreflightReport, explain, preflight, tpu
 from xlashard.core.program import uneven_shardings as uneven
 from xlashard.errors import (
@@ -520,7 +522,9 @@ def test_arguments_on_meshes_of_one_order_keep_their_tiles() -> None:
         for sharding in (local("data"), row)
     ]
     fun = jax.jit(lambda x, y: (x @ y.T, y))
-    report = preflight(fun, *shapes, topology="v5e-8", estimate=True)
+    with terminal_for_errors() as screen:
+        report = preflight(fun, *shapes, topology="v5e-8", estimate=True)
+        wait_for(lambda: "compiling <lambda> for v5e:2x4" in screen.read(), "progress")
     assert [dict((axis.name, axis.size) for axis in report.mesh)] == [{"data": 4, "model": 2}]
     assert [(v.path, v.copies) for v in report.inputs] == [("x", 2), ("y", 1)]
     compiled = explain(fun, *shapes)

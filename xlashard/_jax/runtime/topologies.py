@@ -44,8 +44,8 @@ _COMPILE_ONLY = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_ACCELERATOR_TYPE": "v5p-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_LOG_DIR": "disabled",
-    # A worker process returns the warnings.
+    # A worker process returns the warnings, and has a folder for the files.
+    "TPU_LOG_DIR": os.environ.get("TPU_LOG_DIR", "disabled"),
     **{name: os.environ.get(name, "3") for name in ("TPU_STDERR_LOG_LEVEL", "TPU_MIN_LOG_LEVEL")},
 }
 

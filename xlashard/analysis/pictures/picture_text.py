@@ -5,18 +5,12 @@ from itertools import pairwise
 
 from xlashard.analysis.pictures.picture_plan import Cell, Picture, cut_text
 from xlashard.analysis.pictures.subject import PictureSubject
+from xlashard.errors import counted
 from xlashard.geometry import Runs
 from xlashard.support.formatting import in_bytes, shape_text, sizes_text, typed
 
 _WRITTEN_OUT = 4
 """Maximum number of runs in even steps that are written out."""
-
-_ASCII = str.maketrans({"–": "-", "×": "x", "…": "...", "·": "-"})
-
-
-def in_ascii(text: str) -> str:
-    """Return a text in ASCII."""
-    return text.translate(_ASCII)
 
 
 def runs_text(runs: Runs, most: int) -> str:
@@ -147,7 +141,7 @@ def facts(picture: Picture) -> Iterator[tuple[str, str]]:
 def _devices_fact(subject: PictureSubject) -> str:
     count = subject.placement.num_devices
     kind = platform_of(subject)
-    words = f"{count:,} {kind}".strip() + (" device" if count == 1 else " devices")
+    words = counted(count, f"{kind} device".strip())
     if (subject.num_hosts or 1) > 1:
         words += f" of {subject.num_hosts} hosts"
     most = "" if subject.placement.is_even else "at most "

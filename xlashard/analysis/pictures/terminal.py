@@ -29,14 +29,13 @@ from xlashard.analysis.pictures.picture_text import (
     devices_text,
     facts,
     hosts_text,
-    in_ascii,
     panel_text,
     title_text,
 )
 from xlashard.analysis.pictures.subject import PictureSubject
 from xlashard.errors import ArgumentError
 from xlashard.support.documents import write_whole
-from xlashard.support.formatting import plain_text
+from xlashard.support.formatting import in_ascii, plain_text
 
 # With sixteen colours, the nearest to ours would be only four.
 _NAMES = (

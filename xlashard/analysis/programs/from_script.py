@@ -37,6 +37,7 @@ from xlashard.core.program.wrapper_paths import (
     pmap_call_under_way,
 )
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.errors import counted
 from xlashard.support.formatting import in_bytes, near_line
 from xlashard.support.lazily import deferred
 from xlashard.support.tracebacks import is_users_file
@@ -154,7 +155,7 @@ class RecordedProgram:
 
     def __repr__(self) -> str:
         place = f" at {self.source}" if self.source else ""
-        return f"<RecordedProgram {self.name}{place}, {self.calls} calls>"
+        return f"<RecordedProgram {self.name}{place}, {counted(self.calls, 'call')}>"
 
 
 def _find_users_call(

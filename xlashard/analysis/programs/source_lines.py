@@ -8,6 +8,7 @@ from operator import is_
 from typing import Any
 
 from xlashard.hlo.module import Frame
+from xlashard.support.formatting import name_file
 from xlashard.support.tracebacks import is_of_package, is_users_file
 
 
@@ -16,7 +17,7 @@ class SourceLine:
     """A line of source.
 
     Attributes:
-        file: The file's path.
+        file: The file's path, or `cell 3` of a notebook.
         line: The line, from 1 on.
         function: The function around it; empty if unknown.
         in_user_file: False for files of Python, of installed packages and of xlashard.
@@ -67,7 +68,7 @@ class SourceLocator:
             return None
         users = [f for f in inside if self._is_users_file(f.file)]
         users = users or [f for f in inside if self._is_of_package(f.file)]
-        frame, *callers = users or inside[:1]
+        frame, *callers = map(_name_cell, users or inside[:1])
         return SourceLine(frame.file, frame.line, frame.function, bool(users), tuple(callers))
 
     def own_line(self, frames: Sequence[Frame]) -> SourceLine | None:
@@ -86,6 +87,11 @@ class SourceLocator:
 
     def _is_of_function(self, frame: Frame) -> bool:
         return frame.file == self.file and frame.function.rpartition(".")[2] == self.function
+
+
+def _name_cell(frame: Frame) -> Frame:
+    file = name_file(frame.file)
+    return frame if file == frame.file else replace(frame, file=file)
 
 
 def distinguish_lines[T](report: T) -> T:

@@ -12,7 +12,7 @@ from xlashard.analysis.report.parts import Column, Head, Section
 from xlashard.analysis.report.printable import Part, PrintableReport
 from xlashard.core.pjit.cache_miss import CacheMiss, DerivedProgram
 from xlashard.errors import counted
-from xlashard.support.formatting import in_seconds
+from xlashard.support.formatting import CELL, in_seconds, name_file, near_line
 from xlashard.support.lazily import dataclass
 
 type Kind = Literal["compilation", "lowering", "tracing"]
@@ -65,7 +65,8 @@ class Explanation:
     @property
     def place(self) -> str:
         """Return the file name and line of the call: `train.py:41`."""
-        return f"{Path(self.file).name}:{self.line}"
+        file = name_file(self.file)
+        return near_line(file if file.startswith(CELL) else Path(file).name, self.line)
 
     def text(self, function: str) -> str:
         """Format the explanation as one line."""

@@ -18,7 +18,8 @@ from xlashard.cli.cloud.session import Command, Finished, Session
 from xlashard.cli.cloud.tpu import REMOTE, copy_tools, ready_status, run_on_all
 from xlashard.errors import counted
 from xlashard.support.background import end_process
-from xlashard.support.formatting import in_bytes
+from xlashard.support.consoles import make_console
+from xlashard.support.formatting import Escaped, in_bytes
 
 _LEAST_DISK = 5 * 1024**3
 
@@ -177,7 +178,7 @@ def report(findings: Sequence[Finding], console: Console | None = None) -> int:
     Returns:
         1 if something is wrong.
     """
-    console = console or Console()
+    console = console or make_console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("", "worker", "check", "observed"):
         table.add_column(title, overflow="fold")
@@ -187,7 +188,7 @@ def report(findings: Sequence[Finding], console: Console | None = None) -> int:
         if finding.advice:
             observed.append(f"\n→ {finding.advice}", style="bold")
         table.add_row(Text(mark, style=style), finding.worker or "all", finding.subject, observed)
-    console.print(table)
+    console.print(Escaped(table))
     wrong = sum(finding.ok is False for finding in findings)
     console.print(f"{counted(wrong, 'problem')}" if wrong else "all is well")
     return 1 if wrong else 0
@@ -342,13 +343,14 @@ def judge_chips(
     summed = all(each["summed"] == counted_devices for each in reports.values() if each)
     expected = devices in (None, counted_devices) and processes == workers
     if len(set(counts.values())) == 1 and expected and summed:
-        observed = f"{counted_devices} devices, of {counted(processes, 'process', 'processes')}"
-        return Finding("", subject, True, observed)
+        of = counted(processes, "process", "processes")
+        return Finding("", subject, True, f"{counted(counted_devices, 'device')}, of {of}")
     observed = "; ".join(
-        f"{processes} processes, {counted_devices} devices on {worker}"
-        for worker, (processes, counted_devices) in counts.items()
+        f"{counted(own, 'process', 'processes')}, {counted(own_devices, 'device')} on {worker}"
+        for worker, (own, own_devices) in counts.items()
     )
-    observed += f"; expected {workers} processes" + (f", {devices} devices" if devices else "")
+    observed += f"; expected {counted(workers, 'process', 'processes')}"
+    observed += f", {counted(devices, 'device')}" if devices else ""
     return Finding("", subject, False, observed, "create the TPU again: a host is missing")
 
 

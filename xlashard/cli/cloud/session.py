@@ -26,8 +26,8 @@ from xlashard.support.background import (
     drop_output,
     end_process,
     handling_signals,
-    replace_unencodable,
 )
+from xlashard.support.consoles import replace_unencodable
 from xlashard.support.formatting import print_error, printable
 from xlashard.train.config.schema import Leaf, leaves, reference
 from xlashard.train.errors import RunError

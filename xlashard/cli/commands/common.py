@@ -13,8 +13,6 @@ from types import FrameType
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.text import Text
 
 from xlashard._jax.runtime.topologies import quiet_backends
 from xlashard.analysis.explain.explain import explain, explain_call
@@ -33,16 +31,14 @@ from xlashard.predict.preflight.target_loading import (
     user_code_errors,
 )
 from xlashard.predict.targets.base_topology import BaseTopology
-from xlashard.support.background import StopSignal, listening_to_signals, repeating
+from xlashard.support.background import StopSignal, listening_to_signals
+from xlashard.support.consoles import show_progress
 from xlashard.support.documents import parse_json
 from xlashard.support.formatting import printable
 from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import load_settings
 from xlashard.workers.dump_folder import remove_own_folders
 
-# Seconds between two lines about long work, and between two updates in a terminal.
-_LINE_INTERVAL = 15.0
-_SPINNER_INTERVAL = 1.0
 # Seconds in which the main thread handles a signal, unless it compiles.
 _PYTHON_TIMEOUT = 0.5
 
@@ -172,28 +168,12 @@ def status_line(what: str, *, spinner: bool = True) -> Iterator[None]:
     Raises:
         StopSignal: At a signal, if the main thread runs Python. If it compiles, the process ends.
     """
-    what = printable(what)
     started = time.monotonic()
-    console = Console(stderr=True)
-    status = console.status(Text(what)) if console.is_terminal and spinner else None
-    interval = _LINE_INTERVAL if status is None else _SPINNER_INTERVAL
-
-    def show() -> None:
-        text = f"{what}: {time.monotonic() - started:.0f} s"
-        if status is not None:
-            status.update(Text(text))
-        elif not console.is_terminal:
-            print(text, file=sys.stderr, flush=True)
-
-    with repeating(show, interval, "progress") as stop_showing:
-
-        def hide() -> None:
-            stop_showing()
-            if status is not None:
-                status.stop()
-
-        with _ending_at_signals(what, started, hide), status or nullcontext():
-            yield
+    with (
+        show_progress(what, spinner=spinner, lines=True) as hide,
+        _ending_at_signals(printable(what), started, hide),
+    ):
+        yield
 
 
 @contextmanager

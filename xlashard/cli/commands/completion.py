@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from xlashard.errors import counted
 from xlashard.support.lazily import deferred
 
 if TYPE_CHECKING:
@@ -161,4 +162,4 @@ def _topologies() -> Iterator[tuple[str, str]]:
             # Between powers of two are too many to choose from.
             if shape is not None and chips <= _MOST_CHIPS and not chips & (chips - 1):
                 name = topology_names.accelerator_type(topology_names.SliceName(generation, shape))
-                yield name, f"{chips} chips of {generation.title}"
+                yield name, f"{counted(chips, 'chip')} of {generation.title}"

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 from xlashard.config import describe_unknown_variables, read_flags
 from xlashard.errors import ConfigError
 from xlashard.support.background import python_path
+from xlashard.support.consoles import print_json
 from xlashard.support.formatting import print_error, printable, signal_name
 
 # Seconds for the process that tries JAX.
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     failed = [check.subject for check in checks if check.status == "fail"]
     if arguments.json:
         document = {"ok": not failed, "checks": [check._asdict() for check in checks]}
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print_json(document)
     elif failed:
         print_error(f"to be repaired: {', '.join(failed)}")
     return 1 if failed else 0

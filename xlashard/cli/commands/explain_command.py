@@ -1,7 +1,6 @@
 """``xlashard explain``: reports of a function, or of the programs that a script compiles."""
 
 import argparse
-import json
 import os
 import sys
 import warnings
@@ -30,6 +29,7 @@ from xlashard.cli.commands.script_run import (
 from xlashard.config import read_flags
 from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
 from xlashard.hlo.collective_kinds import KINDS
+from xlashard.support.consoles import print_json
 from xlashard.support.documents import parse_json, read_text
 from xlashard.support.formatting import Unit, parse_limits, print_error
 from xlashard.support.lazily import deferred
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         or became worse; 2 for wrong use.
     """
     if arguments.schema:
-        print(json.dumps(script_report.ScriptReport.json_schema(), indent=2, ensure_ascii=False))
+        print_json(script_report.ScriptReport.json_schema())
         return 0
     try:
         _check(arguments)

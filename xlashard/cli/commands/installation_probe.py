@@ -18,6 +18,7 @@ import numpy as np
 import xlashard
 from xlashard._jax.runtime.topologies import libtpu_version
 from xlashard.cli.commands.doctor import STEPS, Check
+from xlashard.errors import counted
 from xlashard.predict.targets.tpu.topologies import topology
 from xlashard.support.formatting import error_line, in_bytes
 
@@ -75,7 +76,7 @@ def check_cache(subject: str) -> Check:
     except OSError as error:
         advice = "export JAX_COMPILATION_CACHE_DIR=~/.cache/jax"
         return Check(subject, "fail", f"{folder}: {error.strerror or error}", advice)
-    return Check(subject, "ok", f"{folder}: {len(sizes)} files, {in_bytes(sum(sizes))}")
+    return Check(subject, "ok", f"{folder}: {counted(len(sizes), 'file')}, {in_bytes(sum(sizes))}")
 
 
 def check_program(subject: str) -> Check:
@@ -89,7 +90,8 @@ def check_program(subject: str) -> Check:
     seconds = time.monotonic() - started
     expected = float(np.arange(8.0 * len(devices)).sum())
     if total != expected:
-        observed = f"the sum over {len(devices)} devices is {total:g} instead of {expected:g}"
+        over = counted(len(devices), "device")
+        observed = f"the sum over {over} is {total:g} instead of {expected:g}"
         return Check(subject, "fail", observed, "pip install --force-reinstall jax jaxlib")
     return Check(subject, "ok", f"a sum over all devices compiled and ran in {seconds:.1f} s")
 

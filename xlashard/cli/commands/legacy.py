@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
 import xlashard
 from xlashard.cli.commands.result_files import check_writable
 from xlashard.cli.commands.source_files import SourceFile, read_source, write_source
 from xlashard.errors import ArgumentError, XlashardError, counted
+from xlashard.support.consoles import make_console
 from xlashard.support.formatting import print_error
 from xlashard.support.lazily import deferred
 from xlashard.support.program_runner import parse_script
@@ -217,7 +217,7 @@ def _check(path: str, code: str) -> None:
 
 
 def _show(file: _File) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = make_console()
     lines = difflib.unified_diff(
         file.before.splitlines(),
         file.after.code.splitlines(),
@@ -226,7 +226,7 @@ def _show(file: _File) -> None:
         lineterm="",
     )
     for line in lines:
-        console.print(Text(line, _STYLES.get(line[:1], "")))
+        console.print(Text(line, _STYLES.get(line[:1], "")), soft_wrap=True)
 
 
 def _summary(changed: Sequence[_File], write: bool) -> str:

@@ -69,6 +69,7 @@ from xlashard.predict.preflight.report.pricing import parse_price
 from xlashard.predict.preflight.script_devices import ScriptDevices
 from xlashard.predict.preflight.target_loading import check_target, user_code_errors
 from xlashard.predict.targets.base_topology import BaseTopology
+from xlashard.support.consoles import print_json
 from xlashard.support.documents import parse_json, read_text
 from xlashard.support.formatting import error_text, in_bytes, near_line, print_error
 from xlashard.support.program_runner import ProgramStopped, ScriptOrModule, parse_script
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         The exit code: 0 if each program fits and keeps its budget, 1 if not, 2 for wrong use.
     """
     if arguments.schema:
-        print(json.dumps(make_schema(), indent=2, ensure_ascii=False))
+        print_json(make_schema())
         return 0
     quiet_start()
     try:

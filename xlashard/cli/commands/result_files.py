@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from xlashard.config import SKIP_FILES, split_globs
 from xlashard.errors import ArgumentError
+from xlashard.support.consoles import make_console
 from xlashard.support.documents import write_whole
 
 if TYPE_CHECKING:
@@ -167,9 +168,7 @@ def print_reports(arguments: argparse.Namespace, reports: "Iterable[PrintableRep
     """
     if prints_results(arguments):
         return
-    from rich.console import Console  # takes long to import
-
-    console = Console()
+    console = make_console()
     for number, report in enumerate(reports):
         if number:
             console.rule(style="dim")

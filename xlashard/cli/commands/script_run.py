@@ -182,7 +182,7 @@ class _LazyRecorder:
         limit = self._stop.calls
         if limit is not None and recorded.calls > limit and self._counts(recorded):
             recorded.calls -= 1
-            self.stop(f"{recorded.name} was called {limit} times")
+            self.stop(f"{recorded.name} was called {counted(limit, 'time')}")
         return call.run() if self._on_call is None else self._on_call(recorded, call)
 
     def stop(self, reason: str) -> None:
@@ -220,10 +220,10 @@ def _show_progress(result: ScriptRun, began: float) -> None:
     """Print a line of progress to standard error."""
     programs = [p for p in result.programs if not p.is_operation]
     most = max(programs, key=lambda p: p.calls, default=None)
-    calls = f", {most.name} called {most.calls} times" if most and most.calls else ""
+    calls = f", {most.name} called {counted(most.calls, 'time')}" if most and most.calls else ""
     print(
         f"xlashard: {result.title} has run for {time.monotonic() - began:.0f} s: "
-        f"{len(programs)} programs{calls}; Ctrl-C ends it and shows the report",
+        f"{counted(len(programs), 'program')}{calls}; Ctrl-C ends it and shows the report",
         file=sys.stderr,
         flush=True,
     )

@@ -18,13 +18,14 @@ from xlashard.cli.commands.common import (
     topologies_for,
 )
 from xlashard.cli.commands.result_files import check_outputs, check_writable, print_reports, write
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, counted
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
 from xlashard.predict.preflight.report.comparison import compare, page, read_budget
 from xlashard.predict.preflight.target_loading import TargetProgram, load_function
 from xlashard.predict.sweep.axis_ranges import AxisRange, parse_axes, read_axes
 from xlashard.predict.sweep.evaluate import SweepRequest, evaluate_mesh, source_files
 from xlashard.predict.sweep.sweep_report import SweepProgress, SweepReport
+from xlashard.predict.sweep.sweep_results import ResultStore
 from xlashard.predict.sweep.sweep_run import (
     Prices,
     Sweep,
@@ -89,7 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
                 prices=prices,
             )
     except KeyboardInterrupt:
-        print(f"what was found is kept in {folder}: the same command goes on", file=sys.stderr)
+        known = ResultStore(folder).known() if folder.is_dir() else {}
+        if known:
+            kept = f"{counted(len(known), 'mesh', 'meshes')} kept in {folder}"
+            print(f"{kept}: the same command goes on", file=sys.stderr)
         raise
     print_reports(arguments, _shown(arguments, report))
     _write_files(arguments, report)

@@ -47,7 +47,8 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 def add_pod(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard pod`."""
     parser.usage = (
-        "xlashard pod [-n N] [-d D] [--timeout S] [--grace S] [--only I,J] -- COMMAND ..."
+        "xlashard pod [-n N] [-d D] [--timeout S] [--grace S] [--only I,J]\n"
+        "                    -- COMMAND ..."
     )
     parser.description = (
         "Runs a command in N processes of this machine that JAX can join to a pod, each with D "
@@ -154,10 +155,11 @@ def add_legacy(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard legacy`."""
     parser.set_defaults(flag_prefixes=("--jax_", "--nojax_"))
     parser.usage = (
-        "xlashard legacy [--report[=FILE]] [--libraries] [--jax_FLAG=VALUE ...] -- python "
-        "old_train.py ARGS ...\n"
+        "xlashard legacy [--report[=FILE]] [--libraries] [--jax_FLAG=VALUE ...]\n"
+        "                       -- python old_train.py ARGS ...\n"
         "       xlashard legacy --migrate FILE ... [--write]\n"
-        "       xlashard legacy --migrate [FILE ...] --check -- python old_train.py ARGS ..."
+        "       xlashard legacy --migrate [FILE ...] --check\n"
+        "                       -- python old_train.py ARGS ..."
     )
     parser.description = (
         "Runs unchanged programs of 2022 and 2023 on today's JAX, which gets the removed names "

@@ -16,7 +16,7 @@ from xlashard.core.program.donation import NO_DONATION, Donation, plan_donation
 from xlashard.core.program.plan import Partitioner, ProgramPlan, ValuePlan, open_dims
 from xlashard.core.sharding import NamedSharding, XLACompatibleSharding, grid_of
 from xlashard.core.sharding.axes import axes_of, made_up_grid
-from xlashard.errors import GeometryError, ModuleError, PlanError, UnreducedError
+from xlashard.errors import GeometryError, ModuleError, PlanError, UnreducedError, counted
 from xlashard.geometry import MeshGrid, Spec
 
 type Attributes = dict[str, str | int | bool]
@@ -254,7 +254,7 @@ def _check_values(
 ) -> None:
     if len(types) != len(values):
         # no-catalogue: pjit and compile_stablehlo never make such a plan
-        raise PlanError(f"@main has {len(types)} {what}s, the plan has {len(values)}")
+        raise PlanError(f"@main has {counted(len(types), what)}, the plan has {len(values)}")
     for i, (kind, value) in enumerate(zip(types, values, strict=True)):
         if value.is_token and isinstance(kind, str):
             continue

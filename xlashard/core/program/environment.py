@@ -13,6 +13,7 @@ from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.shardings import Device, is_compile_only, slice_of
 from xlashard._jax.runtime.topologies import find_cuda_plugin, libtpu_in_use, torus_wraps
 from xlashard.core.sharding import Mesh
+from xlashard.errors import counted
 from xlashard.support.lazily import dataclass
 
 type Flags = tuple[tuple[str, str], ...]
@@ -111,7 +112,8 @@ class TorusFacts:
 
     def __str__(self) -> str:
         slices = f"{self.slices} slices of " if self.slices > 1 else ""
-        return f"{slices}{'x'.join(map(str, self.shape))} chips with {self.devices} devices"
+        shape = "x".join(map(str, self.shape))
+        return f"{slices}{shape} chips with {counted(self.devices, 'device')}"
 
 
 def _process_count(device: Device) -> int:

@@ -17,7 +17,7 @@ from xlashard.core.sharding import (
     SingleDeviceSharding,
     XLACompatibleSharding,
 )
-from xlashard.errors import PlanError
+from xlashard.errors import PlanError, counted
 from xlashard.support.formatting import format_two_device_lists
 from xlashard.support.lazily import dataclass
 
@@ -171,7 +171,8 @@ class ProgramPlan:
     def __post_init__(self) -> None:
         if len(self.donated) != len(self.args):
             # no-catalogue: pjit and compile_stablehlo never make such a plan
-            raise PlanError(f"{len(self.donated)} donation marks for {len(self.args)} arguments")
+            marks, args = counted(len(self.donated), "donation mark"), len(self.args)
+            raise PlanError(f"{marks} for {counted(args, 'argument')}")
         values = {id(value.sharding): value for value in (*self.args, *self.results)}
         for value in values.values():
             own = self.devices if value.sharding is None else value.sharding.devices

@@ -37,7 +37,7 @@ from xlashard.core.program.saved_format import (
     type_to_json,
 )
 from xlashard.core.sharding import Mesh, XLACompatibleSharding
-from xlashard.errors import ArgumentError, SavedProgramError
+from xlashard.errors import ArgumentError, SavedProgramError, counted
 from xlashard.support.documents import decode
 
 _EXECUTABLE = "executable"
@@ -308,9 +308,10 @@ def _requested(saved: Environment, requested: Sequence[Device] | Mesh) -> tuple[
     if not all(isinstance(d, jax.Device) for d in devices):
         raise ArgumentError("devices must be a Mesh or a sequence of devices such as jax.devices()")
     if len(devices) != len(saved.devices):
+        needed = counted(len(saved.devices), "device")
         raise SavedProgramError(
-            f"the saved program is for {len(saved.devices)} devices, and devices has "
-            f"{len(devices)}: pass {len(saved.devices)} devices, or compile it for these"
+            f"the saved program is for {needed}, and devices has {len(devices)}: pass {needed}, or "
+            "compile it for these"
         )
     return devices
 

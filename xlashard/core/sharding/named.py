@@ -316,7 +316,7 @@ def devices_of(names: DeviceNames) -> tuple[Device, ...]:
     ]
     if missing:
         raise ShardingError(
-            f"the pickled sharding is for {len(names)} devices, and this process lacks "
+            f"the pickled sharding is for {counted(len(names), 'device')}, and this process lacks "
             f"{', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''}: make a sharding of "
             "its spec on a mesh of this process"
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from xlashard.errors import ArgumentError, PodError
+from xlashard.errors import ArgumentError, PodError, counted
 from xlashard.pods.testing.emulated_devices import check_seconds, check_whole
 from xlashard.pods.testing.launcher import Launch, LaunchPlan, PodSize
 from xlashard.pods.testing.pod_worker import (
@@ -123,7 +123,7 @@ class EmulatedPod:
         return done
 
     def _described(self) -> str:
-        return f"{self._size.processes} × {self._size.devices} devices"
+        return f"{self._size.processes} × {counted(self._size.devices, 'device')}"
 
     def _workers(self) -> WorkerPool:
         if self._pool is None or not self._pool.usable:

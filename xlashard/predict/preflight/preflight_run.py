@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple
@@ -48,6 +48,7 @@ from xlashard.predict.preflight.report.measured import RatesSources, read_calibr
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.report.pricing import Workload, parse_price
 from xlashard.predict.targets.base_topology import BaseTopology
+from xlashard.support.consoles import show_progress
 from xlashard.support.tracebacks import short_tracebacks
 
 
@@ -128,11 +129,13 @@ def preflight(
     parse_pattern(values)
     chip_hour = None if price is None else parse_price(price)
     costs = read_kernel_costs(kernel_costs)
-    with short_tracebacks, unobserved(), warnings.catch_warnings():
+    with short_tracebacks, unobserved(), warnings.catch_warnings(), ExitStack() as progress:
         # The report lists the reason for each argument.
         warnings.simplefilter("ignore", DonationWarning)
         place = find_topology(topology, slices)
         calibrations = read_calibrations(rates, [place.chip])
+        name = title or getattr(fun, "__name__", "a program")
+        progress.enter_context(show_progress(f"compiling {name} for {place}"))
         on, program, is_laid_out = read_on_topology(fun, args, kwargs, place, mesh)
         if isinstance(program, Compilation):
             if compiler_options or estimate or values:

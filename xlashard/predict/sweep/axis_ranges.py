@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, counted
 from xlashard.geometry.strides import divisors
 from xlashard.support.tracebacks import short_tracebacks
 
@@ -133,8 +133,8 @@ def factorisations(count: int, axes: Mapping[str, AxisRange]) -> tuple[dict[str,
     if not meshes:
         size = ", ".join(f"{name}={sizes}" for name, sizes in axes.items())
         raise ArgumentError(
-            f"no mesh of {size} has {count:,} devices: the axis sizes must multiply to that; "
-            f"make one of them auto"
+            f"no mesh of {size} has {counted(count, 'device')}: the axis sizes must multiply to "
+            "that; make one of them auto"
         )
     return meshes
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -38,6 +39,7 @@ from xlashard.predict.sweep.sweep_results import (
     ranked,
 )
 from xlashard.predict.targets.base_topology import BaseTopology
+from xlashard.support.consoles import is_terminal
 from xlashard.support.tracebacks import short_tracebacks
 from xlashard.workers.dump_folder import remove_abandoned_folders
 from xlashard.workers.job_pool import (
@@ -170,7 +172,7 @@ def preflight_sweep(
     prices = read_prices(price)
     limits = default_limits(workers, timeout)
     results = tempfile.mkdtemp(prefix="xlashard-sweep-") if folder is None else folder
-    with SweepProgress(shown=progress) as bar:
+    with SweepProgress(shown=progress and is_terminal(sys.stderr)) as bar:
         return run_sweep(sweep, Path(results), limits, bar, again=again, prices=prices)
 
 

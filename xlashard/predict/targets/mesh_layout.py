@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from xlashard.errors import TopologyError
+from xlashard.errors import TopologyError, counted
 from xlashard.geometry.strides import divisors
 
 # Weight of an axis relative to the next one in order.
@@ -307,9 +307,10 @@ def _by_talk(sizes: Mapping[str, int], order: Sequence[str] | None) -> tuple[str
 def _mismatch(axes: Mapping[str, int], devices: int, where: str) -> TopologyError:
     sizes = " x ".join(f"{name}={size}" for name, size in axes.items())
     product = math.prod(size for size in axes.values() if size != -1)
-    counts = f"a mesh of {sizes} has {product:,} devices, and {where} has {devices:,}"
+    counts = f"a mesh of {sizes} has {counted(product, 'device')}, and {where} has {devices:,}"
     if -1 in axes.values():
-        counts = f"mesh axes {sizes}: {product:,} doesn't divide the {devices:,} devices of {where}"
+        whole = counted(devices, "device")
+        counts = f"mesh axes {sizes}: {product:,} doesn't divide the {whole} of {where}"
     # Suggest changing the first axis whose size comes out as an integer.
     for name, size in axes.items():
         others = product // size

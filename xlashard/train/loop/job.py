@@ -14,6 +14,7 @@ import numpy as np
 
 from xlashard.analysis.pictures.sharding_picture import TreePicture, read_tree
 from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
+from xlashard.errors import counted
 from xlashard.multihost import Watchdog
 from xlashard.support.formatting import in_bytes, sizes_text
 from xlashard.train.checkpoint import Checkpoints
@@ -336,7 +337,8 @@ def _part(run: Run) -> str:
         run.batch_sharding, training.batch, training.accumulate, run.settings.model.length
     )
     rows, local = len(plan.rows) * training.accumulate, len(run.layout.mesh.local_devices)
-    return f"each with {local} devices, reading {rows} of the {training.batch} sequences of a batch"
+    devices = counted(local, "device")
+    return f"each with {devices}, reading {rows} of the {training.batch} sequences of a batch"
 
 
 def _chosen(parameters: Any, run: Run) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 
 import xlashard
+from xlashard.errors import counted
 from xlashard.train.config.schema import setting_line
 from xlashard.train.config.settings import ModelSettings, Rules, Settings
 from xlashard.train.errors import SettingsError
@@ -176,7 +177,7 @@ def build_mesh(axes: Mapping[str, int], devices: Sequence[Any]) -> Any:
     if needed != len(devices):
         shown = " × ".join(f"{name}={size}" for name, size in axes.items())
         raise SettingsError(
-            f"[mesh] {shown} takes {needed} devices, and there are {len(devices)}. "
+            f"[mesh] {shown} takes {counted(needed, 'device')}, and there are {len(devices)}. "
             f"Write sizes whose product is {len(devices)}, such as:\n{_fitting(axes, len(devices))}"
         )
     grid = mesh_utils.create_device_mesh(tuple(axes.values()), list(devices))
@@ -196,8 +197,8 @@ def check_mesh(settings: Settings) -> None:
     if emulated and needed != emulated:
         shown = " × ".join(f"{name}={size}" for name, size in axes.items())
         raise SettingsError(
-            f"[mesh] {shown} takes {needed} devices, but devices.emulate is {emulated}. Write:\n"
-            f"  [devices]\n  emulate = {needed}\nor:\n{_fitting(axes, emulated)}"
+            f"[mesh] {shown} takes {counted(needed, 'device')}, but devices.emulate is {emulated}. "
+            f"Write:\n  [devices]\n  emulate = {needed}\nor:\n{_fitting(axes, emulated)}"
         )
 
 

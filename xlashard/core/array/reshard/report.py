@@ -31,7 +31,8 @@ from xlashard.core.array.reshard.plan import (
 from xlashard.core.sharding import SingleDeviceSharding
 from xlashard.errors import ArgumentError
 from xlashard.geometry import ReshardPlan, Tiling
-from xlashard.support.formatting import in_bytes, plain_text, typed
+from xlashard.support.consoles import make_console
+from xlashard.support.formatting import Escaped, in_bytes, plain_text, typed
 from xlashard.support.tracebacks import short_tracebacks
 
 FORMAT = 2
@@ -155,9 +156,9 @@ class ReshardReport:
             all: Show every pair of devices instead of the largest.
             console: Console to print to; standard output if None.
         """
-        console = console or Console()
+        console = console or make_console()
         for part in self._parts(None if all else _SHOWN):
-            console.print(part)
+            console.print(Escaped(part))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from self._parts(_SHOWN)
