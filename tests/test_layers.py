@@ -43,7 +43,7 @@ FLOORS = (
     ("train",),
     ("cli",),
     ("cli.parsers",),
-    ("cli.commands", "cli.cloud"),
+    ("cli.commands",),
     ("cli.main",),
     ("__main__",),
 )
@@ -85,7 +85,6 @@ PRIVATE = frozenset(
         *("analysis.programs.from_pjit", "analysis.recompile"),
         # Commands for programs of pjit, layouts and training jobs.
         *("cli.commands.automatic_layouts", "cli.commands.compile", "cli.commands.legacy"),
-        "cli.cloud",
     }
 )
 """Rooms and modules of the private ring: they need JAX's private names (docs/how/architecture.md).
@@ -119,8 +118,6 @@ XLASHARD = Layers(
             ("xlashard.cli.commands.preflight", "xlashard.cli.commands.automatic_layouts"),
             # A step of training needs the packages of the extra `train`; other programs don't.
             ("xlashard.cli.commands.common", "xlashard.train.model.programs"),
-            # A worker is inspected without the environment of jobs, which counting its chips needs.
-            ("xlashard.cli.cloud.remote.probe", "xlashard.multihost"),
             # The migration needs the extra `legacy`; running a program doesn't.
             ("xlashard.cli.commands.legacy", "xlashard.legacy.migration"),
         }
@@ -131,14 +128,11 @@ XLASHARD = Layers(
         "auto": frozenset({"xlashard", "xlashard.cli.commands.automatic_layouts"}),
         "train": frozenset(
             {
-                "xlashard.cli.cloud.cloud_settings",
-                "xlashard.cli.cloud.session",
                 "xlashard.cli.commands.automatic_layouts",
                 "xlashard.cli.parsers.tool_parsers",
                 "xlashard.cli.commands.common",
             }
         ),
-        "cli.cloud": frozenset(),
     },
 )
 
@@ -166,7 +160,6 @@ ONE_CONCEPT = {
     "compile": "a stage of the pipeline: the compiler, its caches, the subcommand",
     "compiled": "a compiled program: as a stage, as a way to reshard",
     "dispatch": "a stage of the pipeline",
-    "doctor": "checks of an environment: of this machine, of a cloud",
     "errors": "exception classes",
     "executables": "executables: of the runtime, shared by programs",
     "execute": "a stage of the pipeline: of programs, of reshards",
