@@ -72,6 +72,7 @@ PURE = frozenset(
         *("legacy.entries", "legacy.migration", "train.config"),
         *("cli.main", "cli.parsers", "cli.commands.completion"),
         *("cli.commands.explain_command", "cli.commands.doctor", "cli.commands.legacy"),
+        *("cli.commands.doctor_checks", "cli.commands.tpu_host"),
         *("cli.commands.result_files", "cli.commands.script_run"),
     }
 )
@@ -85,6 +86,7 @@ PRIVATE = frozenset(
         *("analysis.programs.from_pjit", "analysis.recompile"),
         # Commands for programs of pjit, layouts and training jobs.
         *("cli.commands.automatic_layouts", "cli.commands.compile", "cli.commands.legacy"),
+        "cli.commands.all_hosts",
     }
 )
 """Rooms and modules of the private ring: they need JAX's private names (docs/how/architecture.md).
@@ -112,6 +114,8 @@ XLASHARD = Layers(
             ("xlashard.cli.commands.script_run", "xlashard._jax.runtime.topologies"),
             ("xlashard.cli.commands.script_run", "xlashard._jax.trace.observed_programs"),
             ("xlashard.cli.commands.script_run", "xlashard.analysis.programs.from_script"),
+            # A machine may be checked because its JAX is broken; hosts meet by JAX's cluster.
+            ("xlashard.cli.commands.doctor", "xlashard.cli.commands.all_hosts"),
             # `xlashard --help` starts without it.
             ("xlashard.cli.main", "xlashard.cli.commands.other_python"),
             # The search for layouts loads SciPy's solver; other preflights don't.
