@@ -59,7 +59,7 @@ _OWN_VARIABLES = frozenset(
 
 @dataclass(frozen=True)
 class HostReport:
-    """What one host reports.
+    """Report of one host.
 
     Attributes:
         process: Index of its process.

@@ -21,7 +21,7 @@ _TPU_VARIABLES = ("TPU_WORKER_ID", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_ACCELERATOR
 
 
 def check_tpu_host(environment: Mapping[str, str], root: Path = Path("/")) -> Iterator[Check]:
-    """Check this machine as a TPU host; describe what it can do if it is none.
+    """Check this machine as a TPU host; describe what it can do without a TPU.
 
     Args:
         environment: For example `os.environ`.
