@@ -44,7 +44,7 @@ FLOORS = (
     ("train",),
     ("cli",),
     ("cli.parsers",),
-    ("cli.commands", "cli.cloud"),
+    ("cli.commands",),
     ("cli.main",),
     ("__main__",),
 )
@@ -73,6 +73,7 @@ PURE = frozenset(
         *("legacy.entries", "legacy.migration", "train.config"),
         *("cli.main", "cli.parsers", "cli.commands.completion"),
         *("cli.commands.explain_command", "cli.commands.doctor", "cli.commands.legacy"),
+        *("cli.commands.doctor_checks", "cli.commands.tpu_host"),
         *("cli.commands.result_files", "cli.commands.script_run"),
     }
 )
@@ -86,7 +87,7 @@ PRIVATE = frozenset(
         *("analysis.programs.from_pjit", "analysis.recompile"),
         # Commands for programs of pjit, layouts and training jobs.
         *("cli.commands.automatic_layouts", "cli.commands.compile", "cli.commands.legacy"),
-        "cli.cloud",
+        "cli.commands.all_hosts",
     }
 )
 """Rooms and modules of the private ring: they need JAX's private names (docs/how/architecture.md).
@@ -113,14 +114,14 @@ XLASHARD = Layers(
             ("xlashard.cli.commands.script_run", "xlashard._jax.runtime.topologies"),
             ("xlashard.cli.commands.script_run", "xlashard._jax.trace.observed_programs"),
             ("xlashard.cli.commands.script_run", "xlashard.analysis.programs.from_script"),
+            # A machine may be checked because its JAX is broken; hosts meet by JAX's cluster.
+            ("xlashard.cli.commands.doctor", "xlashard.cli.commands.all_hosts"),
             # `xlashard --help` starts without it.
             ("xlashard.cli.main", "xlashard.cli.commands.other_python"),
             # The search for layouts loads SciPy's solver; other preflights don't.
             ("xlashard.cli.commands.preflight", "xlashard.cli.commands.automatic_layouts"),
             # A step of training needs the packages of the extra `train`; other programs don't.
             ("xlashard.cli.commands.common", "xlashard.train.model.programs"),
-            # A worker is inspected without the environment of jobs, which counting its chips needs.
-            ("xlashard.cli.cloud.remote.probe", "xlashard.multihost"),
             # The migration needs the extra `legacy`; running a program doesn't.
             ("xlashard.cli.commands.legacy", "xlashard.legacy.migration"),
         }
@@ -131,14 +132,11 @@ XLASHARD = Layers(
         "auto": frozenset({"xlashard", "xlashard.cli.commands.automatic_layouts"}),
         "train": frozenset(
             {
-                "xlashard.cli.cloud.cloud_settings",
-                "xlashard.cli.cloud.session",
                 "xlashard.cli.commands.automatic_layouts",
                 "xlashard.cli.parsers.tool_parsers",
                 "xlashard.cli.commands.common",
             }
         ),
-        "cli.cloud": frozenset(),
     },
 )
 
@@ -166,7 +164,6 @@ ONE_CONCEPT = {
     "compile": "a stage of the pipeline: the compiler, its caches, the subcommand",
     "compiled": "a compiled program: as a stage, as a way to reshard",
     "dispatch": "a stage of the pipeline",
-    "doctor": "checks of an environment: of this machine, of a cloud",
     "errors": "exception classes",
     "executables": "executables: of the runtime, shared by programs",
     "execute": "a stage of the pipeline: of programs, of reshards",

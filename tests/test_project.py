@@ -80,7 +80,7 @@ DISTRIBUTIONS = {
 EXTRA_MODULES = {
     "legacy": ("xlashard._jax.array_serialization", "xlashard.legacy.migration"),
     "tpu": ("xlashard._jax.private", "xlashard._jax.runtime.topologies"),
-    "train": ("xlashard.cli.cloud.doctor", "xlashard.train"),
+    "train": ("xlashard.train",),
     # pytest loads its plugin.
     "dev": ("xlashard.pods.testing.pytest_plugin", "xlashard_pytest"),
 }

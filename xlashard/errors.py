@@ -589,16 +589,6 @@ class PodError(XlashardError, RuntimeError):
     errors: Mapping[int, BaseException] = MappingProxyType({})
 
 
-class CloudError(XlashardError, RuntimeError):
-    """A TPU in the cloud is unavailable or unreachable, or a request for one is invalid.
-
-    Attributes:
-        code: Exit code of a script that fails with it: 2 for an invalid request.
-    """
-
-    code: int = 1
-
-
 class RefusedError(XlashardError, NotImplementedError):
     """A call of an API of 2022 or 2023, imported as `name`, that is not supported today."""
 

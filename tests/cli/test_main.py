@@ -18,7 +18,7 @@ import xlashard as xs
 from tests.fork_server import python_command
 from tests.without_jax import HAS_JAX
 from xlashard.cli.commands import doctor as installation
-from xlashard.cli.commands.doctor import Check
+from xlashard.cli.commands.doctor_checks import Check
 from xlashard.cli.main import main, make_parser
 from xlashard.cli.parsers.program_parsers import split_script
 

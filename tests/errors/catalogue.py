@@ -174,7 +174,6 @@ TOPICS = (
     "modules",
     "tpu",
     "gpu",
-    "cloud",
     "sweep",
     "auto",
     "testing",

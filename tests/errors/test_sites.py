@@ -22,7 +22,6 @@ ROOMS = (
             "analysis/pictures",
             "analysis/explain",
             "analysis/recompile",
-            "cli/cloud",
             "core",
             "hlo",
             "legacy",

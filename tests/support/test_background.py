@@ -34,24 +34,6 @@ start_background(work, stopped.set, "printer")
 started.wait()
 """
 
-_FOLLOWING = """
-import queue, pathlib, sys, threading
-from xlashard.cli.cloud import jobs
-class Session:
-    class settings:
-        class wait:
-            ssh_wait, ssh_tries = 0.01, 10**9
-follower = jobs._Follower(Session(), 0, "job", pathlib.Path(sys.argv[1]))
-connected = threading.Event()
-def connect():
-    print("connecting", file=sys.stderr)
-    connected.set()
-    return b""
-follower.connect = connect
-follower.start(queue.SimpleQueue())
-connected.wait()
-"""
-
 _WATCHING = """
 from xlashard import multihost
 watchdog = multihost.Watchdog(timeout=0.05)
@@ -107,7 +89,7 @@ def test_signals_have_their_handlers_back_after_a_block() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "program", [_PRINTING, _FOLLOWING, _WATCHING], ids=["printing", "following", "watching"]
+    "program", [_PRINTING, _WATCHING], ids=["printing", "watching"]
 )
 def test_a_process_with_threads_exits_normally(tmp_path, program: str) -> None:
     done = subprocess.run(

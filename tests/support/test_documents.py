@@ -14,8 +14,6 @@ from rich.text import Text
 
 from tests.grouped_cases import Together
 from tests.message_patterns import naming
-from xlashard.cli.cloud.cloud_settings import load_settings as load_cloud_settings
-from xlashard.errors import CloudError
 from xlashard.support.documents import parse_json, parse_toml, read_text, read_toml, write_whole
 from xlashard.support.formatting import Escaped, plain_text, printable
 from xlashard.train.config.settings import load_settings
@@ -72,8 +70,6 @@ def test_endless_files_are_refused(tmp_path: Path) -> None:
         read_text("/dev/zero", 1 << 10)
     with pytest.raises(SettingsError, match=naming("/dev/zero", "TOML", "longer than 1")):
         load_settings("/dev/zero")
-    with pytest.raises(CloudError, match=naming("--config /dev/zero", "TOML", "longer")):
-        load_cloud_settings("/dev/zero", {})
     file = tmp_path / "settings.toml"
     file.write_text("a = 1")
     assert read_toml(file) == {"a": 1}
@@ -103,11 +99,10 @@ def test_random_settings_files_are_read_or_refused(tmp_path: Path) -> None:
                 data = bytearray("\n".join(lines).encode())
             with together.case(repr(bytes(data))):
                 file.write_bytes(data)
-                for load in (load_settings, lambda path: load_cloud_settings(path, {})):
-                    try:
-                        load(str(file))
-                    except (SettingsError, CloudError) as error:
-                        assert str(error) and error.__cause__ is None
+                try:
+                    load_settings(str(file))
+                except SettingsError as error:
+                    assert str(error) and error.__cause__ is None
 
 
 def test_a_renderable_is_printed_with_escapes() -> None:

@@ -102,6 +102,9 @@ def lower_body(
             )
     bound = to.devices if needs_devices(jaxpr) else None
     literals = [aval for _, aval in array_literals(jaxpr)]
+    result_types: dict[str, Any] = {}
+    if _takes_result_types():
+        result_types["out_avals"] = list(jaxpr.out_avals)
     context = mlir.ModuleContext(
         platforms=(to.platform,),
         backend=to.client and NamedClient(to.client, to.platform),
@@ -125,7 +128,7 @@ def lower_body(
             num_const_args=len(literals),
             main_function=True,
             in_avals=[*literals, *jaxpr.in_avals],
-            **({"out_avals": list(jaxpr.out_avals)} if _takes_result_types() else {}),
+            **result_types,
             arg_names=list(arg_names),
         )
     module = context.module

@@ -1,10 +1,13 @@
 """``xlashard train``: from command-line arguments to a run and its exit code."""
 
 import argparse
+import re
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import jax
 
@@ -23,6 +26,12 @@ from xlashard.train.loop.steps import is_compiling
 from xlashard.train.loop.stop import exit_code
 from xlashard.train.model.checks import check_settings
 
+# `gs:/bucket`, too: a shell script that joins paths makes one slash of two.
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<place>/.*)")
+# https://cloud.google.com/storage/docs/cloud-storage-fuse and https://github.com/s3fs-fuse/s3fs-fuse,
+# which rename folders and append to files; Mountpoint for S3 does neither.
+_MOUNTS = {"gs": "gcsfuse --implicit-dirs {0} /mnt/{0}", "s3": "s3fs {0} /mnt/{0}"}
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `xlashard train`.
@@ -40,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     try:
         settings, resumed = _resolve(arguments)
+        paths = tuple(read_location("data.paths", path) for path in settings.data.paths)
+        settings = replace(settings, data=replace(settings.data, paths=paths))
         check_settings(settings)
     except RunError as error:
         print_error(error)
@@ -137,16 +148,12 @@ def start_devices(emulated: int, processes: int = 1) -> list[Any]:
 
 def _resolve(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
     """Return the settings, and the run to resume, if any."""
+    for name in ("config", "runs", "resume"):
+        if value := getattr(arguments, name):
+            setattr(arguments, name, read_location(f"--{name}", value))
+    if arguments.data:
+        arguments.data = [read_location("--data", value) for value in arguments.data]
     words = _words(arguments)
-    paths = {"--config": [arguments.config], "--data": arguments.data or []}
-    paths |= {"--runs": [arguments.runs], "--resume": [arguments.resume]}
-    for option, values in paths.items():
-        url = next((value for value in values if value and "://" in value), None)
-        if url is not None:
-            raise SettingsError(
-                f"{option} must be a path of the file system, not the URL {url}. Mount the "
-                f"bucket, for example with Cloud Storage FUSE, and write its path"
-            )
     if arguments.resume is None:
         if not arguments.config:
             raise SettingsError(
@@ -168,6 +175,41 @@ def _resolve(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
     folder = Path(arguments.resume) if arguments.resume else last_run(Path(arguments.runs))
     resumed = read_run(folder, words)
     return resumed.settings, resumed
+
+
+def read_location(option: str, location: str) -> str:
+    """Return the path of a file or folder, from a path or a `file://` URL.
+
+    Args:
+        option: Option in messages.
+        location: The path or URL.
+
+    Raises:
+        SettingsError: It is a URL of another scheme, such as `gs://`, or of another host.
+
+    Example:
+        >>> read_location("--runs", "file:///mnt/runs"), read_location("--runs", "runs")
+        ('/mnt/runs', 'runs')
+    """
+    match = _URL.fullmatch(location)
+    if match is None:
+        return location
+    scheme, place = match["scheme"].lower(), match["place"]
+    if scheme == "file":
+        host, _, path = place.removeprefix("//").partition("/")
+        if place.startswith("//") and host in ("", "localhost"):
+            return f"/{unquote(path)}"
+        raise SettingsError(
+            f"{option} must be a file:// URL of this host, not {location}. Write "
+            f"{option} file:///{place.lstrip('/')}"
+        )
+    bucket = place.strip("/").partition("/")[0] or "BUCKET"
+    path = f"/mnt/{place.strip('/') or 'BUCKET'}"
+    mount = _MOUNTS.get(scheme, "mount {0} at /mnt/{0}").format(bucket)
+    raise SettingsError(
+        f"{option} must be a path of the file system or a file:// URL, not {location}. Mount "
+        f"the bucket on each host, and write its path:\n  {mount}\n  {option} {path}"
+    )
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:

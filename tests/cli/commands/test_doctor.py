@@ -1,6 +1,8 @@
 """`xlashard doctor`: checks of an installation, with remedies."""
 
 import json
+import os
+from pathlib import Path
 
 import jax
 import pytest
@@ -9,14 +11,14 @@ from xlashard.cli.commands import doctor as installation
 from xlashard.cli.commands import installation_probe
 from xlashard.cli.commands.doctor import (
     STEPS,
-    Check,
     check_environment,
     check_extras,
     check_packages,
     check_probe,
     meets,
-    shown,
 )
+from xlashard.cli.commands.doctor_checks import Check, shown
+from xlashard.cli.commands.tpu_host import check_tpu_host
 from xlashard.cli.main import main
 
 INSTALLED = {
@@ -165,3 +167,75 @@ def test_checks_fit_into_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> N
         assert max(map(len, lines)) <= columns
         assert lines[0].startswith("FAIL  JAX_COMPILATION_CACHE_DIR")
         assert "\x1b" not in shown(check) and lines[-1].strip() == "→ pip install x"
+
+
+def make_machine(root: Path, chips: int = 4, kind: str = "accel") -> Path:
+    """Make a machine with chips that no process holds."""
+    for number in range(chips):
+        file = root / "dev" / (f"accel{number}" if kind == "accel" else f"vfio/{number}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    texts = {
+        "proc/meminfo": "MemTotal: 400000000 kB\nMemAvailable: 390000000 kB\n",
+        "proc/self/limits": "Max locked memory  unlimited  unlimited bytes\n",
+        "sys/kernel/mm/transparent_hugepage/enabled": "[always] madvise never\n",
+    }
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "tmp").mkdir()
+    return root
+
+
+def check_machine(root: Path, **environment: str) -> dict[str, Check]:
+    return {check.subject: check for check in check_tpu_host(environment, root)}
+
+
+def test_healthy_tpu_host_passes_all_checks(tmp_path: Path) -> None:
+    checks = check_machine(make_machine(tmp_path, kind="vfio"))
+    checks.pop("disk", None)  # That of the machine that runs the test.
+    checks.pop("disk", None)  # That of the machine that runs the test.
+    assert {check.status for check in checks.values()} == {"ok"}
+    assert checks["TPU chips"].observed == "4 chips (/dev/vfio/0 ...)"
+    assert checks["TPU held by"].observed == "no process"
+    assert checks["libtpu's lock"].observed == "none"
+
+
+def test_each_problem_of_a_tpu_host_is_reported(tmp_path: Path) -> None:
+    root = make_machine(tmp_path, chips=3)
+    folder = root / "proc" / "4242"
+    (folder / "fd").mkdir(parents=True)
+    (folder / "fd" / "7").symlink_to("/dev/accel0")
+    (folder / "cmdline").write_text("python\0train.py\0")
+    (root / "tmp" / "libtpu_lockfile").touch()
+    (root / "proc" / "meminfo").write_text("MemTotal: 400000000 kB\nMemAvailable: 9 kB\n")
+    (root / "proc" / "self" / "limits").write_text("Max locked memory  65536  65536  bytes\n")
+    (root / "sys/kernel/mm/transparent_hugepage/enabled").write_text("always [madvise] never")
+    checks = check_machine(root, TPU_CHIPS_PER_HOST_BOUNDS="2,2,1")
+    assert checks["TPU chips"].status == "fail"
+    assert checks["TPU chips"].observed.startswith("3 chips (/dev/accel0 ...), expected 4 by TPU_")
+    assert checks["TPU held by"].observed == "process 4242: python train.py"
+    assert checks["TPU held by"].advice.endswith(": kill 4242")
+    assert checks["libtpu's lock"].observed == "of the process that holds the TPU"
+    assert checks["host memory"].status == "note"
+    assert "ulimit -l unlimited" in checks["locked memory"].advice
+    assert "echo always" in checks["huge pages"].advice
+
+
+def test_stale_lock_of_another_user_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_machine(tmp_path)
+    (root / "tmp" / "libtpu_lockfile").touch()
+    assert check_machine(root)["libtpu's lock"].status == "ok"
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    lock = check_machine(root)["libtpu's lock"]
+    assert (lock.status, lock.advice) == (
+        "fail",
+        "it belongs to another user: sudo rm /tmp/libtpu_lockfile",
+    )
+
+
+def test_laptop_is_described_by_what_it_can_do(tmp_path: Path) -> None:
+    (only,) = check_machine(make_machine(tmp_path, chips=0)).values()
+    assert only.status == "ok" and "xlashard pod" in only.observed
+    (chips,) = list(check_machine(tmp_path, TPU_WORKER_ID="0").values())[:1]
+    assert chips.status == "fail" and "TPU_WORKER_ID is set" in chips.observed

@@ -35,7 +35,10 @@ OPEN_MPI = {
 }
 GKE = {"TPU_WORKER_HOSTNAMES": "127.0.0.2,127.0.0.3,127.0.0.4", "TPU_WORKER_ID": "2"}
 # Other attributes that JAX reads.
-OTHERS = ("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "TPU_SKIP_MDS_QUERY")
+OTHERS = (
+    *("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "TPU_SKIP_MDS_QUERY"),
+    *("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"),
+)
 METADATA = {
     "agent-worker-number": "1",
     "worker-network-endpoints": "unknown:unknown:127.0.0.2,unknown:unknown:127.0.0.3",
@@ -106,6 +109,16 @@ def test_gke_tpu_slice_is_detected(setting: Any) -> None:
     assert detected() == ("a TPU slice in GKE", 3, 2, "127.0.0.2:8482", None)
     setting({**GKE, "JAX_COORDINATOR_PORT": "9000"}, tpu_vm=True)
     assert detected()[3] == "127.0.0.2:9000"
+
+
+def test_several_slices_of_gke_are_one_job(setting: Any) -> None:
+    slices = {
+        "MEGASCALE_NUM_SLICES": "2",
+        "MEGASCALE_SLICE_ID": "1",
+        "MEGASCALE_COORDINATOR_ADDRESS": "127.0.0.9:8080",
+    }
+    setting({**GKE, **slices}, tpu_vm=True)
+    assert detected() == ("a TPU slice in GKE", 6, 5, "127.0.0.9:8482", None)
 
 
 def test_cloud_tpu_slice_is_detected(setting: Any) -> None:

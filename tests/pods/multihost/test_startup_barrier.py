@@ -154,6 +154,17 @@ def test_tls_must_be_used_by_all_processes() -> None:
         assert "process 0 (pid 1000 on host0)" in unsecured
 
 
+def test_host_with_another_jax_is_named_in_all_processes() -> None:
+    host, guest, other = calls(3)
+    host, guest = (replace(c, me=replace(c.me, versions="jax 0.12.0.1")) for c in (host, guest))
+    other = replace(other, me=replace(other.me, versions="jax 0.11.2"))
+    errors = outcomes([host, guest, other])
+    assert any(isinstance(error, ProcessConflictError) for error in errors)
+    named = [str(error) for error in errors if isinstance(error, ProcessConflictError)]
+    text = r"process 2 \(pid 1002 on host2\) has jax 0.11.2, .* host0\) has jax 0.12.0.1: install"
+    assert all(re.search(text, each) for each in named), errors
+
+
 def test_foreign_and_closed_connections_are_ignored(opened: list[Connection]) -> None:
     host, *guests = calls(3)
     with ThreadPoolExecutor(3) as pool:

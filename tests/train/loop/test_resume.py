@@ -12,6 +12,7 @@ from tests.train.loop.test_job import Recorder, records, run
 from tests.train.loop.test_run_folder import opened
 from xlashard.cli.main import main
 from xlashard.train.checkpoint.manifest import Manifest, RunMetadata
+from xlashard.train.command import read_location
 from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings
 from xlashard.train.errors import DataError, SettingsError
@@ -151,9 +152,35 @@ def test_a_folder_without_a_run_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["--runs", "--resume", "--config", "--data"])
 def test_urls_of_object_stores_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", "configs/tiny.toml"] if option in ("--runs", "--data") else []
-    assert main(["train", *words, option, "gs://bucket/run"]) == 2
-    assert f"{option} must be a path" in capsys.readouterr().err
+    for url, command in {
+        "gs://bucket/run": "gcsfuse --implicit-dirs bucket /mnt/bucket",
+        "gs:/bucket/run": "gcsfuse --implicit-dirs bucket /mnt/bucket",
+        "s3://bucket/run": "s3fs bucket /mnt/bucket",
+        "hdfs://bucket/run": "mount bucket at /mnt/bucket",
+    }.items():
+        assert main(["train", *words, option, url]) == 2
+        error = capsys.readouterr().err
+        assert f"{option} must be a path" in error and f"not {url}. Mount" in error
+        assert error.endswith(f"\n  {command}\n  {option} /mnt/bucket/run\n")
+    words = ["--config", "configs/tiny.toml", "--set", 'data.paths=["gs://bucket/text"]']
+    assert main(["train", *words]) == 2
+    assert "data.paths must be a path" in capsys.readouterr().err
     assert not Path("gs:").exists()
+
+
+def test_file_urls_are_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with opened(tmp_path / "a b") as folder:
+        pass
+    url = folder.path.as_uri()
+    assert "%20" in url and read_location("--resume", url) == str(folder.path)
+    assert read_location("--runs", url.replace("file://", "file://localhost")) == str(folder.path)
+    assert main(["train", "--resume", f"{url}/none"]) == 2
+    assert f"{folder.path}/none" in capsys.readouterr().err
+    for url in ("file://host/runs", "file:/runs"):
+        with pytest.raises(SettingsError, match=naming("--runs", url, "--runs file:///")):
+            read_location("--runs", url)
+    for path in ("C:/runs", "runs", "/mnt/a:/b", "./gs:/b"):
+        assert read_location("--runs", path) == path
 
 
 @pytest.mark.devices(8)

@@ -8,23 +8,29 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from xlashard.cli.commands.doctor_checks import PREFIXES, Check, shown
+from xlashard.cli.commands.tpu_host import check_tpu_host
 from xlashard.config import describe_unknown_variables, read_flags
 from xlashard.errors import ConfigError
 from xlashard.support.background import python_path
 from xlashard.support.consoles import print_json
-from xlashard.support.formatting import print_error, printable, signal_name
+from xlashard.support.formatting import print_error, signal_name
+from xlashard.support.lazily import deferred
+
+if TYPE_CHECKING:
+    from xlashard.cli.commands import all_hosts
+else:
+    # It needs JAX, which may be what is broken.
+    all_hosts = deferred("xlashard.cli.commands.all_hosts")
 
 # Seconds for the process that tries JAX.
 _TIMEOUT = 180.0
-_PREFIXES = ("XLASHARD_", "JAX_", "XLA_", "LIBTPU_", "TPU_", "CUDA_VISIBLE_", "NCCL_")
 _PROBE = (sys.executable, "-P", "-m", "xlashard.cli.commands.installation_probe")
 STEPS = ("import xlashard", "devices", "compilation cache", "program", "program for TPUs")
 """Steps of the process that tries JAX, in this order."""
@@ -38,22 +44,6 @@ _EXTRAS = {
 _PLUGIN = re.compile(r"libtpu|jax-(cuda|rocm|oneapi)\w*-(plugin|pjrt)")
 
 
-class Check(NamedTuple):
-    """Result of one check.
-
-    Attributes:
-        subject: What was checked.
-        status: `"ok"`, `"note"` for what may be intended, or `"fail"`.
-        observed: What was found.
-        advice: What to do; empty if nothing.
-    """
-
-    subject: str
-    status: Literal["ok", "note", "fail"]
-    observed: str
-    advice: str = ""
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run ``xlashard doctor``.
 
@@ -63,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit code: 0, or 1 if a check failed.
     """
+    if arguments.all_hosts:
+        return all_hosts.run()
     checks = []
     for check in _checks():
         checks.append(check)
@@ -77,24 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def shown(check: Check) -> str:
-    """Return the lines of a check, as wide as the terminal."""
-    width = max(shutil.get_terminal_size((100, 24)).columns, 40)
-    indent = 26 if width >= 70 else 6
-    lines = []
-    for text in filter(None, (check.observed, check.advice and f"→ {check.advice}")):
-        lines += textwrap.wrap(
-            printable(text), width - indent, break_long_words=False, break_on_hyphens=False
-        )
-    head = f"{check.status.upper() if check.status == 'fail' else check.status:<6}{check.subject}"
-    if len(head) >= indent:
-        lines.insert(0, "")
-    return "\n".join(
-        f"{head:<{indent}}{line}".rstrip() if not number else f"{'':<{indent}}{line}"
-        for number, line in enumerate(lines)
-    )
-
-
 def _checks() -> Iterator[Check]:
     system = f"{platform.system()} {platform.machine()}"
     yield Check("Python", "ok", f"{platform.python_version()}, {sys.executable}, {system}")
@@ -102,6 +76,7 @@ def _checks() -> Iterator[Check]:
     yield from check_packages(installed, _requirements)
     yield from check_extras(installed, _requirements("xlashard"))
     yield from check_environment(os.environ)
+    yield from check_tpu_host(os.environ)
     yield from check_probe(*_probe(), has_libtpu="libtpu" in installed)
 
 
@@ -234,7 +209,7 @@ def check_environment(environment: Mapping[str, str]) -> Iterator[Check]:
         yield Check("environment", "fail", str(error), "correct it, or unset the variable")
     for text in describe_unknown_variables(environment):
         yield Check("environment", "note", text, "correct it, or unset the variable")
-    names = sorted(name for name in environment if name.startswith(_PREFIXES))
+    names = sorted(name for name in environment if name.startswith(PREFIXES))
     if not names:
         yield Check("environment", "ok", "no variable of xlashard, JAX, XLA or libtpu is set")
     for name in names:

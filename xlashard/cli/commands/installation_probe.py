@@ -17,7 +17,8 @@ import numpy as np
 
 import xlashard
 from xlashard._jax.runtime.topologies import libtpu_version
-from xlashard.cli.commands.doctor import STEPS, Check
+from xlashard.cli.commands.doctor import STEPS
+from xlashard.cli.commands.doctor_checks import Check
 from xlashard.errors import counted
 from xlashard.predict.targets.tpu.topologies import topology
 from xlashard.support.formatting import error_line, in_bytes

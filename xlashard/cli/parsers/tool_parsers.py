@@ -210,12 +210,18 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard doctor`."""
     parser.description = (
         "Checks whether the versions of Python, JAX, jaxlib, libtpu and plugins fit together, "
-        "which extras are installed, the variables of the environment, the devices, the "
-        "compilation cache, and compiles a program here and one for TPUs. Exit codes: 0 all is "
-        "well, 1 a check failed."
+        "which extras are installed, the variables of the environment, on a TPU host its chips, "
+        "the processes that hold them and its limits, the devices, the compilation cache, and "
+        "compiles a program here and one for TPUs. Exit codes: 0 all is well, 1 a check failed."
     )
-    parser.epilog = "The workers of a Cloud TPU: tpu_scripts/doctor.py of the repository."
-    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print the checks as JSON")
+    output.add_argument(
+        "--all-hosts",
+        action="store_true",
+        help="started on all hosts as their job is (TPU VMs, GKE, Slurm, xlashard pod): compare "
+        "versions, code, variables and chips, and name the hosts that are missing",
+    )
 
 
 def add_completion(parser: argparse.ArgumentParser) -> None:

@@ -59,6 +59,7 @@ class ProcessIdentity:
         host: Host name.
         pid: Process id on that host.
         secured: Whether it has TLS certificates for the coordination service.
+        versions: Versions of the packages that have to be equal; empty if unknown.
     """
 
     process: int
@@ -66,6 +67,7 @@ class ProcessIdentity:
     host: str
     pid: int
     secured: bool = False
+    versions: str = ""
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {printable(self.host)}"

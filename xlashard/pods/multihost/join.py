@@ -1,9 +1,11 @@
 """`initialize` and `leave`: entry and exit of a process of a multi-process program."""
 
+import contextlib
 import errno
 import logging
 import os
 import socket
+from importlib import metadata
 from typing import NoReturn
 
 from xlashard._jax.runtime import coordination
@@ -235,7 +237,9 @@ def join_processes(
         ProcessesError: Some processes did not arrive, or are inconsistent.
     """
     host, secured = socket.gethostname(), request.tls is not None
-    me = ProcessIdentity(info.process_id, info.processes, host, os.getpid(), secured)
+    me = ProcessIdentity(
+        info.process_id, info.processes, host, os.getpid(), secured, _describe_versions()
+    )
     alone, timeout = request.timeout, request.timeout
     if alone is None or timeout is None:
         alone, timeout = info.environment.alone, _ALL
@@ -255,6 +259,15 @@ def join_processes(
     except OSError as error:
         # no-catalogue: needs several processes
         raise ProcessesError(_listen_text(info, bind, error), processes=(0,)) from None
+
+
+def _describe_versions() -> str:
+    """Return the versions on which the programs of equal code depend."""
+    texts = []
+    for name in ("jax", "jaxlib", "libtpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            texts.append(f"{name} {metadata.version(name)}")
+    return ", ".join(texts)
 
 
 def _absent_text(info: ClusterInfo, error: MissingProcessesError) -> str:

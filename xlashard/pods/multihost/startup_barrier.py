@@ -263,6 +263,11 @@ class _Coordinator:
                 f"two processes have process_id {caller.process}: {other} and {caller}; end the "
                 "processes of an earlier run, and give each process its own process_id"
             )
+        if caller.versions and me.versions and caller.versions != me.versions:
+            return (
+                f"process {caller.process} ({caller}) has {printable(caller.versions)}, but "
+                f"process 0 ({me}) has {me.versions}: install the same versions on all hosts"
+            )
         if not 0 < caller.process < me.count:
             return (
                 f"a process ({caller}) has process_id {caller.process}, expected 0 to "
