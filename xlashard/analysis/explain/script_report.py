@@ -355,7 +355,7 @@ class ScriptComparison(PrintableReport):
             headline=f"{worse} of {programs} became worse."
             if worse
             else "No program became worse.",
-            facts=[(title.lower(), names) for title, names in self._others()],
+            facts=self._others(),
             severity="costly" if worse else "",
         )
         for comparison in self._changed:

@@ -489,7 +489,6 @@ MOVES = Section[MoveReport](
     id="moves",
     title="Moved before each call",
     note="to all devices; device_put them once to save it",
-    summary="device_put these arguments once to save it.",
     columns=(
         Column("argument", "path", "path"),
         Column(">moves", "nbytes", "bytes", "To all devices"),

@@ -113,7 +113,7 @@ def format_cell(value: Any, style: CellStyle = "words") -> TableCell:
         return value
     if isinstance(value, Span):
         return TableCell((value,))
-    if value is None:
+    if value is None or value == "":
         return TableCell()
     if isinstance(value, SourceLine):
         return line_cell(value)

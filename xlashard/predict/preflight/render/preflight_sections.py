@@ -455,14 +455,13 @@ def _time(report: PreflightFields) -> Section[TimeBar]:
             *error_notes(time),
             *uncounted_work(time),
         ],
-        is_narrow=True,
     )
 
 
 def _roofline(report: PreflightFields) -> Section[Slope]:
     time, words = report.time, words_of(report.topology)
     roofline = read_roofline(time, report.topology)
-    section = Section[Slope]("roofline", "Roofline", view="page", is_kept=True, is_narrow=True)
+    section = Section[Slope]("roofline", "Roofline", view="page", is_kept=True)
     if roofline is None:
         lead = "The program does no arithmetic: there is nothing to plot."
         return replace(section, summary=join_cell(lead))
@@ -613,13 +612,8 @@ ADVICE = Section[AdviceReport](
     title="Suggestions",
     note=SUGGESTIONS,
     columns=(
-        Column[AdviceReport](
-            ">step", lambda a: join_cell(format_change(a.seconds, in_seconds), key=a.seconds)
-        ),
-        Column(
-            ">memory",
-            lambda a: join_cell(format_change(a.memory_bytes, in_bytes), key=a.memory_bytes),
-        ),
+        Column(">step", lambda a: _change_cell(a.seconds, in_seconds)),
+        Column(">memory", lambda a: _change_cell(a.memory_bytes, in_bytes)),
         Column("outcome", lambda a: join_cell(Span(a.outcome, _ADVICE_STYLES.get(a.outcome, "")))),
         Column("change", "text"),
     ),
