@@ -24,11 +24,13 @@ class FactChange:
         name: Name of the fact.
         old: Text in the first report; empty if absent.
         new: Text in the second report; empty if absent.
+        where: Source line of a finding, from the second report if it has one; else empty.
     """
 
     name: str
     old: str
     new: str
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,31 @@ class AmountChange:
         unit: Its unit.
         old: Value in the first report; None if absent.
         new: Value in the second report; None if absent.
+        old_error: Ends of the error bar of the first value, as parts of it: `(-0.1, 0.2)`; the
+            upper one is None for a lower bound. None for an exact value.
+        new_error: The same of the second value.
     """
 
     name: str
     unit: Unit
     old: float | None
     new: float | None
+    old_error: tuple[float, float | None] | None = None
+    new_error: tuple[float, float | None] | None = None
 
     @property
     def is_changed(self) -> bool:
         """True if the values differ."""
         return self.old != self.new
+
+    @property
+    def is_within_error(self) -> bool:
+        """True if the second value lies within the error bar of the first one."""
+        if self.old_error is None or not self.old or self.new is None:
+            return False
+        below, above = self.old_error
+        is_low = above is None or self.new <= self.old * (1 + above)
+        return is_low and self.old * (1 + below) <= self.new
 
     @property
     def ratio(self) -> float | None:
@@ -97,6 +113,7 @@ class Comparison(SerializableReport):
         shardings: Arguments and results with a changed type or sharding.
         donations: Arguments with changed donation.
         unmet: Requests that only one of the programs does not follow.
+        findings: Work that every device repeats, and closed-over arrays, of one of the programs.
     """
 
     _format = ReportFormat("comparison of reports", 1, "compare(...).to_json()")
@@ -111,6 +128,7 @@ class Comparison(SerializableReport):
     shardings: tuple[FactChange, ...]
     donations: tuple[FactChange, ...]
     unmet: tuple[FactChange, ...] = ()
+    findings: tuple[FactChange, ...] = ()
 
     @property
     def is_same(self) -> bool:
@@ -126,14 +144,16 @@ class Comparison(SerializableReport):
             "Shardings": self.shardings,
             "Donations": self.donations,
             "Asked for and not done": self.unmet,
+            "Wasted memory and work": self.findings,
         }
 
     @property
     def regressions(self) -> tuple[str, ...]:
         """Return what became worse, one line each.
 
-        These are more bytes sent in all, by the collectives that send more; more memory in all;
-        donations that are no longer reused; and requests that are newly not followed.
+        These are more bytes sent in all, by the collectives that send more; more memory in all; a
+        time above the error bar of the first one; donations that are no longer reused; requests
+        that are newly not followed; and new findings.
         """
         sent = sum(u.new_bytes - u.old_bytes for u in self.traffic)
         grown = [u for u in self.traffic if u.new_bytes > u.old_bytes]
@@ -141,14 +161,16 @@ class Comparison(SerializableReport):
         lines += [
             f"{a.name}: {_amount(a, a.old)} → {_amount(a, a.new)}"
             for a in self.amounts
-            if a.name == "memory" and (a.new or 0) > (a.old or 0) and _differs(a)
+            if a.name in ("memory", "time") and (a.new or 0) > (a.old or 0)
+            if _differs(a) and not a.is_within_error
         ]
         lines += [
             f"{d.name} is no longer donated and reused: {d.new or 'it is no argument'}"
             for d in self.donations
             if d.old.startswith(REUSED) and d.new and not d.new.startswith(REUSED)
         ]
-        lines += [f"{u.name} is not as requested: {u.new}" for u in self.unmet if u.new]
+        lines += [f"{u.name} is not as requested: {_placed(u, u.new)}" for u in self.unmet if u.new]
+        lines += [f"{f.name} is new: {_placed(f, f.new)}" for f in self.findings if f.new]
         return tuple(lines)
 
     def _sections(self, page: Page) -> Iterator[RenderableType]:
@@ -179,7 +201,15 @@ class Comparison(SerializableReport):
             _markdown(
                 "Numbers of one device",
                 ("number", "before", "after", "change"),
-                [(a.name, _amount(a, a.old), _amount(a, a.new), _by(a).plain) for a in changed],
+                [
+                    (
+                        a.name,
+                        _amount(a, a.old, a.old_error),
+                        _amount(a, a.new, a.new_error),
+                        _by(a).plain,
+                    )
+                    for a in changed
+                ],
             ),
             _markdown(
                 "Collectives, by what each device sends",
@@ -191,7 +221,7 @@ class Comparison(SerializableReport):
             ),
         ]
         for title, facts in {"Facts": self.facts, **self._texts}.items():
-            rows = [(f.name, f.old or "–", f.new or "–") for f in facts]
+            rows = [(_placed(f, f.name), f.old or "–", f.new or "–") for f in facts]
             parts.append(_markdown(title, ("what", "before", "after"), rows))
         shown = [part for part in parts if part]
         return "\n\n".join(shown if len(shown) > 1 else [*shown, "Nothing changed."]) + "\n"
@@ -219,6 +249,11 @@ def markdown_text(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)
 
 
+def _placed(fact: FactChange, text: str) -> str:
+    """Return a text with the line of a finding."""
+    return f"{text} at {fact.where}" if fact.where else text
+
+
 def _use_text(use: UsageChange) -> str:
     at = f" at {use.where}" if use.where else ""
     return f"{use.what}{at} sends {in_bytes(use.new_bytes - use.old_bytes)}"
@@ -227,16 +262,19 @@ def _use_text(use: UsageChange) -> str:
 def _facts_section(title: str, facts: Sequence[FactChange], page: Page) -> RenderableType | None:
     def row(f: FactChange) -> Sequence[RenderableType]:
         name = page.path(f.name) if "[" in f.name else f.name
-        return name, f.old or "–", "→", f.new or "–"
+        return name, f.old or "–", "→", f.new or "–", f.where
 
-    return listing(page, (title, ""), ("", "", "", ""), facts, row)
+    return listing(page, (title, ""), ("", "", "", "", ""), facts, row)
 
 
 def _amounts_section(amounts: Sequence[AmountChange], page: Page) -> RenderableType | None:
     shown = [a for a in amounts if page.is_full or _differs(a)]
     if not shown:
         return None
-    rows = [(a.name, _amount(a, a.old), "→", _amount(a, a.new), _by(a)) for a in shown]
+    rows = [
+        (a.name, _amount(a, a.old, a.old_error), "→", _amount(a, a.new, a.new_error), _by(a))
+        for a in shown
+    ]
     return section("Numbers", "of one device", table(("", ">", "", ">", ">"), rows))
 
 
@@ -247,11 +285,17 @@ def _differs(a: AmountChange) -> bool:
     return _amount(a, a.old) != _amount(a, a.new)
 
 
-def _amount(a: AmountChange, value: float | None) -> str:
+def _amount(
+    a: AmountChange, value: float | None, error: tuple[float, float | None] | None = None
+) -> str:
     if value is None:
         return "–"
-    text = FORMATTERS[a.unit]
-    return f"-{text(-value)}" if value < 0 else text(value)
+    shown = FORMATTERS[a.unit]
+    text = f"-{shown(-value)}" if value < 0 else shown(value)
+    if error is None:
+        return text
+    below, above = error
+    return f"{text} ({below:+.0%} {'or more' if above is None else f'{above:+.0%}'})"
 
 
 def _by(a: AmountChange) -> Text:
@@ -261,6 +305,7 @@ def _by(a: AmountChange) -> Text:
     text = f"{ratio - 1:+.1%}"
     if ratio >= 2:
         text = f"×{ratio:.1f}" if ratio < 10 else f"×{ratio:,.0f}"
+    text += ", within the error" * (a.is_within_error and ratio != 1)
     is_worse = (ratio > 1) != (a.name in _BETTER_IF_MORE)
     return Text(text, "" if ratio == 1 else "red" if is_worse else "green")
 

@@ -4,8 +4,8 @@ Limits on the figures of a report are words such as `hbm=90%` and `all_gather_by
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -19,6 +19,7 @@ from xlashard.analysis.explain.report_changes import (
     BytesUse,
     Facts,
     amount_changes,
+    axis_changes,
     collective_lines,
     fact_changes,
     find_breaches,
@@ -27,6 +28,7 @@ from xlashard.analysis.explain.report_changes import (
     usage_changes,
     value_changes,
 )
+from xlashard.analysis.explain.script_report import ScriptComparison
 from xlashard.analysis.explain.tables import (
     WIDE,
     Page,
@@ -76,11 +78,48 @@ def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
         old=_title(old),
         new=_title(new),
         facts=fact_changes(_facts(old, new), old, new),
-        amounts=amount_changes(_amounts(old, new), old, new),
+        amounts=(
+            *(
+                replace(a, old_error=_error(old), new_error=_error(new)) if a.name == "time" else a
+                for a in amount_changes(_amounts(old, new), old, new)
+            ),
+            *axis_changes(old.traffic, new.traffic),
+        ),
         memory=usage_changes(_held(old), _held(new)),
         traffic=usage_changes(_sent(old), _sent(new)),
         **value_changes(old, new),
     )
+
+
+def compare_sets(
+    old: Sequence[PreflightReport], new: Sequence[PreflightReport]
+) -> ScriptComparison:
+    """Compare the programs of two runs of a script, which are matched by name and order.
+
+    Args:
+        old: Reports before the change.
+        new: Reports after the change.
+    """
+    before: dict[str, PreflightReport] = {}
+    after: dict[str, PreflightReport] = {}
+    for named, reports in ((before, old), (after, new)):
+        for report in reports:
+            number = sum(report.name == other.name for other in named.values())
+            named[f"{report.name} ({number + 1})" if number else report.name] = report
+    both = [name for name in after if name in before]
+    return ScriptComparison(
+        title=topology_text(new[0].topology),
+        programs=tuple(
+            replace(compare(before[name], after[name]), old=name, new=name) for name in both
+        ),
+        added=tuple(name for name in after if name not in before),
+        removed=tuple(name for name in before if name not in after),
+    )
+
+
+def _error(report: PreflightReport) -> tuple[float, float | None] | None:
+    time = report.time
+    return (time.below, time.above) if time.below or time.above else None
 
 
 def _title(report: PreflightReport) -> str:
@@ -128,7 +167,6 @@ def _amounts(old: PreflightReport, new: PreflightReport) -> Amounts[PreflightRep
         "memory to spare": ("bytes", lambda r: r.memory.spare_bytes),
         "time": ("seconds", lambda r: r.time.seconds),
         "time by the roofline": ("seconds", lambda r: r.time.roofline_seconds),
-        "time of the schedule": ("seconds", lambda r: r.time.seconds),
         "time: arithmetic": ("seconds", lambda r: r.time.compute_seconds),
         "time: HBM": ("seconds", lambda r: r.time.hbm_seconds),
         f"time: {within}": ("seconds", lambda r: r.time.ici_seconds),
