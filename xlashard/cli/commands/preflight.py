@@ -473,5 +473,5 @@ def _reports_of_script(
     if left:
         print(f"xlashard: {counted(left, 'other program')} ran on the CPU", file=sys.stderr)
     advice = () if arguments.estimate else devices.try_order(reports, costs, calibration)
-    made = PreflightReports(tuple(reports.values()), tuple(unreported), advice)
-    return made, result.outcome == "failed"
+    results = PreflightReports(tuple(reports.values()), tuple(unreported), advice)
+    return results, result.outcome == "failed"
