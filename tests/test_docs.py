@@ -196,6 +196,8 @@ def test_the_workflow_comments_on_a_pull_request(tmp_path: Path, update_goldens:
     done = bash(steps["Compare"])
     assert done.returncode == 1, done.stderr
     assert "worse: train_step: all-gather along model" in done.stderr
+    done = bash(steps["Compare on chips"])
+    assert done.returncode == 0, done.stderr
     done = bash(steps["Comment"])
     comment = tmp_path / "temporary/comment.md"
     assert done.stdout.split() == [

@@ -88,9 +88,7 @@ def test_signals_have_their_handlers_back_after_a_block() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "program", [_PRINTING, _WATCHING], ids=["printing", "watching"]
-)
+@pytest.mark.parametrize("program", [_PRINTING, _WATCHING], ids=["printing", "watching"])
 def test_a_process_with_threads_exits_normally(tmp_path, program: str) -> None:
     done = subprocess.run(
         [*python_command(), "-c", program, str(tmp_path)],

@@ -22,11 +22,13 @@ class FactChange:
         name: Name of the fact.
         old: Text in the first report; empty if absent.
         new: Text in the second report; empty if absent.
+        where: Source line of a finding, from the second report if it has one; else empty.
     """
 
     name: str
     old: str
     new: str
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,17 +40,31 @@ class AmountChange:
         unit: Its unit.
         old: Value in the first report; None if absent.
         new: Value in the second report; None if absent.
+        old_error: Ends of the error bar of the first value, as parts of it: `(-0.1, 0.2)`; the
+            upper one is None for a lower bound. None for an exact value.
+        new_error: The same of the second value.
     """
 
     name: str
     unit: Unit
     old: float | None
     new: float | None
+    old_error: tuple[float, float | None] | None = None
+    new_error: tuple[float, float | None] | None = None
 
     @property
     def is_changed(self) -> bool:
         """True if the values differ."""
         return self.old != self.new
+
+    @property
+    def is_within_error(self) -> bool:
+        """True if the second value lies within the error bar of the first one."""
+        if self.old_error is None or not self.old or self.new is None:
+            return False
+        below, above = self.old_error
+        is_low = above is None or self.new <= self.old * (1 + above)
+        return is_low and self.old * (1 + below) <= self.new
 
     @property
     def ratio(self) -> float | None:
@@ -95,6 +111,7 @@ class Comparison(SerializableReport):
         shardings: Arguments and results with a changed type or sharding.
         donations: Arguments with changed donation.
         unmet: Requests that only one of the programs does not follow.
+        findings: Work that every device repeats, and closed-over arrays, of one of the programs.
     """
 
     _format = ReportFormat("comparison of reports", 1, "compare(...).to_json()")
@@ -110,6 +127,7 @@ class Comparison(SerializableReport):
     shardings: tuple[FactChange, ...]
     donations: tuple[FactChange, ...]
     unmet: tuple[FactChange, ...] = ()
+    findings: tuple[FactChange, ...] = ()
 
     @property
     def is_same(self) -> bool:
@@ -125,14 +143,16 @@ class Comparison(SerializableReport):
             "Shardings": self.shardings,
             "Donations": self.donations,
             "Asked for and not done": self.unmet,
+            "Wasted memory and work": self.findings,
         }
 
     @property
     def regressions(self) -> tuple[str, ...]:
         """Return what became worse, one line each.
 
-        These are more bytes sent in all, by the collectives that send more; more memory in all;
-        donations that are no longer reused; and requests that are newly not followed.
+        These are more bytes sent in all, by the collectives that send more; more memory in all; a
+        time above the error bar of the first one; donations that are no longer reused; requests
+        that are newly not followed; and new findings.
         """
         sent = sum(u.new_bytes - u.old_bytes for u in self.traffic)
         grown = [u for u in self.traffic if u.new_bytes > u.old_bytes]
@@ -140,14 +160,16 @@ class Comparison(SerializableReport):
         lines += [
             f"{a.name}: {_amount(a, a.old)} → {_amount(a, a.new)}"
             for a in self.amounts
-            if a.name == "memory" and (a.new or 0) > (a.old or 0) and _differs(a)
+            if a.name in ("memory", "time") and (a.new or 0) > (a.old or 0)
+            if _differs(a) and not a.is_within_error
         ]
         lines += [
             f"{d.name} is no longer donated and reused: {d.new or 'it is no argument'}"
             for d in self.donations
             if d.old.startswith(REUSED) and d.new and not d.new.startswith(REUSED)
         ]
-        lines += [f"{u.name} is not as requested: {u.new}" for u in self.unmet if u.new]
+        lines += [f"{u.name} is not as requested: {_placed(u, u.new)}" for u in self.unmet if u.new]
+        lines += [f"{f.name} is new: {_placed(f, f.new)}" for f in self.findings if f.new]
         return tuple(lines)
 
     def parts(self) -> Iterator[Part]:
@@ -176,6 +198,11 @@ REUSED = "reused for"
 """Start of the text of a donation that a result reuses."""
 
 
+def _placed(fact: FactChange, text: str) -> str:
+    """Return a text with the line of a finding."""
+    return f"{text} at {fact.where}" if fact.where else text
+
+
 def _use_text(use: UsageChange) -> str:
     at = f" at {use.where}" if use.where else ""
     return f"{use.what}{at} sends {in_bytes(use.new_bytes - use.old_bytes)}"
@@ -188,11 +215,17 @@ def _differs(a: AmountChange) -> bool:
     return _amount(a, a.old) != _amount(a, a.new)
 
 
-def _amount(a: AmountChange, value: float | None) -> str:
+def _amount(
+    a: AmountChange, value: float | None, error: tuple[float, float | None] | None = None
+) -> str:
     if value is None:
         return "–"
-    text = FORMATTERS[a.unit]
-    return f"-{text(-value)}" if value < 0 else text(value)
+    shown = FORMATTERS[a.unit]
+    text = f"-{shown(-value)}" if value < 0 else shown(value)
+    if error is None:
+        return text
+    below, above = error
+    return f"{text} ({below:+.0%} {'or more' if above is None else f'{above:+.0%}'})"
 
 
 def _ratio_cell(a: AmountChange) -> TableCell:
@@ -202,6 +235,7 @@ def _ratio_cell(a: AmountChange) -> TableCell:
     text = f"{ratio - 1:+.1%}"
     if ratio >= 2:
         text = f"×{ratio:.1f}" if ratio < 10 else f"×{ratio:,.0f}"
+    text += ", within the error" * (a.is_within_error and ratio != 1)
     is_worse = (ratio > 1) != (a.name in _BETTER_IF_MORE)
     return join_cell(Span(text, "" if ratio == 1 else "bad" if is_worse else "good"), key=ratio)
 
@@ -217,8 +251,9 @@ _FACTS = Section[FactChange](
         Column("what", lambda f: _name_cell(f.name)),
         Column("before", lambda f: f.old or "–"),
         Column("after", lambda f: f.new or "–"),
+        Column("line", "where", "code"),
     ),
-    printed="what | before | =→ | after",
+    printed="what | before | =→ | after | line",
 )
 
 _AMOUNTS = Section[AmountChange](
@@ -227,8 +262,8 @@ _AMOUNTS = Section[AmountChange](
     note="of one device",
     columns=(
         Column("number", "name", ""),
-        Column(">before", lambda a: join_cell(_amount(a, a.old), key=a.old)),
-        Column(">after", lambda a: join_cell(_amount(a, a.new), key=a.new)),
+        Column(">before", lambda a: join_cell(_amount(a, a.old, a.old_error), key=a.old)),
+        Column(">after", lambda a: join_cell(_amount(a, a.new, a.new_error), key=a.new)),
         Column(">change", _ratio_cell, tip="What is after by what was before"),
     ),
     printed="number | >before | =→ | >after | >change",

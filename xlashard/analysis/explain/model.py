@@ -284,6 +284,7 @@ type UnmetKind = Literal[
     "constraint that gathers",
     "device_put",
     "donation",
+    "miscompilation",
     "rematerialization",
     "result",
     "result of a callback",
@@ -306,15 +307,16 @@ class UnmetRequest:
     """Request that the program does not follow, or a value that it leaves whole without one.
 
     Attributes:
-        kind: `argument`: the sharding of an argument of which the program takes the shape only;
-            `argument without sharding`: large, and left whole; `compiler warning`: of XLA, about
-            one operation; `constraint`: on an abstract mesh, where nothing else places the program;
-            `constraint that gathers`: it unshards dimensions, for which the program gathers the
-            value at its line; `device_put`: inside of the program, on automatic axes; `donation`:
-            no result takes over the buffers; `rematerialization`: XLA replicates a value on its way
-            from one sharding to another; `result` and `result of a callback`: whole, without a
-            requested sharding; `unconstrained dimension`: left whole; `uneven constraint`: it
-            shards a dimension that it does not divide.
+        kind: `miscompilation`: an operation that this release of jaxlib is known to compile to
+            wrong values; `argument`: the sharding of an argument of which the program takes the
+            shape only; `argument without sharding`: large, and left whole; `compiler warning`: of
+            XLA, about one operation; `constraint`: on an abstract mesh, where nothing else places
+            the program; `constraint that gathers`: it unshards dimensions, for which the program
+            gathers the value at its line; `device_put`: inside of the program, on automatic axes;
+            `donation`: no result takes over the buffers; `rematerialization`: XLA replicates a
+            value on its way from one sharding to another; `result` and `result of a callback`:
+            whole, without a requested sharding; `unconstrained dimension`: left whole; `uneven
+            constraint`: it shards a dimension that it does not divide.
         path: The argument or result; for others the type of the value.
         requested: The requested sharding, `donated`, or `unspecified`.
         actual: What the program does instead.

@@ -1,7 +1,7 @@
 """Changes between two reports of programs, and limits on the figures of one: `memory=80GiB`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from xlashard.analysis.explain.comparison import (
@@ -15,6 +15,7 @@ from xlashard.analysis.explain.model import (
     CollectiveReport,
     DonationReport,
     MemoryReport,
+    RepeatedReport,
     ValueReport,
 )
 from xlashard.analysis.explain.program_report import ProgramReport
@@ -136,10 +137,48 @@ def value_changes(old: Any, new: Any) -> dict[str, tuple[FactChange, ...]]:
             "unmet": {
                 u.path: f"{u.requested}: {u.actual}" for u in r.unmet if u.kind != "donation"
             },
+            "findings": {
+                **{_repeated_name(f): f"repeated by {f.devices} devices" for f in r.repeated},
+                **{c.path: f"{in_bytes(c.nbytes)} closed over" for c in r.constants},
+            },
         }
         for r in (old, new)
     ]
-    return {name: _changes(texts[0][name], texts[1][name]) for name in texts[0]}
+    # Lines change with every edit above them, and are no part of a finding's name.
+    where: dict[str, str] = {}
+    for report in (old, new):
+        where |= {u.path: line_text(u.source) for u in report.unmet if u.source is not None}
+        rows = [f for f in report.repeated if f.source is not None]
+        where |= {_repeated_name(f): line_text(f.source) for f in rows}
+    return {
+        name: tuple(
+            replace(change, where=where.get(change.name, ""))
+            if name in ("unmet", "findings")
+            else change
+            for change in _changes(texts[0][name], texts[1][name])
+        )
+        for name in texts[0]
+    }
+
+
+def _repeated_name(row: RepeatedReport) -> str:
+    return f"{row.operation} of {' · '.join(row.operands)}"
+
+
+def axis_changes(
+    old: Sequence[CollectiveReport], new: Sequence[CollectiveReport]
+) -> tuple[AmountChange, ...]:
+    """Return the bytes that a device sends along the axes of either report."""
+    sums: list[dict[str, float]] = []
+    for rows in (old, new):
+        sent: dict[str, float] = {}
+        for c in rows:
+            sent[c.along] = sent.get(c.along, 0) + c.sent_bytes
+        sums.append(sent)
+    return tuple(
+        AmountChange(f"sent along {along}", "bytes", sums[0].get(along, 0), sums[1].get(along, 0))
+        for along in {**sums[0], **sums[1]}
+    )
 
 
 def _value(v: ValueReport) -> str:
@@ -217,7 +256,10 @@ def compare_programs(old: ProgramReport, new: ProgramReport) -> Comparison:
         old=old.name,
         new=new.name,
         facts=fact_changes(_FACTS, old, new),
-        amounts=amount_changes(_AMOUNTS, old, new),
+        amounts=(
+            *amount_changes(_AMOUNTS, old, new),
+            *axis_changes(old.collectives, new.collectives),
+        ),
         memory=usage_changes(held(old), held(new)),
         traffic=usage_changes(*(list(map(traffic_use, r.collectives)) for r in (old, new))),
         **value_changes(old, new),

@@ -16,6 +16,7 @@ from xlashard.analysis.explain.closed_dimensions import (
     find_closed_dimensions,
 )
 from xlashard.analysis.explain.descriptions import decided_by, find_aliases, spec_text
+from xlashard.analysis.explain.known_faults import find_known_faults
 from xlashard.analysis.explain.model import UnmetKind, UnmetRequest
 from xlashard.analysis.programs.program import Compilation, ProgramValue
 from xlashard.analysis.programs.source_lines import SourceLine
@@ -336,6 +337,22 @@ def _warnings(program: Compilation) -> Iterator[UnmetRequest]:
         )
 
 
+def _miscompiled(program: Compilation) -> Iterator[UnmetRequest]:
+    """Yield the operations that the installed jaxlib is known to compile to wrong values."""
+    for fault, eqn in find_known_faults(program):
+        aval = eqn.outvars[0].aval
+        yield UnmetRequest(
+            kind="miscompilation",
+            path=typed(aval.dtype, aval.shape),
+            requested=fault.primitive,
+            actual=fault.what,
+            nbytes=tile_bytes(aval, (1,) * aval.ndim),
+            reason=f"a fault of jaxlib {fault.jaxlib[0]} to {fault.jaxlib[1]}",
+            advice=fault.advice,
+            source=equation_line(eqn, program),
+        )
+
+
 def _named(text: str, program: Compilation) -> NamedSharding | None:
     """Return a sharding in HLO's syntax by a spec on the mesh; None if it has none."""
     (tiles,) = tile_texts(text)
@@ -391,6 +408,7 @@ def _is_forced(gather: Collective, closed: ClosedDimension, grid: MeshGrid) -> b
 
 
 _FINDERS: tuple[Callable[[Compilation], Iterator[UnmetRequest]], ...] = (
+    _miscompiled,
     _arguments,
     _results,
     _open_dims,

@@ -55,6 +55,7 @@ from xlashard.predict.preflight.report.comparison import (
     PreflightReports,
     UnreportedProgram,
     compare,
+    compare_sets,
     page,
     read_budget,
 )
@@ -71,7 +72,7 @@ from xlashard.predict.preflight.target_loading import check_target, user_code_er
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.support.consoles import print_json
 from xlashard.support.documents import parse_json, read_text
-from xlashard.support.formatting import error_text, in_bytes, near_line, print_error
+from xlashard.support.formatting import Limit, error_text, in_bytes, near_line, print_error
 from xlashard.support.program_runner import ProgramStopped, ScriptOrModule, parse_script
 
 _CALLS = 20
@@ -119,6 +120,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.price is not None:
         parse_price(arguments.price)
     read_kernel_cost_words(arguments.kernel_cost)
+    if arguments.compare and (sets := _read_sets(arguments.targets)) is not None:
+        return _compare_sets(arguments, limits, *sets)
     has_failed = False
     if arguments.script:
         make_absolute(arguments, *RESULTS, *OF_ONE_REPORT)
@@ -136,6 +139,34 @@ def _run(arguments: argparse.Namespace) -> int:
     judged = reports[1:] if arguments.compare else reports
     kept = [check_budget(report, limits, named=len(judged) > 1) for report in judged]
     return 1 if has_failed or results.unreported or not all(kept) else 0
+
+
+def _read_sets(
+    targets: Sequence[str],
+) -> tuple[tuple[PreflightReport, ...], tuple[PreflightReport, ...]] | None:
+    """Return the reports of two stored runs of a script; None for other targets."""
+    if len(targets) != 2 or not all(target.endswith(".json") for target in targets):
+        return None
+    old, new = map(read_reports, targets)
+    return None if len(old) == len(new) == 1 else (old, new)
+
+
+def _compare_sets(
+    arguments: argparse.Namespace,
+    limits: Sequence[Limit],
+    old: Sequence[PreflightReport],
+    new: Sequence[PreflightReport],
+) -> int:
+    """Show what changed in the programs of a script, and check the second reports."""
+    if arguments.json or arguments.html:
+        raise ArgumentError(
+            "--json and --html are of two reports, and here are more: write --markdown FILE"
+        )
+    changes = compare_sets(old, new)
+    print_reports(arguments, [changes])
+    if arguments.markdown:
+        write(arguments.markdown, changes.to_markdown())
+    return 0 if all([check_budget(report, limits, named=True) for report in new]) else 1
 
 
 def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
@@ -443,5 +474,5 @@ def _reports_of_script(
     if left:
         print(f"xlashard: {counted(left, 'other program')} ran on the CPU", file=sys.stderr)
     advice = () if arguments.estimate else devices.try_order(reports, costs, calibration)
-    made = PreflightReports(tuple(reports.values()), tuple(unreported), advice)
-    return made, result.outcome == "failed"
+    results = PreflightReports(tuple(reports.values()), tuple(unreported), advice)
+    return results, result.outcome == "failed"

@@ -190,10 +190,10 @@ def try_order_of_script(
         for row in each.report.traffic
     ]
     before = sum(each.report.time.seconds * count for each, count in alike)
-    found = find_order(longest.topology, longest.mesh, traffic, before)
-    if found is None:
+    better = find_order(longest.topology, longest.mesh, traffic, before)
+    if better is None:
         return ()
-    tried = [(each.try_order(found[0]), count) for each, count in alike]
+    tried = [(each.try_order(better[0]), count) for each, count in alike]
     changes = [(one.seconds or 0.0) * count for one, count in tried if one is not None]
     seconds = sum(changes)
     if len(changes) < len(tried) or seconds >= 0:
@@ -201,8 +201,8 @@ def try_order_of_script(
     below = sum(each.report.time.seconds * each.report.time.below * n for each, n in alike)
     outcomes = [one.outcome for one, _ in tried if one is not None]
     memory = max(one.memory_bytes or 0 for one, _ in tried if one is not None)
-    text = f"{found[0].text}; {counted(len(alike), 'program')}"
-    summed = AdviceReport(text, found[:1], found[1], "helps", seconds, memory)
+    text = f"{better[0].text}; {counted(len(alike), 'program')}"
+    summed = AdviceReport(text, better[:1], better[1], "helps", seconds, memory)
     if "out of memory" in outcomes:
         return (replace(summed, outcome="out of memory"),)
     return (summed if seconds < below else replace(summed, outcome="within the error"),)

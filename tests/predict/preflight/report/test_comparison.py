@@ -106,5 +106,33 @@ def test_comparison_fits_the_terminal_width(
 def test_comparison_round_trips_through_json() -> None:
     found = compare(FITTING, OUT_OF_MEMORY)
     assert json.loads(found.to_json()) == found.to_dict()
-    assert found.to_dict()["facts"][0] == {"name": "outcome", "old": "fits", "new": "out of memory"}
+    first = {"name": "outcome", "old": "fits", "new": "out of memory", "where": ""}
+    assert found.to_dict()["facts"][0] == first
     assert repr(found).startswith("<Comparison of configs/8b_v5p.toml on v5p:4x4x2 (32 chips) with")
+
+
+def test_times_have_their_error_bars_and_findings_their_lines() -> None:
+    below, above = FITTING.time.below, FITTING.time.above
+    assert above is not None
+    slower = replace(FITTING.time, seconds=FITTING.time.seconds * (1 + above / 2))
+    found = compare(FITTING, replace(FITTING, time=slower, repeated=()))
+    (time,) = (a for a in found.amounts if a.name == "time")
+    assert time.old_error == (below, above) and time.is_within_error
+    assert "within the error" in found.to_markdown() and f"{above:+.0%}" in found.to_markdown()
+    assert not found.regressions
+    much = replace(FITTING.time, seconds=FITTING.time.seconds * (1 + 2 * above))
+    worse = compare(replace(FITTING, repeated=()), replace(FITTING, time=much))
+    assert [line.partition(":")[0] for line in worse.regressions] == [
+        "time",
+        "dot_general of bfloat16[2048,4096] · bfloat16[4096,4096] is new",
+    ]
+    row = FITTING.repeated[0]
+    assert row.source is not None and worse.regressions[1].endswith(f":{row.source.line}")
+    assert f":{row.source.line}" in worse.to_markdown()
+
+
+def test_bytes_are_listed_by_axis() -> None:
+    row = next(c for c in FITTING.traffic if c.sent_bytes)
+    found = compare(FITTING, replace(FITTING, traffic=(row,)))
+    (axis,) = (a for a in found.amounts if a.name == f"sent along {row.along}")
+    assert axis.new == row.sent_bytes <= (axis.old or 0)

@@ -16,6 +16,7 @@ from xlashard.analysis.explain.report_changes import (
     BytesUse,
     Facts,
     amount_changes,
+    axis_changes,
     collective_lines,
     fact_changes,
     find_breaches,
@@ -24,6 +25,7 @@ from xlashard.analysis.explain.report_changes import (
     usage_changes,
     value_changes,
 )
+from xlashard.analysis.explain.script_report import ScriptComparison
 from xlashard.analysis.report.cells import Span, TableCell, join_cell
 from xlashard.analysis.report.html_page import render_page
 from xlashard.analysis.report.parts import (
@@ -81,11 +83,48 @@ def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
         old=_title(old),
         new=_title(new),
         facts=fact_changes(_facts(old, new), old, new),
-        amounts=amount_changes(_amounts(old, new), old, new),
+        amounts=(
+            *(
+                replace(a, old_error=_error(old), new_error=_error(new)) if a.name == "time" else a
+                for a in amount_changes(_amounts(old, new), old, new)
+            ),
+            *axis_changes(old.traffic, new.traffic),
+        ),
         memory=usage_changes(_held(old), _held(new)),
         traffic=usage_changes(_sent(old), _sent(new)),
         **value_changes(old, new),
     )
+
+
+def compare_sets(
+    old: Sequence[PreflightReport], new: Sequence[PreflightReport]
+) -> ScriptComparison:
+    """Compare the programs of two runs of a script, which are matched by name and order.
+
+    Args:
+        old: Reports before the change.
+        new: Reports after the change.
+    """
+    before: dict[str, PreflightReport] = {}
+    after: dict[str, PreflightReport] = {}
+    for named, reports in ((before, old), (after, new)):
+        for report in reports:
+            number = sum(report.name == other.name for other in named.values())
+            named[f"{report.name} ({number + 1})" if number else report.name] = report
+    both = [name for name in after if name in before]
+    return ScriptComparison(
+        title=topology_text(new[0].topology),
+        programs=tuple(
+            replace(compare(before[name], after[name]), old=name, new=name) for name in both
+        ),
+        added=tuple(name for name in after if name not in before),
+        removed=tuple(name for name in before if name not in after),
+    )
+
+
+def _error(report: PreflightReport) -> tuple[float, float | None] | None:
+    time = report.time
+    return (time.below, time.above) if time.below or time.above else None
 
 
 def _title(report: PreflightReport) -> str:
