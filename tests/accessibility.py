@@ -1,4 +1,4 @@
-"""What axe-core finds in a page: contrast, names of controls, landmarks, headings, ids."""
+"""Violations that axe-core finds in a page: contrast, names of controls, landmarks, ids."""
 
 from importlib.resources import files
 from typing import Any

@@ -18,7 +18,7 @@ ACCURACY = re.compile(
     r"median error (of )?[0-9]|an error of [0-9]|[0-9.]+ ?% (of|within)[^.]{0,30}published runs"
     r"|[0-9]+ to [0-9]+ % too (slow|fast)|bar\s+holds [0-9]"
 )
-"""What a page would write about the error of predicted steps."""
+"""Statements about the error of predicted steps."""
 
 
 def test_one_page_of_each_target_states_how_accurate_steps_are() -> None:

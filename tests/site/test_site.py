@@ -66,7 +66,7 @@ def test_navigation_leads_to_a_page(tab: Tab) -> None:
         ("MeshError", "MeshError"),
         ("colab", "Install, and a first program"),
         ("jupyter", "Install, and a first program"),
-        ("out of memory", "Does it fit, on which chips"),
+        ("out of memory", "Preflight: the memory, time and cost"),
         ("auto", "Automatic layouts"),
     ],
 )
