@@ -5,6 +5,7 @@ marker comments such as `<!-- table: settings -->` where generated text belongs,
 holds no generated text. MkDocs has to run in the root of the repository, by `python -m mkdocs`.
 """
 
+import html
 import json
 import os
 import pkgutil
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -32,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Files of the repository that pages link to are part of the site, below this folder.
 REPOSITORY = "repository"
 _FENCE = re.compile(r"^( *```+)(python|text) (?:no-run|(?:command )?output).*$", re.MULTILINE)
-_MARKER = re.compile(r"<!-- (table|commands|api): ?([^>]*?) ?-->")
+_MARKER = re.compile(r"<!-- (table|commands|api|file): ?([^>]*?) ?-->")
 
 
 def on_config(config: Any) -> Any:
@@ -70,6 +72,9 @@ def _json(value: Any) -> str:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Fill the markers of a page, and redirect links to files of the repository."""
     path = page.file.src_uri
+    if path.startswith("tutorials/"):
+        # They answer what people search for, such as "out of memory".
+        page.meta.setdefault("search", {"boost": 4})
     if path == "how/performance.md":
         markdown = _page.render(markdown, _page.read_figures())
     markdown = _MARKER.sub(lambda match: _generated(match[1], match[2]), markdown)
@@ -81,6 +86,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 def _generated(kind: str, name: str) -> str:
     if kind == "api":
         return "\n\n".join(_api(each) for each in name.split(", "))
+    if kind == "file":
+        text = (ROOT / name).read_text(encoding="utf-8")
+        return indent(f"```toml\n{text.rstrip()}\n```", "    ")
     if kind == "commands":
         return "\n\n".join(_command_line())
     return {
@@ -108,9 +116,27 @@ def _command_line() -> Iterator[str]:
     parser = make_parser()
     (commands,) = [each for each in parser._actions if each.dest == "command"]
     assert isinstance(commands.choices, dict)
-    os.environ["COLUMNS"] = "88"
+    os.environ["COLUMNS"] = "80"
     for name, each in commands.choices.items():
         yield f"## xlashard {name}\n\n```text\n{each.format_help().rstrip()}\n```"
+
+
+_SEARCH = 'data-md-component="search" role="dialog"'
+_CODE = re.compile(r"<code>(?=(?P<text>.*?)</code></pre>)", re.DOTALL)
+_TAG = re.compile(r"<[^>]*>")
+_NARROW = 38
+"""Characters of a line of code on a telephone, where longer ones scroll."""
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Name the dialog of the search, and let the keyboard reach code that scrolls."""
+    output = output.replace(_SEARCH, f'{_SEARCH} aria-label="Search"')
+    return _CODE.sub(_reachable, output)
+
+
+def _reachable(match: re.Match[str]) -> str:
+    lines = html.unescape(_TAG.sub("", match["text"])).splitlines()
+    return '<code tabindex="0">' if max(map(len, lines), default=0) > _NARROW else match[0]
 
 
 @cache

@@ -1,16 +1,36 @@
 """The page of figures: rendered from JSON and a template, and up to date with the template."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import _page
+from benchmarks import _page, truth
 from benchmarks._measure import Measurement, Report
 from tests.benchmarks.test_measure import growth_lines, quiet_report
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+ACCURACY = re.compile(
+    r"median error (of )?[0-9]|an error of [0-9]|[0-9.]+ ?% (of|within)[^.]{0,30}published runs"
+    r"|[0-9]+ to [0-9]+ % too (slow|fast)|bar\s+holds [0-9]"
+)
+"""Statements about the error of predicted steps."""
+
+
+def test_one_page_of_each_target_states_how_accurate_steps_are() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    stating = {
+        str(page.relative_to(ROOT)) for page in pages if ACCURACY.search(page.read_text("utf-8"))
+    }
+    assert stating == {"docs/tpu/step_times.md", "docs/gpu/step_times.md"}
+    for page in stating:
+        target = Path(page).parts[1]
+        found = [one for one in truth.read_kept().values() if one.run.target == target]
+        assert truth.summary(found) in (ROOT / page).read_text("utf-8")
 
 
 def made_up() -> dict[str, Any]:

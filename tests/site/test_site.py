@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.accessibility import find_violations
 from tests.browser import Browser, Tab, started
 from tests.fork_server import python_command
 
@@ -63,6 +64,10 @@ def test_navigation_leads_to_a_page(tab: Tab) -> None:
         ("compiled again", "Why was it compiled again"),
         ("GlobalDeviceArray", "Names of 2022 and 2023"),
         ("MeshError", "MeshError"),
+        ("colab", "Install, and a first program"),
+        ("jupyter", "Install, and a first program"),
+        ("out of memory", "Preflight: the memory, time and cost"),
+        ("auto", "Automatic layouts"),
     ],
 )
 def test_search_finds_a_page(tab: Tab, words: str, page: str) -> None:
@@ -126,6 +131,46 @@ def test_a_page_fits_the_window(
     assert width <= size[0], "the page scrolls sideways"
     assert tab.text("h1").strip("¶ \n")
     (tmp_path / "page.png").write_bytes(tab.picture(whole=False))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "page",
+    ["", "tutorials/does_it_fit/", "guides/explain/", "reference/api/programs/", "tpu/step_times/"],
+)
+def test_people_can_read_and_reach_a_page(tab: Tab, address: str, page: str, scheme: str) -> None:
+    tab.prefer(scheme)
+    # The theme keeps the colours of the first page.
+    tab.run("localStorage.clear()")
+    tab.go(f"{address}/{page}")
+    assert find_violations(tab) == []
+
+
+@pytest.mark.parametrize(
+    "page", ["", "tutorials/automatic_layout/", "guides/explain/", "reference/cli/"]
+)
+def test_code_of_usual_lines_fits_beside_the_menus(tab: Tab, address: str, page: str) -> None:
+    tab.resize(1300, 900)
+    tab.go(f"{address}/{page}")
+    wide = tab.run(
+        "[...document.querySelectorAll('pre > code')].filter(e => e.scrollWidth > e.clientWidth)"
+        ".map(e => e.innerText).filter(text => text.split('\\n').every(l => l.length <= 100))"
+    )
+    assert not wide
+
+
+def test_the_home_page_opens_with_a_picture_and_a_report(tab: Tab) -> None:
+    assert tab.run("document.querySelector('article img').getBoundingClientRect().top") < 400
+    order = tab.run(
+        "[...document.querySelectorAll('article img, article pre, article table')]"
+        ".map(e => e.tagName)"
+    )
+    assert order == ["IMG", "PRE", "PRE", "TABLE"]
+    assert any("auto_shard" in cell for cell in tab.texts("article td"))
+
+
+def test_no_cache_of_python_is_published() -> None:
+    assert not [*SITE.rglob("__pycache__")]
 
 
 def test_error_pages_and_schemas_exist() -> None:

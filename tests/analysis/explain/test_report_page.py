@@ -8,6 +8,7 @@ import jax
 import pytest
 
 import xlashard
+from tests.accessibility import find_violations
 from tests.browser import started
 from tests.core.pjit.helpers import make_mesh
 from tests.predict.preflight.examples import FITTING
@@ -129,6 +130,7 @@ def test_page_shows_reports_comparison_and_json_in_a_browser(quiet, talking):
     page = program_page([quiet, talking], compare_programs(quiet, talking), names=("<old>", "new"))
     with started() as browser, browser.page(page) as tab:
         assert not tab.complaints()
+        assert find_violations(tab) == []
         assert tab.run("document.querySelectorAll('.panel').length") == 3
         assert tab.run("document.querySelector('.panel:not([hidden])').id") == "All"
         assert tab.run("document.querySelector('.tabs a:nth-child(2)').textContent") == "<old>"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.accessibility import find_violations
 from tests.browser import Browser, Tab
 from tests.predict.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
 from tests.predict.preflight.render.html.reading import column, numbers, press
@@ -170,6 +171,12 @@ def test_theme_follows_the_system_until_the_user_chooses(browser: Browser) -> No
         tab.click("[data-theme-choice=dark]")
         assert tab.run(paper) == dark
         tab.click("[data-theme-choice=auto]")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_people_can_read_and_reach_a_page(browser: Browser, dark: bool) -> None:
+    with browser.page(page([SMALL, TWO_SLICES]), dark=dark) as tab:
+        assert find_violations(tab) == []
 
 
 def test_every_text_has_sufficient_contrast(browser: Browser) -> None:
