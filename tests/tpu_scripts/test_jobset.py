@@ -188,6 +188,21 @@ def test_pod_counts_starts_from_1_and_ends_with_the_code_of_the_command() -> Non
 
 
 @pytest.mark.slow
+def test_peer_of_a_lost_process_ends_after_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = tmp_path / "sleep"
+    stand_in.write_text(f"#!/bin/sh\necho $1 >>{tmp_path}/slept\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for code in (0, 1, 75):
+        with start_pod(f"exit {code}") as pod:
+            pod.communicate()
+            assert pod.returncode == code
+    assert (tmp_path / "slept").read_text() == "20\n"
+
+
+@pytest.mark.slow
 def test_sigterm_reaches_the_program_which_ends_before_the_pod(tmp_path: Path) -> None:
     program = "trap 'echo saved >saved; exit 0' TERM; echo >started; while :; do sleep 0.02; done"
     with start_pod(f'bash -c "{program}"; echo never', cwd=tmp_path) as pod:
