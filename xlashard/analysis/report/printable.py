@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from xlashard.analysis.report.cells import Span, TableCell, join_cell
 from xlashard.analysis.report.parts import Head, PagePanel, Section, list_ids
+from xlashard.support.consoles import make_console
 from xlashard.support.documents import ReportFormat, Schema, report_schema
 from xlashard.support.formatting import Escaped, plain_text
 from xlashard.support.lazily import dataclass, deferred
 from xlashard.support.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
-    from rich import console as rich_console
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from xlashard.analysis.report import html_page, markdown, terminal_view
 else:
     # Rich and Jinja take long to import, and a program may only make the report.
-    rich_console = deferred("rich.console")
     html_page = deferred("xlashard.analysis.report.html_page")
     markdown = deferred("xlashard.analysis.report.markdown")
     terminal_view = deferred("xlashard.analysis.report.terminal_view")
@@ -75,7 +74,7 @@ class PrintableReport(ABC):
             all: Show every row, instead of the first few and a sum of the rest.
             console: The console; standard output if None.
         """
-        (console or rich_console.Console()).print(self.renderable(all=all))
+        (console or make_console()).print(self.renderable(all=all))
 
     def to_markdown(self) -> str:
         """Return the report as Markdown, for a comment on a pull request."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.hlo.collectives import is_rematerialized
+from xlashard.support.formatting import CELL
 
 _LONGEST_FILE = 28
 """Longer paths of files are cut to their last two parts; in characters."""
@@ -18,6 +19,8 @@ def line_text(source: SourceLine) -> str:
 
 def near_text(file: str, line: int) -> str:
     """Format a line with its path relative to the working folder, or the end of a long path."""
+    if file.startswith(CELL):
+        return f"{file}, line {line}"
     path = Path(file)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
