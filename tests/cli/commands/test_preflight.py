@@ -231,7 +231,7 @@ def test_two_stored_reports_are_compared(run: Run, tmp_path: Path) -> None:
     code, out, err = run("--compare", str(paths[1]), str(paths[0]))
     assert (code, err) == (0, "")
     _, out, _ = run("--compare", *map(str, paths), "--markdown", "-")
-    assert out.startswith("### ") and "**Worse:**" in out
+    assert out.startswith("### ") and "- **worse**: memory" in out
     code, _, err = run("--markdown", "-", str(paths[0]))
     assert code == 2 and "--compare" in err
 

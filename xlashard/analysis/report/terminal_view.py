@@ -120,8 +120,8 @@ def render_section(section: Section[Any], page: PrintedPage) -> RenderableType |
         rest.insert(
             0, f"and {len(left):,} {section.more_words}{total and f', {total}'}: {page.more}"
         )
-    if rest:
-        parts.append(Padding(Text("\n".join(rest), style="dim"), (0, 0, 0, 2)))
+    for sentence in rest:
+        parts.append(Padding(Text(sentence, style="dim"), (0, 0, 0, 2), expand=False))
     return Group(*parts)
 
 
