@@ -70,7 +70,8 @@ def explain(fun: Any, *args: Any, values: Any = None, **kwargs: Any) -> ProgramR
     """
     if values is not None and not isinstance(values, str):
         values, kwargs = "", {**kwargs, "values": values}
-    return explain_call(fun, args, kwargs, values or "")
+    with short_tracebacks:
+        return explain_call(fun, args, kwargs, values or "")
 
 
 def explain_call(
@@ -84,11 +85,10 @@ def explain_call(
         kwargs: Keyword arguments of the call.
         values: Pattern of the values inside to show; empty for none.
     """
-    with short_tracebacks:
-        program = read(fun, tuple(args), dict(kwargs), "explain")
-        lowered = program.lower() if isinstance(program, Program) else program
-        compiled = compile_program(lowered)
-        return _report(watch_values(lowered, compiled, values) if values else compiled)
+    program = read(fun, tuple(args), dict(kwargs), "explain")
+    lowered = program.lower() if isinstance(program, Program) else program
+    compiled = compile_program(lowered)
+    return _report(watch_values(lowered, compiled, values) if values else compiled)
 
 
 def _report(program: Compilation) -> ProgramReport:

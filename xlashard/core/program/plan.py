@@ -170,8 +170,8 @@ class ProgramPlan:
 
     def __post_init__(self) -> None:
         if len(self.donated) != len(self.args):
-            # no-catalogue: pjit and compile_stablehlo never make such a plan
             marks, args = counted(len(self.donated), "donation mark"), len(self.args)
+            # no-catalogue: pjit and compile_stablehlo never make such a plan
             raise PlanError(f"{marks} for {counted(args, 'argument')}")
         values = {id(value.sharding): value for value in (*self.args, *self.results)}
         for value in values.values():

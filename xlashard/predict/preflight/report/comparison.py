@@ -376,7 +376,8 @@ def page(
     if len(reports) == 1:
         title = reports[0].page_title()
     panels = _list_panels(reports, () if changes is None else tuple(changes.parts()))
-    return render_page(panels, "preflight", FOOTER, title)
+    with short_tracebacks:
+        return render_page(panels, "preflight", FOOTER, title)
 
 
 def _fits(report: PreflightFields) -> TableCell:
