@@ -152,9 +152,9 @@ class _Text(HTMLParser):
 
 
 def _printed(shown, width: int, *, all: bool = False) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    shown.print(console=console, all=all)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    file = io.StringIO()
+    shown.print(console=Console(file=file, width=width, color_system=None), all=all)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
 @pytest.mark.parametrize("name", REPORTS)

@@ -71,7 +71,9 @@ def plan_details(plan: PlanFields) -> Iterator[Section]:
     unforeseen = collectives_section(
         plan.unforeseen, "of the compiler's own choice", "a step", WORDS[plan.links].networks
     )
-    yield replace(unforeseen, id="unforeseen", title="Unforeseen collectives", summary="")
+    yield replace(
+        unforeseen, id="unforeseen", title="Unforeseen collectives", summary="", widths={}
+    )
 
 
 def _head(plan: PlanFields) -> Head:
