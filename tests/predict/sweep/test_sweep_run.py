@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.message_patterns import naming
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, counted
 from xlashard.predict.sweep.axis_ranges import AxisRange, factorisations, parse_axes, read_axes
 
 
@@ -35,7 +35,7 @@ def test_meshes_equal_brute_force_without_duplicates(count, ranges):
     axes = {f"axis{i}": sizes for i, sizes in enumerate(ranges)}
     expected = brute_force(count, ranges)
     if not expected:
-        with pytest.raises(ArgumentError, match=f"has {count} devices"):
+        with pytest.raises(ArgumentError, match=f"has {counted(count, 'device')}"):
             factorisations(count, axes)
         return
     found = [tuple(sizes.values()) for sizes in factorisations(count, axes)]

@@ -114,7 +114,7 @@ def make_head(report: PreflightFields) -> Head:
     colour = severity(report)
     place += [topology_text(report.topology), axes_text(report.mesh)]
     place += [*[LAID_OUT] * report.is_laid_out, report.partitioner]
-    badge = ("✓ Fits", colour, "") if fits else ("✕ Out of memory", colour, "")
+    badge = ("✓ Fits", colour, "") if fits else ("✗ Out of memory", colour, "")
     notes: list[tuple[str, TableCell]] = []
     if report.degraded:
         notes.append(("degraded", join_cell(Span(report.degraded, "bad"))))

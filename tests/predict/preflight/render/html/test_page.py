@@ -25,7 +25,7 @@ def test_page_shows_every_report_without_network_requests(browser: Browser, name
     with browser.page(report.to_html()) as tab:
         assert tab.requests() == []
         assert tab.complaints() == []
-        assert tab.text(".verdict .badge") == ("✓ Fits" if report.fits else "✕ Out of memory")
+        assert tab.text(".verdict .badge") == ("✓ Fits" if report.fits else "✗ Out of memory")
         assert tab.run("document.documentElement.scrollWidth <= innerWidth")
         assert_numbers_are_those_of(report, tab)
 

@@ -49,7 +49,7 @@ def test_reports_are_compared_in_a_sortable_table(browser: Browser) -> None:
         tab.until("document.getElementById('All').hidden")
         second = "document.querySelectorAll('.panel')[2].id"
         assert len(tab.texts(".panel")) == 1
-        assert tab.text(".verdict .badge") == "✕ Out of memory"
+        assert tab.text(".verdict .badge") == "✗ Out of memory"
         assert (
             tab.run("document.querySelector('.tabs [aria-current=true]').hash")
             == f"#{tab.run(second)}"
