@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from xlashard.analysis.programs.source_lines import SourceLine
-from xlashard.analysis.report.texts import line_text, operation_text
+from xlashard.analysis.report.texts import line_text, operation_text, relative_path
 from xlashard.support.formatting import FORMATTERS, Unit
 
 type Style = Literal[
@@ -132,7 +132,7 @@ def line_cell(source: SourceLine | None) -> TableCell:
     if source is None:
         return TableCell()
     function = f" in {source.function}" if source.function else ""
-    tip = f"{source.file}:{source.line}{function}"
+    tip = f"{relative_path(source.file)}:{source.line}{function}"
     style: Style = "line" if source.in_user_file else "code"
     return TableCell((Span(line_text(source), style, tip),))
 

@@ -17,6 +17,7 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from xlashard.analysis.report.cells import Content, Span, TableCell, join_cell
+from xlashard.analysis.report.markdown import format_markdown
 from xlashard.analysis.report.parts import (
     Column,
     Head,
@@ -36,8 +37,11 @@ MOST_ROWS = 1000
 _SEARCHED = 8
 """Rows beyond which a table has a field to search in it."""
 
-_BREAKS = re.compile(r"(?<=.)[/,](?=.)|\](?=\[)", re.DOTALL)
-"""Positions where a line may break."""
+_LONGEST_LINE = 64
+"""Longer source lines break; in characters."""
+
+_BREAKS = re.compile(r"(?<=.)[/,](?=.)|\](?=\[)|[^/,\[\]\s]{40}(?=[^/,\[\]\s])", re.DOTALL)
+"""Positions where a line may break: after separators, and within a name that no column holds."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,18 @@ class _Placed:
         shown = [
             part
             for part in self.panel.parts
-            if (isinstance(part, Head) and not part.is_print_only)
+            if isinstance(part, Head)
             or (isinstance(part, Section) and part.view != "terminal" and part.is_shown)
         ]
         ids = ("summary" if isinstance(part, Head) else part.id for part in shown)
         for id, part in zip(distinct_names(ids), shown, strict=True):
             yield f"{self.prefix}{id}", part
+
+    @property
+    def markdown(self) -> str:
+        """Return the head and the main sections as Markdown: those that the page doesn't fold."""
+        parts = self.panel.parts
+        return format_markdown(p for p in parts if isinstance(p, Head) or not p.is_folded)
 
 
 def render_page(panels: Sequence[PagePanel], kind: str, footer: str = "", title: str = "") -> str:
@@ -108,6 +118,7 @@ def render_page(panels: Sequence[PagePanel], kind: str, footer: str = "", title:
                 for p in placed
                 if p.panel.data
             ],
+            summaries=[(p.id, _json(p.markdown)) for p in placed],
         )
     )
 
@@ -226,9 +237,10 @@ def _span_html(span: Span) -> Markup:
         case "operation":
             return user_text(text, "span", title=span.tip)
         case "line":
-            tip = printable(span.tip)
-            shown = printable(text)
-            return Markup('<code dir="auto" class="line" title="{}">{}</code>').format(tip, shown)
+            # A line is whole, unless no column has room for it.
+            kind = "line" if len(text) <= _LONGEST_LINE else "path"
+            inside, tip = user_text(text), printable(span.tip)
+            return Markup('<code class="{}" title="{}">{}</code>').format(kind, tip, inside)
     inside = user_text(text) if style in ("note", "link") else escape(printable(text))
     return Markup(_ELEMENTS[style]).format(inside, tip=printable(span.tip))
 

@@ -182,7 +182,7 @@ class Head:
         figures: Key figures of a page.
         figure: Drawing on a page.
         severity: Its colour.
-        is_print_only: Whether pages leave it out.
+        is_line: Whether it is a line above the report that follows, such as its caller.
     """
 
     title: str
@@ -195,7 +195,7 @@ class Head:
     figures: Sequence[KeyFigure] = ()
     figure: Any = None
     severity: Severity = ""
-    is_print_only: bool = False
+    is_line: bool = False
 
 
 @dataclass(frozen=True)

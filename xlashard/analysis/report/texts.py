@@ -17,13 +17,17 @@ def line_text(source: SourceLine) -> str:
     return " from ".join([near_text(frame.file, frame.line) for frame in frames])
 
 
+def relative_path(file: str) -> str:
+    """Return a path relative to the working folder, if it lies there."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
 def near_text(file: str, line: int) -> str:
     """Format a line with its path relative to the working folder, or the end of a long path."""
     if file.startswith(CELL):
         return f"{file}, line {line}"
-    path = Path(file)
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
+    path = Path(relative_path(file))
     if len(path.parts) > 2 and (path.is_absolute() or len(str(path)) > _LONGEST_FILE):
         path = Path(*path.parts[-2:])
     return f"{path}:{line}"

@@ -24,6 +24,7 @@ from xlashard.auto.plan.plan_model import (
     is_parameter_path,
     path_rules,
 )
+from xlashard.errors import counted
 from xlashard.hlo.collectives import CollectiveTotal
 from xlashard.predict.preflight.render.report_text import WORDS
 from xlashard.support.formatting import (
@@ -214,7 +215,7 @@ def _constraints(plan: PlanFields) -> Section[tuple[tuple[str, ...], int]]:
     return Section(
         "constraints",
         "Constraints inside",
-        f"{len(plan.constraints)} values, constrained in the function",
+        f"{counted(len(plan.constraints), 'value')}, constrained in the function",
         columns=(
             Column("line", lambda item: item[0][0], "code"),
             Column("operation", lambda item: item[0][1]),

@@ -10,6 +10,7 @@ from tests.accessibility import find_violations
 from tests.browser import Browser, Tab
 from tests.predict.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
 from tests.predict.preflight.render.html.reading import column, numbers, press
+from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.predict.preflight.render.preflight_sections import list_memory_parts
 from xlashard.predict.preflight.report.comparison import page
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
@@ -210,6 +211,26 @@ def test_page_fits_a_phone_screen(browser: Browser) -> None:
         assert seconds == sorted(seconds, reverse=True)
 
 
+@pytest.mark.parametrize("width", [375, 1300])
+def test_names_of_5000_characters_wrap(browser: Browser, width: int) -> None:
+    name = "k" * 5000
+    source = SourceLine(f"/srv/{name}.py", 1, name, in_user_file=True)
+    argument = replace(FITTING.inputs[0], path=f"state['{name}']")
+    collective = replace(FITTING.traffic[0], argument=argument.path, source=source)
+    lines = [replace(each, op_name=f"a/{name}", source=source) for each in FITTING.time.lines]
+    report = replace(
+        FITTING,
+        name=name,
+        inputs=(argument, *FITTING.inputs),
+        traffic=(collective, *FITTING.traffic),
+        time=replace(FITTING.time, lines=tuple(lines)),
+    )
+    with browser.page(report.to_html(), width=width) as tab:
+        assert tab.run("document.documentElement.scrollWidth") == width
+        most = "Math.max(...[...document.querySelectorAll('table')].map(e => e.scrollWidth))"
+        assert tab.run(most) < max(width, 1500)
+
+
 def test_page_is_readable_without_scripts(browser: Browser) -> None:
     with browser.page(TWO_SLICES.to_html(), scripts=False) as tab:
         snapshot = tab.call("DOMSnapshot.captureSnapshot", computedStyles=[])
@@ -322,7 +343,8 @@ def test_tab_key_reaches_controls_with_a_visible_focus(browser: Browser) -> None
             seen.append(tab.run(focused))
             outline = tab.run("getComputedStyle(document.activeElement).outlineStyle")
             assert outline == "solid" or seen[-1] == "radio"
-        assert seen[:5] == ["Skip to the report", "auto", "light", "dark", "Download JSON"]
+        themes, buttons = ["auto", "light", "dark"], ["Copy summary", "Download JSON"]
+        assert seen[:7] == ["Skip to the report", *themes, *buttons, "Memory"]
         assert "radio" in seen
 
 
