@@ -53,6 +53,25 @@ def operation_text(op_name: str) -> str:
     return f"{_last(first)} and {len(others)} more{backward}"
 
 
+_TRANSFORMS = re.compile(r"^(?:(?:jvp|transpose|vmap|jit)\()*|\)*$")
+_STRUCTURE = (
+    *("body", "checkpoint", "closed_call", "cond", "eval_jaxpr"),
+    *("rematted_computation", "while"),
+)
+
+
+def short_name(op_name: str) -> str:
+    """Return the name scopes and the operation of a name, without the transformations.
+
+    Example:
+        >>> short_name("jit(step)/transpose(jvp(attention))/while/body/checkpoint/tanh")
+        'attention/tanh'
+    """
+    parts = op_name.partition(";")[0].split("/")[1:]
+    kept = (_TRANSFORMS.sub("", part) for part in parts if part not in _STRUCTURE)
+    return "/".join(filter(None, kept))
+
+
 def _group(op_name: str) -> int | None:
     """Return the start of a final `(a:b:c)`, the operations that XLA merged into one."""
     depth = 0
