@@ -16,7 +16,13 @@ from xlashard.analysis.explain.model import (
     ValueReport,
 )
 from xlashard.analysis.programs.source_lines import SourceLine
-from xlashard.analysis.report.cells import Span, TableCell, join_cell, operation_cell
+from xlashard.analysis.report.cells import (
+    Span,
+    TableCell,
+    join_cell,
+    operation_cell,
+    source_cell,
+)
 from xlashard.analysis.report.parts import WIDE, Column, Section
 from xlashard.analysis.report.texts import line_text, operation_text, short_name
 from xlashard.analysis.report.trees import TreeDrawing, make_tree
@@ -250,7 +256,7 @@ def collectives_section(
             Column(">takes", lambda c: c.seconds or None, "seconds", "At the speed of the links"),
             Column("for", _cause_cell),
             Column("cause", _origin_cell),
-            Column("line", lambda c: cause_of(c)[1], "line"),
+            Column("line", lambda c: source_cell(cause_of(c)[1])),
         ),
         rows=collectives,
         printed=">takes | >sent | what={what}{runs} | along | of | for={line: }{for} | cause",

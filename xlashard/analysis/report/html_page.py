@@ -17,6 +17,7 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from xlashard.analysis.report.cells import Content, Span, TableCell, join_cell
+from xlashard.analysis.report.excerpts import read_excerpt
 from xlashard.analysis.report.markdown import format_markdown
 from xlashard.analysis.report.parts import (
     Column,
@@ -28,6 +29,7 @@ from xlashard.analysis.report.parts import (
     make_id,
 )
 from xlashard.analysis.report.templating import make_environment
+from xlashard.analysis.report.texts import near_text
 from xlashard.errors import ArgumentError
 from xlashard.support.formatting import in_bytes, in_seconds, printable
 
@@ -232,6 +234,8 @@ def _span_html(span: Span) -> Markup:
             return Markup('<i class="mini {}"><i style="width:{}"></i></i>').format(span.tip, width)
         case "name":
             return user_text(text)
+        case "source":
+            return _excerpts_html(text.split("\n"))
         case "path" | "code":
             return user_text(text, "code", title=span.tip)
         case "operation":
@@ -243,6 +247,19 @@ def _span_html(span: Span) -> Markup:
             return Markup('<code class="{}" title="{}">{}</code>').format(kind, tip, inside)
     inside = user_text(text) if style in ("note", "link") else escape(printable(text))
     return Markup(_ELEMENTS[style]).format(inside, tip=printable(span.tip))
+
+
+def _excerpts_html(places: Iterable[str]) -> Markup:
+    """Return excerpts of files at `model.py:12`, folded; nothing without a readable file."""
+    pairs = [place.rpartition(":") for place in places]
+    shown = [
+        Markup("{}<pre><code>{}</code></pre>").format(user_text(near_text(file, int(line))), code)
+        for file, _, line in pairs
+        if (code := printable(read_excerpt(file, int(line))))
+    ]
+    tip = "The lines of the files when this page was written"
+    start = Markup('<details class="source"><summary title="{}">source</summary>').format(tip)
+    return start + Markup(" from ").join(shown) + Markup("</details>") if shown else Markup("")
 
 
 def _filter_choices(section: Section[Any]) -> dict[str, list[str]]:
@@ -272,6 +289,8 @@ def _rows(section: Section[Any], id: str, rows: Sequence[Any]) -> Iterator[Marku
         data = {name: "|".join(values(row)) for name, values in section.filters.items()}
         if section.filters:
             data["sums"] = "|".join(str(row_cells[n].key or 0) for n in sums)
+        if key := section.light_key(row):
+            data["lights"] = key
         data["search"] = _search_text(columns, row_cells)
         attributes = "".join(f' data-{key}="{escape(printable(v))}"' for key, v in data.items())
         marked = ' class="unasked"' if section.is_marked(row) else ""
@@ -291,6 +310,7 @@ def _search_text(columns: Sequence[Column[Any]], cells: Sequence[TableCell]) -> 
         for column, cell in zip(columns, cells, strict=True)
         if not column.name.startswith(">")
         for span in cell.spans
+        if span.style != "source"
     ]
     return " ".join(words)
 

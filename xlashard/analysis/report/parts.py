@@ -70,6 +70,7 @@ class Section[T]:
         merged: Merges or omits rows for short views: a terminal, and Markdown.
         row_name: Returns the name of a row in links to it; by default its first text.
         is_marked: Returns whether a row is worth a look.
+        light_key: Returns a key of a row: a page lights everything of the key that one points at.
         filters: Values of a row that a page filters by, by their name.
         whole_paths: Heading of the column whose paths get the room that others leave, and are
             written whole where they would be ambiguous.
@@ -95,6 +96,7 @@ class Section[T]:
     merged: Callable[[Sequence[T]], Sequence[T]] | None = None
     row_name: Callable[[T], str] | None = None
     is_marked: Callable[[T], bool] = lambda row: False
+    light_key: Callable[[T], str] = lambda row: ""
     filters: Mapping[str, Callable[[T], Iterable[str]]] = field(default_factory=dict)
     whole_paths: str = ""
     most: int = 8

@@ -233,6 +233,17 @@
     });
   }
 
+  // What is pointed at, and all that is of the same operations: bars of the timeline, rows.
+  function light(place) {
+    for (const one of all(".lit")) one.classList.remove("lit");
+    const one = place?.closest?.("[data-lights]");
+    if (!one) return;
+    for (const other of all("[data-lights]", one.closest(".panel")))
+      other.classList.toggle("lit", other.dataset.lights === one.dataset.lights);
+  }
+  for (const kind of ["pointerover", "focusin"])
+    addEventListener(kind, (event) => light(event.target));
+
   // The timeline is as wide as the zoom says, and scrolls in its box.
   function zoom(timeline, factor, at = 0.5) {
     const box = timeline.querySelector(".scroller");
@@ -251,6 +262,7 @@
       span?.querySelector("title").textContent ?? "";
     if (!span) return;
     span.classList.add("chosen");
+    light(span);
     if (!follow) return;
     const box = timeline.querySelector(".scroller");
     const [inside, outside] = [span, box].map((one) => one.getBoundingClientRect());

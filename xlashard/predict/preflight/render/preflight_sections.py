@@ -56,7 +56,7 @@ from xlashard.predict.preflight.render.report_text import (
     words_of,
 )
 from xlashard.predict.preflight.render.roofline import RooflinePlot, Slope, read_roofline
-from xlashard.predict.preflight.render.step_timeline import draw_timeline
+from xlashard.predict.preflight.render.step_timeline import draw_timeline, make_light_key
 from xlashard.predict.preflight.render.torus_drawing import (
     device_positions,
     lies_along,
@@ -100,12 +100,13 @@ def list_parts(report: PreflightFields) -> Iterator[Part]:
     yield _spills(report.spills)
     yield _timeline(report)
     yield _mesh(report)
-    yield collectives_section(
+    collectives = collectives_section(
         report.traffic,
         "of each device in one execution",
         "a step",
         words_of(report.topology).networks,
     )
+    yield replace(collectives, light_key=make_light_key(report.time))
     yield sent_section(report.traffic, "a step")
     yield ADVICE.with_rows(report.advice)
     yield from list_findings(report)
@@ -541,6 +542,7 @@ def _lines(report: PreflightFields) -> Section[LineTime]:
         ),
         rows=time.lines,
         printed=">takes | >share | >runs | what | bound by | >exposed | of={line: }{operation}",
+        light_key=make_light_key(time),
         filters={"kind": lambda each: [each.kind], "bound": lambda each: [shares[each.bound]]},
         rest=[f"Shorter ones take {in_seconds(others)} ({others / whole:.1%})."] * bool(others),
         view="all" if time.lines else "page",
