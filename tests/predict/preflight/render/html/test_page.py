@@ -211,7 +211,8 @@ def test_page_fits_a_phone_screen(browser: Browser) -> None:
         assert tab.run("document.documentElement.scrollWidth") <= 400
         wide = tab.run(
             "[...document.querySelectorAll('main *')].filter(e => e.checkVisibility() &&"
-            " !e.closest('.unseen, .scrolls, .contents') && e.getBoundingClientRect().right > 400.5)"
+            " !e.closest('.unseen, .scrolls, .contents')"
+            " && e.getBoundingClientRect().right > 400.5)"
             ".map(e => e.outerHTML.slice(0, 80))"
         )
         assert wide == []
