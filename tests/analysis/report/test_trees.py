@@ -70,6 +70,11 @@ def test_the_largest_parts_are_at_the_left():
     assert "mlp/dot: 6.00 s" in drawing.words
 
 
+def test_a_name_with_a_single_part_has_the_name_of_both():
+    (part,) = make_tree("step", [(["model", "/mlp", "/dot"], 1.0)]).parts
+    assert (part.name, part.amount, part.parts) == ("model/mlp/dot", 1.0, ())
+
+
 def test_modules_have_the_time_of_the_lines():
     tree = drawing_of(FITTING, "time-by-module").tree
     time = FITTING.time

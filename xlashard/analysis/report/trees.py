@@ -60,7 +60,8 @@ def _nest(
     named = [(first, [(path[1:], amount) for path, amount in group]) for first, group in groups]
     if not named or not depth:
         return Tree(name, whole)
-    if len(named) == 1 and name and all(path for path, _ in amounts):
+    is_whole = depth == _DEEPEST
+    if len(named) == 1 and not is_whole and all(path for path, _ in amounts):
         return _nest(f"{name}{named[0][0]}", named[0][1], least, depth)
     parts = [_nest(first, group, least, depth - 1) for first, group in named]
     shown = [part for part in parts if part.amount >= least]
