@@ -2,7 +2,9 @@
 
 import html
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import pytest
@@ -15,11 +17,18 @@ from tests.predict.preflight.examples import FITTING
 from xlashard import NamedSharding, P
 from xlashard.analysis.explain.model import MoveReport
 from xlashard.analysis.explain.report_changes import PROGRAM_KEYS, compare_programs, find_breaches
-from xlashard.analysis.explain.script_report import program_page
+from xlashard.analysis.explain.script_report import (
+    OmittedPrograms,
+    ScriptProgram,
+    ScriptReport,
+    program_page,
+)
 from xlashard.analysis.explain.sections import FINDINGS, MOVES
 from xlashard.cli.commands.explain_command import PROGRAM_UNITS
 from xlashard.errors import ArgumentError
 from xlashard.support.formatting import parse_limits
+
+NOTHING_LEFT_OUT = OmittedPrograms(0, 0, "", 0)
 
 
 def explained(function, **options):
@@ -139,6 +148,24 @@ def test_page_shows_reports_comparison_and_json_in_a_browser(quiet, talking):
         assert tab.run(rows) == len(talking.collectives)
         data = tab.run("document.getElementById('json-2').textContent")
     assert json.loads(data) == talking.to_dict()
+
+
+def test_page_of_a_script_has_the_costliest_program_first(quiet, talking):
+    places = (f"{Path.cwd()}/train.py:3", "train.py:9")
+    called = [
+        ScriptProgram("quiet", *places, calls=2, report=quiet),
+        ScriptProgram("odd", *places, calls=1, report=None, error="the reason"),
+        ScriptProgram("talking", *places, calls=50, report=talking),
+    ]
+    script = ScriptReport("train.py --steps 9", "finished", "", tuple(called), NOTHING_LEFT_OUT)
+    page = program_page(script)
+    assert page == script.to_html() and "<title>train.py --steps 9</title>" in page
+    assert [panel.name for panel in script.panels()] == ["All", "talking", "quiet"]
+    shown = html.unescape(page).replace("<wbr>", "")
+    rows = re.findall('id="All.programs.(\\w+)"', page)
+    assert rows == ["talking", "quiet", "odd"]
+    assert "defined at train.py:3, 50 calls from train.py:9" in shown
+    assert str(script).index("▶ quiet") < str(script).index("▶ talking")
 
 
 def test_a_notebook_shows_the_key_figures(talking):

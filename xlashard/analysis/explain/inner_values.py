@@ -13,7 +13,7 @@ from xlashard.analysis.explain.model import InnerValueReport, Pass
 from xlashard.analysis.explain.unmet_requests import equation_line
 from xlashard.analysis.programs.program import Compilation, WatchedValues
 from xlashard.analysis.programs.source_lines import SourceLine
-from xlashard.analysis.report.texts import line_text
+from xlashard.analysis.report.texts import line_text, short_name
 from xlashard.core.sharding.gspmd import as_tiles, from_hlo
 from xlashard.errors import GeometryError, ShardingError
 from xlashard.hlo.collectives import is_rematerialized
@@ -214,22 +214,3 @@ def _find_pass(op_name: str) -> Pass:
     if is_rematerialized(op_name):
         return "rematerialized"
     return "backward" if "transpose(" in op_name else "forward"
-
-
-_TRANSFORMS = re.compile(r"^(?:(?:jvp|transpose|vmap|jit)\()*|\)*$")
-_STRUCTURE = (
-    *("body", "checkpoint", "closed_call", "cond", "eval_jaxpr"),
-    *("rematted_computation", "while"),
-)
-
-
-def short_name(op_name: str) -> str:
-    """Return the name scopes and the operation of a name, without the transformations.
-
-    Example:
-        >>> short_name("jit(step)/transpose(jvp(attention))/while/body/checkpoint/tanh")
-        'attention/tanh'
-    """
-    parts = op_name.partition(";")[0].split("/")[1:]
-    kept = (_TRANSFORMS.sub("", part) for part in parts if part not in _STRUCTURE)
-    return "/".join(filter(None, kept))

@@ -24,6 +24,9 @@ from xlashard.analysis.explain.sections import (
     donations_section,
     list_findings,
     list_remedies,
+    memory_map_section,
+    sent_section,
+    split_values,
     values_section,
 )
 from xlashard.analysis.report.cells import join_cell
@@ -115,10 +118,15 @@ class ProgramReport(SerializableReport):
         yield from list_findings(self)
         yield INNER_VALUES.with_rows(self.values)
         yield collectives_section(self.collectives)
+        yield sent_section(self.collectives, "a call")
         yield MOVES.with_rows(self.moves)
         yield values_section("arguments", "Arguments", self.inputs)
         yield values_section("results", "Results", self.outputs)
         yield donations_section(self.donations)
+        if self.memory is not None:
+            fresh = [value for value in self.outputs if not value.aliased]
+            values = {"arguments": split_values(self.inputs), "results": split_values(fresh)}
+            yield memory_map_section(self.memory.parts, values)
         yield _environment(self.place)
 
     def __repr__(self) -> str:

@@ -59,6 +59,13 @@ class ScriptProgram:
     error: str = ""
     function: int = 0
 
+    @property
+    def cost(self) -> tuple[float, float, float]:
+        """FLOP and sent bytes of all calls on a device, and the bytes that it holds."""
+        row, calls = _Row(TableCell(), self.name, self.report), max(self.calls, 1)
+        flops = self.report.cost.flops if self.report and self.report.cost else 0.0
+        return calls * flops, calls * float(row.sent or 0), float(row.held or 0)
+
 
 @dataclass(frozen=True)
 class OmittedPrograms:
@@ -101,6 +108,14 @@ class ScriptReport(SerializableReport):
 
     def parts(self) -> Iterator[Part]:
         """Yield the head and the sections of each program, and a table of all."""
+        for program, heading in zip(self.programs, self._headings(), strict=True):
+            yield heading
+            if program.report is not None:
+                yield from program.report.parts()
+        yield self._overview()
+
+    def _headings(self) -> Iterator[Head]:
+        """Yield the line above the report of each program."""
         seen: dict[tuple[str, str, int], ScriptProgram] = {}
         places: set[tuple[str, str]] = set()
         for program in self.programs:
@@ -108,26 +123,45 @@ class ScriptReport(SerializableReport):
             yield _heading(program, seen.get((*place, program.function)), place in places)
             seen[*place, program.function] = program
             places.add(place)
-            if program.report is not None:
-                yield from program.report.parts()
-        yield self._overview()
 
     def _overview(self, links: Sequence[TableCell] = ()) -> Section["_Row"]:
-        """Return the table of the programs; explained ones may be links to their panels."""
+        """Return the table of the programs, the costliest first if they link to their panels."""
         rest = [_omitted_text(self.omitted)] * bool(self.omitted.count)
         if self.outcome != "finished":
             rest.append(f"{self.script} {self.outcome}: {self.why}")
         names = iter(links)
+        programs = self.programs
+        if links:
+            programs = sorted(programs, key=lambda program: program.cost, reverse=True)
         rows = [
             _Row(next(names, TableCell()) if p.report else TableCell(), p.name, p.report, p)
-            for p in self.programs
+            for p in programs
         ]
         note = f"{len(self.programs)} of {self.script}"
         return replace(_PROGRAMS, note=note, rows=rows, rest=rest)
 
-    def panels(self) -> Sequence[PagePanel]:
-        """Return a panel of all programs, and one of each."""
-        return list_panels(dict(named_programs(self)), self._overview)
+    def page_title(self) -> str:
+        """Return the title of its page: the script."""
+        return self.script
+
+    def panels(self, others: Sequence[Part] = ()) -> Sequence[PagePanel]:
+        """Return a panel of all programs, and one of each, the costliest first.
+
+        Args:
+            others: Further parts of the first panel.
+        """
+        programs = zip(self.programs, self._headings(), strict=True)
+        explained = [(program, heading) for program, heading in programs if program.report]
+        listed = [
+            (*each, *pair) for each, pair in zip(explained, named_programs(self), strict=True)
+        ]
+        listed.sort(key=lambda each: each[0].cost, reverse=True)
+        named = {name: report for _, _, name, report in listed}
+        panels = list_panels(named, self._overview, others)
+        first = len(panels) - len(listed)
+        for n, (_, heading, *_) in enumerate(listed, first):
+            panels[n] = replace(panels[n], parts=(heading, *panels[n].parts))
+        return panels
 
 
 def _heading(program: ScriptProgram, earlier: ScriptProgram | None, is_known: bool) -> Head:
@@ -148,7 +182,7 @@ def _heading(program: ScriptProgram, earlier: ScriptProgram | None, is_known: bo
     elif is_known:
         parts.append("of a new function object: make and jit it once")
     error = [("can't be explained", join_cell(program.error))] * (program.report is None)
-    return Head(f"▶ {program.name}", [", ".join(parts)], notes=error, is_print_only=True)
+    return Head(f"▶ {program.name}", [", ".join(parts)], notes=error, is_line=True)
 
 
 def _near(place: str) -> str:
@@ -252,23 +286,20 @@ def program_page(
         ArgumentError: If there is no report.
     """
     changes = (changes,) if isinstance(changes, Comparison) else tuple(changes)
-    script = reports if isinstance(reports, ScriptReport) else None
+    others = [part for each in changes for part in each.parts()]
+    if isinstance(reports, ScriptReport):
+        panels, title = reports.panels(others), reports.page_title()
+        return html_page.render_page(panels, ScriptReport._kind, ScriptReport._footer, title)
     several = (reports,) if isinstance(reports, ProgramReport) else reports
-    if isinstance(several, ScriptReport):
-        named = dict(named_programs(several))
-    else:
-        shown = names or list(distinct_names(report.name for report in several))
-        named = dict(zip(shown, several, strict=True))
+    shown = names or list(distinct_names(report.name for report in several))
+    named = dict(zip(shown, several, strict=True))
 
     def overview(links: Sequence[TableCell]) -> Section[_Row]:
-        if script is not None:
-            return script._overview(links)
         rows = [_Row(*row) for row in zip(links, named, named.values(), strict=True)]
         return replace(_PROGRAMS, rows=rows)
 
-    panels = list_panels(named, overview, [part for each in changes for part in each.parts()])
+    panels = list_panels(named, overview, others)
     title = f"{len(named)} programs" if len(named) > 1 else next(iter(named), "")
-    title = title if script is None else script.script
     return html_page.render_page(panels, ProgramReport._kind, ProgramReport._footer, title)
 
 

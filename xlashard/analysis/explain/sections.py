@@ -1,7 +1,7 @@
 """Sections that reports of programs and preflight reports share."""
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,16 @@ from xlashard.analysis.explain.model import (
     ValueReport,
 )
 from xlashard.analysis.programs.source_lines import SourceLine
-from xlashard.analysis.report.cells import Span, TableCell, join_cell, operation_cell
+from xlashard.analysis.report.cells import (
+    Span,
+    TableCell,
+    join_cell,
+    operation_cell,
+    source_cell,
+)
 from xlashard.analysis.report.parts import WIDE, Column, Section
-from xlashard.analysis.report.texts import line_text, operation_text
+from xlashard.analysis.report.texts import line_text, operation_text, short_name
+from xlashard.analysis.report.trees import TreeDrawing, make_tree
 from xlashard.errors import counted
 from xlashard.support.formatting import in_bytes, in_seconds, typed
 
@@ -249,7 +256,7 @@ def collectives_section(
             Column(">takes", lambda c: c.seconds or None, "seconds", "At the speed of the links"),
             Column("for", _cause_cell),
             Column("cause", _origin_cell),
-            Column("line", lambda c: cause_of(c)[1], "line"),
+            Column("line", lambda c: source_cell(cause_of(c)[1])),
         ),
         rows=collectives,
         printed=">takes | >sent | what={what}{runs} | along | of | for={line: }{for} | cause",
@@ -264,6 +271,69 @@ def collectives_section(
             "network": lambda c: [names[c.network]] if c.network in names else [],
         },
     )
+
+
+def modules_section(
+    id: str,
+    title: str,
+    amounts: Iterable[tuple[str, float]],
+    format_amount: Callable[[float], str],
+    whole: str,
+) -> Section[None]:
+    """Return a flame graph of amounts by name scope and operation.
+
+    Args:
+        id: Name of the section in links.
+        title: Its title.
+        amounts: Amounts with the JAX names of their operations; empty for unknown ones.
+        format_amount: Returns an amount with its unit.
+        whole: Name of the whole.
+    """
+    tree = make_tree(whole, [(split_scopes(name or "unknown"), amount) for name, amount in amounts])
+    figure = TreeDrawing(tree, format_amount) if tree.parts else None
+    note = "by name scope and operation, forward and backward pass together"
+    return Section(id, title, note=note, figure=figure, view="page")
+
+
+def sent_section(collectives: Sequence[CollectiveReport], per: str) -> Section[None]:
+    """Return the flame graph of the bytes that a device sends, by name scope."""
+    amounts = [(cause_of(c)[0], float(c.sent_bytes)) for c in collectives]
+    return modules_section("sent-by-module", "Bytes sent by module", amounts, in_bytes, per)
+
+
+def memory_map_section(
+    parts: Iterable[tuple[str, int]], values: Mapping[str, Iterable[tuple[Sequence[str], int]]]
+) -> Section[None]:
+    """Return a treemap of a device's memory.
+
+    Args:
+        parts: Bytes of what takes it, by name.
+        values: Bytes within a part, by their names from the outermost in.
+    """
+    amounts: list[tuple[Sequence[str], float]] = []
+    for name, nbytes in parts:
+        held_values = values.get(name, ())
+        inside = [((name, f" {first}", *rest), float(held)) for (first, *rest), held in held_values]
+        other = nbytes - sum(held for _, held in inside)
+        amounts += [*inside, ((name, " other") if inside else (name,), other)]
+    tree = make_tree("", amounts)
+    figure = TreeDrawing(tree, in_bytes, is_map=True) if tree.parts else None
+    note = "arguments and results by path, temporaries by name scope"
+    return Section("memory-map", "Memory at the peak", note=note, figure=figure, view="page")
+
+
+def split_scopes(op_name: str) -> Sequence[str]:
+    """Return the name scopes and the operation of a JAX name; without any the name itself."""
+    return re.findall(r"/?[^/]+", short_name(op_name)) or [op_name]
+
+
+def split_values(values: Iterable[ValueReport]) -> list[tuple[Sequence[str], int]]:
+    """Return the steps of the paths of values that a program uses, with their bytes."""
+    used = (value for value in values if value.used)
+    return [(_STEPS.findall(value.path) or [value.path], value.device_bytes) for value in used]
+
+
+_STEPS = re.compile(r"^[^\[.]+|\[[^\]]*\]|\.\w+")
 
 
 def _times_cell(c: CollectiveReport) -> TableCell:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from xlashard.analysis.programs.source_lines import SourceLine
-from xlashard.analysis.report.texts import line_text, operation_text
+from xlashard.analysis.report.texts import line_text, operation_text, relative_path
 from xlashard.support.formatting import FORMATTERS, Unit
 
 type Style = Literal[
@@ -27,14 +27,15 @@ type Style = Literal[
     "choice",
     "block",
     "link",
+    "source",
 ]
 """Style of a span: words of a report; a name, a path, or code of the user's program; a source line;
 an operation; a kind of operation; emphasis; what is good, bad, or to look at; a bar of a share; a
 link to an id. On pages only: a mark, a remark below the cell, a block of code, and a button that
-filters a table.
+filters a table, and lines of source files, which it shows with those around them.
 """
 
-PAGE_ONLY = frozenset({"note", "tag", "choice", "block"})
+PAGE_ONLY = frozenset({"note", "tag", "choice", "block", "source"})
 """Styles that a terminal lacks."""
 
 
@@ -132,9 +133,18 @@ def line_cell(source: SourceLine | None) -> TableCell:
     if source is None:
         return TableCell()
     function = f" in {source.function}" if source.function else ""
-    tip = f"{source.file}:{source.line}{function}"
+    tip = f"{relative_path(source.file)}:{source.line}{function}"
     style: Style = "line" if source.in_user_file else "code"
     return TableCell((Span(line_text(source), style, tip),))
+
+
+def source_cell(source: SourceLine | None) -> TableCell:
+    """Return a source line; a page has an excerpt of the file, and that of its caller."""
+    if source is None:
+        return TableCell()
+    frames = (source, *source.callers[:1])
+    places = "\n".join(f"{frame.file}:{frame.line}" for frame in frames)
+    return join_cell(line_cell(source), Span(places, "source"))
 
 
 def operation_cell(op_name: str, otherwise: str = "") -> TableCell:

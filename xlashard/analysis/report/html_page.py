@@ -17,6 +17,8 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from xlashard.analysis.report.cells import Content, Span, TableCell, join_cell
+from xlashard.analysis.report.excerpts import read_excerpt
+from xlashard.analysis.report.markdown import format_markdown
 from xlashard.analysis.report.parts import (
     Column,
     Head,
@@ -27,6 +29,7 @@ from xlashard.analysis.report.parts import (
     make_id,
 )
 from xlashard.analysis.report.templating import make_environment
+from xlashard.analysis.report.texts import near_text
 from xlashard.errors import ArgumentError
 from xlashard.support.formatting import in_bytes, in_seconds, printable
 
@@ -36,8 +39,11 @@ MOST_ROWS = 1000
 _SEARCHED = 8
 """Rows beyond which a table has a field to search in it."""
 
-_BREAKS = re.compile(r"(?<=.)[/,](?=.)|\](?=\[)", re.DOTALL)
-"""Positions where a line may break."""
+_LONGEST_LINE = 64
+"""Longer source lines break; in characters."""
+
+_BREAKS = re.compile(r"(?<=.)[/,](?=.)|\](?=\[)|[^/,\[\]\s]{40}(?=[^/,\[\]\s])", re.DOTALL)
+"""Positions where a line may break: after separators, and within a name that no column holds."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +66,18 @@ class _Placed:
         shown = [
             part
             for part in self.panel.parts
-            if (isinstance(part, Head) and not part.is_print_only)
+            if isinstance(part, Head)
             or (isinstance(part, Section) and part.view != "terminal" and part.is_shown)
         ]
         ids = ("summary" if isinstance(part, Head) else part.id for part in shown)
         for id, part in zip(distinct_names(ids), shown, strict=True):
             yield f"{self.prefix}{id}", part
+
+    @property
+    def markdown(self) -> str:
+        """Return the head and the main sections as Markdown: those that the page doesn't fold."""
+        parts = self.panel.parts
+        return format_markdown(p for p in parts if isinstance(p, Head) or not p.is_folded)
 
 
 def render_page(panels: Sequence[PagePanel], kind: str, footer: str = "", title: str = "") -> str:
@@ -108,6 +120,7 @@ def render_page(panels: Sequence[PagePanel], kind: str, footer: str = "", title:
                 for p in placed
                 if p.panel.data
             ],
+            summaries=[(p.id, _json(p.markdown)) for p in placed],
         )
     )
 
@@ -221,16 +234,32 @@ def _span_html(span: Span) -> Markup:
             return Markup('<i class="mini {}"><i style="width:{}"></i></i>').format(span.tip, width)
         case "name":
             return user_text(text)
+        case "source":
+            return _excerpts_html(text.split("\n"))
         case "path" | "code":
             return user_text(text, "code", title=span.tip)
         case "operation":
             return user_text(text, "span", title=span.tip)
         case "line":
-            tip = printable(span.tip)
-            shown = printable(text)
-            return Markup('<code dir="auto" class="line" title="{}">{}</code>').format(tip, shown)
+            # A line is whole, unless no column has room for it.
+            kind = "line" if len(text) <= _LONGEST_LINE else "path"
+            inside, tip = user_text(text), printable(span.tip)
+            return Markup('<code class="{}" title="{}">{}</code>').format(kind, tip, inside)
     inside = user_text(text) if style in ("note", "link") else escape(printable(text))
     return Markup(_ELEMENTS[style]).format(inside, tip=printable(span.tip))
+
+
+def _excerpts_html(places: Iterable[str]) -> Markup:
+    """Return excerpts of files at `model.py:12`, folded; nothing without a readable file."""
+    pairs = [place.rpartition(":") for place in places]
+    shown = [
+        Markup("{}<pre><code>{}</code></pre>").format(user_text(near_text(file, int(line))), code)
+        for file, _, line in pairs
+        if (code := printable(read_excerpt(file, int(line))))
+    ]
+    tip = "The lines of the files when this page was written"
+    start = Markup('<details class="source"><summary title="{}">source</summary>').format(tip)
+    return start + Markup(" from ").join(shown) + Markup("</details>") if shown else Markup("")
 
 
 def _filter_choices(section: Section[Any]) -> dict[str, list[str]]:
@@ -260,6 +289,8 @@ def _rows(section: Section[Any], id: str, rows: Sequence[Any]) -> Iterator[Marku
         data = {name: "|".join(values(row)) for name, values in section.filters.items()}
         if section.filters:
             data["sums"] = "|".join(str(row_cells[n].key or 0) for n in sums)
+        if key := section.light_key(row):
+            data["lights"] = key
         data["search"] = _search_text(columns, row_cells)
         attributes = "".join(f' data-{key}="{escape(printable(v))}"' for key, v in data.items())
         marked = ' class="unasked"' if section.is_marked(row) else ""
@@ -279,6 +310,7 @@ def _search_text(columns: Sequence[Column[Any]], cells: Sequence[TableCell]) -> 
         for column, cell in zip(columns, cells, strict=True)
         if not column.name.startswith(">")
         for span in cell.spans
+        if span.style != "source"
     ]
     return " ".join(words)
 

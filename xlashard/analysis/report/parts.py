@@ -70,6 +70,7 @@ class Section[T]:
         merged: Merges or omits rows for short views: a terminal, and Markdown.
         row_name: Returns the name of a row in links to it; by default its first text.
         is_marked: Returns whether a row is worth a look.
+        light_key: Returns a key of a row: a page lights everything of the key that one points at.
         filters: Values of a row that a page filters by, by their name.
         whole_paths: Heading of the column whose paths get the room that others leave, and are
             written whole where they would be ambiguous.
@@ -95,6 +96,7 @@ class Section[T]:
     merged: Callable[[Sequence[T]], Sequence[T]] | None = None
     row_name: Callable[[T], str] | None = None
     is_marked: Callable[[T], bool] = lambda row: False
+    light_key: Callable[[T], str] = lambda row: ""
     filters: Mapping[str, Callable[[T], Iterable[str]]] = field(default_factory=dict)
     whole_paths: str = ""
     most: int = 8
@@ -182,7 +184,7 @@ class Head:
         figures: Key figures of a page.
         figure: Drawing on a page.
         severity: Its colour.
-        is_print_only: Whether pages leave it out.
+        is_line: Whether it is a line above the report that follows, such as its caller.
     """
 
     title: str
@@ -195,7 +197,7 @@ class Head:
     figures: Sequence[KeyFigure] = ()
     figure: Any = None
     severity: Severity = ""
-    is_print_only: bool = False
+    is_line: bool = False
 
 
 @dataclass(frozen=True)

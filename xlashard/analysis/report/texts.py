@@ -17,13 +17,17 @@ def line_text(source: SourceLine) -> str:
     return " from ".join([near_text(frame.file, frame.line) for frame in frames])
 
 
+def relative_path(file: str) -> str:
+    """Return a path relative to the working folder, if it lies there."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
 def near_text(file: str, line: int) -> str:
     """Format a line with its path relative to the working folder, or the end of a long path."""
     if file.startswith(CELL):
         return f"{file}, line {line}"
-    path = Path(file)
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
+    path = Path(relative_path(file))
     if len(path.parts) > 2 and (path.is_absolute() or len(str(path)) > _LONGEST_FILE):
         path = Path(*path.parts[-2:])
     return f"{path}:{line}"
@@ -47,6 +51,25 @@ def operation_text(op_name: str) -> str:
         return _last(op_name) + backward
     first, *others = op_name[start + 1 : -1].split(":")
     return f"{_last(first)} and {len(others)} more{backward}"
+
+
+_TRANSFORMS = re.compile(r"^(?:(?:jvp|transpose|vmap|jit)\()*|\)*$")
+_STRUCTURE = (
+    *("body", "checkpoint", "closed_call", "cond", "eval_jaxpr"),
+    *("rematted_computation", "while"),
+)
+
+
+def short_name(op_name: str) -> str:
+    """Return the name scopes and the operation of a name, without the transformations.
+
+    Example:
+        >>> short_name("jit(step)/transpose(jvp(attention))/while/body/checkpoint/tanh")
+        'attention/tanh'
+    """
+    parts = op_name.partition(";")[0].split("/")[1:]
+    kept = (_TRANSFORMS.sub("", part) for part in parts if part not in _STRUCTURE)
+    return "/".join(filter(None, kept))
 
 
 def _group(op_name: str) -> int | None:

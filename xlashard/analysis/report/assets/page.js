@@ -24,26 +24,55 @@
   const kept = memory.get();
   showTheme(["light", "dark"].includes(kept) ? kept : "auto");
 
+  // The fragment has a place, and the filters of tables: #lines&lines=dot&lines:kind=fusion. A file
+  // has a fragment, too, and to change it loads nothing.
+  const fields = all(".filters :is(input, select)");
+  const keyOf = (field) => field.closest(".card").id + (field.dataset.key ? `:${field.dataset.key}` : "");
+  const address = (place) => {
+    const used = fields.filter((field) => field.value);
+    return [place, ...used.map((f) => `${keyOf(f)}=${encodeURIComponent(f.value)}`)].join("&");
+  };
+  const placeOf = () => decodeURIComponent(location.hash.slice(1).split("&")[0]);
+  function restore() {
+    const filters = new URLSearchParams(location.hash.split("&").slice(1).join("&"));
+    for (const field of fields) {
+      const wanted = filters.get(keyOf(field)) ?? "";
+      if (field.value === wanted) continue;
+      field.value = wanted;
+      filter(field.closest(".finds"));
+    }
+    showPanel();
+  }
+  addEventListener("click", (event) => {
+    const link = event.target.closest('a[href^="#"]');
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    location.hash = address(link.getAttribute("href").slice(1));
+    showPanel();
+  });
+
   // One panel at a time: the one that the address names, or in which it names a section or row.
   const panels = all(".panel");
   function showPanel() {
-    const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const place = document.getElementById(placeOf());
     const wanted = place?.closest(".panel") ?? panels[0];
     for (const panel of panels) panel.hidden = panel !== wanted;
     for (const link of all(".tabs a"))
       link.setAttribute("aria-current", String(decodeURIComponent(link.hash) === `#${wanted.id}`));
     const folded = place?.closest("details") ?? place?.querySelector(":scope > details");
     if (folded) folded.open = true;
-    if (place && place !== wanted) place.scrollIntoView();
+    for (const one of all(".pointed")) one.classList.remove("pointed");
+    if (!place || place === wanted) return;
+    place.classList.add("pointed");
+    place.scrollIntoView();
+    place.focus({ preventScroll: true });
   }
-  addEventListener("hashchange", showPanel);
-  showPanel();
+  const shownPanel = () => panels.find((panel) => !panel.hidden);
 
   for (const button of all(".download"))
     button.addEventListener("click", () => {
-      const shown = panels.find((panel) => !panel.hidden);
       const found = all("script[data-panel]");
-      const data = found.find((one) => one.dataset.panel === shown.id) ?? found[0];
+      const data = found.find((one) => one.dataset.panel === shownPanel().id) ?? found[0];
       if (!data) return;
       const text = JSON.stringify(JSON.parse(data.textContent), null, 2) + "\n";
       const link = document.createElement("a");
@@ -52,6 +81,18 @@
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     });
+
+  for (const button of all(".copies")) {
+    const words = button.textContent;
+    button.addEventListener("click", async () => {
+      const data = all("script[data-summary]").find((one) => one.dataset.summary === shownPanel().id);
+      try {
+        await navigator.clipboard.writeText(JSON.parse(data.textContent));
+        button.textContent = "Copied";
+      } catch { button.textContent = "The browser allows no copy"; }
+      setTimeout(() => { button.textContent = words; }, 2000);
+    });
+  }
 
   // Numbers as the rest of the page has them; half goes to the even neighbour, as in Python.
   function fixed(number, digits) {
@@ -120,9 +161,13 @@
     place.querySelector(".count").textContent = isAll ? "" : [count, ...parts].join(" · ");
   }
 
-  for (const place of all(".finds"))
-    for (const field of all(".filters input, .filters select", place))
-      field.addEventListener("input", () => filter(place));
+  for (const field of fields)
+    field.addEventListener("input", () => {
+      filter(field.closest(".finds"));
+      history.replaceState(null, "", `#${address(placeOf())}`);
+    });
+  addEventListener("hashchange", restore);
+  restore();
 
   for (const button of all("button.shows"))
     button.addEventListener("click", () => {
@@ -188,6 +233,17 @@
     });
   }
 
+  // What is pointed at, and all that is of the same operations: bars of the timeline, rows.
+  function light(place) {
+    for (const one of all(".lit")) one.classList.remove("lit");
+    const one = place?.closest?.("[data-lights]");
+    if (!one) return;
+    for (const other of all("[data-lights]", one.closest(".panel")))
+      other.classList.toggle("lit", other.dataset.lights === one.dataset.lights);
+  }
+  for (const kind of ["pointerover", "focusin"])
+    addEventListener(kind, (event) => light(event.target));
+
   // The timeline is as wide as the zoom says, and scrolls in its box.
   function zoom(timeline, factor, at = 0.5) {
     const box = timeline.querySelector(".scroller");
@@ -206,6 +262,7 @@
       span?.querySelector("title").textContent ?? "";
     if (!span) return;
     span.classList.add("chosen");
+    light(span);
     if (!follow) return;
     const box = timeline.querySelector(".scroller");
     const [inside, outside] = [span, box].map((one) => one.getBoundingClientRect());

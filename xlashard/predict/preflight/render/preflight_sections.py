@@ -9,7 +9,12 @@ from xlashard.analysis.explain.sections import (
     collectives_section,
     donations_section,
     list_findings,
+    memory_map_section,
     merged_values,
+    modules_section,
+    sent_section,
+    split_scopes,
+    split_values,
     values_section,
 )
 from xlashard.analysis.report.cells import (
@@ -51,7 +56,7 @@ from xlashard.predict.preflight.render.report_text import (
     words_of,
 )
 from xlashard.predict.preflight.render.roofline import RooflinePlot, Slope, read_roofline
-from xlashard.predict.preflight.render.step_timeline import draw_timeline
+from xlashard.predict.preflight.render.step_timeline import draw_timeline, make_light_key
 from xlashard.predict.preflight.render.torus_drawing import (
     device_positions,
     lies_along,
@@ -63,6 +68,7 @@ from xlashard.predict.preflight.report.preflight_model import (
     MemoryBreakdown,
     PreflightFields,
     TemporaryReport,
+    TimeEstimate,
 )
 from xlashard.predict.preflight.report.step_model import LineTime, SpillReport
 from xlashard.support.formatting import (
@@ -85,19 +91,23 @@ def list_parts(report: PreflightFields) -> Iterator[Part]:
     fresh = [v for v in report.outputs if not v.aliased]
     yield make_head(report)
     yield _memory(report)
+    yield _memory_map(report)
     yield _temporaries(report)
     yield _time(report)
     yield _roofline(report)
     yield _lines(report)
+    yield _modules(report.time)
     yield _spills(report.spills)
     yield _timeline(report)
     yield _mesh(report)
-    yield collectives_section(
+    collectives = collectives_section(
         report.traffic,
         "of each device in one execution",
         "a step",
         words_of(report.topology).networks,
     )
+    yield replace(collectives, light_key=make_light_key(report.time))
+    yield sent_section(report.traffic, "a step")
     yield ADVICE.with_rows(report.advice)
     yield from list_findings(report)
     yield INNER_VALUES.with_rows(report.values)
@@ -264,6 +274,20 @@ def _memory(report: PreflightFields) -> Section[MemoryPart]:
         figure=memory_bar(memory),
         severity="not" if over else "",
     )
+
+
+def _memory_map(report: PreflightFields) -> Section[None]:
+    temporaries = [
+        (split_scopes(t.op_name or t.name), t.device_bytes) for t in report.memory.temporaries
+    ]
+    fresh = [value for value in report.outputs if not value.aliased]
+    values = {
+        "arguments": split_values(report.inputs),
+        "results": split_values(fresh),
+        "temporaries": temporaries,
+    }
+    parts = [(part.name, part.nbytes) for part in list_memory_parts(report.memory)]
+    return memory_map_section(parts, values)
 
 
 def _memory_lead(report: PreflightFields) -> str:
@@ -518,11 +542,19 @@ def _lines(report: PreflightFields) -> Section[LineTime]:
         ),
         rows=time.lines,
         printed=">takes | >share | >runs | what | bound by | >exposed | of={line: }{operation}",
+        light_key=make_light_key(time),
         filters={"kind": lambda each: [each.kind], "bound": lambda each: [shares[each.bound]]},
         rest=[f"Shorter ones take {in_seconds(others)} ({others / whole:.1%})."] * bool(others),
         view="all" if time.lines else "page",
         is_kept=not time.lines,
     )
+
+
+def _modules(time: TimeEstimate) -> Section[None]:
+    amounts = [(each.op_name or each.kind, each.seconds) for each in time.lines]
+    amounts.append(("shorter operations", time.other_lines_seconds))
+    title = "Time by module"
+    return modules_section("time-by-module", title, amounts, in_seconds, "a step")
 
 
 def _runs_cell(row: LineTime | SpillReport) -> TableCell:

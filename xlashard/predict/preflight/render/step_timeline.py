@@ -1,10 +1,11 @@
 """The timeline of a step: rows of a drawing over folded time, and a trace in Chrome's format."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from xlashard.analysis.explain.model import CollectiveReport
 from xlashard.analysis.report.texts import line_text, operation_text
 from xlashard.errors import ArgumentError
 from xlashard.predict.preflight.render.report_text import topology_text, words_of
@@ -17,6 +18,7 @@ from xlashard.predict.preflight.report.step_model import (
     CORES,
     FoldedSpan,
     FoldedTimeline,
+    LineTime,
     Timeline,
     TimelineSpan,
 )
@@ -43,6 +45,7 @@ class DrawnSpan(NamedTuple):
         kind: CSS class.
         text: Text inside; empty for a short one.
         title: Description.
+        light_key: Key of the rows of tables that it belongs to.
     """
 
     x: float
@@ -51,6 +54,7 @@ class DrawnSpan(NamedTuple):
     kind: str
     text: str
     title: str
+    light_key: str = ""
 
 
 class TimelineRow(NamedTuple):
@@ -123,7 +127,7 @@ def timeline_rows(report: PreflightFields) -> list[TimelineRow]:
     time, shares = report.time, words_of(report.topology).shares
     if time.timeline is None:
         return []
-    folded = FoldedTimeline(time.timeline)
+    folded, keys = FoldedTimeline(time.timeline), make_light_key(time)
     whole = folded.seconds or 1.0
     tracks: dict[str, list[FoldedSpan]] = defaultdict(list)
     for each in sorted(folded.spans(), key=lambda each: each.start):
@@ -140,12 +144,23 @@ def timeline_rows(report: PreflightFields) -> list[TimelineRow]:
                 kind=each.span.resource,
                 text=_text(each, time) if 100 * each.seconds / whole >= _LEAST_TEXT else "",
                 title=span_title(each.span, each.runs, time, shares),
+                light_key=keys(time.lines[each.span.line]) if each.span.line >= 0 else "",
             )
             for each, lane in zip(tracks[track], lanes, strict=True)
         ]
         height = LANE * min(max(lanes) + 1, _MOST_LANES)
         rows.append(TimelineRow("loops" if track.startswith("loops") else track, height, spans))
     return rows
+
+
+def make_light_key(time: TimeEstimate) -> Callable[[LineTime | CollectiveReport], str]:
+    """Return a function from lines and collectives to the key of their bars and rows."""
+    numbers = {(each.kind, each.op_name): str(n) for n, each in enumerate(time.lines)}
+
+    def light_key(row: LineTime | CollectiveReport) -> str:
+        return numbers.get((row.kind, row.op_name), "")
+
+    return light_key
 
 
 def track_order(track: str) -> tuple[int, str]:

@@ -252,7 +252,8 @@ class PreflightReports(SerializableReport):
 
     def panels(self) -> Sequence[PagePanel]:
         """Return a panel of all reports, and one of each."""
-        return _list_panels(self.reports, [replace(_UNREPORTED, rows=self.unreported)])
+        others = (replace(_UNREPORTED, rows=self.unreported), replace(_ORDER, rows=self.advice))
+        return _list_panels(self.reports, others)
 
 
 _ORDER = replace(

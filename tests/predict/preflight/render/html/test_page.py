@@ -8,8 +8,18 @@ import pytest
 
 from tests.accessibility import find_violations
 from tests.browser import Browser, Tab
-from tests.predict.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
+from tests.predict.preflight.examples import (
+    ALL,
+    FITTING,
+    HUGE,
+    OP,
+    OUT_OF_MEMORY,
+    SMALL,
+    TWO_SLICES,
+)
 from tests.predict.preflight.render.html.reading import column, numbers, press
+from xlashard.analysis.programs.source_lines import SourceLine
+from xlashard.hlo.module import Frame
 from xlashard.predict.preflight.render.preflight_sections import list_memory_parts
 from xlashard.predict.preflight.report.comparison import page
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
@@ -201,13 +211,34 @@ def test_page_fits_a_phone_screen(browser: Browser) -> None:
         assert tab.run("document.documentElement.scrollWidth") <= 400
         wide = tab.run(
             "[...document.querySelectorAll('main *')].filter(e => e.checkVisibility() &&"
-            " !e.closest('.unseen, .scrolls') && e.getBoundingClientRect().right > 400.5)"
+            " !e.closest('.unseen, .scrolls, .contents')"
+            " && e.getBoundingClientRect().right > 400.5)"
             ".map(e => e.outerHTML.slice(0, 80))"
         )
         assert wide == []
         press(tab, "#collectives", "takes")
         seconds = [float(n) for n in column(tab, "#collectives", "takes")]
         assert seconds == sorted(seconds, reverse=True)
+
+
+@pytest.mark.parametrize("width", [375, 1300])
+def test_names_of_5000_characters_wrap(browser: Browser, width: int) -> None:
+    name = "k" * 5000
+    source = SourceLine(f"/srv/{name}.py", 1, name, in_user_file=True)
+    argument = replace(FITTING.inputs[0], path=f"state['{name}']")
+    collective = replace(FITTING.traffic[0], argument=argument.path, source=source)
+    lines = [replace(each, op_name=f"a/{name}", source=source) for each in FITTING.time.lines]
+    report = replace(
+        FITTING,
+        name=name,
+        inputs=(argument, *FITTING.inputs),
+        traffic=(collective, *FITTING.traffic),
+        time=replace(FITTING.time, lines=tuple(lines)),
+    )
+    with browser.page(report.to_html(), width=width) as tab:
+        assert tab.run("document.documentElement.scrollWidth") == width
+        most = "Math.max(...[...document.querySelectorAll('table')].map(e => e.scrollWidth))"
+        assert tab.run(most) < max(width, 1500)
 
 
 def test_page_is_readable_without_scripts(browser: Browser) -> None:
@@ -223,6 +254,39 @@ def test_page_is_readable_without_scripts(browser: Browser) -> None:
     for words in ("76.4 GiB to spare", "all-reduce", "Mesh on the torus", "config"):
         assert words in text
     assert text.count("state['params']") >= len(TWO_SLICES.inputs) // 4
+
+
+def test_collective_leads_to_its_source_and_its_bar(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text("a = 1\nb = '</code><script>'\nc = dot(a, b)\nd = 4\n")
+    Path("secret.txt").write_text("secret\n")
+    source = SourceLine(str(tmp_path / "model.py"), 3, "block", True)
+    called = replace(source, callers=(Frame(source.file, 1, "step"),))
+    odd = [
+        called,
+        replace(source, file=str(tmp_path / "secret.txt"), line=1),
+        replace(source, file=pytest.__file__, line=2),
+        replace(source, line=99),
+        replace(source, file="gone\0.py"),
+    ]
+    traffic = [
+        replace(FITTING.traffic[0], source=each, op_name=OP.format("blf,fd->bld")) for each in odd
+    ]
+    report = replace(FITTING, traffic=(*traffic, *FITTING.traffic[1:]))
+    assert "1  secret" not in report.to_html() and "dot(a, b)" not in str(report)
+    with browser.page(report.to_html()) as tab:
+        assert tab.texts(".source summary") == ["source"]
+        tab.click(".source summary")
+        own, caller = tab.texts(".source pre")
+        assert own.splitlines()[1:3] == ["     2  b = '</code><script>'", "→    3  c = dot(a, b)"]
+        assert "→    1  a = 1" in caller and tab.complaints() == []
+        tab.point_at("#collectives tbody tr")
+        lit = "[...document.querySelectorAll('.lit')].map(e => e.closest('.card').id)"
+        assert tab.run(lit) == ["lines", "timeline", "timeline", *["collectives"] * 5]
+        tab.point_at(".canvas .span.hbm[data-lights]")
+        assert set(tab.run(lit)) == {"lines", "timeline"}
 
 
 def test_drawing_is_coloured_by_the_selected_axis(browser: Browser) -> None:
@@ -322,7 +386,8 @@ def test_tab_key_reaches_controls_with_a_visible_focus(browser: Browser) -> None
             seen.append(tab.run(focused))
             outline = tab.run("getComputedStyle(document.activeElement).outlineStyle")
             assert outline == "solid" or seen[-1] == "radio"
-        assert seen[:5] == ["Skip to the report", "auto", "light", "dark", "Download JSON"]
+        themes, buttons = ["auto", "light", "dark"], ["Copy summary", "Download JSON"]
+        assert seen[:7] == ["Skip to the report", *themes, *buttons, "Memory"]
         assert "radio" in seen
 
 

@@ -59,6 +59,53 @@ def test_reports_are_compared_in_a_sortable_table(browser: Browser) -> None:
         assert tab.text("h3") == "5 reports"
 
 
+def test_address_keeps_the_report_and_its_filters(browser: Browser) -> None:
+    def seen() -> list[str]:
+        return column(tab, ".card-collectives", "along")
+
+    with browser.page(page([SMALL, FITTING])) as tab:
+        tab.click(".tabs a:nth-child(3)")
+        tab.until("!document.querySelectorAll('.panel')[2].hidden")
+        tab.click(".panel:not([hidden]) .contents a[href$=collectives]")
+        tab.until("document.querySelector('.pointed')")
+        tab.focus(".panel:not([hidden]) .card-collectives input")
+        tab.type("all-gather & fsdp=")
+        tab.run("document.activeElement.select()")
+        tab.type("all-gather state")
+        assert seen() == ["fsdp"] and tab.run("history.length") <= 4
+        address = tab.run("location.href")
+        tab.click(".tabs a:nth-child(2)")
+        tab.until("document.querySelectorAll('.panel')[2].hidden")
+        assert "all-gather" in tab.run("location.hash")
+        tab.run("history.back()")
+        tab.until("!document.querySelectorAll('.panel')[2].hidden")
+        assert seen() == ["fsdp"] and tab.run("location.href") == address
+        tab.go()
+        assert seen() == ["fsdp"], "after a reload"
+        tab.run("location.hash = location.hash.split('&')[0]")
+        tab.until("!document.querySelector('.panel:not([hidden]) .card-collectives input').value")
+        assert len(seen()) == len(FITTING.traffic)
+        assert tab.requests() == [] and tab.complaints() == []
+
+
+def test_summary_is_copied_as_markdown(browser: Browser) -> None:
+    with browser.page(page([SMALL, FITTING])) as tab:
+        tab.run("navigator.clipboard.writeText = (text) => { window.copied = text; }")
+        tab.run("location.hash = document.querySelectorAll('.panel')[2].id")
+        tab.until("document.querySelectorAll('.panel')[1].hidden")
+        tab.click(".copies")
+        tab.until("window.copied")
+        assert tab.text(".copies") == "Copied"
+        copied = tab.run("window.copied")
+    assert FITTING.to_markdown().startswith(copied.split("####")[0])
+    assert "#### Memory" in copied and "#### Collectives" in copied
+
+
+def test_all_reports_are_printed(browser: Browser) -> None:
+    with browser.page(page([SMALL, FITTING]), print=True) as tab:
+        assert len(tab.texts(".panel")) == 3 and tab.texts(".contents, .tabs") == []
+
+
 def test_changes_are_shown_before_the_reports(browser: Browser) -> None:
     changes = compare(FITTING, OUT_OF_MEMORY)
     with browser.page(page([FITTING, OUT_OF_MEMORY], changes)) as tab:
