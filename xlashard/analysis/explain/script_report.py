@@ -218,7 +218,7 @@ _PROGRAMS = Section[_Row](
     columns=(
         Column("program", lambda row: row.link or row.name),
         Column(">calls", lambda row: row.program and (row.program.calls or None), "number"),
-        Column(">devices", lambda row: row.report and row.report.place.num_devices, "number"),
+        Column(">devices", "report.place.num_devices", "number"),
         Column(">holds", "held", "bytes", "Each device, without the program itself"),
         Column(">sends", "sent", "bytes", "Each device in one call"),
         Column(
@@ -226,9 +226,7 @@ _PROGRAMS = Section[_Row](
             lambda row: row.report and sum(c.times for c in row.report.collectives),
             "number",
         ),
-        Column(
-            ">work", lambda row: row.report and row.report.cost and row.report.cost.flops, "flop"
-        ),
+        Column(">work", "report.cost.flops", "flop"),
         Column("defined at", lambda row: row.program and _near(row.program.source), "code"),
     ),
     printed=">calls | >devices | >holds | >sends | program | defined at",

@@ -396,7 +396,7 @@ _MISSES = Section[Explanation](
     "cache-misses",
     "Cache misses",
     columns=(
-        Column("", lambda e: join_cell(str(e.number), key=e.number)),
+        Column("", "number", str),
         Column("stage", "kind", ""),
         Column("called at", "place", "code"),
         Column(">tracing", "trace_seconds", "seconds"),

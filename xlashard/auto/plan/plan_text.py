@@ -243,7 +243,7 @@ _COLLECTIVES = Section[CollectiveTotal](
     columns=(
         Column("what", "kind", "kind"),
         Column("along", "along"),
-        Column(">runs", lambda total: join_cell(f"{total.times:,}", key=total.times)),
+        Column(">runs", "times", "{:,}".format),
         Column(">sent", "sent_bytes", "bytes"),
     ),
     row_name=lambda total: f"{total.kind} {total.along}",

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -30,7 +30,7 @@ from xlashard.predict.sweep.sweep_results import (
     SweepResult,
 )
 from xlashard.support.documents import ReportFormat, read_text
-from xlashard.support.formatting import elided, in_amount, in_bytes, in_seconds
+from xlashard.support.formatting import elided, in_bytes, in_seconds
 
 _SHOWN = 12
 _REASON = 160
@@ -51,18 +51,6 @@ def _million_tokens(price: PriceReport | None) -> TableCell:
         return TableCell()
     tokens = price.billion_tokens / 1000
     return join_cell(price_with_currency(tokens, price.currency), key=tokens)
-
-
-def _fact(
-    name: str, value: Callable[[SweepFacts], float | None], shown: Callable[[float], str]
-) -> Column[tuple[int, SweepResult]]:
-    """Return the column of a figure of meshes."""
-
-    def cell(row: tuple[int, SweepResult]) -> TableCell | None:
-        fact = None if row[1].facts is None else value(row[1].facts)
-        return None if fact is None else join_cell(shown(fact), key=fact)
-
-    return Column(name, cell)
 
 
 def _reason(result: SweepResult) -> TableCell:
@@ -326,14 +314,23 @@ class SweepReport(SerializableReport):
 
     def _ranking(
         self, fitting: Sequence[SweepResult], id: str, title: str, note: str
-    ) -> Section[tuple[int, SweepResult]]:
+    ) -> Section[SweepResult]:
         """Return a table of meshes that fit, in order."""
+        places = {result.key: place for place, result in enumerate(fitting, 1)}
 
-        def price(row: tuple[int, SweepResult]) -> PriceReport | None:
-            return self.step_price(row[1])
+        def place(result: SweepResult) -> TableCell:
+            number = places[result.key]
+            return join_cell(Span(f"{number}.", "quiet"), key=number)
 
-        def step_price(row: tuple[int, SweepResult]) -> TableCell | None:
-            cost = price(row)
+        def mesh(result: SweepResult) -> Span:
+            return Span(result.axes, "strong" if result is fitting[0] else "name")
+
+        def used(result: SweepResult) -> float | None:
+            facts = result.facts
+            return None if facts is None else facts.total_bytes / facts.available_bytes
+
+        def step_price(result: SweepResult) -> TableCell | None:
+            cost = self.step_price(result)
             if cost is None:
                 return None
             return join_cell(price_with_currency(cost.step, cost.currency), key=cost.step)
@@ -343,19 +340,19 @@ class SweepReport(SerializableReport):
             title,
             note,
             columns=(
-                Column("", lambda row: join_cell(Span(f"{row[0]}.", "quiet"), key=row[0])),
-                Column("topology", lambda row: row[1].where, ""),
-                Column("mesh", lambda row: Span(row[1].axes, "strong" if row[0] == 1 else "name")),
-                _fact(">step", lambda f: f.seconds, in_seconds),
-                _fact(">tokens/s", lambda f: f.tokens_per_second, in_amount),
-                _fact(">MFU", lambda f: f.utilisation, "{:.1%}".format),
-                _fact(">HBM", lambda f: f.total_bytes / f.available_bytes, "{:.0%}".format),
-                Column("waits for", lambda row: row[1].facts and _bound(row[1].facts), ""),
+                Column("", place),
+                Column("topology", "where", ""),
+                Column("mesh", mesh),
+                Column(">step", "facts.seconds", in_seconds),
+                Column(">tokens/s", "facts.tokens_per_second", "number"),
+                Column(">MFU", "facts.utilisation", "{:.1%}".format),
+                Column(">HBM", used, "{:.0%}".format),
+                Column("waits for", lambda result: result.facts and _bound(result.facts), ""),
                 Column(">a step", step_price),
-                Column(">10⁶ tokens", lambda row: _million_tokens(price(row))),
+                Column(">10⁶ tokens", lambda result: _million_tokens(self.step_price(result))),
             ),
-            rows=list(enumerate(fitting, 1)),
-            row_name=lambda row: f"{row[1].where} {row[1].axes}",
+            rows=fitting,
+            row_name=lambda result: f"{result.where} {result.axes}",
             most=_SHOWN,
             more_words="more that fit",
         )

@@ -471,17 +471,14 @@ def _roofline(report: PreflightFields) -> Section[Slope]:
         f"{in_thousands(roofline.roof)}FLOP/s that its {words.shares['matrix']} do."
     )
 
-    def number(value: float, unit: str = "") -> TableCell:
-        return join_cell(f"{in_thousands(value)}{unit}", key=float(value))
-
     return replace(
         section,
         summary=join_cell(lead),
         columns=(
             Column[Slope]("what", lambda slope: words.short[slope.name], ""),
-            Column[Slope](">FLOP per byte", lambda slope: number(roofline.intensity(slope))),
-            Column[Slope](">turns at", lambda slope: number(roofline.roof / slope.bandwidth)),
-            Column[Slope](">bandwidth", lambda slope: number(slope.bandwidth, "B/s")),
+            Column[Slope](">FLOP per byte", roofline.intensity, in_thousands),
+            Column[Slope](">turns at", lambda slope: roofline.roof / slope.bandwidth, in_thousands),
+            Column[Slope](">bandwidth", "bandwidth", lambda rate: f"{in_thousands(rate)}B/s"),
         ),
         rows=roofline.slopes,
         row_name=lambda slope: slope.name,
@@ -511,7 +508,7 @@ def _lines(report: PreflightFields) -> Section[LineTime]:
             Column("operation", lambda each: operation_cell(each.op_name)),
             Column("what", "kind", "kind"),
             Column("bound by", lambda each: shares[each.bound], "", bound_tip),
-            Column(">runs", _runs_cell, tip="How often it runs in one step"),
+            Column(">runs", "runs", "{:,} ×".format, "How often it runs in one step"),
             Column(">takes", "seconds", "seconds", "In one step, all runs together"),
             Column(">share", lambda each: each.seconds / whole, "part", "Of the schedule"),
             Column(">exposed", lambda each: each.exposed_seconds or None, "seconds", exposed_tip),
@@ -525,10 +522,6 @@ def _lines(report: PreflightFields) -> Section[LineTime]:
     )
 
 
-def _runs_cell(row: LineTime | SpillReport) -> TableCell:
-    return join_cell(f"{row.runs:,} ×", key=row.runs)
-
-
 def _spills(spills: Sequence[SpillReport]) -> Section[SpillReport]:
     vmem = in_bytes(spills[0].vmem_bytes) if spills else ""
     return Section(
@@ -537,7 +530,7 @@ def _spills(spills: Sequence[SpillReport]) -> Section[SpillReport]:
         note=f"attention scores that pass through HBM; VMEM has {vmem}",
         columns=(
             Column(">bytes", "device_bytes", "bytes"),
-            Column(">runs", _runs_cell),
+            Column(">runs", "runs", "{:,} ×".format),
             Column("type", "type", "code"),
             Column("operation", lambda spill: operation_cell(spill.op_name)),
             Column("line", "source", "line"),

@@ -6,6 +6,7 @@ Limits on the figures of a report are words such as `hbm=90%` and `all_gather_by
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from xlashard.analysis.explain.comparison import Comparison
 from xlashard.analysis.explain.model import CollectiveReport
@@ -53,9 +54,7 @@ from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.support.documents import ReportFormat
 from xlashard.support.formatting import (
     Limit,
-    in_amount,
     in_bytes,
-    in_percent,
     in_seconds,
     parse_limits,
 )
@@ -145,7 +144,7 @@ def _facts(old: PreflightReport, new: PreflightReport) -> Facts[PreflightReport]
     return {
         "outcome": lambda r: r.outcome,
         "compilation": lambda r: "without code" if r.is_estimate else "whole",
-        "bound by": lambda r: words_of(r.topology).bounds[r.time.bound],
+        "bound by": _bound,
         "function": lambda r: r.name,
         "topology": lambda r: topology_text(r.topology),
         "mesh": lambda r: axes_text(r.mesh),
@@ -273,9 +272,21 @@ _UNREPORTED = Section[UnreportedProgram](
 )
 
 
+class _Row(NamedTuple):
+    """Report in a table of several, with its name or the link to its panel."""
+
+    name: TableCell | str
+    report: PreflightReport
+
+
+def _bound(report: PreflightReport) -> str:
+    """Return the name of what bounds the time."""
+    return words_of(report.topology).bounds[report.time.bound]
+
+
 def reports_section(
     reports: Sequence[PreflightReport], links: Sequence[TableCell] = ()
-) -> Section[int]:
+) -> Section["_Row"]:
     """Return the table of several reports side by side.
 
     Args:
@@ -283,54 +294,33 @@ def reports_section(
         links: Links to their panels on a page; empty in a terminal.
     """
 
-    def name(n: int) -> TableCell:
-        report = reports[n]
-        return join_cell(links[n] if links else report.heading, _kind_text(report))
-
-    def number(
-        name: str,
-        value: Callable[[PreflightReport], float | None],
-        shown: Callable[[float], str],
-        tip: str = "",
-    ) -> Column[int]:
-        def cell(n: int) -> TableCell | None:
-            figure = value(reports[n])
-            return None if figure is None else join_cell(shown(figure), key=figure)
-
-        return Column(name, cell, tip=tip)
-
     def price(number: float) -> str:
         return price_with_currency(number, next(r.price.currency for r in reports if r.price))
+
+    def used(row: _Row) -> float:
+        memory = row.report.memory
+        return memory.total_bytes / memory.available_bytes
 
     return Section(
         id="reports",
         title=f"{len(reports)} reports",
         columns=(
-            Column("program", name),
-            Column("topology", lambda n: topology_text(reports[n].topology), ""),
-            Column("mesh", lambda n: axes_text(reports[n].mesh).replace(" ", ""), "name"),
-            Column("fits", lambda n: _fits(reports[n])),
-            number(
-                ">memory",
-                lambda r: r.memory.total_bytes / r.memory.available_bytes,
-                in_percent,
-                "Of what a program may use on a device",
-            ),
+            Column("program", lambda row: join_cell(row.name, _kind_text(row.report))),
+            Column("topology", lambda row: topology_text(row.report.topology), ""),
+            Column("mesh", lambda row: axes_text(row.report.mesh).replace(" ", ""), "name"),
+            Column("fits", lambda row: _fits(row.report)),
+            Column(">memory", used, "part", "Of what a program may use on a device"),
             Column(
                 ">takes",
-                lambda n: join_cell(step_time_text(reports[n].time), key=reports[n].time.seconds),
+                lambda row: join_cell(step_time_text(row.report.time), key=row.report.time.seconds),
             ),
-            Column(
-                "bound by",
-                lambda n: words_of(reports[n].topology).bounds[reports[n].time.bound],
-                "",
-            ),
-            number(">tokens/s", lambda r: r.tokens_per_second, in_amount),
-            number(">MFU", lambda r: r.utilisation, "{:.1%}".format),
-            number(">a step", _step_price, price),
-            number(">10⁹ tokens", lambda r: r.price and r.price.billion_tokens, price),
+            Column("bound by", lambda row: _bound(row.report), ""),
+            Column(">tokens/s", "report.tokens_per_second", "number"),
+            Column(">MFU", "report.utilisation", "{:.1%}".format),
+            Column(">a step", "report.price.step", price),
+            Column(">10⁹ tokens", "report.price.billion_tokens", price),
         ),
-        rows=range(len(reports)),
+        rows=list(map(_Row, links or [report.heading for report in reports], reports)),
         widths={"mesh": WIDE, "bound by": WIDE, ">memory": 130, ">10⁹ tokens": 130},
         most=10**6,
     )
