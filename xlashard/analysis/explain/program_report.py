@@ -24,6 +24,7 @@ from xlashard.analysis.explain.sections import (
     donations_section,
     list_findings,
     list_remedies,
+    sent_by_axes,
     values_section,
 )
 from xlashard.analysis.report.cells import join_cell
@@ -243,10 +244,7 @@ def _sent(collectives: Sequence[CollectiveReport]) -> str:
     text = f"{in_bytes(sum(c.sent_bytes for c in collectives))} in "
     text += counted(count, "collective")
     text += f", run {times} times" if times != count else ""
-    along: dict[str, int] = {}
-    for c in collectives:
-        along[c.along] = along.get(c.along, 0) + c.sent_bytes
-    biggest = sorted(along.items(), key=lambda item: -item[1])
+    biggest = sorted(sent_by_axes(collectives).items(), key=lambda item: -item[1])
     text += ": " + ", ".join(f"{in_bytes(sent)} along {name}" for name, sent in biggest)
     if any(not c.times_known for c in collectives):
         text += "; a loop with unknown trip count counts as one run"

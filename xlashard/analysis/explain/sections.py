@@ -1,7 +1,7 @@
 """Sections that reports of programs and preflight reports share."""
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +49,14 @@ def merged_collectives(collectives: Sequence[CollectiveReport]) -> list[Collecti
 def collective_sums(collectives: Sequence[CollectiveReport]) -> dict[str, int]:
     """Sum the counts, executions and bytes of collectives."""
     return _sums(collectives, _COLLECTIVE_SUMS)
+
+
+def sent_by_axes(collectives: Iterable[CollectiveReport]) -> dict[str, int]:
+    """Sum the bytes that a device sends, by the axes along which it does."""
+    sent: dict[str, int] = {}
+    for c in collectives:
+        sent[c.along] = sent.get(c.along, 0) + c.sent_bytes
+    return sent
 
 
 def _reason(c: CollectiveReport) -> Hashable:
@@ -543,7 +551,7 @@ def list_remedies(report: Any) -> Iterator[tuple[int, str]]:
         report: Report of a program.
     """
     saved = [
-        (f"{line_text(u.source) if u.source else u.path}: {u.advice or 'shard it'}", u.nbytes)
+        (f"{line_text(u.source) or u.path}: {u.advice or 'shard it'}", u.nbytes)
         for u in merged_unmet(report.unmet)
         if u.is_whole
     ]

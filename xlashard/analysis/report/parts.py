@@ -224,8 +224,12 @@ class MemoryBar:
         return 0 if self.available is None else self.available - self.total
 
 
-def distinct_names(names: Iterable[str]) -> Iterator[str]:
+def distinct_names(names: Iterable[str], repeated: str = "{}-{}") -> Iterator[str]:
     """Yield names of which repeated ones end with their number.
+
+    Args:
+        names: The names.
+        repeated: Format of a name with its number.
 
     Example:
         >>> list(distinct_names(["step", "loss", "step"]))
@@ -234,7 +238,7 @@ def distinct_names(names: Iterable[str]) -> Iterator[str]:
     seen: Counter[str] = Counter()
     for name in names:
         seen[name] += 1
-        yield name if seen[name] == 1 else f"{name}-{seen[name]}"
+        yield name if seen[name] == 1 else repeated.format(name, seen[name])
 
 
 @dataclass(frozen=True)

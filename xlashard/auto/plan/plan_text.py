@@ -232,8 +232,8 @@ def _constraints(plan: PlanFields) -> Section[tuple[tuple[str, ...], int]]:
 
 def _shown(constraint: PlannedConstraint) -> tuple[str, ...]:
     """Return the cells of a constraint, which equal ones share."""
-    where = "" if constraint.source is None else line_text(constraint.source)
-    return where, constraint.operation, constraint.kind, constraint.type, constraint.spec
+    line = line_text(constraint.source)
+    return line, constraint.operation, constraint.kind, constraint.type, constraint.spec
 
 
 _COLLECTIVES = Section[CollectiveTotal](

@@ -195,7 +195,7 @@ def span_title(span: TimelineSpan, runs: int, time: TimeEstimate, shares: Mappin
     if span.line >= 0:
         line = time.lines[span.line]
         parts += [line.kind, operation_text(line.op_name)] if line.op_name else [line.kind]
-        parts += [line_text(line.source)] if line.source is not None else []
+        parts.append(line_text(line.source))
     parts.append(in_seconds(span.seconds) + (f", {runs:,} ×" if runs > 1 else ""))
     parts.append(shares.get(span.resource, span.resource) if span.track == CORES else span.track)
     return " · ".join(part for part in parts if part)
