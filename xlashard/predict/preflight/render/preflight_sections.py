@@ -9,7 +9,7 @@ from xlashard.analysis.explain.sections import (
     collectives_section,
     donations_section,
     list_findings,
-    merged_values,
+    merge_values,
     values_section,
 )
 from xlashard.analysis.report.cells import (
@@ -618,8 +618,7 @@ def _replicated(report: PreflightFields, reused: set[str]) -> Section:
     section = values_section("replicated", "Fully replicated", report.replicated)
 
     def merge(values: Sequence) -> list:
-        kept = [v for v in values if v.path not in reused]
-        return sorted(merged_values(kept), key=lambda v: -v.device_bytes)
+        return merge_values([v for v in values if v.path not in reused])
 
     return replace(
         section,
