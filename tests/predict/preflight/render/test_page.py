@@ -9,7 +9,7 @@ import pytest
 from tests.accessibility import find_violations
 from tests.browser import Browser, Tab
 from tests.predict.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
-from tests.predict.preflight.render.html.reading import column, numbers, press
+from tests.predict.preflight.render.reading import column, numbers, press
 from xlashard.predict.preflight.render.preflight_sections import list_memory_parts
 from xlashard.predict.preflight.report.comparison import page
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
