@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from xlashard.analysis.report.cells import Content, Span, TableCell, join_cell
-from xlashard.analysis.report.parts import Column, Head, Section
+from xlashard.analysis.report.parts import Column, Head, Section, make_id
 from xlashard.analysis.report.printable import Part, SerializableReport
 from xlashard.errors import ArgumentError, counted
 from xlashard.predict.preflight.render.report_text import (
@@ -25,6 +25,7 @@ from xlashard.predict.preflight.report.pricing import Price, PriceReport, descri
 from xlashard.predict.sweep.sweep_results import (
     FORMAT,
     ChipPrice,
+    Outcome,
     SkippedTopology,
     SweepFacts,
     SweepResult,
@@ -34,11 +35,8 @@ from xlashard.support.formatting import elided, in_bytes, in_seconds
 
 _SHOWN = 12
 _REASON = 160
-_TITLES = {
-    "out of memory": "Out of memory",
-    "impossible": "Impossible",
-    "failed": "Failed",
-}
+_UNFIT: tuple[Outcome, ...] = ("out of memory", "impossible", "failed")
+"""Outcomes of meshes that do not fit, in their order."""
 
 
 def _bound(facts: SweepFacts) -> str:
@@ -286,14 +284,14 @@ class SweepReport(SerializableReport):
         yield self._ranking(
             self.fitting, "meshes", "Fastest first", "by the estimated time of a step"
         )
-        for outcome, title in _TITLES.items():
+        for outcome in _UNFIT:
             rows = [r for r in self.results if r.outcome == outcome]
-            yield replace(_OTHERS, id=outcome.replace(" ", "-"), title=title, rows=rows)
+            yield replace(_OTHERS, id=make_id(outcome), title=outcome.capitalize(), rows=rows)
         yield _WITHOUT_MESH.with_rows(self.skipped_topologies)
 
     def _head(self) -> Head:
         counts = Counter(r.outcome for r in self.results)
-        text = [f"{counts[o]} {o}" for o in ("fits", *_TITLES) if counts[o]]
+        text = [f"{counts[o]} {o}" for o in ("fits", *_UNFIT) if counts[o]]
         facts: list[tuple[str, Content]] = [("estimate", ESTIMATE)] * self.is_estimate
         best = self.best
         if best is not None and best.facts is not None:
