@@ -166,9 +166,9 @@ def short_type(value: ValueReport | InnerValueReport) -> str:
     return typed(dtype, value.shape)
 
 
-def sharding_text(value: ValueReport) -> str:
+def sharding_text(value: ValueReport | InnerValueReport) -> str:
     """Format a sharding with the copies of each shard: `P('data') ×4`."""
-    if not value.used:
+    if isinstance(value, ValueReport) and not value.used:
         return "not used"
     return f"{value.spec} ×{value.copies}" if value.copies > 1 else value.spec
 
@@ -525,10 +525,6 @@ MOVES = Section[MoveReport](
 """Section of the arguments that are resharded or uploaded before each call."""
 
 
-def _inner_sharding(v: InnerValueReport) -> str:
-    return f"{v.spec} ×{v.copies}" if v.copies > 1 else v.spec
-
-
 def _inner_facts(v: InnerValueReport) -> str:
     """Format the pass of a value, its number and its runs, or why its sharding is unknown."""
     facts = [v.in_pass] if v.in_pass != "forward" else []
@@ -551,7 +547,7 @@ INNER_VALUES = Section[InnerValueReport](
             "bytes",
             "Of the shard of one value, where XLA keeps it in memory",
         ),
-        Column("sharding × copies", _inner_sharding, "code"),
+        Column("sharding × copies", sharding_text, "code"),
         Column("facts", _inner_facts),
         Column("line", "source", "line"),
     ),
