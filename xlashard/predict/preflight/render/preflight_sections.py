@@ -25,8 +25,6 @@ from xlashard.analysis.report.parts import Column, Head, KeyFigure, MemoryBar, S
 from xlashard.analysis.report.printable import Part
 from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
-    LAID_OUT,
-    SUGGESTIONS,
     axes_text,
     error_notes,
     error_text,
@@ -113,7 +111,7 @@ def make_head(report: PreflightFields) -> Head:
     fits, place = report.outcome == "fits", [report.title] if report.title else []
     colour = severity(report)
     place += [topology_text(report.topology), axes_text(report.mesh)]
-    place += [*[LAID_OUT] * report.is_laid_out, report.partitioner]
+    place += [*["mesh laid out by xlashard"] * report.is_laid_out, report.partitioner]
     badge = ("✓ Fits", colour, "") if fits else ("✗ Out of memory", colour, "")
     notes: list[tuple[str, TableCell]] = []
     if report.degraded:
@@ -415,13 +413,9 @@ def _time(report: PreflightFields) -> Section[TimeBar]:
         style: Style = "warn" if bar.key == time.bound else ""
         return TableCell() if bar.along else bar_cell(bar.seconds / longest, style)
 
-    def seconds(bar: TimeBar) -> TableCell:
-        style: Style = "quiet" if bar.along else ""
-        return join_cell(Span(in_seconds(bar.seconds), style), key=bar.seconds)
-
-    def amount(bar: TimeBar) -> TableCell:
+    def number(bar: TimeBar, text: str) -> TableCell:
         # FLOP and bytes have no common order but that of their times.
-        return join_cell(Span(bar.amount, "quiet" if bar.along else ""), key=bar.seconds)
+        return join_cell(Span(text, "quiet" if bar.along else ""), key=bar.seconds)
 
     parts = " + ".join(
         f"{in_seconds(s)} {words.shares[each]}"
@@ -440,8 +434,8 @@ def _time(report: PreflightFields) -> Section[TimeBar]:
         columns=(
             Column("what", name),
             Column("share", share),
-            Column(">takes", seconds),
-            Column(">amount", amount),
+            Column(">takes", lambda bar: number(bar, in_seconds(bar.seconds))),
+            Column(">amount", lambda bar: number(bar, bar.amount)),
             Column("work", "words", "quiet"),
             Column("rate", "rate", ""),
         ),
@@ -603,7 +597,8 @@ _ADVICE_STYLES: Mapping[str, Style] = {
 ADVICE = Section[AdviceReport](
     id="suggestions",
     title="Suggestions",
-    note=SUGGESTIONS,
+    note="shardings against what is not required, tried for these devices: change of the estimated "
+    "step, and of a device's memory",
     columns=(
         Column(">step", lambda a: _change_cell(a.seconds, in_seconds)),
         Column(">memory", lambda a: _change_cell(a.memory_bytes, in_bytes)),

@@ -168,10 +168,6 @@ def axes_text(mesh: Sequence[AxisReport]) -> str:
     return sizes_text((axis.name, axis.size) for axis in mesh)
 
 
-LAID_OUT = "mesh laid out by xlashard"
-"""Note on a mesh without a device order of the caller."""
-
-
 def memory_summary(report: PreflightFields) -> str:
     """Return the memory use and the bytes to spare or missing."""
     m = report.memory
@@ -255,7 +251,7 @@ def throughput_text(throughput: ThroughputReport) -> str:
     return f"{speed}, at an MFU of {use} ({details})"
 
 
-def price_summary(price: PriceReport, chip: str = "chip") -> str:
+def price_summary(price: PriceReport, chip: str) -> str:
     """Return the cost of a step, an hour and 10⁹ tokens."""
 
     def cost(amount: float) -> str:
@@ -265,13 +261,6 @@ def price_summary(price: PriceReport, chip: str = "chip") -> str:
     if price.billion_tokens is not None:
         text += f", {cost(price.billion_tokens)} for a billion tokens"
     return f"{text} (at {cost(price.chip_hour)} a {chip} and hour)"
-
-
-def price_text(amount: float) -> str:
-    """Return a price with two decimals, or more for a small one."""
-    if amount >= 0.1 or amount == 0:
-        return f"{amount:,.2f}"
-    return f"{amount:.2g}" if amount >= 1e-4 else f"{amount:.1e}"
 
 
 def mesh_text(mesh: Sequence[AxisReport]) -> str:
@@ -323,15 +312,9 @@ def in_thousands(number: float) -> str:
 
 
 def price_with_currency(amount: float, currency: str = "") -> str:
-    """Return a price with its currency: `0.089 USD`, `1,234.50 USD`."""
-    return f"{price_text(amount)} {currency}".rstrip()
-
-
-SUGGESTIONS = (
-    "shardings against what is not required, tried for these devices: change of the estimated "
-    "step, and of a device's memory"
-)
-"""Note on the suggestions of a report."""
+    """Return a price with two decimals, or more for a small one: `0.089 USD`, `1,234.50 USD`."""
+    digits = ",.2f" if amount >= 0.1 or amount == 0 else ".2g" if amount >= 1e-4 else ".1e"
+    return f"{amount:{digits}} {currency}".rstrip()
 
 
 def format_change(change: float | None, shown: Callable[[float], str]) -> str:
