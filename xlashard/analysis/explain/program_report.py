@@ -206,14 +206,14 @@ def _environment(place: PlaceReport) -> Section[tuple[str, str]]:
 
 
 def pairs_section(
-    id: str, title: str, pairs: Sequence[tuple[str, str]]
+    id: str, title: str, pairs: Sequence[tuple[str, str]], *, is_narrow: bool = False
 ) -> Section[tuple[str, str]]:
     """Return facts about the devices or the compiler, for pages."""
     columns = (
         Column[tuple[str, str]]("what", lambda pair: pair[0]),
         Column[tuple[str, str]]("value", lambda pair: pair[1]),
     )
-    return Section(id, title, columns=columns, rows=pairs, view="page")
+    return Section(id, title, columns=columns, rows=pairs, view="page", is_narrow=is_narrow)
 
 
 def _facts(report: ProgramReport) -> Iterator[tuple[str, str]]:

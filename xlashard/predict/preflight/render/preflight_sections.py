@@ -1,6 +1,6 @@
 """Head and sections of a preflight report."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xlashard.analysis.explain.program_report import pairs_section
@@ -28,7 +28,6 @@ from xlashard.predict.preflight.render.report_text import (
     axes_text,
     error_notes,
     error_text,
-    format_change,
     in_thousands,
     is_visible_ring,
     memory_headline,
@@ -69,6 +68,7 @@ from xlashard.support.formatting import (
     in_flop,
     in_percent,
     in_seconds,
+    signed,
 )
 
 FOOTER = (
@@ -79,7 +79,6 @@ FOOTER = (
 
 def list_parts(report: PreflightFields) -> Iterator[Part]:
     """Yield the head and the sections of a report."""
-    reused = {v.path for v in report.outputs if v.aliased}
     fresh = [v for v in report.outputs if not v.aliased]
     yield make_head(report)
     yield _memory(report)
@@ -99,7 +98,7 @@ def list_parts(report: PreflightFields) -> Iterator[Part]:
     yield ADVICE.with_rows(report.advice)
     yield from list_findings(report)
     yield INNER_VALUES.with_rows(report.values)
-    yield _replicated(report, reused)
+    yield _replicated(report)
     yield values_section("arguments", "Arguments", report.inputs)
     yield values_section("results", "Results", report.outputs, fresh)
     yield donations_section(report.donations)
@@ -584,10 +583,6 @@ def _mesh(report: PreflightFields) -> Section[AxisReport]:
     )
 
 
-def _change_cell(change: float | None, shown: Callable[[float], str]) -> TableCell:
-    return join_cell(format_change(change, shown), key=change)
-
-
 _ADVICE_STYLES: Mapping[str, Style] = {
     "helps": "good",
     "no help": "quiet",
@@ -600,15 +595,16 @@ ADVICE = Section[AdviceReport](
     note="shardings against what is not required, tried for these devices: change of the estimated "
     "step, and of a device's memory",
     columns=(
-        Column(">step", lambda a: _change_cell(a.seconds, in_seconds)),
-        Column(">memory", lambda a: _change_cell(a.memory_bytes, in_bytes)),
+        Column(">step", "seconds", signed(in_seconds)),
+        Column(">memory", "memory_bytes", signed(in_bytes)),
         Column("outcome", lambda a: join_cell(Span(a.outcome, _ADVICE_STYLES.get(a.outcome, "")))),
         Column("change", "text"),
     ),
 )
 
 
-def _replicated(report: PreflightFields, reused: set[str]) -> Section:
+def _replicated(report: PreflightFields) -> Section:
+    reused = {v.path for v in report.outputs if v.aliased}
     above = in_bytes(report.replicated_above)
     section = values_section("replicated", "Fully replicated", report.replicated)
 
@@ -645,14 +641,14 @@ def _environment(report: PreflightFields) -> Iterator[Section]:
         ),
         (f"share of {networks['dcn']}", f"{in_thousands(topology.dcn_bandwidth)}B/s"),
     ]
-    yield replace(pairs_section("device", "Each device", pairs), is_narrow=True)
+    yield pairs_section("device", "Each device", pairs, is_narrow=True)
     names = ("xlashard", "jax", "jaxlib", "libtpu", "cuda_plugin", "runtime")
     pairs = [(n.replace("_", " "), v) for n in names if (v := getattr(versions, n))]
     pairs += [
         ("partitioner", report.partitioner),
         ("compile time", in_seconds(report.compile_seconds)),
     ]
-    yield replace(pairs_section("versions", "Compiled with", pairs), is_narrow=True)
+    yield pairs_section("versions", "Compiled with", pairs, is_narrow=True)
     if throughput is not None:
         workload = throughput.workload
         pairs = [("parameters", in_thousands(workload.parameters))]
@@ -662,9 +658,10 @@ def _environment(report: PreflightFields) -> Iterator[Section]:
             ("tokens in a step", f"{workload.tokens:,}"),
             ("model FLOP in a step", f"{in_thousands(workload.model_flops)}FLOP"),
         ]
-        yield replace(pairs_section("model", "Model", pairs), is_narrow=True)
-    flags = replace(pairs_section("flags", "Compiler flags", versions.flags), is_kept=True)
-    yield replace(flags, summary="" if versions.flags else "No compiler flags were set.")
+        yield pairs_section("model", "Model", pairs, is_narrow=True)
+    flags = pairs_section("flags", "Compiler flags", versions.flags)
+    lead = "" if versions.flags else "No compiler flags were set."
+    yield replace(flags, summary=lead, is_kept=True)
     compiler = f"libtpu {versions.libtpu}"
     if versions.cuda_plugin:
         compiler = f"JAX's CUDA plugin {versions.cuda_plugin}"

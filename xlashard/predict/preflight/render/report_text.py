@@ -1,6 +1,6 @@
 """Texts for the fields of a preflight report, shared by terminal and HTML."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ from xlashard.support.formatting import (
     in_bytes,
     in_seconds,
     numbered,
+    signed,
     sizes_text,
 )
 
@@ -317,13 +318,6 @@ def price_with_currency(amount: float, currency: str = "") -> str:
     return f"{amount:{digits}} {currency}".rstrip()
 
 
-def format_change(change: float | None, shown: Callable[[float], str]) -> str:
-    """Return a change with its sign; empty if it is unknown."""
-    if change is None:
-        return ""
-    return ("+" if change > 0 else "-" * (change < 0)) + shown(abs(change))
-
-
 def most_worthwhile(report: PreflightFields) -> str:
     """Return the code change that saves most, with its price; empty without one."""
     available = report.memory.available_bytes
@@ -331,9 +325,9 @@ def most_worthwhile(report: PreflightFields) -> str:
     best = report.advice[0] if report.advice else None
     text = ""
     if best is not None and best.outcome in ("helps", "within the error"):
-        step = f"{format_change(best.seconds, in_seconds)} a step"
+        step = f"{signed(in_seconds)(best.seconds or 0.0)} a step"
         step += ", within the error" * (best.outcome == "within the error")
-        memory = format_change(best.memory_bytes, in_bytes)
+        memory = signed(in_bytes)(best.memory_bytes or 0)
         text = f"{best.text}: {step}, {memory} on each device"
         if best.outcome == "helps":
             is_cure = report.outcome != "fits"

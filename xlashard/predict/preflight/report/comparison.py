@@ -225,12 +225,12 @@ class PreflightReports(SerializableReport):
         """Yield a table of the reports, and the programs without one."""
         if len(self.reports) > 1:
             yield reports_section(self.reports)
-        yield replace(_UNREPORTED, rows=self.unreported)
-        yield replace(_ORDER, rows=self.advice)
+        yield _UNREPORTED.with_rows(self.unreported)
+        yield _ORDER.with_rows(self.advice)
 
     def panels(self) -> Sequence[PagePanel]:
         """Return a panel of all reports, and one of each."""
-        return _list_panels(self.reports, [replace(_UNREPORTED, rows=self.unreported)])
+        return _list_panels(self.reports, [_UNREPORTED.with_rows(self.unreported)])
 
 
 _ORDER = replace(
