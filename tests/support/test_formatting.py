@@ -1,12 +1,14 @@
-"""Lines of files and of notebooks, as people read them."""
+"""Lines of files and of notebooks, and unprintable text, as people read them."""
 
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from xlashard.hlo.module import Frame
-from xlashard.support.formatting import near_line
+from xlashard.support.formatting import near_line, printable
 
 
 def test_lines_of_files_are_relative_to_the_working_folder(
@@ -29,3 +31,22 @@ def test_lines_of_notebooks_are_named_by_their_cell(monkeypatch: pytest.MonkeyPa
     line = source_lines.SourceLocator("step", file).line(frames)
     assert (line.file, line.line, line.in_user_file) == ("cell 3", 2, True)
     assert [frame.file for frame in line.callers] == ["cell 3"]
+
+
+@given(st.text())
+def test_every_text_can_be_written_in_utf_8(text: str) -> None:
+    assert printable(text + "\udcff").encode("utf-8").endswith(b"\\udcff")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("états/שלום", "états/שלום"),
+        ("a\u202eb", r"a\u202eb"),
+        ("a\0b\x1b[1m", r"a\x00b\x1b[1m"),
+        ("one\ntwo", "one\ntwo"),
+        ("no\u00a0break", "no\u00a0break"),
+    ],
+)
+def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
+    assert printable(text) == shown

@@ -168,6 +168,21 @@ def in_percent(share: float) -> str:
     return f"{share:.1%}" if share < 9.995 else f"{share:,.0%}"
 
 
+def signed(formatter: Callable[[float], str]) -> Callable[[float], str]:
+    """Return a formatter of changes, which have a sign.
+
+    Example:
+        >>> signed(in_bytes)(3 * 2**20), signed(in_seconds)(-0.5)
+        ('+3.0 MiB', '-500.0 ms')
+    """
+
+    def format_change(change: float) -> str:
+        sign = "+" if change > 0 else "-" * (change < 0)
+        return f"{sign}{formatter(abs(change))}"
+
+    return format_change
+
+
 type Unit = Literal["bytes", "seconds", "flop", "part", "number"]
 """Unit of an amount."""
 

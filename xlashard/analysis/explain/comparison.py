@@ -8,7 +8,7 @@ from xlashard.analysis.report.cells import Content, Span, Style, TableCell, join
 from xlashard.analysis.report.parts import WIDE, Column, Head, Section
 from xlashard.analysis.report.printable import Part, SerializableReport
 from xlashard.support.documents import ReportFormat
-from xlashard.support.formatting import FORMATTERS, Unit, in_bytes, in_seconds
+from xlashard.support.formatting import FORMATTERS, Unit, in_bytes, in_seconds, signed
 
 _BETTER_IF_MORE = ("memory to spare", "tokens per second", "model FLOP utilisation")
 _COLOURS: dict[str, Style] = {"added": "bad", "grown": "bad", "removed": "good", "shrunk": "good"}
@@ -277,11 +277,6 @@ def _use_cell(nbytes: int, seconds: float, is_absent: bool) -> TableCell:
     return join_cell("–", key=0) if is_absent else join_cell(in_bytes(nbytes), note, key=nbytes)
 
 
-def _more_cell(u: UsageChange) -> TableCell:
-    more = u.new_bytes - u.old_bytes
-    return join_cell(f"{'-' if more < 0 else '+'}{in_bytes(abs(more))}", key=more)
-
-
 def _seconds_text(u: UsageChange) -> str:
     if not (u.old_seconds or u.new_seconds):
         return ""
@@ -297,7 +292,7 @@ _USES = Section[UsageChange](
         Column("change", lambda u: join_cell(Span(u.change, _COLOURS[u.change]))),
         Column(">before", lambda u: _use_cell(u.old_bytes, u.old_seconds, u.change == "added")),
         Column(">after", lambda u: _use_cell(u.new_bytes, u.new_seconds, u.change == "removed")),
-        Column(">more", _more_cell),
+        Column(">more", lambda u: u.new_bytes - u.old_bytes, signed(in_bytes)),
         Column("time", _seconds_text, "", on_page=False),
         Column("line", "where", "code"),
     ),

@@ -25,6 +25,7 @@ from xlashard.analysis.explain.sections import (
     list_findings,
     list_remedies,
     memory_map_section,
+    sent_by_axes,
     sent_section,
     split_values,
     values_section,
@@ -213,14 +214,14 @@ def _environment(place: PlaceReport) -> Section[tuple[str, str]]:
 
 
 def pairs_section(
-    id: str, title: str, pairs: Sequence[tuple[str, str]]
+    id: str, title: str, pairs: Sequence[tuple[str, str]], *, is_narrow: bool = False
 ) -> Section[tuple[str, str]]:
     """Return facts about the devices or the compiler, for pages."""
     columns = (
         Column[tuple[str, str]]("what", lambda pair: pair[0]),
         Column[tuple[str, str]]("value", lambda pair: pair[1]),
     )
-    return Section(id, title, columns=columns, rows=pairs, view="page")
+    return Section(id, title, columns=columns, rows=pairs, view="page", is_narrow=is_narrow)
 
 
 def _facts(report: ProgramReport) -> Iterator[tuple[str, str]]:
@@ -251,10 +252,7 @@ def _sent(collectives: Sequence[CollectiveReport]) -> str:
     text = f"{in_bytes(sum(c.sent_bytes for c in collectives))} in "
     text += counted(count, "collective")
     text += f", run {times} times" if times != count else ""
-    along: dict[str, int] = {}
-    for c in collectives:
-        along[c.along] = along.get(c.along, 0) + c.sent_bytes
-    biggest = sorted(along.items(), key=lambda item: -item[1])
+    biggest = sorted(sent_by_axes(collectives).items(), key=lambda item: -item[1])
     text += ": " + ", ".join(f"{in_bytes(sent)} along {name}" for name, sent in biggest)
     if any(not c.times_known for c in collectives):
         text += "; a loop with unknown trip count counts as one run"

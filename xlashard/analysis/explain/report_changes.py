@@ -1,7 +1,7 @@
 """Changes between two reports of programs, and limits on the figures of one: `memory=80GiB`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from xlashard.analysis.explain.comparison import (
@@ -14,20 +14,24 @@ from xlashard.analysis.explain.comparison import (
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     DonationReport,
-    MemoryReport,
     RepeatedReport,
     ValueReport,
 )
 from xlashard.analysis.explain.program_report import ProgramReport
-from xlashard.analysis.explain.sections import sharding_text, short_type
+from xlashard.analysis.explain.sections import sent_by_axes, sharding_text, short_type
+from xlashard.analysis.programs.source_lines import SourceLine
+from xlashard.analysis.report.cells import read_value
 from xlashard.analysis.report.texts import line_text, operation_text
 from xlashard.hlo.collective_kinds import KINDS
 from xlashard.support.formatting import FORMATTERS, Limit, Unit, in_bytes, sizes_text
 
-type Facts[R] = Mapping[str, Callable[[R], str]]
-"""Texts of a report, by name."""
+type Facts[R] = Mapping[str, Callable[[R], str] | str]
+"""Texts of a report, by name: functions of it, or names of attributes."""
 
-type Amounts[R] = Mapping[str, tuple[Unit, Callable[[R], float | None]]]
+type Amount[R] = Callable[[R], float | None] | str
+"""Number of a report: a function of it, or the name of an attribute."""
+
+type Amounts[R] = Mapping[str, tuple[Unit, Amount[R]]]
 """Numbers of a report, by name."""
 
 
@@ -62,24 +66,29 @@ def held_uses(values: Iterable[Any]) -> list[BytesUse]:
     return [BytesUse(("value", v.path), v.path, "", v.device_bytes) for v in values]
 
 
-def traffic_use(c: CollectiveReport) -> BytesUse:
+def _traffic_use(c: CollectiveReport) -> BytesUse:
     """Return the bytes of a collective, keyed by kind, axes, network and operation or argument.
 
     The key excludes the line number, which changes with every edit above it.
     """
-    source = c.source or c.needed_by_source
-    operation = c.argument or operation_text(c.op_name or c.needed_by)
+    source, operation = _cause(c)
     function = source.function if source is not None else ""
     return BytesUse(
         key=(c.kind, c.along, c.network, operation, function),
         what=f"{c.kind} along {c.along}" + (f" for {operation}" if operation else ""),
-        where=line_text(source) if source is not None else "",
+        where=line_text(source),
         nbytes=c.sent_bytes,
         seconds=c.seconds,
     )
 
 
-def usage_changes(old: Sequence[BytesUse], new: Sequence[BytesUse]) -> tuple[UsageChange, ...]:
+def _cause(c: CollectiveReport) -> tuple[SourceLine | None, str]:
+    """Return the line of a collective, and the argument or operation that it is for."""
+    source = c.source or c.needed_by_source
+    return source, c.argument or operation_text(c.op_name or c.needed_by)
+
+
+def _usage_changes(old: Sequence[BytesUse], new: Sequence[BytesUse]) -> tuple[UsageChange, ...]:
     """Return the uses whose bytes differ, largest change first."""
     before, after = _by_key(old), _by_key(new)
     changes = [_use_change(before.get(key), after.get(key)) for key in {**before, **after}]
@@ -112,73 +121,39 @@ def _use_change(old: BytesUse | None, new: BytesUse | None) -> UsageChange:
     )
 
 
-def fact_changes[R](facts: Facts[R], old: R, new: R) -> tuple[FactChange, ...]:
-    """Return the texts that differ between two reports."""
-    return _changes(*({name: fact(r) for name, fact in facts.items()} for r in (old, new)))
-
-
-def amount_changes[R](amounts: Amounts[R], old: R, new: R) -> tuple[AmountChange, ...]:
-    """Return the numbers of two reports that at least one of them has."""
-    changes = [AmountChange(name, unit, of(old), of(new)) for name, (unit, of) in amounts.items()]
-    return tuple(change for change in changes if change.old or change.new)
-
-
-def value_changes(old: Any, new: Any) -> dict[str, tuple[FactChange, ...]]:
-    """Return the fields of a comparison that follow from values of two reports.
-
-    Args:
-        old: A report of a program, or of a preflight.
-        new: Another one.
-    """
-    texts = [
-        {
-            "shardings": {v.path: _value(v) for v in (*r.inputs, *r.outputs)},
-            "donations": {d.path: _fate(d) for d in r.donations},
-            "unmet": {
-                u.path: f"{u.requested}: {u.actual}" for u in r.unmet if u.kind != "donation"
-            },
-            "findings": {
-                **{_repeated_name(f): f"repeated by {f.devices} devices" for f in r.repeated},
-                **{c.path: f"{in_bytes(c.nbytes)} closed over" for c in r.constants},
-            },
-        }
-        for r in (old, new)
-    ]
+def _value_changes(old: Any, new: Any) -> dict[str, tuple[FactChange, ...]]:
+    """Return the fields of a comparison that follow from values of two reports."""
+    before, after = _list_texts(old), _list_texts(new)
     # Lines change with every edit above them, and are no part of a finding's name.
-    where: dict[str, str] = {}
-    for report in (old, new):
-        where |= {u.path: line_text(u.source) for u in report.unmet if u.source is not None}
-        rows = [f for f in report.repeated if f.source is not None]
-        where |= {_repeated_name(f): line_text(f.source) for f in rows}
+    lines = {**_list_lines(old), **_list_lines(new)}
     return {
-        name: tuple(
-            replace(change, where=where.get(change.name, ""))
-            if name in ("unmet", "findings")
-            else change
-            for change in _changes(texts[0][name], texts[1][name])
-        )
-        for name in texts[0]
+        field: _changes(texts, after[field], lines if field in ("unmet", "findings") else {})
+        for field, texts in before.items()
     }
+
+
+def _list_texts(report: Any) -> dict[str, dict[str, str]]:
+    """Return the texts of values by their names, by the field of a comparison."""
+    repeated = {_repeated_name(f): f"repeated by {f.devices} devices" for f in report.repeated}
+    constants = {c.path: f"{in_bytes(c.nbytes)} closed over" for c in report.constants}
+    unmet = (u for u in report.unmet if u.kind != "donation")
+    return {
+        "shardings": {v.path: _value(v) for v in (*report.inputs, *report.outputs)},
+        "donations": {d.path: _fate(d) for d in report.donations},
+        "unmet": {u.path: f"{u.requested}: {u.actual}" for u in unmet},
+        "findings": {**repeated, **constants},
+    }
+
+
+def _list_lines(report: Any) -> dict[str, str]:
+    """Return the source lines of findings by their names."""
+    lines = {u.path: line_text(u.source) for u in report.unmet}
+    lines |= {_repeated_name(f): line_text(f.source) for f in report.repeated}
+    return {name: line for name, line in lines.items() if line}
 
 
 def _repeated_name(row: RepeatedReport) -> str:
     return f"{row.operation} of {' · '.join(row.operands)}"
-
-
-def axis_changes(
-    old: Sequence[CollectiveReport], new: Sequence[CollectiveReport]
-) -> tuple[AmountChange, ...]:
-    """Return the bytes that a device sends along the axes of either report."""
-    sums: list[dict[str, float]] = []
-    for rows in (old, new):
-        sent: dict[str, float] = {}
-        for c in rows:
-            sent[c.along] = sent.get(c.along, 0) + c.sent_bytes
-        sums.append(sent)
-    return tuple(
-        AmountChange(f"sent along {along}", "bytes", sums[0].get(along, 0), sums[1].get(along, 0))
-        for along in {**sums[0], **sums[1]}
-    )
 
 
 def _value(v: ValueReport) -> str:
@@ -191,43 +166,94 @@ def _fate(d: DonationReport) -> str:
     return "not donated"
 
 
-def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[FactChange, ...]:
+def _changes(
+    before: Mapping[str, str], after: Mapping[str, str], lines: Mapping[str, str]
+) -> tuple[FactChange, ...]:
     return tuple(
-        FactChange(path, before.get(path, ""), after.get(path, ""))
-        for path in {**before, **after}
-        if before.get(path) != after.get(path)
+        FactChange(name, before.get(name, ""), after.get(name, ""), lines.get(name, ""))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    )
+
+
+def _axis_changes(
+    old: Sequence[CollectiveReport], new: Sequence[CollectiveReport]
+) -> Iterator[AmountChange]:
+    """Yield the bytes that a device sends along the axes of either report."""
+    before, after = sent_by_axes(old), sent_by_axes(new)
+    for along in {**before, **after}:
+        sent, now_sent = before.get(along, 0), after.get(along, 0)
+        yield AmountChange(f"sent along {along}", "bytes", sent, now_sent)
+
+
+def compare_reports[R](
+    old: R,
+    new: R,
+    facts: Facts[R],
+    amounts: Amounts[R],
+    held: Callable[[R], Sequence[BytesUse]],
+    collectives: str,
+) -> Comparison:
+    """Compare two reports of a program, or of preflights.
+
+    Args:
+        old: Report before the change.
+        new: Report after the change.
+        facts: The texts to compare.
+        amounts: The numbers to compare.
+        held: Returns the bytes that a device holds.
+        collectives: Name of the attribute with the collectives.
+    """
+    one, other = ({name: read_value(r, fact) for name, fact in facts.items()} for r in (old, new))
+    sent, now_sent = (read_value(r, collectives) for r in (old, new))
+    numbers = [
+        AmountChange(name, unit, read_value(old, amount), read_value(new, amount))
+        for name, (unit, amount) in amounts.items()
+    ]
+    return Comparison(
+        old=read_value(old, "name"),
+        new=read_value(new, "name"),
+        facts=_changes(one, other, {}),
+        amounts=(*(n for n in numbers if n.old or n.new), *_axis_changes(sent, now_sent)),
+        memory=_usage_changes(held(old), held(new)),
+        traffic=_usage_changes(*(list(map(_traffic_use, rows)) for rows in (sent, now_sent))),
+        **_value_changes(old, new),
     )
 
 
 _FACTS: Facts[ProgramReport] = {
-    "function": lambda r: r.name,
+    "function": "name",
     "devices": lambda r: f"{r.place.num_devices} × {r.place.device_kind}",
     "mesh": lambda r: sizes_text(r.place.mesh),
-    "partitioner": lambda r: r.place.partitioner,
-    "xlashard": lambda r: r.place.xlashard,
-    "jax": lambda r: r.place.jax,
-    "jaxlib": lambda r: r.place.jaxlib,
+    "partitioner": "place.partitioner",
+    "xlashard": "place.xlashard",
+    "jax": "place.jax",
+    "jaxlib": "place.jaxlib",
 }
 
 
-def _of_memory(measure: Callable[[MemoryReport], int]) -> Callable[[ProgramReport], float | None]:
-    return lambda r: None if r.memory is None else measure(r.memory)
+def _other_results(report: ProgramReport) -> int | None:
+    memory = report.memory
+    return None if memory is None else memory.result_bytes - memory.alias_bytes
 
 
 _AMOUNTS: Amounts[ProgramReport] = {
-    "memory": ("bytes", _of_memory(lambda m: m.total_bytes)),
-    "memory: arguments": ("bytes", _of_memory(lambda m: m.argument_bytes)),
-    "memory: other results": ("bytes", _of_memory(lambda m: m.result_bytes - m.alias_bytes)),
-    "memory: temporaries": ("bytes", _of_memory(lambda m: m.temporary_bytes)),
+    "memory": ("bytes", "memory.total_bytes"),
+    "memory: arguments": ("bytes", "memory.argument_bytes"),
+    "memory: other results": ("bytes", _other_results),
+    "memory: temporaries": ("bytes", "memory.temporary_bytes"),
     "sent": ("bytes", lambda r: sum(c.sent_bytes for c in r.collectives)),
     "collectives run": ("number", lambda r: sum(c.times for c in r.collectives)),
-    "arithmetic": ("flop", lambda r: None if r.cost is None else r.cost.flops),
-    "memory read and written": (
-        "bytes",
-        lambda r: None if r.cost is None else r.cost.bytes_accessed,
-    ),
+    "arithmetic": ("flop", "cost.flops"),
+    "memory read and written": ("bytes", "cost.bytes_accessed"),
     "moved before each call": ("bytes", lambda r: sum(m.nbytes for m in r.moves)),
 }
+
+
+def _held(report: ProgramReport) -> list[BytesUse]:
+    reused = {d.result for d in report.donations if d.is_reused}
+    fresh = [v for v in report.outputs if v.path not in reused]
+    return held_uses([*report.inputs, *fresh])
 
 
 def compare_programs(old: ProgramReport, new: ProgramReport) -> Comparison:
@@ -246,24 +272,7 @@ def compare_programs(old: ProgramReport, new: ProgramReport) -> Comparison:
         >>> [(u.change, u.what, u.new_bytes) for u in compare_programs(rows, total).traffic]
         [('added', 'all-reduce along data for reduce_sum', 112)]
     """
-
-    def held(report: ProgramReport) -> list[BytesUse]:
-        reused = {d.result for d in report.donations if d.is_reused}
-        fresh = [v for v in report.outputs if v.path not in reused]
-        return held_uses([*report.inputs, *fresh])
-
-    return Comparison(
-        old=old.name,
-        new=new.name,
-        facts=fact_changes(_FACTS, old, new),
-        amounts=(
-            *amount_changes(_AMOUNTS, old, new),
-            *axis_changes(old.collectives, new.collectives),
-        ),
-        memory=usage_changes(held(old), held(new)),
-        traffic=usage_changes(*(list(map(traffic_use, r.collectives)) for r in (old, new))),
-        **value_changes(old, new),
-    )
+    return compare_reports(old, new, _FACTS, _AMOUNTS, _held, "collectives")
 
 
 _SHOWN = 5
@@ -277,7 +286,7 @@ class BudgetKey[R]:
     Attributes:
         quantity: Unit of the figure.
         description: Description for messages.
-        measure: Function from a report to the figure; None if the report lacks it.
+        amount: The figure of a report.
         contributors: The largest contributions, as text lines.
         at_least: Whether the limit is a lower bound.
         whole: Function from a report to the amount that a limit in percent refers to.
@@ -285,7 +294,7 @@ class BudgetKey[R]:
 
     quantity: Unit
     description: str
-    measure: Callable[[R], float | None]
+    amount: Amount[R]
     contributors: Callable[[R], list[str]] = lambda report: []
     at_least: bool = False
     whole: Callable[[R], float] | None = None
@@ -294,6 +303,10 @@ class BudgetKey[R]:
     def units(self) -> tuple[Unit, ...]:
         """Return the units of its limits."""
         return (self.quantity,) if self.whole is None else ("part", self.quantity)
+
+    def measure(self, report: R) -> float | None:
+        """Return the figure of a report; None if the report lacks it."""
+        return read_value(report, self.amount)
 
 
 @dataclass(frozen=True)
@@ -350,73 +363,103 @@ def _breach[R](report: R, limit: Limit, key: BudgetKey[R]) -> Breach | None:
     return Breach(limit, key, value, tuple(key.contributors(report)[:_SHOWN]))
 
 
-def collective_lines(collectives: Iterable[CollectiveReport]) -> list[str]:
-    """Return a line for each collective that sends bytes, most bytes first."""
-    sending = [c for c in collectives if c.sent_bytes]
-    return [_collective_line(c) for c in sorted(sending, key=lambda c: -c.sent_bytes)]
-
-
 def _collective_line(c: CollectiveReport) -> str:
-    source = c.source or c.needed_by_source
+    source, operation = _cause(c)
     where = f" at {line_text(source)}" if source is not None else ""
-    what = c.argument or operation_text(c.op_name or c.needed_by)
     times = f" ×{c.times}" if c.times > 1 else ""
-    text = f"{in_bytes(c.sent_bytes)} {c.kind}{times} along {c.along}{where}"
-    return f"{text} for {what}" if what else text
+    what = f" for {operation}" if operation else ""
+    return f"{c.kind}{times} along {c.along}{where}{what}"
 
 
-def _largest(report: ProgramReport) -> list[str]:
-    values = sorted((*report.inputs, *report.outputs), key=lambda v: -v.device_bytes)
-    return [f"{in_bytes(v.device_bytes)} {v.path} {v.type}" for v in values if v.device_bytes]
+def list_largest(sizes: Iterable[tuple[int, str]]) -> list[str]:
+    """Return a line for each of some bytes and their names, most bytes first."""
+    largest = sorted(sizes, key=lambda item: -item[0])
+    return [f"{in_bytes(nbytes)} {what}" for nbytes, what in largest if nbytes]
 
 
-def _sent(description: str, kind: str = "") -> BudgetKey[ProgramReport]:
-    def of(report: ProgramReport) -> list[CollectiveReport]:
-        return [c for c in report.collectives if not kind or c.kind == kind]
+def list_collectives(collectives: Iterable[CollectiveReport]) -> list[str]:
+    """Return a line for each collective that sends bytes, most bytes first."""
+    return list_largest((c.sent_bytes, _collective_line(c)) for c in collectives)
+
+
+def traffic_key(collectives: str, description: str, **fields: object) -> BudgetKey[Any]:
+    """Return the key of the bytes that collectives send.
+
+    Args:
+        collectives: Name of the attribute of a report with the collectives.
+        description: Description for messages.
+        **fields: Values of the fields of those that count.
+    """
+
+    def matching(report: Any) -> list[CollectiveReport]:
+        return [
+            c
+            for c in read_value(report, collectives)
+            if all(getattr(c, name) == value for name, value in fields.items())
+        ]
 
     return BudgetKey(
         "bytes",
         description,
-        lambda r: sum(c.sent_bytes for c in of(r)),
-        lambda r: collective_lines(of(r)),
+        lambda report: sum(c.sent_bytes for c in matching(report)),
+        lambda report: list_collectives(matching(report)),
     )
 
 
-def _of_amount(
+def traffic_keys(collectives: str) -> dict[str, BudgetKey[Any]]:
+    """Return the keys of the bytes that collectives of each kind, and all, send.
+
+    Args:
+        collectives: Name of the attribute of a report with the collectives.
+    """
+    keys = {
+        f"{kind.replace('-', '_')}_bytes": traffic_key(
+            collectives, f"the {kind} traffic of a device", kind=kind
+        )
+        for kind in KINDS
+    }
+    return {
+        **keys,
+        "collective_bytes": traffic_key(collectives, "the collective traffic of a device"),
+    }
+
+
+def _largest(report: ProgramReport) -> list[str]:
+    values = (*report.inputs, *report.outputs)
+    return list_largest((v.device_bytes, f"{v.path} {v.type}") for v in values)
+
+
+def _key(
     name: str,
     description: str,
     contributors: Callable[[ProgramReport], list[str]] = lambda report: [],
 ) -> BudgetKey[ProgramReport]:
     """Return the key of a number that comparisons show too."""
-    unit, measure = _AMOUNTS[name]
-    return BudgetKey(unit, description, measure, contributors)
+    unit, amount = _AMOUNTS[name]
+    return BudgetKey(unit, description, amount, contributors)
 
 
 PROGRAM_KEYS: dict[str, BudgetKey[ProgramReport]] = {
-    "memory": _of_amount("memory", "the memory of a device", _largest),
-    "argument_bytes": _of_amount("memory: arguments", "argument memory", _largest),
-    "temporary_bytes": _of_amount("memory: temporaries", "temporary memory"),
-    "flops": _of_amount("arithmetic", "the FLOP of a device"),
-    **{
-        f"{kind.replace('-', '_')}_bytes": _sent(f"the {kind} traffic of a device", kind)
-        for kind in KINDS
-    },
-    "collective_bytes": _sent("the collective traffic of a device"),
-    "collectives": _of_amount(
+    "memory": _key("memory", "the memory of a device", _largest),
+    "argument_bytes": _key("memory: arguments", "argument memory", _largest),
+    "temporary_bytes": _key("memory: temporaries", "temporary memory"),
+    "flops": _key("arithmetic", "the FLOP of a device"),
+    **traffic_keys("collectives"),
+    "collectives": _key(
         "collectives run",
         "number of collectives that run",
-        lambda r: collective_lines(r.collectives),
+        lambda r: list_collectives(r.collectives),
     ),
-    "moved_bytes": _of_amount(
+    "moved_bytes": _key(
         "moved before each call",
         "the bytes moved before each call",
-        lambda r: [f"{in_bytes(m.nbytes)} {m.path}: {m.source} → {m.target}" for m in r.moves],
+        lambda r: list_largest((m.nbytes, f"{m.path}: {m.source} → {m.target}") for m in r.moves),
     ),
     "silently_replicated_bytes": BudgetKey(
         "bytes",
         "the bytes of a device replicated silently",
         lambda r: sum(u.nbytes for u in r.unmet if u.is_whole),
-        lambda r: [f"{in_bytes(u.nbytes)} {u.path} {u.actual}" for u in r.unmet if u.is_whole],
+        lambda r: list_largest((u.nbytes, f"{u.path} {u.actual}") for u in r.unmet if u.is_whole),
     ),
     "unmet": BudgetKey(
         "number",

@@ -1,7 +1,6 @@
 """Report of all programs that a script compiled, and what changed from one to another."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -252,7 +251,7 @@ _PROGRAMS = Section[_Row](
     columns=(
         Column("program", lambda row: row.link or row.name),
         Column(">calls", lambda row: row.program and (row.program.calls or None), "number"),
-        Column(">devices", lambda row: row.report and row.report.place.num_devices, "number"),
+        Column(">devices", "report.place.num_devices", "number"),
         Column(">holds", "held", "bytes", "Each device, without the program itself"),
         Column(">sends", "sent", "bytes", "Each device in one call"),
         Column(
@@ -260,9 +259,7 @@ _PROGRAMS = Section[_Row](
             lambda row: row.report and sum(c.times for c in row.report.collectives),
             "number",
         ),
-        Column(
-            ">work", lambda row: row.report and row.report.cost and row.report.cost.flops, "flop"
-        ),
+        Column(">work", "report.cost.flops", "flop"),
         Column("defined at", lambda row: row.program and _near(row.program.source), "code"),
     ),
     printed=">calls | >devices | >holds | >sends | program | defined at",
@@ -407,31 +404,46 @@ def compare_scripts(
         old: Report before the change, of a script or of a single program.
         new: Report after the change.
     """
-    before, after = dict(named_programs(old)), dict(named_programs(new))
-    both = [name for name in after if name in before]
-    compared = (compare_programs(before[name], after[name]) for name in both)
-    return ScriptComparison(
-        title=new.script if isinstance(new, ScriptReport) else new.name,
-        programs=tuple(map(_with_title, compared, both)),
-        added=tuple(name for name in after if name not in before),
-        removed=tuple(name for name in before if name not in after),
+    title = new.script if isinstance(new, ScriptReport) else new.name
+    return compare_named(
+        title, dict(named_programs(old)), dict(named_programs(new)), compare_programs
     )
 
 
-def _with_title(comparison: Comparison, name: str) -> Comparison:
-    return replace(comparison, old=name, new=name)
+def compare_named[R](
+    title: str,
+    old: Mapping[str, R],
+    new: Mapping[str, R],
+    compare: Callable[[R, R], Comparison],
+) -> ScriptComparison:
+    """Compare the programs of one name.
+
+    Args:
+        title: What they are programs of.
+        old: Reports before the change by distinct names.
+        new: Reports after the change.
+        compare: Compares two reports.
+    """
+    return ScriptComparison(
+        title=title,
+        programs=tuple(
+            replace(compare(old[name], report), old=name, new=name)
+            for name, report in new.items()
+            if name in old
+        ),
+        added=tuple(name for name in new if name not in old),
+        removed=tuple(name for name in old if name not in new),
+    )
+
+
+NUMBERED = "{} ({})"
+"""Name of a program beside earlier ones of its name: `step (2)`."""
 
 
 def named_programs(report: ScriptReport | ProgramReport) -> list[tuple[str, ProgramReport]]:
     """Return the explained programs of a report with names of their own: `step`, `step (2)`."""
     if isinstance(report, ProgramReport):
         return [(report.name, report)]
-    seen: Counter[str] = Counter()
-    named = []
-    for program in report.programs:
-        seen[program.name] += 1
-        number = seen[program.name]
-        if program.report is not None:
-            name = program.name if number == 1 else f"{program.name} ({number})"
-            named.append((name, program.report))
-    return named
+    names = distinct_names((program.name for program in report.programs), NUMBERED)
+    programs = zip(names, report.programs, strict=True)
+    return [(name, p.report) for name, p in programs if p.report is not None]

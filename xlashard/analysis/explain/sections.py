@@ -39,23 +39,29 @@ _COLLECTIVE_SUMS = (
 )
 
 
-def merged_values(values: Sequence[ValueReport]) -> list[ValueReport]:
-    """Merge values of one type and sharding with similar paths; sum their bytes."""
-    groups = _groups(values, lambda v: replace(v, path=_pattern(v.path)))
-    return [_merged(group, "path", ("nbytes", "device_bytes")) for group in groups]
+def merge_values(values: Sequence[ValueReport]) -> list[ValueReport]:
+    """Merge values of one type and sharding with similar paths, largest first."""
+    merged = _merge(values, lambda v: replace(v, path=_pattern(v.path)), "device_bytes", "nbytes")
+    return sorted(merged, key=lambda v: -v.device_bytes)
 
 
-def merged_collectives(collectives: Sequence[CollectiveReport]) -> list[CollectiveReport]:
+def _merge_collectives(collectives: Sequence[CollectiveReport]) -> list[CollectiveReport]:
     """Merge collectives of one line with similar arguments, most sent bytes first."""
-    merged = [
-        _merged(group, "argument", _COLLECTIVE_SUMS) for group in _groups(collectives, _reason)
-    ]
+    merged = _merge(collectives, _reason, *_COLLECTIVE_SUMS, paths=("argument",))
     return sorted(merged, key=lambda c: -c.sent_bytes)
 
 
 def collective_sums(collectives: Sequence[CollectiveReport]) -> dict[str, int]:
     """Sum the counts, executions and bytes of collectives."""
     return _sums(collectives, _COLLECTIVE_SUMS)
+
+
+def sent_by_axes(collectives: Iterable[CollectiveReport]) -> dict[str, int]:
+    """Sum the bytes that a device sends, by the axes along which it does."""
+    sent: dict[str, int] = {}
+    for c in collectives:
+        sent[c.along] = sent.get(c.along, 0) + c.sent_bytes
+    return sent
 
 
 def _reason(c: CollectiveReport) -> Hashable:
@@ -65,35 +71,52 @@ def _reason(c: CollectiveReport) -> Hashable:
     return what, certain, named, c.source, c.needed_by_source
 
 
-def merged_moves(moves: Sequence[MoveReport]) -> list[MoveReport]:
+def _merge_moves(moves: Sequence[MoveReport]) -> list[MoveReport]:
     """Merge moves between the same shardings with similar arguments, the largest first."""
-    groups = _groups(moves, lambda m: (_pattern(m.path), m.source, m.target))
-    merged = [_merged(group, "path", ("device_bytes_moved", "host_bytes")) for group in groups]
+
+    def key(m: MoveReport) -> Hashable:
+        return _pattern(m.path), m.source, m.target
+
+    merged = _merge(moves, key, "device_bytes_moved", "host_bytes")
     return sorted(merged, key=lambda m: -m.nbytes)
 
 
-def merged_donations(donations: Sequence[DonationReport]) -> list[DonationReport]:
-    """Merge arguments with similar paths and results that could be donated."""
-    return [
-        replace(
-            _merged(group, "path", ("device_bytes",)),
-            result=_path([d.result for d in group], count=False),
-        )
-        for group in _groups(donations, lambda d: (_pattern(d.path), _pattern(d.result)))
-    ]
+def _merge_donations(donations: Sequence[DonationReport]) -> list[DonationReport]:
+    """Merge arguments that could be donated, with similar paths and results."""
+
+    def key(d: DonationReport) -> Hashable:
+        return _pattern(d.path), _pattern(d.result)
+
+    could = [d for d in donations if not d.donated]
+    return _merge(could, key, "device_bytes", paths=("path", "result"))
 
 
-def _groups[T](values: Sequence[T], key: Callable[[T], Hashable]) -> list[list[T]]:
-    groups: dict[Hashable, list[T]] = {}
-    for value in values:
-        groups.setdefault(key(value), []).append(value)
-    return list(groups.values())
+def _merge[T](
+    rows: Sequence[T],
+    key: Callable[[T], Hashable],
+    *sums: str,
+    paths: Sequence[str] = ("path",),
+) -> list[T]:
+    """Merge rows of one key.
 
-
-def _merged(group: Sequence[Any], path: str, sums: Sequence[str]) -> Any:
-    """Merge similar values: name them by one path, and sum some of their fields."""
-    paths = [getattr(value, path) for value in group]
-    return replace(group[0], **{path: _path(paths)}, **_sums(group, sums))
+    Args:
+        rows: The rows.
+        key: Returns the key of a row.
+        *sums: Fields that are summed up.
+        paths: Fields with paths, which become one path; the first one is followed by the number of
+            rows.
+    """
+    groups: dict[Hashable, list[Any]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    merged = []
+    for group in groups.values():
+        named = {
+            path: _path([getattr(row, path) for row in group], count=path == paths[0])
+            for path in paths
+        }
+        merged.append(replace(group[0], **named, **_sums(group, sums)))
+    return merged
 
 
 def _sums(group: Sequence[Any], names: Sequence[str]) -> dict[str, int]:
@@ -105,7 +128,7 @@ def _pattern(path: str) -> str:
     return re.sub(r"\[\d+\]", "[*]", path)
 
 
-def _path(paths: Sequence[str], *, count: bool = True) -> str:
+def _path(paths: Sequence[str], *, count: bool) -> str:
     """Format one path for similar ones: `layers[*].w (12)`. Common indices stay."""
     first, *others = [re.split(r"(\[\d+\])", path) for path in paths]
     if not others:
@@ -150,9 +173,9 @@ def short_type(value: ValueReport | InnerValueReport) -> str:
     return typed(dtype, value.shape)
 
 
-def sharding_text(value: ValueReport) -> str:
+def sharding_text(value: ValueReport | InnerValueReport) -> str:
     """Format a sharding with the copies of each shard: `P('data') ×4`."""
-    if not value.used:
+    if isinstance(value, ValueReport) and not value.used:
         return "not used"
     return f"{value.spec} ×{value.copies}" if value.copies > 1 else value.spec
 
@@ -261,7 +284,7 @@ def collectives_section(
         rows=collectives,
         printed=">takes | >sent | what={what}{runs} | along | of | for={line: }{for} | cause",
         widths={">sent": WIDE, "of": 130} if networks else {},
-        merged=None if networks else merged_collectives,
+        merged=None if networks else _merge_collectives,
         row_name=lambda c: f"{c.kind} {c.along} {c.argument or operation_text(cause_of(c)[0])}",
         is_marked=lambda c: not c.requested,
         filters={
@@ -414,7 +437,7 @@ def values_section(
         note=note,
         rows=values,
         printed=_VALUES_PRINTED + " | decided by" * bool(words) + " | second",
-        merged=lambda rows: sorted(merged_values(few), key=lambda v: -v.device_bytes),
+        merged=lambda rows: merge_values(few),
         is_folded=len(values) > 40,
         is_kept=bool(values),
     )
@@ -446,21 +469,20 @@ def donations_section(donations: Sequence[DonationReport]) -> Section[DonationRe
             Column("its memory", _fate_cell),
         ),
         rows=(*lost, *could, *reused),
-        merged=lambda rows: merged_donations([d for d in rows if not d.donated]),
+        merged=_merge_donations,
         severity="costly" if lost or could else "",
         is_folded=not (lost or could),
         is_kept=bool(donations),
     )
 
 
-def merged_unmet(rows: Sequence[UnmetRequest]) -> list[UnmetRequest]:
+def _merge_unmet(rows: Sequence[UnmetRequest]) -> list[UnmetRequest]:
     """Merge requests with similar paths and reasons, most bytes first."""
-    groups = _groups(
-        rows,
-        lambda u: (u.kind, u.requested, u.source, *map(_pattern, (u.path, u.actual, u.reason))),
-    )
-    merged = [_merged(group, "path", ("nbytes",)) for group in groups]
-    return sorted(merged, key=lambda u: -u.nbytes)
+
+    def key(u: UnmetRequest) -> Hashable:
+        return u.kind, u.requested, u.source, *map(_pattern, (u.path, u.actual, u.reason))
+
+    return sorted(_merge(rows, key, "nbytes"), key=lambda u: -u.nbytes)
 
 
 def _outcome_text(u: UnmetRequest) -> str:
@@ -482,7 +504,7 @@ UNMET = Section[UnmetRequest](
         Column("line", "source", "line"),
     ),
     printed=">bytes | asked={value}: {asked} | done={line}{what happens}",
-    merged=merged_unmet,
+    merged=_merge_unmet,
 )
 """Section of the requests that a program does not follow."""
 
@@ -521,11 +543,13 @@ REPEATED = Section[RepeatedReport](
 """Section of the work that every device repeats."""
 
 
-def merged_constants(rows: Sequence[ConstantReport]) -> list[ConstantReport]:
+def _merge_constants(rows: Sequence[ConstantReport]) -> list[ConstantReport]:
     """Merge constants with similar paths and equal types, most bytes first."""
-    groups = _groups(rows, lambda c: (_pattern(c.path), c.shape, c.dtype, c.spec))
-    merged = [_merged(group, "path", ("nbytes", "argument_bytes")) for group in groups]
-    return sorted(merged, key=lambda c: -c.nbytes)
+
+    def key(c: ConstantReport) -> Hashable:
+        return _pattern(c.path), c.shape, c.dtype, c.spec
+
+    return sorted(_merge(rows, key, "nbytes", "argument_bytes"), key=lambda c: -c.nbytes)
 
 
 def _as_argument(c: ConstantReport) -> str:
@@ -547,7 +571,7 @@ CONSTANTS = Section[ConstantReport](
         Column("instead", _as_argument),
     ),
     printed=">each device={bytes} | array={array}  {type} | instead",
-    merged=merged_constants,
+    merged=_merge_constants,
 )
 """Section of the arrays that are constants of a program."""
 
@@ -566,13 +590,9 @@ MOVES = Section[MoveReport](
         Column("to", "target", "code"),
     ),
     printed=">moves | argument | from → to={from} → {to}",
-    merged=merged_moves,
+    merged=_merge_moves,
 )
 """Section of the arguments that are resharded or uploaded before each call."""
-
-
-def _inner_sharding(v: InnerValueReport) -> str:
-    return f"{v.spec} ×{v.copies}" if v.copies > 1 else v.spec
 
 
 def _inner_facts(v: InnerValueReport) -> str:
@@ -597,7 +617,7 @@ INNER_VALUES = Section[InnerValueReport](
             "bytes",
             "Of the shard of one value, where XLA keeps it in memory",
         ),
-        Column("sharding × copies", _inner_sharding, "code"),
+        Column("sharding × copies", sharding_text, "code"),
         Column("facts", _inner_facts),
         Column("line", "source", "line"),
     ),
@@ -613,8 +633,8 @@ def list_remedies(report: Any) -> Iterator[tuple[int, str]]:
         report: Report of a program.
     """
     saved = [
-        (f"{line_text(u.source) if u.source else u.path}: {u.advice or 'shard it'}", u.nbytes)
-        for u in merged_unmet(report.unmet)
+        (f"{line_text(u.source) or u.path}: {u.advice or 'shard it'}", u.nbytes)
+        for u in _merge_unmet(report.unmet)
         if u.is_whole
     ]
     saved += [(f"pass {c.path} as an argument", c.saved_bytes) for c in report.constants]

@@ -178,18 +178,17 @@ def hints(
         records: All records of the function, to count the distinct values of what changed.
         num_functions: Number of jitted functions of the same source with a cache miss.
     """
-    texts: dict[str, None] = {}
+    texts: list[str] = []
     if any(explanation.reason == "recreated" for explanation in explained):
-        hint = (
+        texts.append(
             f"{num_functions} jitted functions were made of this source, and JAX compiles each: "
             "make it once, outside of the loop or function that runs repeatedly, and pass varying "
             "values as arguments"
         )
-        texts[hint] = None
-    for difference in (d for explanation in explained for d in explanation.differences):
-        for hint in _find_hints(difference, records):
-            texts[hint] = None
-    return tuple(texts)
+    for explanation in explained:
+        for difference in explanation.differences:
+            texts += _find_hints(difference, records)
+    return tuple(dict.fromkeys(texts))
 
 
 def _find_hints(difference: CallDifference, records: Sequence[CacheMiss]) -> Iterator[str]:
@@ -396,7 +395,7 @@ _MISSES = Section[Explanation](
     "cache-misses",
     "Cache misses",
     columns=(
-        Column("", lambda e: join_cell(str(e.number), key=e.number)),
+        Column("", "number", str),
         Column("stage", "kind", ""),
         Column("called at", "place", "code"),
         Column(">tracing", "trace_seconds", "seconds"),

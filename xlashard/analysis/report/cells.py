@@ -93,13 +93,31 @@ def _spans(part: Content) -> Iterable[Span]:
     return (Span(part),) if part else ()
 
 
-type CellStyle = Style | Unit | Literal["words"]
-"""Style of a cell: the unit of a number, or the style of a text; words may hold names."""
+type CellStyle = Style | Unit | Literal["words"] | Callable[[float], str]
+"""Style of a cell: the unit of a number, or its formatter, or the style of a text; words may hold
+names.
+"""
 
 
 def formatter_of(style: CellStyle) -> Callable[[float], str] | None:
-    """Return the formatter of a unit; None for the style of a text."""
-    return {**FORMATTERS}.get(style)
+    """Return the formatter of a number; None for the style of a text."""
+    return {**FORMATTERS}.get(style) if isinstance(style, str) else style
+
+
+def read_value[T](row: T, value: Callable[[T], Any] | str) -> Any:
+    """Return a value of a row.
+
+    Args:
+        row: The row.
+        value: Function of the row, or attributes such as `memory.total_bytes`, of which all but
+            the last may be None.
+    """
+    if not isinstance(value, str):
+        return value(row)
+    read: Any = row
+    for name in value.split("."):
+        read = None if read is None else getattr(read, name)
+    return read
 
 
 def format_cell(value: Any, style: CellStyle = "words") -> TableCell:
@@ -108,7 +126,7 @@ def format_cell(value: Any, style: CellStyle = "words") -> TableCell:
     Args:
         value: A number, a text, a `SourceLine`, or a cell; None for an empty cell. In place of a
             number, a text stands as it is.
-        style: Unit of a number, or style of a text.
+        style: Unit or formatter of a number, or style of a text.
     """
     if isinstance(value, TableCell):
         return value

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any, Literal, Self
 
 from xlashard.analysis.report.cells import (
@@ -14,6 +13,7 @@ from xlashard.analysis.report.cells import (
     format_cell,
     formatter_of,
     join_cell,
+    read_value,
 )
 from xlashard.support.formatting import printable
 
@@ -31,7 +31,7 @@ class Column[T]:
     Attributes:
         name: Its name, with ">" before that of a number.
         value: Returns the value of a row, to show, to sort and to search by, or its cell; or the
-            name of an attribute of rows.
+            name of an attribute of rows, or of their attributes: `memory.total_bytes`.
         style: Style of its cells.
         tip: Tooltip of its head on a page.
         on_page: False for a column that only `printed` of its section uses.
@@ -45,8 +45,7 @@ class Column[T]:
 
     def cell(self, row: T) -> TableCell:
         """Return the cell of a row."""
-        value = attrgetter(self.value) if isinstance(self.value, str) else self.value
-        return format_cell(value(row), self.style)
+        return format_cell(read_value(row, self.value), self.style)
 
 
 @dataclass(frozen=True)
@@ -227,8 +226,12 @@ class MemoryBar:
         return 0 if self.available is None else self.available - self.total
 
 
-def distinct_names(names: Iterable[str]) -> Iterator[str]:
+def distinct_names(names: Iterable[str], repeated: str = "{}-{}") -> Iterator[str]:
     """Yield names of which repeated ones end with their number.
+
+    Args:
+        names: The names.
+        repeated: Format of a name with its number.
 
     Example:
         >>> list(distinct_names(["step", "loss", "step"]))
@@ -237,7 +240,7 @@ def distinct_names(names: Iterable[str]) -> Iterator[str]:
     seen: Counter[str] = Counter()
     for name in names:
         seen[name] += 1
-        yield name if seen[name] == 1 else f"{name}-{seen[name]}"
+        yield name if seen[name] == 1 else repeated.format(name, seen[name])
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,13 @@ _LONGEST_FILE = 28
 """Longer paths of files are cut to their last two parts; in characters."""
 
 
-def line_text(source: SourceLine) -> str:
-    """Format a line as `model.py:12`, or `layers.py:7 from model.py:12` where that is ambiguous."""
+def line_text(source: SourceLine | None) -> str:
+    """Format a line as `model.py:12`, or `layers.py:7 from model.py:12` where that is ambiguous.
+
+    The text of None is empty.
+    """
+    if source is None:
+        return ""
     frames = (source, *(source.callers[i] for i in source.distinct))
     return " from ".join([near_text(frame.file, frame.line) for frame in frames])
 

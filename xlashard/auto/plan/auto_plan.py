@@ -200,7 +200,7 @@ class AutoPlan(SerializableReport, PlanFields):
         """
         with short_tracebacks:
             if not self.fits:
-                used = self.chosen.total_bytes or self.chosen.predicted_bytes
+                used = self.chosen.best_bytes
                 raise ProgramTooLargeError(
                     f"{self.name} fits in no layout: the smallest takes {in_bytes(used)} of "
                     f"{in_bytes(self.memory_bytes)} on each device: {self._remedy()}"

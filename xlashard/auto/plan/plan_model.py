@@ -93,6 +93,11 @@ class PlannedLayout:
         known = self.seconds if self.measured_seconds is None else self.measured_seconds
         return self.predicted_seconds if known is None else known
 
+    @property
+    def best_bytes(self) -> int:
+        """The memory of the compiled program, else the predicted one."""
+        return self.total_bytes or self.predicted_bytes
+
 
 class PathRule(NamedTuple):
     """Spec of all values whose path a regular expression matches.

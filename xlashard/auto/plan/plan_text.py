@@ -77,14 +77,12 @@ def plan_details(plan: PlanFields) -> Iterator[Section]:
 
 
 def _head(plan: PlanFields) -> Head:
-    chosen, second = plan.layouts[0], plan.runner_up
-    time = in_seconds(chosen.best_seconds)
-    used = chosen.total_bytes or chosen.predicted_bytes
+    chosen, second = plan.chosen, plan.runner_up
+    time, used = in_seconds(chosen.best_seconds), in_bytes(chosen.best_bytes)
+    whole = f"of {in_bytes(plan.memory_bytes)} on each device"
     figures = [
         KeyFigure("step", time, chosen.best_seconds, f"of the layout {chosen.name}"),
-        KeyFigure(
-            "memory", in_bytes(used), used, f"of {in_bytes(plan.memory_bytes)} on each device"
-        ),
+        KeyFigure("memory", used, chosen.best_bytes, whole),
     ]
     if second is not None:
         seconds, note = second.best_seconds, f"of the layout {second.name}"
@@ -110,10 +108,9 @@ def _head(plan: PlanFields) -> Head:
 
 
 def _facts(plan: PlanFields) -> Iterator[tuple[str, Content]]:
-    chosen, second = plan.layouts[0], plan.runner_up
-    time = in_seconds(chosen.best_seconds)
+    chosen, second = plan.chosen, plan.runner_up
+    time, used = in_seconds(chosen.best_seconds), in_bytes(chosen.best_bytes)
     yield "step", time if plan.fits else f"{time}, if it fitted"
-    used = in_bytes(chosen.total_bytes or chosen.predicted_bytes)
     memory = f"{used} of {in_bytes(plan.memory_bytes)} on each device"
     yield "memory", memory if plan.fits else Span(f"{memory}: no layout fits", "bad")
     if second is not None and chosen.best_seconds:
@@ -135,7 +132,7 @@ def _facts(plan: PlanFields) -> Iterator[tuple[str, Content]]:
 
 
 def _layouts(plan: PlanFields) -> Section[PlannedLayout]:
-    best = plan.layouts[0]
+    best = plan.chosen
 
     def name(layout: PlannedLayout) -> TableCell:
         return join_cell(Span(layout.name, "strong" if layout is best else "name"))
@@ -232,8 +229,8 @@ def _constraints(plan: PlanFields) -> Section[tuple[tuple[str, ...], int]]:
 
 def _shown(constraint: PlannedConstraint) -> tuple[str, ...]:
     """Return the cells of a constraint, which equal ones share."""
-    where = "" if constraint.source is None else line_text(constraint.source)
-    return where, constraint.operation, constraint.kind, constraint.type, constraint.spec
+    line = line_text(constraint.source)
+    return line, constraint.operation, constraint.kind, constraint.type, constraint.spec
 
 
 _COLLECTIVES = Section[CollectiveTotal](
@@ -243,7 +240,7 @@ _COLLECTIVES = Section[CollectiveTotal](
     columns=(
         Column("what", "kind", "kind"),
         Column("along", "along"),
-        Column(">runs", lambda total: join_cell(f"{total.times:,}", key=total.times)),
+        Column(">runs", "times", "{:,}".format),
         Column(">sent", "sent_bytes", "bytes"),
     ),
     row_name=lambda total: f"{total.kind} {total.along}",

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from xlashard.analysis.report.cells import Content, Span, TableCell, join_cell
-from xlashard.analysis.report.parts import Column, Head, Section
+from xlashard.analysis.report.parts import Column, Head, Section, make_id
 from xlashard.analysis.report.printable import Part, SerializableReport
 from xlashard.errors import ArgumentError, counted
 from xlashard.predict.preflight.render.report_text import (
@@ -25,20 +25,18 @@ from xlashard.predict.preflight.report.pricing import Price, PriceReport, descri
 from xlashard.predict.sweep.sweep_results import (
     FORMAT,
     ChipPrice,
+    Outcome,
     SkippedTopology,
     SweepFacts,
     SweepResult,
 )
 from xlashard.support.documents import ReportFormat, read_text
-from xlashard.support.formatting import elided, in_amount, in_bytes, in_seconds
+from xlashard.support.formatting import elided, in_bytes, in_seconds
 
 _SHOWN = 12
 _REASON = 160
-_TITLES = {
-    "out of memory": "Out of memory",
-    "impossible": "Impossible",
-    "failed": "Failed",
-}
+_UNFIT: tuple[Outcome, ...] = ("out of memory", "impossible", "failed")
+"""Outcomes of meshes that do not fit, in their order."""
 
 
 def _bound(facts: SweepFacts) -> str:
@@ -51,18 +49,6 @@ def _million_tokens(price: PriceReport | None) -> TableCell:
         return TableCell()
     tokens = price.billion_tokens / 1000
     return join_cell(price_with_currency(tokens, price.currency), key=tokens)
-
-
-def _fact(
-    name: str, value: Callable[[SweepFacts], float | None], shown: Callable[[float], str]
-) -> Column[tuple[int, SweepResult]]:
-    """Return the column of a figure of meshes."""
-
-    def cell(row: tuple[int, SweepResult]) -> TableCell | None:
-        fact = None if row[1].facts is None else value(row[1].facts)
-        return None if fact is None else join_cell(shown(fact), key=fact)
-
-    return Column(name, cell)
 
 
 def _reason(result: SweepResult) -> TableCell:
@@ -298,14 +284,14 @@ class SweepReport(SerializableReport):
         yield self._ranking(
             self.fitting, "meshes", "Fastest first", "by the estimated time of a step"
         )
-        for outcome, title in _TITLES.items():
+        for outcome in _UNFIT:
             rows = [r for r in self.results if r.outcome == outcome]
-            yield replace(_OTHERS, id=outcome.replace(" ", "-"), title=title, rows=rows)
+            yield replace(_OTHERS, id=make_id(outcome), title=outcome.capitalize(), rows=rows)
         yield _WITHOUT_MESH.with_rows(self.skipped_topologies)
 
     def _head(self) -> Head:
         counts = Counter(r.outcome for r in self.results)
-        text = [f"{counts[o]} {o}" for o in ("fits", *_TITLES) if counts[o]]
+        text = [f"{counts[o]} {o}" for o in ("fits", *_UNFIT) if counts[o]]
         facts: list[tuple[str, Content]] = [("estimate", ESTIMATE)] * self.is_estimate
         best = self.best
         if best is not None and best.facts is not None:
@@ -326,14 +312,23 @@ class SweepReport(SerializableReport):
 
     def _ranking(
         self, fitting: Sequence[SweepResult], id: str, title: str, note: str
-    ) -> Section[tuple[int, SweepResult]]:
+    ) -> Section[SweepResult]:
         """Return a table of meshes that fit, in order."""
+        places = {result.key: place for place, result in enumerate(fitting, 1)}
 
-        def price(row: tuple[int, SweepResult]) -> PriceReport | None:
-            return self.step_price(row[1])
+        def place(result: SweepResult) -> TableCell:
+            number = places[result.key]
+            return join_cell(Span(f"{number}.", "quiet"), key=number)
 
-        def step_price(row: tuple[int, SweepResult]) -> TableCell | None:
-            cost = price(row)
+        def mesh(result: SweepResult) -> Span:
+            return Span(result.axes, "strong" if result is fitting[0] else "name")
+
+        def used(result: SweepResult) -> float | None:
+            facts = result.facts
+            return None if facts is None else facts.total_bytes / facts.available_bytes
+
+        def step_price(result: SweepResult) -> TableCell | None:
+            cost = self.step_price(result)
             if cost is None:
                 return None
             return join_cell(price_with_currency(cost.step, cost.currency), key=cost.step)
@@ -343,19 +338,19 @@ class SweepReport(SerializableReport):
             title,
             note,
             columns=(
-                Column("", lambda row: join_cell(Span(f"{row[0]}.", "quiet"), key=row[0])),
-                Column("topology", lambda row: row[1].where, ""),
-                Column("mesh", lambda row: Span(row[1].axes, "strong" if row[0] == 1 else "name")),
-                _fact(">step", lambda f: f.seconds, in_seconds),
-                _fact(">tokens/s", lambda f: f.tokens_per_second, in_amount),
-                _fact(">MFU", lambda f: f.utilisation, "{:.1%}".format),
-                _fact(">HBM", lambda f: f.total_bytes / f.available_bytes, "{:.0%}".format),
-                Column("waits for", lambda row: row[1].facts and _bound(row[1].facts), ""),
+                Column("", place),
+                Column("topology", "where", ""),
+                Column("mesh", mesh),
+                Column(">step", "facts.seconds", in_seconds),
+                Column(">tokens/s", "facts.tokens_per_second", "number"),
+                Column(">MFU", "facts.utilisation", "{:.1%}".format),
+                Column(">HBM", used, "{:.0%}".format),
+                Column("waits for", lambda result: result.facts and _bound(result.facts), ""),
                 Column(">a step", step_price),
-                Column(">10⁶ tokens", lambda row: _million_tokens(price(row))),
+                Column(">10⁶ tokens", lambda result: _million_tokens(self.step_price(result))),
             ),
-            rows=list(enumerate(fitting, 1)),
-            row_name=lambda row: f"{row[1].where} {row[1].axes}",
+            rows=fitting,
+            row_name=lambda result: f"{result.where} {result.axes}",
             most=_SHOWN,
             more_words="more that fit",
         )

@@ -1,6 +1,6 @@
 """Head and sections of a preflight report."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xlashard.analysis.explain.program_report import pairs_section
@@ -10,7 +10,7 @@ from xlashard.analysis.explain.sections import (
     donations_section,
     list_findings,
     memory_map_section,
-    merged_values,
+    merge_values,
     modules_section,
     sent_section,
     split_scopes,
@@ -30,12 +30,9 @@ from xlashard.analysis.report.parts import Column, Head, KeyFigure, MemoryBar, S
 from xlashard.analysis.report.printable import Part
 from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
-    LAID_OUT,
-    SUGGESTIONS,
     axes_text,
     error_notes,
     error_text,
-    format_change,
     in_thousands,
     is_visible_ring,
     memory_headline,
@@ -77,6 +74,7 @@ from xlashard.support.formatting import (
     in_flop,
     in_percent,
     in_seconds,
+    signed,
 )
 
 FOOTER = (
@@ -87,7 +85,6 @@ FOOTER = (
 
 def list_parts(report: PreflightFields) -> Iterator[Part]:
     """Yield the head and the sections of a report."""
-    reused = {v.path for v in report.outputs if v.aliased}
     fresh = [v for v in report.outputs if not v.aliased]
     yield make_head(report)
     yield _memory(report)
@@ -111,7 +108,7 @@ def list_parts(report: PreflightFields) -> Iterator[Part]:
     yield ADVICE.with_rows(report.advice)
     yield from list_findings(report)
     yield INNER_VALUES.with_rows(report.values)
-    yield _replicated(report, reused)
+    yield _replicated(report)
     yield values_section("arguments", "Arguments", report.inputs)
     yield values_section("results", "Results", report.outputs, fresh)
     yield donations_section(report.donations)
@@ -123,7 +120,7 @@ def make_head(report: PreflightFields) -> Head:
     fits, place = report.outcome == "fits", [report.title] if report.title else []
     colour = severity(report)
     place += [topology_text(report.topology), axes_text(report.mesh)]
-    place += [*[LAID_OUT] * report.is_laid_out, report.partitioner]
+    place += [*["mesh laid out by xlashard"] * report.is_laid_out, report.partitioner]
     badge = ("✓ Fits", colour, "") if fits else ("✗ Out of memory", colour, "")
     notes: list[tuple[str, TableCell]] = []
     if report.degraded:
@@ -439,13 +436,9 @@ def _time(report: PreflightFields) -> Section[TimeBar]:
         style: Style = "warn" if bar.key == time.bound else ""
         return TableCell() if bar.along else bar_cell(bar.seconds / longest, style)
 
-    def seconds(bar: TimeBar) -> TableCell:
-        style: Style = "quiet" if bar.along else ""
-        return join_cell(Span(in_seconds(bar.seconds), style), key=bar.seconds)
-
-    def amount(bar: TimeBar) -> TableCell:
+    def number(bar: TimeBar, text: str) -> TableCell:
         # FLOP and bytes have no common order but that of their times.
-        return join_cell(Span(bar.amount, "quiet" if bar.along else ""), key=bar.seconds)
+        return join_cell(Span(text, "quiet" if bar.along else ""), key=bar.seconds)
 
     parts = " + ".join(
         f"{in_seconds(s)} {words.shares[each]}"
@@ -464,8 +457,8 @@ def _time(report: PreflightFields) -> Section[TimeBar]:
         columns=(
             Column("what", name),
             Column("share", share),
-            Column(">takes", seconds),
-            Column(">amount", amount),
+            Column(">takes", lambda bar: number(bar, in_seconds(bar.seconds))),
+            Column(">amount", lambda bar: number(bar, bar.amount)),
             Column("work", "words", "quiet"),
             Column("rate", "rate", ""),
         ),
@@ -495,17 +488,14 @@ def _roofline(report: PreflightFields) -> Section[Slope]:
         f"{in_thousands(roofline.roof)}FLOP/s that its {words.shares['matrix']} do."
     )
 
-    def number(value: float, unit: str = "") -> TableCell:
-        return join_cell(f"{in_thousands(value)}{unit}", key=float(value))
-
     return replace(
         section,
         summary=join_cell(lead),
         columns=(
             Column[Slope]("what", lambda slope: words.short[slope.name], ""),
-            Column[Slope](">FLOP per byte", lambda slope: number(roofline.intensity(slope))),
-            Column[Slope](">turns at", lambda slope: number(roofline.roof / slope.bandwidth)),
-            Column[Slope](">bandwidth", lambda slope: number(slope.bandwidth, "B/s")),
+            Column[Slope](">FLOP per byte", roofline.intensity, in_thousands),
+            Column[Slope](">turns at", lambda slope: roofline.roof / slope.bandwidth, in_thousands),
+            Column[Slope](">bandwidth", "bandwidth", lambda rate: f"{in_thousands(rate)}B/s"),
         ),
         rows=roofline.slopes,
         row_name=lambda slope: slope.name,
@@ -535,7 +525,7 @@ def _lines(report: PreflightFields) -> Section[LineTime]:
             Column("operation", lambda each: operation_cell(each.op_name)),
             Column("what", "kind", "kind"),
             Column("bound by", lambda each: shares[each.bound], "", bound_tip),
-            Column(">runs", _runs_cell, tip="How often it runs in one step"),
+            Column(">runs", "runs", "{:,} ×".format, "How often it runs in one step"),
             Column(">takes", "seconds", "seconds", "In one step, all runs together"),
             Column(">share", lambda each: each.seconds / whole, "part", "Of the schedule"),
             Column(">exposed", lambda each: each.exposed_seconds or None, "seconds", exposed_tip),
@@ -557,10 +547,6 @@ def _modules(time: TimeEstimate) -> Section[None]:
     return modules_section("time-by-module", title, amounts, in_seconds, "a step")
 
 
-def _runs_cell(row: LineTime | SpillReport) -> TableCell:
-    return join_cell(f"{row.runs:,} ×", key=row.runs)
-
-
 def _spills(spills: Sequence[SpillReport]) -> Section[SpillReport]:
     vmem = in_bytes(spills[0].vmem_bytes) if spills else ""
     return Section(
@@ -569,7 +555,7 @@ def _spills(spills: Sequence[SpillReport]) -> Section[SpillReport]:
         note=f"attention scores that pass through HBM; VMEM has {vmem}",
         columns=(
             Column(">bytes", "device_bytes", "bytes"),
-            Column(">runs", _runs_cell),
+            Column(">runs", "runs", "{:,} ×".format),
             Column("type", "type", "code"),
             Column("operation", lambda spill: operation_cell(spill.op_name)),
             Column("line", "source", "line"),
@@ -629,10 +615,6 @@ def _mesh(report: PreflightFields) -> Section[AxisReport]:
     )
 
 
-def _change_cell(change: float | None, shown: Callable[[float], str]) -> TableCell:
-    return join_cell(format_change(change, shown), key=change)
-
-
 _ADVICE_STYLES: Mapping[str, Style] = {
     "helps": "good",
     "no help": "quiet",
@@ -642,23 +624,24 @@ _ADVICE_STYLES: Mapping[str, Style] = {
 ADVICE = Section[AdviceReport](
     id="suggestions",
     title="Suggestions",
-    note=SUGGESTIONS,
+    note="shardings against what is not required, tried for these devices: change of the estimated "
+    "step, and of a device's memory",
     columns=(
-        Column(">step", lambda a: _change_cell(a.seconds, in_seconds)),
-        Column(">memory", lambda a: _change_cell(a.memory_bytes, in_bytes)),
+        Column(">step", "seconds", signed(in_seconds)),
+        Column(">memory", "memory_bytes", signed(in_bytes)),
         Column("outcome", lambda a: join_cell(Span(a.outcome, _ADVICE_STYLES.get(a.outcome, "")))),
         Column("change", "text"),
     ),
 )
 
 
-def _replicated(report: PreflightFields, reused: set[str]) -> Section:
+def _replicated(report: PreflightFields) -> Section:
+    reused = {v.path for v in report.outputs if v.aliased}
     above = in_bytes(report.replicated_above)
     section = values_section("replicated", "Fully replicated", report.replicated)
 
     def merge(values: Sequence) -> list:
-        kept = [v for v in values if v.path not in reused]
-        return sorted(merged_values(kept), key=lambda v: -v.device_bytes)
+        return merge_values([v for v in values if v.path not in reused])
 
     return replace(
         section,
@@ -690,14 +673,14 @@ def _environment(report: PreflightFields) -> Iterator[Section]:
         ),
         (f"share of {networks['dcn']}", f"{in_thousands(topology.dcn_bandwidth)}B/s"),
     ]
-    yield replace(pairs_section("device", "Each device", pairs), is_narrow=True)
+    yield pairs_section("device", "Each device", pairs, is_narrow=True)
     names = ("xlashard", "jax", "jaxlib", "libtpu", "cuda_plugin", "runtime")
     pairs = [(n.replace("_", " "), v) for n in names if (v := getattr(versions, n))]
     pairs += [
         ("partitioner", report.partitioner),
         ("compile time", in_seconds(report.compile_seconds)),
     ]
-    yield replace(pairs_section("versions", "Compiled with", pairs), is_narrow=True)
+    yield pairs_section("versions", "Compiled with", pairs, is_narrow=True)
     if throughput is not None:
         workload = throughput.workload
         pairs = [("parameters", in_thousands(workload.parameters))]
@@ -707,9 +690,10 @@ def _environment(report: PreflightFields) -> Iterator[Section]:
             ("tokens in a step", f"{workload.tokens:,}"),
             ("model FLOP in a step", f"{in_thousands(workload.model_flops)}FLOP"),
         ]
-        yield replace(pairs_section("model", "Model", pairs), is_narrow=True)
-    flags = replace(pairs_section("flags", "Compiler flags", versions.flags), is_kept=True)
-    yield replace(flags, summary="" if versions.flags else "No compiler flags were set.")
+        yield pairs_section("model", "Model", pairs, is_narrow=True)
+    flags = pairs_section("flags", "Compiler flags", versions.flags)
+    lead = "" if versions.flags else "No compiler flags were set."
+    yield replace(flags, summary=lead, is_kept=True)
     compiler = f"libtpu {versions.libtpu}"
     if versions.cuda_plugin:
         compiler = f"JAX's CUDA plugin {versions.cuda_plugin}"

@@ -1,6 +1,6 @@
 """Texts for the fields of a preflight report, shared by terminal and HTML."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ from xlashard.support.formatting import (
     in_bytes,
     in_seconds,
     numbered,
+    signed,
     sizes_text,
 )
 
@@ -168,10 +169,6 @@ def axes_text(mesh: Sequence[AxisReport]) -> str:
     return sizes_text((axis.name, axis.size) for axis in mesh)
 
 
-LAID_OUT = "mesh laid out by xlashard"
-"""Note on a mesh without a device order of the caller."""
-
-
 def memory_summary(report: PreflightFields) -> str:
     """Return the memory use and the bytes to spare or missing."""
     m = report.memory
@@ -255,7 +252,7 @@ def throughput_text(throughput: ThroughputReport) -> str:
     return f"{speed}, at an MFU of {use} ({details})"
 
 
-def price_summary(price: PriceReport, chip: str = "chip") -> str:
+def price_summary(price: PriceReport, chip: str) -> str:
     """Return the cost of a step, an hour and 10⁹ tokens."""
 
     def cost(amount: float) -> str:
@@ -265,13 +262,6 @@ def price_summary(price: PriceReport, chip: str = "chip") -> str:
     if price.billion_tokens is not None:
         text += f", {cost(price.billion_tokens)} for a billion tokens"
     return f"{text} (at {cost(price.chip_hour)} a {chip} and hour)"
-
-
-def price_text(amount: float) -> str:
-    """Return a price with two decimals, or more for a small one."""
-    if amount >= 0.1 or amount == 0:
-        return f"{amount:,.2f}"
-    return f"{amount:.2g}" if amount >= 1e-4 else f"{amount:.1e}"
 
 
 def mesh_text(mesh: Sequence[AxisReport]) -> str:
@@ -323,22 +313,9 @@ def in_thousands(number: float) -> str:
 
 
 def price_with_currency(amount: float, currency: str = "") -> str:
-    """Return a price with its currency: `0.089 USD`, `1,234.50 USD`."""
-    return f"{price_text(amount)} {currency}".rstrip()
-
-
-SUGGESTIONS = (
-    "shardings against what is not required, tried for these devices: change of the estimated "
-    "step, and of a device's memory"
-)
-"""Note on the suggestions of a report."""
-
-
-def format_change(change: float | None, shown: Callable[[float], str]) -> str:
-    """Return a change with its sign; empty if it is unknown."""
-    if change is None:
-        return ""
-    return ("+" if change > 0 else "-" * (change < 0)) + shown(abs(change))
+    """Return a price with two decimals, or more for a small one: `0.089 USD`, `1,234.50 USD`."""
+    digits = ",.2f" if amount >= 0.1 or amount == 0 else ".2g" if amount >= 1e-4 else ".1e"
+    return f"{amount:{digits}} {currency}".rstrip()
 
 
 def most_worthwhile(report: PreflightFields) -> str:
@@ -348,9 +325,9 @@ def most_worthwhile(report: PreflightFields) -> str:
     best = report.advice[0] if report.advice else None
     text = ""
     if best is not None and best.outcome in ("helps", "within the error"):
-        step = f"{format_change(best.seconds, in_seconds)} a step"
+        step = f"{signed(in_seconds)(best.seconds or 0.0)} a step"
         step += ", within the error" * (best.outcome == "within the error")
-        memory = format_change(best.memory_bytes, in_bytes)
+        memory = signed(in_bytes)(best.memory_bytes or 0)
         text = f"{best.text}: {step}, {memory} on each device"
         if best.outcome == "helps":
             is_cure = report.outcome != "fits"

@@ -31,6 +31,9 @@ _MOST_LANES = 4
 _LEAST_TEXT = 0.2
 """Least percent of the width at which a span has a text, which shows when it is zoomed."""
 _WIDTH, _HEIGHT = 1000, 100
+_LOOPS = "loops"
+"""Start of the names of tracks of loops, by their depth."""
+
 _ROUNDING = 1e-12
 """Seconds by which neighbours may overlap, as sums of times are rounded."""
 
@@ -108,34 +111,36 @@ class TimelineDrawing:
 
 def draw_timeline(report: PreflightFields) -> TimelineDrawing | None:
     """Return the drawing of a step; None if the report has no schedule."""
-    timeline, shares = report.time.timeline, words_of(report.topology).shares
-    if timeline is None or not (rows := timeline_rows(report)):
+    timeline = report.time.timeline
+    if timeline is None:
         return None
-    whole = FoldedTimeline(timeline).seconds
+    folded = FoldedTimeline(timeline)
+    rows = _list_rows(report, folded)
+    if not rows:
+        return None
+    shares = words_of(report.topology).shares
     used = {span.resource for block in timeline.blocks for span in block.spans}
     return TimelineDrawing(
         rows=rows,
-        ticks=[(20.0 * n, in_seconds(whole * n / 5)) for n in range(5)],
-        curve=memory_curve(report.time, report.memory),
+        ticks=[(20.0 * n, in_seconds(folded.seconds * n / 5)) for n in range(5)],
+        curve=_draw_memory(timeline.memory, folded.seconds or 1.0, report.memory),
         keys={name: words for name, words in shares.items() if name in used},
         available=in_bytes(report.memory.available_bytes),
     )
 
 
-def timeline_rows(report: PreflightFields) -> list[TimelineRow]:
+def _list_rows(report: PreflightFields, folded: FoldedTimeline) -> list[TimelineRow]:
     """Return the rows: loops by depth, the cores, networks, copies, host."""
     time, shares = report.time, words_of(report.topology).shares
-    if time.timeline is None:
-        return []
-    folded, keys = FoldedTimeline(time.timeline), make_light_key(time)
+    keys = make_light_key(time)
     whole = folded.seconds or 1.0
     tracks: dict[str, list[FoldedSpan]] = defaultdict(list)
     for each in sorted(folded.spans(), key=lambda each: each.start):
         is_loop = each.span.block >= 0
-        tracks[f"loops {each.depth}" if is_loop else each.span.track].append(each)
+        tracks[f"{_LOOPS} {each.depth}" if is_loop else each.span.track].append(each)
     rows = []
     for track in sorted(tracks, key=_track_order):
-        lanes = list(lanes_of([(e.start, e.start + e.seconds) for e in tracks[track]]))
+        lanes = list(_assign_lanes([(e.start, e.start + e.seconds) for e in tracks[track]]))
         spans = [
             DrawnSpan(
                 x=100 * each.start / whole,
@@ -143,13 +148,13 @@ def timeline_rows(report: PreflightFields) -> list[TimelineRow]:
                 y=LANE * min(lane, _MOST_LANES - 1),
                 kind=each.span.resource,
                 text=_text(each, time) if 100 * each.seconds / whole >= _LEAST_TEXT else "",
-                title=span_title(each.span, each.runs, time, shares),
+                title=_title(each.span, each.runs, time, shares),
                 light_key=keys(time.lines[each.span.line]) if each.span.line >= 0 else "",
             )
             for each, lane in zip(tracks[track], lanes, strict=True)
         ]
         height = LANE * min(max(lanes) + 1, _MOST_LANES)
-        rows.append(TimelineRow("loops" if track.startswith("loops") else track, height, spans))
+        rows.append(TimelineRow(_LOOPS if track.startswith(_LOOPS) else track, height, spans))
     return rows
 
 
@@ -163,21 +168,17 @@ def make_light_key(time: TimeEstimate) -> Callable[[LineTime | CollectiveReport]
     return light_key
 
 
-def track_order(track: str) -> tuple[int, str]:
-    """Return the key that sorts tracks: the cores, networks, copies, host."""
-    places = {CORES: 1, "HBM copies": 3, "host": 4, "asynchronous": 5}
-    return places.get(track, 2), track
-
-
 def _track_order(track: str) -> tuple[int, str]:
-    return (0, track) if track.startswith("loops") else track_order(track)
+    """Return the key that sorts tracks: loops, the cores, networks, copies, host."""
+    places = {CORES: 1, "HBM copies": 3, "host": 4, "asynchronous": 5}
+    return 0 if track.startswith(_LOOPS) else places.get(track, 2), track
 
 
-def lanes_of(intervals: Iterable[tuple[float, float]]) -> Iterator[int]:
+def _assign_lanes(intervals: Iterable[tuple[float, float]]) -> Iterator[int]:
     """Yield a lane for each interval, in order of their starts, so that none overlap in a lane.
 
     Example:
-        >>> list(lanes_of([(0, 4), (1, 2), (2, 3), (4, 5)]))
+        >>> list(_assign_lanes([(0, 4), (1, 2), (2, 3), (4, 5)]))
         [0, 1, 1, 0]
     """
     ends: list[float] = []
@@ -194,7 +195,7 @@ def _text(each: FoldedSpan, time: TimeEstimate) -> str:
     return operation_text(time.lines[span.line].op_name) if span.line >= 0 else span.name
 
 
-def span_title(span: TimelineSpan, runs: int, time: TimeEstimate, shares: Mapping[str, str]) -> str:
+def _title(span: TimelineSpan, runs: int, time: TimeEstimate, shares: Mapping[str, str]) -> str:
     """Return the description of an operation.
 
     Args:
@@ -210,18 +211,24 @@ def span_title(span: TimelineSpan, runs: int, time: TimeEstimate, shares: Mappin
     if span.line >= 0:
         line = time.lines[span.line]
         parts += [line.kind, operation_text(line.op_name)] if line.op_name else [line.kind]
-        parts += [line_text(line.source)] if line.source is not None else []
+        parts.append(line_text(line.source))
     parts.append(in_seconds(span.seconds) + (f", {runs:,} ×" if runs > 1 else ""))
     parts.append(shares.get(span.resource, span.resource) if span.track == CORES else span.track)
     return " · ".join(part for part in parts if part)
 
 
-def memory_curve(time: TimeEstimate, memory: MemoryBreakdown) -> MemoryCurve | None:
-    """Return the memory over the folded time, or None if it is unknown."""
-    points: Sequence[tuple[float, int]] = () if time.timeline is None else time.timeline.memory
-    if time.timeline is None or not points:
+def _draw_memory(
+    points: Sequence[tuple[float, int]], whole: float, memory: MemoryBreakdown
+) -> MemoryCurve | None:
+    """Return the curve of the memory.
+
+    Args:
+        points: Seconds and bytes of folded time; empty if they are unknown.
+        whole: Seconds of the drawing.
+        memory: Memory of the device.
+    """
+    if not points:
         return None
-    whole = FoldedTimeline(time.timeline).seconds or 1.0
     place, peak = max(points, key=lambda point: point[1])
     least = min(nbytes for _, nbytes in points)
     top = memory.available_bytes if memory.available_bytes < 2 * peak else peak
@@ -332,11 +339,11 @@ class _Writer:
     def events(self) -> Iterator[Mapping[str, Any]]:
         """Yield the names of the tracks, and their events."""
         tid = 0
-        for track in sorted(self.tracks, key=track_order):
+        for track in sorted(self.tracks, key=_track_order):
             spans = sorted(self.tracks[track], key=lambda span: (span[0], -span[1]))
             # Only loops and the operations inside of them nest.
             is_nested = any(span[3].get("bound") == "loop" for span in spans)
-            lanes = [0] * len(spans) if is_nested else list(lanes_of([s[:2] for s in spans]))
+            lanes = [0] * len(spans) if is_nested else list(_assign_lanes([s[:2] for s in spans]))
             names = [track, *(f"{track} {n}" for n in range(2, max(lanes) + 2))]
             for number, name in enumerate(names, tid + 1):
                 common = {"ph": "M", "pid": 0, "tid": number}

@@ -6,26 +6,24 @@ Limits on the figures of a report are words such as `hbm=90%` and `all_gather_by
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from xlashard.analysis.explain.comparison import Comparison
-from xlashard.analysis.explain.model import CollectiveReport
+from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.explain.report_changes import (
     Amounts,
     Breach,
     BudgetKey,
     BytesUse,
     Facts,
-    amount_changes,
-    axis_changes,
-    collective_lines,
-    fact_changes,
+    compare_reports,
     find_breaches,
     held_uses,
-    traffic_use,
-    usage_changes,
-    value_changes,
+    list_largest,
+    traffic_key,
+    traffic_keys,
 )
-from xlashard.analysis.explain.script_report import ScriptComparison
+from xlashard.analysis.explain.script_report import NUMBERED, ScriptComparison, compare_named
 from xlashard.analysis.report.cells import Span, TableCell, join_cell
 from xlashard.analysis.report.html_page import render_page
 from xlashard.analysis.report.parts import (
@@ -33,10 +31,10 @@ from xlashard.analysis.report.parts import (
     Column,
     PagePanel,
     Section,
+    distinct_names,
 )
 from xlashard.analysis.report.printable import Part, SerializableReport, list_panels
 from xlashard.analysis.report.texts import line_text, operation_text
-from xlashard.hlo.collective_kinds import KINDS
 from xlashard.predict.preflight.render.preflight_sections import ADVICE, FOOTER
 from xlashard.predict.preflight.render.report_text import (
     Words,
@@ -53,9 +51,7 @@ from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.support.documents import ReportFormat
 from xlashard.support.formatting import (
     Limit,
-    in_amount,
     in_bytes,
-    in_percent,
     in_seconds,
     parse_limits,
 )
@@ -79,20 +75,15 @@ def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
         >>> [(c.old, c.new) for c in compare(small, large).facts if c.name == "topology"]
         [('v5e:2x4 (8 chips)', 'v5e:4x4 (16 chips)')]
     """
-    return Comparison(
+    changes = compare_reports(old, new, _facts(old, new), _amounts(old, new), _held, "traffic")
+    return replace(
+        changes,
         old=_title(old),
         new=_title(new),
-        facts=fact_changes(_facts(old, new), old, new),
-        amounts=(
-            *(
-                replace(a, old_error=_error(old), new_error=_error(new)) if a.name == "time" else a
-                for a in amount_changes(_amounts(old, new), old, new)
-            ),
-            *axis_changes(old.traffic, new.traffic),
+        amounts=tuple(
+            replace(a, old_error=_error(old), new_error=_error(new)) if a.name == "time" else a
+            for a in changes.amounts
         ),
-        memory=usage_changes(_held(old), _held(new)),
-        traffic=usage_changes(_sent(old), _sent(new)),
-        **value_changes(old, new),
     )
 
 
@@ -105,21 +96,11 @@ def compare_sets(
         old: Reports before the change.
         new: Reports after the change.
     """
-    before: dict[str, PreflightReport] = {}
-    after: dict[str, PreflightReport] = {}
-    for named, reports in ((before, old), (after, new)):
-        for report in reports:
-            number = sum(report.name == other.name for other in named.values())
-            named[f"{report.name} ({number + 1})" if number else report.name] = report
-    both = [name for name in after if name in before]
-    return ScriptComparison(
-        title=topology_text(new[0].topology),
-        programs=tuple(
-            replace(compare(before[name], after[name]), old=name, new=name) for name in both
-        ),
-        added=tuple(name for name in after if name not in before),
-        removed=tuple(name for name in before if name not in after),
+    before, after = (
+        dict(zip(distinct_names((r.name for r in reports), NUMBERED), reports, strict=True))
+        for reports in (old, new)
     )
+    return compare_named(topology_text(new[0].topology), before, after, compare)
 
 
 def _error(report: PreflightReport) -> tuple[float, float | None] | None:
@@ -143,18 +124,18 @@ def _names(name: Callable[[Words], str], *reports: PreflightReport) -> str:
 def _facts(old: PreflightReport, new: PreflightReport) -> Facts[PreflightReport]:
     layout = _names(lambda words: words.layout, old, new)
     return {
-        "outcome": lambda r: r.outcome,
+        "outcome": "outcome",
         "compilation": lambda r: "without code" if r.is_estimate else "whole",
-        "bound by": lambda r: words_of(r.topology).bounds[r.time.bound],
-        "function": lambda r: r.name,
+        "bound by": _bound,
+        "function": "name",
         "topology": lambda r: topology_text(r.topology),
         "mesh": lambda r: axes_text(r.mesh),
         f"mesh on the {layout}": lambda r: mesh_text(r.mesh),
-        "partitioner": lambda r: r.partitioner,
-        "xlashard": lambda r: r.versions.xlashard,
-        "jax": lambda r: r.versions.jax,
-        "jaxlib": lambda r: r.versions.jaxlib,
-        "libtpu": lambda r: r.versions.libtpu,
+        "partitioner": "partitioner",
+        "xlashard": "versions.xlashard",
+        "jax": "versions.jax",
+        "jaxlib": "versions.jaxlib",
+        "libtpu": "versions.libtpu",
         "flags": lambda r: " ".join(f"{where}: {flag}" for where, flag in r.versions.flags),
     }
 
@@ -165,46 +146,43 @@ def _amounts(old: PreflightReport, new: PreflightReport) -> Amounts[PreflightRep
     alone = _names(lambda words: f"a {words.group}", old, new)
     groups = _names(lambda words: f"{words.group}s", old, new)
     return {
-        "memory": ("bytes", lambda r: r.memory.total_bytes),
-        "memory: arguments": ("bytes", lambda r: r.memory.argument_bytes),
-        "memory: other results": ("bytes", lambda r: r.memory.result_bytes),
-        "memory: temporaries": ("bytes", lambda r: r.memory.temporary_bytes),
-        "memory to spare": ("bytes", lambda r: r.memory.spare_bytes),
-        "time": ("seconds", lambda r: r.time.seconds),
-        "time by the roofline": ("seconds", lambda r: r.time.roofline_seconds),
-        "time: arithmetic": ("seconds", lambda r: r.time.compute_seconds),
-        "time: HBM": ("seconds", lambda r: r.time.hbm_seconds),
-        f"time: {within}": ("seconds", lambda r: r.time.ici_seconds),
-        f"time: {between}": ("seconds", lambda r: r.time.dcn_seconds),
-        "arithmetic": ("flop", lambda r: r.time.flops),
-        "HBM read and written": ("bytes", lambda r: r.time.hbm_bytes),
-        f"sent within {alone}": ("bytes", lambda r: _sent_bytes(r, _network("ici"))),
-        f"sent between {groups}": ("bytes", lambda r: _sent_bytes(r, _network("dcn"))),
-        "tokens per second": ("number", lambda r: r.tokens_per_second),
-        "model FLOP utilisation": ("part", lambda r: r.utilisation),
-        "price of a step": ("number", _step_price),
-        "price of a billion tokens": (
-            "number",
-            lambda r: None if r.price is None else r.price.billion_tokens,
-        ),
-        "time to compile": ("seconds", lambda r: r.compile_seconds),
+        "memory": ("bytes", "memory.total_bytes"),
+        "memory: arguments": ("bytes", "memory.argument_bytes"),
+        "memory: other results": ("bytes", "memory.result_bytes"),
+        "memory: temporaries": ("bytes", "memory.temporary_bytes"),
+        "memory to spare": ("bytes", "memory.spare_bytes"),
+        "time": ("seconds", "time.seconds"),
+        "time by the roofline": ("seconds", "time.roofline_seconds"),
+        "time: arithmetic": ("seconds", "time.compute_seconds"),
+        "time: HBM": ("seconds", "time.hbm_seconds"),
+        f"time: {within}": ("seconds", "time.ici_seconds"),
+        f"time: {between}": ("seconds", "time.dcn_seconds"),
+        "arithmetic": ("flop", "time.flops"),
+        "HBM read and written": ("bytes", "time.hbm_bytes"),
+        f"sent within {alone}": ("bytes", KEYS["ici_bytes"].amount),
+        f"sent between {groups}": ("bytes", KEYS["dcn_bytes"].amount),
+        "tokens per second": ("number", "tokens_per_second"),
+        "model FLOP utilisation": ("part", "utilisation"),
+        "price of a step": ("number", "price.step"),
+        "price of a billion tokens": ("number", "price.billion_tokens"),
+        "time to compile": ("seconds", "compile_seconds"),
     }
 
 
 def _held(report: PreflightReport) -> list[BytesUse]:
-    fresh = [v for v in report.outputs if not v.aliased]
-    uses = held_uses([*report.inputs, *fresh])
+    uses = held_uses(_list_held(report))
     for t in report.memory.temporaries:
         operation = operation_text(t.op_name) if t.op_name else t.type
         function = t.source.function if t.source is not None else ""
-        where = line_text(t.source) if t.source is not None else ""
         key = ("temporary", operation, function)
-        uses.append(BytesUse(key, f"temporary of {operation}", where, t.device_bytes))
+        use = BytesUse(key, f"temporary of {operation}", line_text(t.source), t.device_bytes)
+        uses.append(use)
     return uses
 
 
-def _sent(report: PreflightReport) -> list[BytesUse]:
-    return [traffic_use(c) for c in report.traffic]
+def _list_held(report: PreflightReport) -> list[ValueReport]:
+    """Return the arguments, and the results with memory of their own."""
+    return [*report.inputs, *(v for v in report.outputs if not v.aliased)]
 
 
 @dataclass(frozen=True)
@@ -247,12 +225,12 @@ class PreflightReports(SerializableReport):
         """Yield a table of the reports, and the programs without one."""
         if len(self.reports) > 1:
             yield reports_section(self.reports)
-        yield replace(_UNREPORTED, rows=self.unreported)
-        yield replace(_ORDER, rows=self.advice)
+        yield _UNREPORTED.with_rows(self.unreported)
+        yield _ORDER.with_rows(self.advice)
 
     def panels(self) -> Sequence[PagePanel]:
         """Return a panel of all reports, and one of each."""
-        others = (replace(_UNREPORTED, rows=self.unreported), replace(_ORDER, rows=self.advice))
+        others = (_UNREPORTED.with_rows(self.unreported), _ORDER.with_rows(self.advice))
         return _list_panels(self.reports, others)
 
 
@@ -274,9 +252,21 @@ _UNREPORTED = Section[UnreportedProgram](
 )
 
 
+class _ReportRow(NamedTuple):
+    """Report in a table of several, with its name or the link to its panel."""
+
+    name: TableCell | str
+    report: PreflightReport
+
+
+def _bound(report: PreflightReport) -> str:
+    """Return the name of what bounds the time."""
+    return words_of(report.topology).bounds[report.time.bound]
+
+
 def reports_section(
     reports: Sequence[PreflightReport], links: Sequence[TableCell] = ()
-) -> Section[int]:
+) -> Section["_ReportRow"]:
     """Return the table of several reports side by side.
 
     Args:
@@ -284,54 +274,33 @@ def reports_section(
         links: Links to their panels on a page; empty in a terminal.
     """
 
-    def name(n: int) -> TableCell:
-        report = reports[n]
-        return join_cell(links[n] if links else report.heading, _kind_text(report))
-
-    def number(
-        name: str,
-        value: Callable[[PreflightReport], float | None],
-        shown: Callable[[float], str],
-        tip: str = "",
-    ) -> Column[int]:
-        def cell(n: int) -> TableCell | None:
-            figure = value(reports[n])
-            return None if figure is None else join_cell(shown(figure), key=figure)
-
-        return Column(name, cell, tip=tip)
-
     def price(number: float) -> str:
         return price_with_currency(number, next(r.price.currency for r in reports if r.price))
+
+    def used(row: _ReportRow) -> float:
+        memory = row.report.memory
+        return memory.total_bytes / memory.available_bytes
 
     return Section(
         id="reports",
         title=f"{len(reports)} reports",
         columns=(
-            Column("program", name),
-            Column("topology", lambda n: topology_text(reports[n].topology), ""),
-            Column("mesh", lambda n: axes_text(reports[n].mesh).replace(" ", ""), "name"),
-            Column("fits", lambda n: _fits(reports[n])),
-            number(
-                ">memory",
-                lambda r: r.memory.total_bytes / r.memory.available_bytes,
-                in_percent,
-                "Of what a program may use on a device",
-            ),
+            Column("program", lambda row: join_cell(row.name, _kind_text(row.report))),
+            Column("topology", lambda row: topology_text(row.report.topology), ""),
+            Column("mesh", lambda row: axes_text(row.report.mesh).replace(" ", ""), "name"),
+            Column("fits", lambda row: _fits(row.report)),
+            Column(">memory", used, "part", "Of what a program may use on a device"),
             Column(
                 ">takes",
-                lambda n: join_cell(step_time_text(reports[n].time), key=reports[n].time.seconds),
+                lambda row: join_cell(step_time_text(row.report.time), key=row.report.time.seconds),
             ),
-            Column(
-                "bound by",
-                lambda n: words_of(reports[n].topology).bounds[reports[n].time.bound],
-                "",
-            ),
-            number(">tokens/s", lambda r: r.tokens_per_second, in_amount),
-            number(">MFU", lambda r: r.utilisation, "{:.1%}".format),
-            number(">a step", _step_price, price),
-            number(">10⁹ tokens", lambda r: r.price and r.price.billion_tokens, price),
+            Column("bound by", lambda row: _bound(row.report), ""),
+            Column(">tokens/s", "report.tokens_per_second", "number"),
+            Column(">MFU", "report.utilisation", "{:.1%}".format),
+            Column(">a step", "report.price.step", price),
+            Column(">10⁹ tokens", "report.price.billion_tokens", price),
         ),
-        rows=range(len(reports)),
+        rows=list(map(_ReportRow, links or [report.heading for report in reports], reports)),
         widths={"mesh": WIDE, "bound by": WIDE, ">memory": 130, ">10⁹ tokens": 130},
         most=10**6,
     )
@@ -389,50 +358,17 @@ def _fits(report: PreflightFields) -> TableCell:
     return join_cell(Span(text, "bad"), key=spare)
 
 
-def _sent_bytes(report: PreflightReport, keep: Callable[[CollectiveReport], bool]) -> float:
-    return sum(c.sent_bytes for c in report.traffic if keep(c))
-
-
-def _step_price(report: PreflightFields) -> float | None:
-    return None if report.price is None else report.price.step
-
-
-def _traffic(
-    description: str, keep: Callable[[CollectiveReport], bool]
-) -> BudgetKey[PreflightReport]:
-    return BudgetKey(
-        "bytes",
-        description,
-        lambda r: _sent_bytes(r, keep),
-        lambda r: collective_lines(filter(keep, r.traffic)),
-    )
-
-
-def _kind(kind: str) -> Callable[[CollectiveReport], bool]:
-    return lambda c: c.kind == kind
-
-
-def _network(network: str) -> Callable[[CollectiveReport], bool]:
-    return lambda c: c.network == network
-
-
 def _largest(report: PreflightReport) -> list[str]:
     """Return the largest buffers in HBM."""
-    fresh = [v for v in report.outputs if not v.aliased]
-    sizes = [(v.device_bytes, f"{v.path} {v.type}") for v in (*report.inputs, *fresh)]
-    sizes += _temporaries(report)
-    return [f"{in_bytes(size)} {what}" for size, what in sorted(sizes, reverse=True) if size]
+    values = [(v.device_bytes, f"{v.path} {v.type}") for v in _list_held(report)]
+    return list_largest([*values, *_temporaries(report)])
 
 
-def _temporaries(report: PreflightReport) -> list[tuple[int, str]]:
-    return [
-        (
-            t.device_bytes,
-            f"{t.type} of {operation_text(t.op_name) if t.op_name else t.name}"
-            + (f" at {line_text(t.source)}" if t.source is not None else ""),
-        )
-        for t in report.memory.temporaries
-    ]
+def _temporaries(report: PreflightReport) -> Iterator[tuple[int, str]]:
+    for t in report.memory.temporaries:
+        where = f" at {line_text(t.source)}" if t.source is not None else ""
+        operation = operation_text(t.op_name) if t.op_name else t.name
+        yield t.device_bytes, f"{t.type} of {operation}{where}"
 
 
 def _waits(report: PreflightReport) -> list[str]:
@@ -451,49 +387,33 @@ KEYS: dict[str, BudgetKey[PreflightReport]] = {
     "hbm": BudgetKey(
         "bytes",
         "HBM use",
-        lambda r: r.memory.total_bytes,
+        "memory.total_bytes",
         _largest,
         whole=lambda r: r.memory.available_bytes,
     ),
-    "argument_bytes": BudgetKey(
-        "bytes", "argument memory", lambda r: r.memory.argument_bytes, _largest
-    ),
+    "argument_bytes": BudgetKey("bytes", "argument memory", "memory.argument_bytes", _largest),
     "temporary_bytes": BudgetKey(
         "bytes",
         "temporary memory",
-        lambda r: r.memory.temporary_bytes,
-        lambda r: [f"{in_bytes(size)} {what}" for size, what in sorted(_temporaries(r))[::-1]],
+        "memory.temporary_bytes",
+        lambda r: list_largest(_temporaries(r)),
     ),
-    "time": BudgetKey("seconds", "the time of one execution", lambda r: r.time.seconds, _waits),
-    "flops": BudgetKey("flop", "the FLOP of a device", lambda r: r.time.flops),
-    "hbm_traffic_bytes": BudgetKey("bytes", "HBM traffic", lambda r: r.time.hbm_bytes),
-    **{
-        f"{kind.replace('-', '_')}_bytes": _traffic(f"the {kind} traffic of a device", _kind(kind))
-        for kind in KINDS
-    },
-    "collective_bytes": _traffic("the collective traffic of a device", lambda t: True),
-    "ici_bytes": _traffic("the traffic of a device within its slice", _network("ici")),
-    "dcn_bytes": _traffic("the traffic of a device between slices", _network("dcn")),
-    "nvlink_bytes": _traffic("the traffic of a GPU within its node", _network("ici")),
-    "network_bytes": _traffic("the traffic of a GPU between nodes", _network("dcn")),
-    "unrequested_bytes": _traffic(
-        "the traffic that the program does not require", lambda t: not t.requested
+    "time": BudgetKey("seconds", "the time of one execution", "time.seconds", _waits),
+    "flops": BudgetKey("flop", "the FLOP of a device", "time.flops"),
+    "hbm_traffic_bytes": BudgetKey("bytes", "HBM traffic", "time.hbm_bytes"),
+    **traffic_keys("traffic"),
+    "ici_bytes": traffic_key("traffic", "the traffic of a device within its slice", network="ici"),
+    "dcn_bytes": traffic_key("traffic", "the traffic of a device between slices", network="dcn"),
+    "nvlink_bytes": traffic_key("traffic", "the traffic of a GPU within its node", network="ici"),
+    "network_bytes": traffic_key("traffic", "the traffic of a GPU between nodes", network="dcn"),
+    "unrequested_bytes": traffic_key(
+        "traffic", "the traffic that the program does not require", requested=False
     ),
-    "compile_time": BudgetKey("seconds", "the compile time", lambda r: r.compile_seconds),
-    "step_price": BudgetKey("number", "price of an execution", _step_price),
-    "mfu": BudgetKey(
-        "part",
-        "model FLOP utilisation",
-        lambda r: r.utilisation,
-        _waits,
-        at_least=True,
-    ),
+    "compile_time": BudgetKey("seconds", "the compile time", "compile_seconds"),
+    "step_price": BudgetKey("number", "price of an execution", "price.step"),
+    "mfu": BudgetKey("part", "model FLOP utilisation", "utilisation", _waits, at_least=True),
     "tokens_per_second": BudgetKey(
-        "number",
-        "number of tokens per second",
-        lambda r: r.tokens_per_second,
-        _waits,
-        at_least=True,
+        "number", "number of tokens per second", "tokens_per_second", _waits, at_least=True
     ),
 }
 """Figures that a budget can limit; bytes, FLOP and seconds are per device and execution."""

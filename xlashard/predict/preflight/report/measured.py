@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from xlashard.analysis.report.cells import join_cell, operation_cell
+from xlashard.analysis.report.cells import operation_cell
 from xlashard.analysis.report.parts import Column, Head, Section
 from xlashard.analysis.report.printable import Part, PrintableReport
 from xlashard.errors import ArgumentError, check_type, counted
@@ -115,8 +115,8 @@ class MeasuredStep(PrintableReport):
             "measured by predicted time: the median over operations",
             columns=(
                 Column("unit", lambda each: names.get(each[0], each[0]), ""),
-                Column(">ratio", lambda each: join_cell(f"{each[1]:.2f}", key=each[1])),
-                Column(">operations", lambda each: f"{len(self.ratios[each[0]]):,}", ""),
+                Column(">ratio", lambda each: each[1], "{:.2f}".format),
+                Column(">operations", lambda each: len(self.ratios[each[0]]), "{:,}".format),
             ),
             rows=list(self.slowdowns().items()),
             most=100,
@@ -126,11 +126,8 @@ class MeasuredStep(PrintableReport):
 def _lines_section(
     lines: Sequence[MeasuredLine], shares: Mapping[str, str]
 ) -> Section[MeasuredLine]:
-    def measured(each: MeasuredLine) -> str:
-        return "–" if each.seconds is None else in_seconds(each.seconds)
-
-    def ratio(each: MeasuredLine) -> str:
-        return "" if each.seconds is None else f"{each.seconds / each.line.seconds:.2f}"
+    def ratio(each: MeasuredLine) -> float | None:
+        return None if each.seconds is None else each.seconds / each.line.seconds
 
     return Section(
         "lines",
@@ -138,8 +135,10 @@ def _lines_section(
         "by source line",
         columns=(
             Column(">predicted", "line.seconds", "seconds"),
-            Column(">measured", lambda each: join_cell(measured(each), key=each.seconds)),
-            Column(">ratio", ratio, ""),
+            Column(
+                ">measured", lambda each: "–" if each.seconds is None else each.seconds, "seconds"
+            ),
+            Column(">ratio", ratio, "{:.2f}".format),
             Column("what", "line.kind", "kind"),
             Column("bound by", lambda each: shares[each.line.bound], ""),
             Column("line", "line.source", "line"),

@@ -8,7 +8,7 @@ import pytest
 from tests.browser import Browser
 from tests.predict.preflight.examples import FITTING
 
-PICTURE = Path(__file__).parents[5] / "docs" / "pictures" / "preflight.png"
+PICTURE = Path(__file__).parents[4] / "docs" / "pictures" / "preflight.png"
 WIDTH, HEIGHT, SCALE = 1000, 1480, 0.75
 MOST_BYTES = 150_000
 

@@ -17,7 +17,7 @@ from tests.predict.preflight.examples import (
     SMALL,
     TWO_SLICES,
 )
-from tests.predict.preflight.render.html.reading import column, numbers, press
+from tests.predict.preflight.render.reading import column, numbers, press
 from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.hlo.module import Frame
 from xlashard.predict.preflight.render.preflight_sections import list_memory_parts

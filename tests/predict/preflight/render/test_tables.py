@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser import Browser, Tab
 from tests.predict.preflight.examples import FITTING, OUT_OF_MEMORY
-from tests.predict.preflight.render.html.reading import column
+from tests.predict.preflight.render.reading import column
 from xlashard.support.formatting import in_bytes, in_seconds
 
 pytestmark = pytest.mark.slow

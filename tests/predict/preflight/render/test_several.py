@@ -6,7 +6,7 @@ import pytest
 
 from tests.browser import Browser
 from tests.predict.preflight.examples import ALL, FITTING, OUT_OF_MEMORY, SMALL
-from tests.predict.preflight.render.html.reading import column, press
+from tests.predict.preflight.render.reading import column, press
 from xlashard.predict.preflight.report.comparison import compare, page
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.predict.preflight.examples import FITTING, SMALL
 from xlashard.analysis.report.html_page import make_page_environment, user_text
 from xlashard.support.formatting import printable
 
@@ -48,25 +47,6 @@ def test_line_break_hints_leave_user_text_unchanged(text: str) -> None:
     assert set(read.tags) <= {"code", "wbr"}
 
 
-@given(st.text())
-def test_every_text_can_be_written_in_utf_8(text: str) -> None:
-    assert printable(text + "\udcff").encode("utf-8").endswith(b"\\udcff")
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("états/שלום", "états/שלום"),
-        ("a\u202eb", r"a\u202eb"),
-        ("a\0b\x1b[1m", r"a\x00b\x1b[1m"),
-        ("one\ntwo", "one\ntwo"),
-        ("no\u00a0break", "no\u00a0break"),
-    ],
-)
-def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
-    assert printable(text) == shown
-
-
 def test_paths_have_line_break_hints_between_segments() -> None:
     assert user_text("a/b['c']['d']") == "<bdi>a/<wbr>b[&#39;c&#39;]<wbr>[&#39;d&#39;]</bdi>"
     assert user_text("a/b.py:3", "code", whole=True) == '<code dir="auto">a/b.py:3</code>'
@@ -82,12 +62,3 @@ def test_escaped_elements_are_not_escaped_twice() -> None:
 @pytest.mark.parametrize(("number", "shown"), [(1.50, "1.5"), (2 / 3, "0.67"), (3, "3")])
 def test_coordinates_are_rounded(number: float, shown: str) -> None:
     assert make_page_environment().from_string("{{ number|pixels }}").render(number=number) == shown
-
-
-@pytest.mark.slow
-def test_page_lists_indivisible_dimensions() -> None:
-    text = " ".join(Reader(FITTING.to_html()).text.split())
-    assert "Asked for and not done" in text
-    assert "padded to 50260, 4 tiles of 12565 along tensor: dimension 2 of 50257 does not" in text
-    assert "shard batch['positions'] as P(('data', 'fsdp'))" in text and "2.2 TFLOP" in text
-    assert "Asked for and not done" not in Reader(SMALL.to_html()).text
