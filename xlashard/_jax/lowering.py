@@ -147,7 +147,7 @@ def lower_body(
     )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def _takes_result_types() -> bool:
     """Return whether JAX's lowering takes the types of results, which JAX 0.10 reads itself.
 

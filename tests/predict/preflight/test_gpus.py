@@ -85,7 +85,7 @@ def test_rules_of_partitioning_of_this_process_apply() -> None:
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     x = jax.ShapeDtypeStruct((16, 8), "float32", sharding=rows)
     # The rules are functions of Python, which the worker process lacks.
-    report = preflight(jax.jit(double), x, topology="h100-8", values="mul|add")
+    report = preflight(jax.jit(double), x, topology="h100-8", values="custom_partitioning")
     assert report.values[0].spec == report.inputs[0].spec
     assert report.outcome == "fits" and report.traffic == ()
 
