@@ -18,7 +18,10 @@ def stored(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "old.json"), str(tmp_path / "new.json")
 
 
-def test_a_stored_report_is_printed_like_the_report_itself(stored, capsys) -> None:
+def test_a_stored_report_is_printed_like_the_report_itself(
+    stored, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")  # A pipe is wider.
     old, _ = stored
     assert printed(ProgramReport.from_json(Path(old).read_text())) == printed(report())
     assert main(["explain", old]) == 0
