@@ -67,18 +67,19 @@ PLACED = xlashard.pjit(
 )
 
 
+OPTIONS: dict[str, Any] = {
+    "topology": POD,
+    "mesh": AXES,
+    "workload": WORKLOAD,
+    "price": "3.6 USD",
+    "title": "layers",
+    "values": "dot_general",
+}
+
+
 @pytest.fixture(scope="module")
 def report() -> PreflightReport:
-    return preflight(
-        PLACED,
-        *(X, W),
-        topology=POD,
-        mesh=AXES,
-        workload=WORKLOAD,
-        price="3.6 USD",
-        title="layers",
-        values="dot_general",
-    )
+    return preflight(PLACED, *(X, W), **OPTIONS)
 
 
 @pytest.mark.slow
@@ -373,17 +374,7 @@ def test_a_report_without_the_whole_dump_is_degraded(monkeypatch: pytest.MonkeyP
 
 
 def test_estimate_equals_the_preflight_except_for_code(report: PreflightReport) -> None:
-    estimate = preflight(
-        PLACED,
-        *(X, W),
-        topology=POD,
-        mesh=AXES,
-        workload=WORKLOAD,
-        price="3.6 USD",
-        title="layers",
-        values="dot_general",
-        estimate=True,
-    )
+    estimate = preflight(PLACED, *(X, W), **OPTIONS, estimate=True)
     (product,) = report.values
     # As the constraint on it requires.
     facts = product.type, product.spec, product.times

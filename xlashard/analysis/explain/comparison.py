@@ -168,8 +168,10 @@ class Comparison(SerializableReport):
             for d in self.donations
             if d.old.startswith(REUSED) and d.new and not d.new.startswith(REUSED)
         ]
-        lines += [f"{u.name} is not as requested: {_placed(u, u.new)}" for u in self.unmet if u.new]
-        lines += [f"{f.name} is new: {_placed(f, f.new)}" for f in self.findings if f.new]
+        lines += [
+            f"{u.name} is not as requested: {_append_line(u, u.new)}" for u in self.unmet if u.new
+        ]
+        lines += [f"{f.name} is new: {_append_line(f, f.new)}" for f in self.findings if f.new]
         return tuple(lines)
 
     def parts(self) -> Iterator[Part]:
@@ -198,8 +200,8 @@ REUSED = "reused for"
 """Start of the text of a donation that a result reuses."""
 
 
-def _placed(fact: FactChange, text: str) -> str:
-    """Return a text with the line of a finding."""
+def _append_line(fact: FactChange, text: str) -> str:
+    """Append the line of a finding to a text."""
     return f"{text} at {fact.where}" if fact.where else text
 
 

@@ -69,12 +69,12 @@ class _ValueFinder:
                     )
                     counts[row] = counts.get(row, 0) + 1
         rows = [replace(row, count=count) for row, count in counts.items()]
-        lost = [each for each in self._named if id(each) not in known]
+        lost = [each for each in self._checkpoint_names if id(each) not in known]
         rows += [self._describe_lost(e) for e in lost if self._matches([e.name], "", None)]
         return list(dict.fromkeys(rows)) or [self._describe_closest()]
 
     @cached_property
-    def _named(self) -> list[CheckpointName]:
+    def _checkpoint_names(self) -> list[CheckpointName]:
         jaxpr = self.program.jaxpr
         return [] if jaxpr is None else find_checkpoint_names(jaxpr)
 
@@ -103,7 +103,7 @@ class _ValueFinder:
         dims = [array.dims for array in instruction.shape.arrays]
         return [
             named
-            for named in self._named
+            for named in self._checkpoint_names
             if named.op_name
             and any(name.endswith(f"/{named.op_name}") for name in op_names)
             and tuple(named.eqn.outvars[0].aval.shape) in dims
@@ -174,7 +174,7 @@ class _ValueFinder:
     def _describe_closest(self) -> InnerValueReport:
         """Return the row of a pattern that matches nothing, with the closest names."""
         pattern = self.watched.pattern.pattern
-        names = dict.fromkeys(each.name for each in self._named)
+        names = dict.fromkeys(each.name for each in self._checkpoint_names)
         for instruction, op_name, _ in self._list_values():
             source = self.program.sources.line(instruction.frames)
             function = "" if source is None else source.function.rpartition(".")[2]

@@ -391,7 +391,7 @@ def traffic_key(collectives: str, description: str, **fields: object) -> BudgetK
         **fields: Values of the fields of those that count.
     """
 
-    def matching(report: Any) -> list[CollectiveReport]:
+    def select(report: Any) -> list[CollectiveReport]:
         return [
             c
             for c in read_value(report, collectives)
@@ -401,8 +401,8 @@ def traffic_key(collectives: str, description: str, **fields: object) -> BudgetK
     return BudgetKey(
         "bytes",
         description,
-        lambda report: sum(c.sent_bytes for c in matching(report)),
-        lambda report: list_collectives(matching(report)),
+        lambda report: sum(c.sent_bytes for c in select(report)),
+        lambda report: list_collectives(select(report)),
     )
 
 

@@ -119,7 +119,7 @@ class ScriptReport(SerializableReport):
         places: set[tuple[str, str]] = set()
         for program in self.programs:
             place = program.name, program.source
-            yield _heading(program, seen.get((*place, program.function)), place in places)
+            yield _make_head(program, seen.get((*place, program.function)), place in places)
             seen[*place, program.function] = program
             places.add(place)
 
@@ -163,7 +163,7 @@ class ScriptReport(SerializableReport):
         return panels
 
 
-def _heading(program: ScriptProgram, earlier: ScriptProgram | None, is_known: bool) -> Head:
+def _make_head(program: ScriptProgram, earlier: ScriptProgram | None, is_known: bool) -> Head:
     """Return the line above the report of a program: its name, source, calls and caller.
 
     Args:

@@ -202,7 +202,7 @@ def _runs_text(c: CollectiveReport) -> str:
     return f"{times}{'' if c.times_known else ' ×?'}{' in a branch' if c.conditional else ''}"
 
 
-def cause_of(c: CollectiveReport) -> tuple[str, SourceLine | None]:
+def find_cause(c: CollectiveReport) -> tuple[str, SourceLine | None]:
     """Return the operation of a collective and its line; for an all-gather its consumer."""
     gathers = c.kind == "all-gather" and not c.op_name.endswith("sharding_constraint")
     if c.needed_by and (gathers or c.source is None):
@@ -214,7 +214,7 @@ def _cause_cell(c: CollectiveReport) -> TableCell:
     """Return the argument, or the operation, that a collective is for."""
     if c.argument:
         return join_cell(Span(c.argument, "path", c.op_name))
-    return operation_cell(cause_of(c)[0], "unknown to XLA")
+    return operation_cell(find_cause(c)[0], "unknown to XLA")
 
 
 def _kind_cell(c: CollectiveReport) -> TableCell:
@@ -279,13 +279,13 @@ def collectives_section(
             Column(">takes", lambda c: c.seconds or None, "seconds", "At the speed of the links"),
             Column("for", _cause_cell),
             Column("cause", _origin_cell),
-            Column("line", lambda c: source_cell(cause_of(c)[1])),
+            Column("line", lambda c: source_cell(find_cause(c)[1])),
         ),
         rows=collectives,
         printed=">takes | >sent | what={what}{runs} | along | of | for={line: }{for} | cause",
         widths={">sent": WIDE, "of": 130} if networks else {},
         merged=None if networks else _merge_collectives,
-        row_name=lambda c: f"{c.kind} {c.along} {c.argument or operation_text(cause_of(c)[0])}",
+        row_name=lambda c: f"{c.kind} {c.along} {c.argument or operation_text(find_cause(c)[0])}",
         is_marked=lambda c: not c.requested,
         filters={
             "kind": lambda c: [c.kind],
@@ -320,7 +320,7 @@ def modules_section(
 
 def sent_section(collectives: Sequence[CollectiveReport], per: str) -> Section[None]:
     """Return the flame graph of the bytes that a device sends, by name scope."""
-    amounts = [(cause_of(c)[0], float(c.sent_bytes)) for c in collectives]
+    amounts = [(find_cause(c)[0], float(c.sent_bytes)) for c in collectives]
     return modules_section("sent-by-module", "Bytes sent by module", amounts, in_bytes, per)
 
 

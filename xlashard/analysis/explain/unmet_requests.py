@@ -337,7 +337,7 @@ def _warnings(program: Compilation) -> Iterator[UnmetRequest]:
         )
 
 
-def _miscompiled(program: Compilation) -> Iterator[UnmetRequest]:
+def _find_miscompilations(program: Compilation) -> Iterator[UnmetRequest]:
     """Yield the operations that the installed jaxlib is known to compile to wrong values."""
     for fault, eqn in find_known_faults(program):
         aval = eqn.outvars[0].aval
@@ -408,7 +408,7 @@ def _is_forced(gather: Collective, closed: ClosedDimension, grid: MeshGrid) -> b
 
 
 _FINDERS: tuple[Callable[[Compilation], Iterator[UnmetRequest]], ...] = (
-    _miscompiled,
+    _find_miscompilations,
     _arguments,
     _results,
     _open_dims,

@@ -99,7 +99,7 @@ names.
 """
 
 
-def formatter_of(style: CellStyle) -> Callable[[float], str] | None:
+def find_formatter(style: CellStyle) -> Callable[[float], str] | None:
     """Return the formatter of a number; None for the style of a text."""
     return {**FORMATTERS}.get(style) if isinstance(style, str) else style
 
@@ -136,7 +136,7 @@ def format_cell(value: Any, style: CellStyle = "words") -> TableCell:
         return TableCell()
     if isinstance(value, SourceLine):
         return line_cell(value)
-    formatter = formatter_of(style)
+    formatter = find_formatter(style)
     if formatter is not None:
         is_number = not isinstance(value, str)
         return TableCell(

@@ -10,8 +10,8 @@ from xlashard.analysis.report.cells import (
     CellStyle,
     Content,
     TableCell,
+    find_formatter,
     format_cell,
-    formatter_of,
     join_cell,
     read_value,
 )
@@ -137,7 +137,7 @@ class Section[T]:
     def format_total(self, rows: Sequence[T]) -> str:
         """Return the sum of the rows; empty without a column to sum up."""
         column = self.total_column
-        formatter = None if column is None else formatter_of(column.style)
+        formatter = None if column is None else find_formatter(column.style)
         if column is None or formatter is None:
             return ""
         return formatter(sum(float(column.cell(row).key or 0) for row in rows))

@@ -166,7 +166,7 @@ class AdviceTrials:
         return replace(priced, outcome="within the error" if is_faster else "no help")
 
 
-def try_order_of_script(
+def try_script_order(
     trials: Sequence[AdviceTrials], calls: Sequence[int]
 ) -> tuple[AdviceReport, ...]:
     """Return the order of the mesh that saves most over the programs of a script, if one does.

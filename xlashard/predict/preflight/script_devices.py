@@ -32,7 +32,7 @@ from xlashard.analysis.programs.program import Compilation, LoweredModule
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
 from xlashard.errors import ArgumentError, TopologyError, counted
 from xlashard.predict.costs.kernel_costs import KernelCost
-from xlashard.predict.preflight.advice import AdviceTrials, try_order_of_script
+from xlashard.predict.preflight.advice import AdviceTrials, try_script_order
 from xlashard.predict.preflight.compilation import compile_for_report
 from xlashard.predict.preflight.mesh_mapping import meshes_of_program, resolve_mesh
 from xlashard.predict.preflight.preflight_run import check_devices, lower_on, read_on_topology
@@ -250,7 +250,7 @@ class ScriptDevices:
                 )
             )
         with self.status("trying another order of the mesh"):
-            return try_order_of_script(trials, [max(recorded.calls, 1) for recorded in reports])
+            return try_script_order(trials, [max(recorded.calls, 1) for recorded in reports])
 
     def report(
         self,

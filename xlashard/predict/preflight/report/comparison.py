@@ -225,13 +225,15 @@ class PreflightReports(SerializableReport):
         """Yield a table of the reports, and the programs without one."""
         if len(self.reports) > 1:
             yield reports_section(self.reports)
-        yield _UNREPORTED.with_rows(self.unreported)
-        yield _ORDER.with_rows(self.advice)
+        yield from self._list_others()
 
     def panels(self) -> Sequence[PagePanel]:
         """Return a panel of all reports, and one of each."""
-        others = (_UNREPORTED.with_rows(self.unreported), _ORDER.with_rows(self.advice))
-        return _list_panels(self.reports, others)
+        return _list_panels(self.reports, self._list_others())
+
+    def _list_others(self) -> Sequence[Part]:
+        """Return the sections that are of no single report."""
+        return _UNREPORTED.with_rows(self.unreported), _ORDER.with_rows(self.advice)
 
 
 _ORDER = replace(
