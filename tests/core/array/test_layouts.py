@@ -195,8 +195,9 @@ def outcome(consumer: Callable[[Any], Any], x: Any) -> Any:
 
 def check_outcome(consumer: Callable[[Any], Any], sharding: Any) -> None:
     """Hand arrays of JAX and of this package to a function, and compare results or errors."""
-    wanted = outcome(consumer, jax.device_put(V, Format(COLUMNS, sharding)))
-    got = outcome(consumer, xlashard.device_put(V, Format(COLUMNS, sharding)))
+    # Transfers are awaited: `is_ready` would compare how fast the two were.
+    wanted = outcome(consumer, jax.device_put(V, Format(COLUMNS, sharding)).block_until_ready())
+    got = outcome(consumer, xlashard.device_put(V, Format(COLUMNS, sharding)).block_until_ready())
     if isinstance(wanted, Exception):
         assert isinstance(got, type(wanted)), got
     else:
