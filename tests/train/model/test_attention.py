@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas.ops.tpu import splash_attention
 from jax.experimental.pallas.tpu import force_tpu_interpret_mode
 
 from tests.predict.targets.gpu.plugin import needs_plugin
@@ -15,6 +16,7 @@ from xlashard.train.config.settings import KernelSettings, ModelSettings, Rules
 from xlashard.train.model.attention import attend, kernel_attention, with_kernel_of
 from xlashard.train.model.blockwise import blockwise_attention
 from xlashard.train.model.layout import Layout, unplaced
+from xlashard.train.model.splash import CausalMask, LocalMask
 from xlashard.train.model.transformer import kept_residuals
 
 BATCH, LENGTH, SIZE = 2, 24, 8
@@ -129,6 +131,22 @@ def test_kernel_attention_equals_full_attention(name: str, window: int) -> None:
     np.testing.assert_allclose(mixed, values, rtol=1e-4, atol=1e-5)
     for ours, exact in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, exact, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, (0, 0), (40, 0), (5, 17), (None, 3)])
+def test_kept_blocks_of_masks_are_those_of_the_kernel(window: tuple[int, int] | None) -> None:
+    shape = 96, 96
+    kept = CausalMask(shape) if window is None else LocalMask(shape, window, 0)
+    wanted = (
+        splash_attention.CausalMask(shape)
+        if window is None
+        else splash_attention.LocalMask(shape, window, 0)
+    )
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        (first, last), (start, end) = np.sort(rng.integers(0, 97, (2, 2)), axis=1)
+        index = slice(first, last), slice(start, end if end < 96 else None)
+        assert np.array_equal(kept[index], wanted[index]), index
 
 
 @pytest.mark.parametrize(

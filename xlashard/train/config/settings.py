@@ -147,6 +147,11 @@ class KernelSettings:
         down = {n.removeprefix("down_"): x for n, x in vars(self).items() if n.startswith("down_")}
         return replace(self, **{name: size for name, size in down.items() if size})
 
+    def blocks(self, length: int) -> dict[str, int]:
+        """Return the positions per block of attention, by their names, at most `length`."""
+        sizes = vars(self).items()
+        return {name: min(size, length) for name, size in sizes if name.startswith("block_")}
+
 
 @dataclass(frozen=True)
 class ModelSettings:

@@ -11,17 +11,23 @@ one head.
 
 import functools
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from xlashard.support.lazily import deferred
 from xlashard.train.config.settings import KernelSettings, ModelSettings
 from xlashard.train.model.blockwise import blockwise_attention
 from xlashard.train.model.layout import Layout, placed
 from xlashard.train.model.products import product
+
+if TYPE_CHECKING:
+    from xlashard.train.model import splash
+else:
+    splash = deferred("xlashard.train.model.splash")
 
 _PLATFORMS = {"splash": "tpu", "flash": "tpu", "cudnn": "gpu"}
 _BEST = {"tpu": "splash", "gpu": "cudnn"}
@@ -81,8 +87,10 @@ def kernel_attention(
         if kernel.attention == "cudnn":
             return _cudnn(q, k, v, window)
         q, k, v = (x.transpose(0, 2, 1, 3) for x in (q * q.shape[-1] ** -0.5, k, v))
-        splash = kernel.attention == "splash"
-        mixed = _splash(q, k, v, window, kernel) if splash else _flash(q, k, v, kernel)
+        if kernel.attention == "splash":
+            mixed = splash.attend(q, k, v, window, kernel)
+        else:
+            mixed = _flash(q, k, v, kernel)
         return mixed.transpose(0, 2, 1, 3)
 
     if place.mesh is None:
@@ -101,42 +109,12 @@ def kernel_attention(
     )(q, k, v)
 
 
-def _blocks(kernel: KernelSettings, length: int) -> dict[str, Any]:
-    """Return the sizes of blocks by their names in the splash kernel, at most the length."""
-    sizes = vars(kernel).items()
-    return {name: min(size, length) for name, size in sizes if name.startswith("block_")}
-
-
-def _splash(
-    q: jax.Array, k: jax.Array, v: jax.Array, window: int, kernel: KernelSettings
-) -> jax.Array:
-    # A third of a second, which runs without a kernel save.
-    from jax.experimental.pallas.ops.tpu import splash_attention as splash
-
-    length = q.shape[2]
-    blocks = _blocks(kernel, length)
-    if kernel.fused_backward:
-        blocks |= {"block_q_dq": None, "block_kv_dq": None}
-    sizes: Any = splash.BlockSizes(**blocks, use_fused_bwd_kernel=kernel.fused_backward)
-    mask = splash.CausalMask((length, length))
-    if window:
-        mask = splash.LocalMask((length, length), (window - 1, 0), 0)
-    run: Any = splash.make_splash_mha(
-        splash.MultiHeadMask([mask] * q.shape[1]),
-        block_sizes=sizes,
-        head_shards=1,
-        q_seq_shards=1,
-        residual_checkpoint_name="attention",
-    )
-    return jax.vmap(run)(q, k, v)
-
-
 def _flash(q: jax.Array, k: jax.Array, v: jax.Array, kernel: KernelSettings) -> jax.Array:
     from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
     group, length = q.shape[1] // k.shape[1], q.shape[2]
     k, v = (jnp.repeat(x, group, axis=1) for x in (k, v))
-    blocks = _blocks(kernel, length)
+    blocks = kernel.blocks(length)
     sizes = flash.BlockSizes(
         block_q=blocks["block_q"],
         block_k_major=blocks["block_kv"],
