@@ -65,7 +65,6 @@ if _typing.TYPE_CHECKING:
     from xlashard.analysis.recompile.explain_recompile import (
         explain_recompile,
         watch,
-        watch_recompiles,
     )
     from xlashard.analysis.recompile.recompile_report import RecompileReport
     from xlashard.auto.auto_shard import auto_shard
@@ -136,9 +135,7 @@ else:
             "xlashard.analysis.pictures.sharding_picture": (
                 *("ShardingPicture", "TreePicture", "visualize"),
             ),
-            "xlashard.analysis.recompile.explain_recompile": (
-                *("explain_recompile", "watch", "watch_recompiles"),
-            ),
+            "xlashard.analysis.recompile.explain_recompile": (*("explain_recompile", "watch"),),
             "xlashard.analysis.recompile.recompile_report": ("RecompileReport",),
             "xlashard.auto.auto_shard": ("auto_shard",),
             "xlashard.auto.plan.auto_plan": ("AutoPlan",),
@@ -242,7 +239,6 @@ __all__ = [
     "use_abstract_mesh",
     "visualize",
     "watch",
-    "watch_recompiles",
     "with_sharding_constraint",
 ]
 

@@ -12,7 +12,7 @@ from xlashard.pods.testing.expectations import (
     assert_no_resharding,
 )
 from xlashard.pods.testing.launcher import PodSize
-from xlashard.pods.testing.pods import EmulatedPod, Pod, pod
+from xlashard.pods.testing.pods import EmulatedPod, pod
 from xlashard.pods.testing.sharded_values import (
     ShardingSummary,
     assert_sharded,
@@ -23,7 +23,6 @@ from xlashard.pods.testing.supervision import PodRun, Verdict
 __all__ = [
     "EmulatedDevices",
     "EmulatedPod",
-    "Pod",
     "PodRun",
     "PodSize",
     "ShardingSummary",

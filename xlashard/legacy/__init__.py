@@ -42,7 +42,6 @@ if _typing.TYPE_CHECKING:
     from xlashard.legacy.installer import installed, uninstall
     from xlashard.legacy.modes.config_flags import (
         ArrayMode,
-        World,
         config,
         current_array_mode,
         hide_flags,
@@ -50,7 +49,6 @@ if _typing.TYPE_CHECKING:
         parallel_functions_output_gda,
         pmap_no_rank_reduction,
         show_flags,
-        world_in_force,
     )
     from xlashard.legacy.modes.pjit import pjit, with_sharding_constraint
     from xlashard.legacy.shardings.op_shardings import OpShardingSharding
@@ -90,8 +88,7 @@ else:
             "xlashard.legacy.modes.config_flags": (
                 *("ArrayMode", "config", "current_array_mode"),
                 *("hide_flags", "jax_array", "parallel_functions_output_gda"),
-                *("pmap_no_rank_reduction", "show_flags", "World"),
-                *("world_in_force",),
+                *("pmap_no_rank_reduction", "show_flags"),
             ),
             "xlashard.legacy.modes.pjit": ("pjit", "with_sharding_constraint"),
         },
@@ -111,7 +108,6 @@ __all__ = [
     "ShardedDeviceArray",
     "ShardingSpec",
     "Unstacked",
-    "World",
     "XLACompatibleSharding",
     "config",
     "current_array_mode",
@@ -129,5 +125,4 @@ __all__ = [
     "uninstall",
     "unstacked_shards",
     "with_sharding_constraint",
-    "world_in_force",
 ]

@@ -21,7 +21,7 @@ from xlashard.errors import ArgumentError, PodError
 from xlashard.pods.testing import worker_pool
 from xlashard.pods.testing.pod_worker import name_of
 from xlashard.pods.testing.supervision import is_paused
-from xlashard.testing import Pod, pod
+from xlashard.testing import EmulatedPod, pod
 
 pytestmark = pytest.mark.integration
 
@@ -31,14 +31,14 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Pod]:
+def pair() -> Iterator[EmulatedPod]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker_pool, "_python", pod_python)
         with pod(processes=2, devices_per_process=2, grace=1) as pair:
             yield pair
 
 
-def test_results_are_ordered_by_process(pair: Pod) -> None:
+def test_results_are_ordered_by_process(pair: EmulatedPod) -> None:
     assert pair.run(functions.place) == [(0, 2, 4), (1, 2, 4)]
     assert pair.run(functions.gathered, 3) == [6, 6]
     assert pair.run(functools.partial(functions.gathered, times=2), 5) == [20, 20]
@@ -50,12 +50,12 @@ def test_pod_accepts_an_infinite_timeout(monkeypatch: pytest.MonkeyPatch) -> Non
     assert pod(processes=1, timeout=math.inf).run(jax.process_count) == [1]
 
 
-def test_processes_are_reused_between_calls(pair: Pod) -> None:
+def test_processes_are_reused_between_calls(pair: EmulatedPod) -> None:
     pair.run(functions.keep, "something")
     assert pair.run(functions.keep, None) == ["something"] * 2
 
 
-def test_failure_shows_every_process(pair: Pod) -> None:
+def test_failure_shows_every_process(pair: EmulatedPod) -> None:
     pair.run(functions.keep, "before the failure")
     with pytest.raises(PodError) as caught:
         pair.run(functions.fail_in, 1)
@@ -72,7 +72,7 @@ def test_failure_shows_every_process(pair: Pod) -> None:
     assert pair.run(functions.keep, None) == [None, None]
 
 
-def test_identical_failure_keeps_the_processes(pair: Pod) -> None:
+def test_identical_failure_keeps_the_processes(pair: EmulatedPod) -> None:
     pair.run(functions.keep, "before the failure")
     with pytest.raises(
         PodError, match="(?s)processes 0, 1 of 2 ---.*Unreadable: 1 and 2"
@@ -84,14 +84,14 @@ def test_identical_failure_keeps_the_processes(pair: Pod) -> None:
     assert pair.run(functions.keep, None) == ["before the failure"] * 2
 
 
-def test_unpicklable_results_are_reported(pair: Pod) -> None:
+def test_unpicklable_results_are_reported(pair: EmulatedPod) -> None:
     with pytest.raises(PodError, match=naming("give_a_function", "builtins.function", "pickled")):
         pair.run(functions.give_a_function)
     with pytest.raises(PodError, match=r"returned .*Array, .*addressable_data\(0\)"):
         pair.run(functions.give_a_global_array)
 
 
-def test_only_loopback_ports_are_open(pair: Pod) -> None:
+def test_only_loopback_ports_are_open(pair: EmulatedPod) -> None:
     coordinator, other = pair.run(functions.listening)
     assert coordinator and other
     assert {*coordinator, *other} <= LOOPBACK
@@ -114,7 +114,7 @@ def test_killed_and_suspended_processes_are_reported(monkeypatch: pytest.MonkeyP
 class ClockOfStopped:
     """Clock on which a timeout elapses once one process of a pod is stopped and the other waits."""
 
-    def __init__(self, pair: Pod) -> None:
+    def __init__(self, pair: EmulatedPod) -> None:
         self._pair, self._ahead = pair, 0.0
 
     def monotonic(self) -> float:

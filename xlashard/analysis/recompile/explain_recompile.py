@@ -97,7 +97,3 @@ def watch() -> ExitStack:
         x: float32[4] → float32[5] (shape)
     """
     return JIT_LOGS.watch()
-
-
-watch_recompiles = watch
-"""The earlier name of `watch`."""

@@ -274,10 +274,6 @@ def current_array_mode() -> ArrayMode:
     return ArrayMode(jax_array.value, parallel_functions_output_gda.value)
 
 
-World, world_in_force = ArrayMode, current_array_mode
-"""Earlier names of `ArrayMode` and `current_array_mode`."""
-
-
 def as_jax_arrays(tree: Any) -> Any:
     """Return a tree whose Arrays are converted to JAX's own class if `jax_array` is on.
 

@@ -148,10 +148,6 @@ class EmulatedPod:
         return f"pod(processes={self.processes}, devices_per_process={self.devices_per_process})"
 
 
-Pod = EmulatedPod
-"""Earlier name of `EmulatedPod`."""
-
-
 @shortened
 def pod(
     processes: int = 2,

@@ -82,11 +82,6 @@ class Verdict:
     rules: EndingRules = EndingRules()
 
     @property
-    def told(self) -> int | None:
-        """Former name of `stopped_by`."""
-        return self.stopped_by
-
-    @property
     def first(self) -> ProcessExit | None:
         """The process that failed first by itself."""
         return self.failed[0] if self.failed else None
