@@ -21,6 +21,7 @@ from xlashard.analysis.explain.script_report import (
     OmittedPrograms,
     ScriptProgram,
     ScriptReport,
+    compare_scripts,
     program_page,
 )
 from xlashard.analysis.explain.sections import FINDINGS, MOVES
@@ -73,6 +74,10 @@ def test_markdown_for_a_pull_request(quiet, talking):
     rows = [line for line in text.splitlines() if line.startswith("| all-reduce")]
     assert len(rows) == 1 and rows[0].count(" | ") == 5
     assert "Nothing changed." in compare_programs(quiet, quiet).to_markdown()
+    of_script = compare_scripts(quiet, talking).to_markdown().splitlines()
+    headings = [line for line in of_script if line.startswith("#")]
+    assert headings[:2] == ["## Programs of \\<lambda\\>", "### \\<lambda\\>"]
+    assert all(line.startswith("#### ") for line in headings[2:])
 
 
 @pytest.mark.parametrize(

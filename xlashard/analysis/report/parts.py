@@ -184,6 +184,7 @@ class Head:
         figure: Drawing on a page.
         severity: Its colour.
         is_line: Whether it is a line above the report that follows, such as its caller.
+        is_outer: Whether the heads that follow are of its parts.
     """
 
     title: str
@@ -197,6 +198,7 @@ class Head:
     figure: Any = None
     severity: Severity = ""
     is_line: bool = False
+    is_outer: bool = False
 
 
 @dataclass(frozen=True)

@@ -321,7 +321,8 @@ def _write_files(arguments: argparse.Namespace, results: PreflightReports) -> No
     if arguments.trace and len(reports) == 1:
         write(arguments.trace, reports[0].to_trace())
     if arguments.html and reports:
-        write(arguments.html, page(reports, compare(*reports) if is_compared else None))
+        shown = page(reports, compare(*reports)) if is_compared else results.to_html()
+        write(arguments.html, shown)
 
 
 def _write_all(folder: str, reports: Sequence[PreflightReport]) -> None:

@@ -227,6 +227,12 @@ class PreflightReports(SerializableReport):
             yield reports_section(self.reports)
         yield from self._list_others()
 
+    def page_title(self) -> str:
+        """Return the title of its page."""
+        if len(self.reports) == 1:
+            return self.reports[0].page_title()
+        return f"{len(self.reports)} preflight reports"
+
     def panels(self) -> Sequence[PagePanel]:
         """Return a panel of all reports, and one of each."""
         return _list_panels(self.reports, self._list_others())
@@ -343,13 +349,13 @@ def page(
     Returns:
         Text of the page, to be written in UTF-8.
     """
-    reports = (reports,) if isinstance(reports, PreflightFields) else tuple(reports)
-    title = f"{len(reports)} preflight reports"
-    if len(reports) == 1:
-        title = reports[0].page_title()
-    panels = _list_panels(reports, () if changes is None else tuple(changes.parts()))
+    several = PreflightReports(
+        (reports,) if isinstance(reports, PreflightFields) else tuple(reports)
+    )
+    others = () if changes is None else tuple(changes.parts())
     with short_tracebacks:
-        return render_page(panels, "preflight", FOOTER, title)
+        panels = _list_panels(several.reports, others)
+        return render_page(panels, several._kind, FOOTER, several.page_title())
 
 
 def _fits(report: PreflightFields) -> TableCell:
