@@ -471,7 +471,7 @@ def test_comparison_fails_on_a_regression(folder: Path, capsys) -> None:
     assert "Only before" not in capsys.readouterr().out
     # Compare in the opposite direction, with a stored report in place of a run.
     assert main(["explain", "--compare", "report.json", "--markdown", "-", "old.json"]) == 0
-    assert capsys.readouterr().out.startswith("### Programs of train.py 1\n")
+    assert capsys.readouterr().out.startswith("## Programs of train.py 1\n")
 
 
 @pytest.mark.slow
