@@ -32,7 +32,7 @@ def _head(head: Head) -> Iterator[str]:
     yield f"{level} {markdown_text(head.title)}{between}{place}"
     if head.headline:
         yield f"**{markdown_text(head.headline)}**"
-    facts = [(word, join_cell(fact)) for word, fact in head.facts]
+    facts = [(word, join_cell(fact)) for word, fact in head.sentences]
     if head.worth:
         facts.append(("most worth doing", join_cell(head.worth)))
     lines = [f"- **{word}**: {markdown_text(fact.text)}" for word, fact in (*facts, *head.notes)]

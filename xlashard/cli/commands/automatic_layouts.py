@@ -18,7 +18,7 @@ from xlashard.cli.commands.common import (
     status_line,
     topologies_for,
 )
-from xlashard.cli.commands.result_files import check_outputs, print_reports, write
+from xlashard.cli.commands.result_files import check_outputs, print_reports, write_results
 from xlashard.errors import ArgumentError
 from xlashard.predict.preflight.preflight_run import preflight
 from xlashard.predict.preflight.report.comparison import read_budget
@@ -86,13 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     layouts = LayoutReport(target, tried, plan, report)
     print_reports(arguments, [layouts])
-    for path, text in (
-        (arguments.json, layouts.to_json),
-        (arguments.html, layouts.to_html),
-        (arguments.trace, report.to_trace),
-    ):
-        if path:
-            write(path, text())
+    write_results(arguments, json=layouts.to_json, html=layouts.to_html, trace=report.to_trace)
     return 0 if check_budget(report, limits, named=False) else 1
 
 

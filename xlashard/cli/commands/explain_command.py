@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import xlashard
@@ -17,7 +18,7 @@ from xlashard.cli.commands.result_files import (
     print_reports,
     prints_results,
     skipped_files,
-    write,
+    write_results,
 )
 from xlashard.cli.commands.script_run import (
     StopRule,
@@ -207,13 +208,14 @@ def _breaches(budget: Sequence[str], named: "Mapping[str, ProgramReport]") -> li
 
 def _write(arguments: argparse.Namespace, report: Any, changes: Any) -> None:
     """Write the requested files."""
-    if arguments.json:
-        write(arguments.json, report.to_json())
-    if arguments.markdown and changes is not None:
-        write(arguments.markdown, changes.to_markdown())
-    if arguments.html and script_report.named_programs(report):
-        comparisons = () if changes is None else tuple(c for c in changes.programs if not c.is_same)
-        write(arguments.html, script_report.program_page(report, comparisons))
+    compared = () if changes is None else tuple(c for c in changes.programs if not c.is_same)
+    is_explained = bool(script_report.named_programs(report))
+    write_results(
+        arguments,
+        json=report.to_json,
+        markdown=None if changes is None else changes.to_markdown,
+        html=partial(script_report.program_page, report, compared) if is_explained else None,
+    )
 
 
 def _stored(path: str) -> Mapping[str, Any]:

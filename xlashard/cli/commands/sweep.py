@@ -19,10 +19,16 @@ from xlashard.cli.commands.common import (
     status_line,
     topologies_for,
 )
-from xlashard.cli.commands.result_files import check_outputs, check_writable, print_reports, write
+from xlashard.cli.commands.result_files import (
+    check_outputs,
+    check_writable,
+    print_reports,
+    write_results,
+)
 from xlashard.errors import ArgumentError, counted
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
 from xlashard.predict.preflight.report.comparison import compare, page, read_budget
+from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.target_loading import TargetProgram, load_function
 from xlashard.predict.sweep.axis_ranges import AxisRange, parse_axes, read_axes
 from xlashard.predict.sweep.evaluate import SweepRequest, evaluate_mesh, source_files
@@ -83,7 +89,13 @@ def run(arguments: argparse.Namespace) -> int:
     with open_runner(arguments, sweep.title) as runner:
         report = run_sweep(sweep, runner, prices)
     print_reports(arguments, _shown(arguments, report))
-    _write_files(arguments, report)
+    best = _read_best(report, _ON_A_PAGE)
+    write_results(
+        arguments,
+        markdown=lambda: _changes(report).to_markdown(),
+        json=report.to_json,
+        html=(lambda: page(best)) if best else None,
+    )
     if report.best is None:
         print("it fits on none of these meshes", file=sys.stderr)
         return 1
@@ -202,22 +214,13 @@ def _shown(arguments: argparse.Namespace, report: SweepReport) -> Iterator[Print
 
 def _changes(report: SweepReport) -> Comparison:
     """Return what changes from the second best mesh to the best."""
-    best = _best(report, 2)
+    best = _read_best(report, 2)
     if len(best) < 2:
         raise ArgumentError("--compare shows what differs between the best two meshes that fit")
     return compare(best[1], best[0])
 
 
-def _write_files(arguments: argparse.Namespace, report: SweepReport) -> None:
-    if arguments.markdown:
-        write(arguments.markdown, _changes(report).to_markdown())
-    if arguments.json:
-        write(arguments.json, report.to_json())
-    if arguments.html and report.best is not None:
-        write(arguments.html, page(_best(report, _ON_A_PAGE)))
-
-
-def _best(report: SweepReport, count: int) -> list[Any]:
+def _read_best(report: SweepReport, count: int) -> list[PreflightReport]:
     return [report.report(result) for result in report.fitting[:count]]
 
 
