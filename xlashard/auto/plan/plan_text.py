@@ -177,7 +177,7 @@ _HELD = Section[HeldMemory](
     columns=(
         Column("value", "name", "path"),
         Column("type", "type", "code"),
-        Column(">bytes", "device_bytes", "bytes", "On one device"),
+        Column(">bytes", "device_bytes", "bytes"),
         Column("line", "source", "line"),
     ),
 )
