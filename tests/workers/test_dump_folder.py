@@ -17,7 +17,7 @@ from xlashard.predict.sweep.sweep_report import SweepProgress
 from xlashard.tpu import topology
 from xlashard.workers import dump_folder
 from xlashard.workers.dump_folder import remove_abandoned_folders, temporary_dump_folder
-from xlashard.workers.job_pool import WorkerLimits
+from xlashard.workers.job_pool import JobPool, WorkerLimits
 
 if HAS_JAX:
     import jax
@@ -122,10 +122,10 @@ def test_sweep_removes_dump_folders_of_its_processes(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = temporary / f"{dump_folder._PREFIX}of-a-process-that-was-ended"
-    monkeypatch.setattr(sweep_run, "run_jobs", lambda *_: (answer for answer in ()))
+    monkeypatch.setattr(JobPool, "run", lambda *_: (answer for answer in ()))
     sweep = sweep_run.Sweep("t", "t", (topology("v5e-4"),), {"data": AxisRange()})
     left.mkdir()
-    sweep_run.run_sweep(
-        sweep, temporary / "sweep", WorkerLimits(workers=1), SweepProgress(shown=False)
-    )
+    limits, progress = WorkerLimits(workers=1), SweepProgress(shown=False)
+    with sweep_run.SweepRunner(temporary / "sweep", limits, progress) as runner:
+        sweep_run.run_sweep(sweep, runner)
     assert not left.exists()

@@ -16,7 +16,6 @@ from xlashard.workers.job_pool import (
     WorkerJob,
     WorkerLimits,
     default_limits,
-    run_jobs,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +30,8 @@ def behaving(*ways, **more):
 
 
 def ran(jobs, **limits):
-    return {job.key: found for job, found in run_jobs(jobs, WorkerLimits(**limits))}
+    with JobPool(WorkerLimits(**limits)) as pool:
+        return {job.key: found for job, found in pool.run(jobs)}
 
 
 def test_processes_are_reused_for_several_jobs():
@@ -150,9 +150,8 @@ def test_job_with_a_missing_runner_fails():
 
 @pytest.mark.slow
 def test_workers_end_with_the_iterator(tmp_path):
-    answers = run_jobs(
-        behaving("well", "wait", "wait", mark=str(tmp_path)), WorkerLimits(workers=2)
-    )
+    pool = JobPool(WorkerLimits(workers=2))
+    answers = pool.run(behaving("well", "wait", "wait", mark=str(tmp_path)))
     _, first = next(answers)
     assert first["outcome"] == "fits"
     wait_for(lambda: any(tmp_path.iterdir()), "process that waits")

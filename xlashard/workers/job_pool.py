@@ -92,19 +92,6 @@ def default_limits(workers: int | None = None, seconds: float = 0.0) -> WorkerLi
     return WorkerLimits(workers, int(free * 0.9 / workers), seconds)
 
 
-def run_jobs(
-    jobs: Iterable[WorkerJob], limits: WorkerLimits
-) -> Generator[tuple[WorkerJob, dict[str, Any]]]:
-    """Run jobs and yield each result as soon as it is available.
-
-    A failed job yields `{"outcome": "failed", "reason": ..., "seconds": ...}`, another one its
-    result with `log`, what its process wrote to standard error. Closing the iterator ends the
-    processes.
-    """
-    with JobPool(limits) as pool:
-        yield from pool.run(jobs)
-
-
 class JobPool:
     """Worker processes, kept from one series of jobs to the next.
 
@@ -139,8 +126,12 @@ class JobPool:
         self._selector.close()
         self._selector = selectors.DefaultSelector()
 
-    def run(self, jobs: Iterable[WorkerJob]) -> Iterator[tuple[WorkerJob, dict[str, Any]]]:
+    def run(self, jobs: Iterable[WorkerJob]) -> Generator[tuple[WorkerJob, dict[str, Any]]]:
         """Run jobs and yield each result as soon as it is available.
+
+        A failed job yields `{"outcome": "failed", "reason": ..., "seconds": ...}`, another one its
+        result with `log`, what its process wrote to standard error. Closing the iterator ends the
+        processes that are at work.
 
         Args:
             jobs: The jobs. Each is taken from the iterable when a worker is idle.

@@ -16,17 +16,21 @@ from tests.core.pjit.helpers import make_mesh
 from tests.predict.preflight.examples import FITTING
 from xlashard import NamedSharding, P
 from xlashard.analysis.explain.model import MoveReport
-from xlashard.analysis.explain.report_changes import PROGRAM_KEYS, compare_programs, find_breaches
+from xlashard.analysis.explain.report_changes import (
+    PROGRAM_KEYS,
+    compare_programs,
+    find_breaches,
+    read_program_budget,
+)
 from xlashard.analysis.explain.script_report import (
     OmittedPrograms,
     ScriptProgram,
     ScriptReport,
+    compare_scripts,
     program_page,
 )
 from xlashard.analysis.explain.sections import FINDINGS, MOVES
-from xlashard.cli.commands.explain_command import PROGRAM_UNITS
 from xlashard.errors import ArgumentError
-from xlashard.support.formatting import parse_limits
 
 NOTHING_LEFT_OUT = OmittedPrograms(0, 0, "", 0)
 
@@ -73,6 +77,10 @@ def test_markdown_for_a_pull_request(quiet, talking):
     rows = [line for line in text.splitlines() if line.startswith("| all-reduce")]
     assert len(rows) == 1 and rows[0].count(" | ") == 5
     assert "Nothing changed." in compare_programs(quiet, quiet).to_markdown()
+    of_script = compare_scripts(quiet, talking).to_markdown().splitlines()
+    headings = [line for line in of_script if line.startswith("#")]
+    assert headings[:2] == ["## Programs of \\<lambda\\>", "### \\<lambda\\>"]
+    assert all(line.startswith("#### ") for line in headings[2:])
 
 
 @pytest.mark.parametrize(
@@ -88,7 +96,7 @@ def test_markdown_for_a_pull_request(quiet, talking):
     ],
 )
 def test_budgets(talking, word, broken):
-    breaches = find_breaches(talking, parse_limits([word], PROGRAM_UNITS), PROGRAM_KEYS)
+    breaches = find_breaches(talking, read_program_budget([word]), PROGRAM_KEYS)
     assert bool(breaches) == broken
     if broken:
         assert word in str(breaches[0]) and breaches[0].value > breaches[0].limit.value
@@ -96,7 +104,7 @@ def test_budgets(talking, word, broken):
 
 def test_budget_of_requests_that_are_not_done():
     report = explained(lambda x: x.sum(), donate_argnums=0)
-    (breach,) = find_breaches(report, parse_limits(["unmet=0"], PROGRAM_UNITS), PROGRAM_KEYS)
+    (breach,) = find_breaches(report, read_program_budget(["unmet=0"]), PROGRAM_KEYS)
     assert breach.value == len(report.unmet) == 1
     assert breach.lines == ("512 B x: donated, not reused",)
 
@@ -104,11 +112,7 @@ def test_budget_of_requests_that_are_not_done():
 @pytest.mark.parametrize("word", ["hbm=90%", "memory", "memory=90%", "all_reduce_bytes=3s"])
 def test_invalid_budgets(word):
     with pytest.raises(ArgumentError):
-        parse_limits([word], PROGRAM_UNITS)
-
-
-def test_budgets_are_parsed_without_the_reports():
-    assert {name: key.units for name, key in PROGRAM_KEYS.items()} == PROGRAM_UNITS
+        read_program_budget([word])
 
 
 @pytest.mark.slow

@@ -23,13 +23,19 @@ from xlashard.analysis.explain.script_report import (
 )
 from xlashard.analysis.recompile.call_differences import CallDifference
 from xlashard.analysis.recompile.recompile_report import Explanation, RecompileReport
-from xlashard.auto.choices import LayoutReport, TriedLayout
+from xlashard.auto.choices import LayoutReport
 from xlashard.auto.plan.auto_plan import AutoPlan
 from xlashard.auto.plan.plan_model import HeldMemory, PlannedConstraint, PlannedLayout
 from xlashard.hlo.collectives import CollectiveTotal
 from xlashard.predict.preflight.report.comparison import PreflightReports, compare
 from xlashard.predict.sweep.sweep_report import SweepReport
-from xlashard.predict.sweep.sweep_results import ChipPrice, SkippedTopology, ranked
+from xlashard.predict.sweep.sweep_results import (
+    ChipPrice,
+    SkippedTopology,
+    SweepFacts,
+    SweepResult,
+    ranked,
+)
 
 GOLDENS = Path(__file__).parent / "goldens"
 MIB = 2**20
@@ -87,8 +93,12 @@ PLAN = AutoPlan(
     smallest_slice="v5e-16",
 )
 TRIED = (
-    TriedLayout((("data", 8),), 64, "full", "data", "fits", 0.5, 1e6, 2**33, 2**34, is_chosen=True),
-    TriedLayout((("data", 4), ("model", 2)), outcome="refused", reason="8 heads in 16"),
+    SweepResult(
+        *("a", "v5e:2x4", 1, (("data", 8),), "fits", ""),
+        facts=SweepFacts(8, 0.5, None, 2**33, 2**34, 0.0, 1e6),
+        **{"batch": 64, "remat": "full", "layout": "data"},
+    ),
+    SweepResult("b", "v5e:2x4", 1, (("data", 4), ("model", 2)), "impossible", "8 heads in 16"),
 )
 MISSES = (
     Explanation(1, "compilation", "a.py", 3, 0.01, 0.02, 1.5, "the compiler", "first", None, ()),
@@ -112,7 +122,7 @@ REPORTS = {
         skipped_topologies=(SkippedTopology("v5e:1x1", 1, "no mesh of these axes"),),
     ),
     "plan": PLAN,
-    "layout": LayoutReport("steps:make", TRIED, PLAN, SMALL),
+    "layout": LayoutReport("steps:make", SweepReport("steps:make", "", TRIED), PLAN, SMALL),
     "recompile": RecompileReport("step", MISSES, (), 0, ("pad x to one size",)),
 }
 

@@ -1,6 +1,8 @@
 """``xlashard preflight --shardings auto`` on the command line."""
 
 import json
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import jax
@@ -8,12 +10,22 @@ import numpy as np
 import pytest
 
 from tests.cli.commands.test_preflight import Run, run
-from xlashard.auto.auto_program import read_program
-from xlashard.auto.choices import LayoutChoice, LayoutReport, predict, prove
-from xlashard.cli.commands.automatic_layouts import remat_words, training_choices
+from xlashard.auto.choices import LayoutReport, try_layouts
+from xlashard.cli.commands.automatic_layouts import (
+    choice_words,
+    choose_program,
+    training_choices,
+)
 from xlashard.cli.commands.preflight import read_reports
+from xlashard.cli.main import make_parser
 from xlashard.errors import ArgumentError
+from xlashard.predict.preflight.mesh_mapping import find_topology
+from xlashard.predict.preflight.target_loading import TargetProgram
+from xlashard.predict.sweep.evaluate import evaluate_mesh
+from xlashard.predict.sweep.sweep_results import SweepFacts, SweepResult
+from xlashard.predict.sweep.sweep_run import Sweep, make_request
 from xlashard.train.config.settings import load_settings
+from xlashard.workers.job_pool import JobPool, WorkerJob
 
 PRODUCT = "tests.cli.commands.programs:product"
 AT = "-t", "v5e-4", "--shardings", "auto"
@@ -70,7 +82,7 @@ def test_preflight_with_auto_shardings_chooses_a_layout(run: Run, tmp_path: Path
     for part in ("Layouts", "Rules", "Memory", "data=4", "tokens/s"):
         assert part in out
     found = LayoutReport.from_json(kept.read_text())
-    assert found.tried == () and found.plan.fits and found.report.fits
+    assert found.tried is None and found.plan.fits and found.report.fits
     assert found.plan.mesh == (("data", 4),)
     # The program prescribes the spec of its result, and leaves that of its argument open.
     assert [value.spec for value in found.plan.outputs] == ["P('data')"]
@@ -85,37 +97,65 @@ def test_preflight_with_auto_shardings_chooses_a_layout(run: Run, tmp_path: Path
     assert code == 1
 
 
-def matmul(rows: int, mesh: dict[str, int]) -> LayoutChoice:
-    """Return a product of `rows` rows, on a mesh of two devices if it has no sizes."""
+def test_fitting_batch_with_the_most_tokens_per_second_is_chosen(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {64: 1.0, 256: 2.0, 8192: 40.0, 16: 0.5}
+    tried: list[tuple[int, bool]] = []
 
-    def make():
-        w = jax.ShapeDtypeStruct((512, 512), np.float32)
-        x = jax.ShapeDtypeStruct((rows, 512), np.float32)
-        return read_program(lambda w, x: jax.numpy.tanh(x @ w), (w, x), {}, mesh, "v5e-4"), rows
+    def answer(_: JobPool, jobs: Iterable[WorkerJob]):
+        for job in jobs:
+            request = job.request
+            batch, is_proven = request["batch"], request["target"]["is_proven"]
+            tried.append((batch, is_proven))
+            nbytes = 2**30 * (20 if batch == 8192 else 1)
+            facts = SweepFacts(4, seconds[batch], None, nbytes, 2**34, 0.0, batch / seconds[batch])
+            outcome = "out of memory" if batch == 8192 else "fits" if is_proven else "not compiled"
+            found = {"outcome": outcome, "reason": "", "facts": asdict(facts), "layout": "data"}
+            if dict(request["mesh"])["model"] == 2:
+                found = {"outcome": "impossible", "reason": "3 rows"}
+            yield job, found
 
-    return LayoutChoice(tuple(mesh.items()), make, rows)
+    monkeypatch.setattr(JobPool, "run", answer)
+    words = [*AT, CONFIG, "--mesh", "data=..4,model=..2", "--batch", "64,16,8192,256"]
+    words += ["--folder", str(tmp_path)]
+    arguments = make_parser().parse_args(["preflight", *words])
+    program, report = choose_program(arguments, CONFIG, find_topology("v5e-4"))
+    assert report is not None and report.best is not None
+    assert [r.batch for r in report.fitting] == [256, 64, 16]
+    assert report.best.batch == 256 and program.workload is not None
+    assert program.workload.tokens == 256 * 128
+    outcomes = [r.outcome for r in report.results]
+    assert outcomes == ["fits", "fits", "fits", "out of memory", "impossible"]
+    # Predictions of all, and programs of the three most promising ones.
+    assert sorted(batch for batch, is_proven in tried if is_proven) == [16, 64, 256]
+    # What is known is not tried again.
+    count = len(tried)
+    assert choose_program(arguments, CONFIG, find_topology("v5e-4"))[1] == report
+    assert len(tried) == count
 
 
 @pytest.mark.slow
-def test_fitting_batch_with_the_most_tokens_per_second_is_chosen() -> None:
-    four = {"data": 4}
-    # A device has 3 MiB: 1 MiB of weights, and 8192 rows take 8 MiB of argument and result each.
-    share = 3 * 2**20 / 14.2 / 2**30
-    predicted = predict(
-        [matmul(64, four), matmul(1024, four), matmul(8192, four), matmul(64, {"data": 3})],
-        share,
-        10.0,
-    )
-    assert [p.choice.batch for p in predicted] == [1024, 64, 8192, 64]
-    best, tried = prove(predicted)
-    assert best.choice.batch == 1024
-    assert [t.is_chosen for t in tried] == [True, False, False, False]
-    outcomes = [t.outcome for t in tried]
-    assert outcomes == ["fits", "fits", "out of memory", "refused"]
-    assert "too much" in tried[2].verdict and "3" in tried[3].reason
-    first, second = tried[0].tokens_per_second, tried[1].tokens_per_second
-    assert first is not None and second is not None and first > second
-    assert first == pytest.approx(1024 / tried[0].seconds)
+def test_layouts_of_a_candidate_are_predicted_and_proven() -> None:
+    def judge(rows: int, *, is_proven: bool):
+        w = jax.ShapeDtypeStruct((512, 512), np.float32)
+        x = jax.ShapeDtypeStruct((rows, 512), np.float32)
+        program = TargetProgram(lambda w, x: jax.numpy.tanh(x @ w), None, (w, x))
+        # A device has 3 MiB: 1 MiB of weights, and 8192 rows take 8 MiB of argument and of result.
+        target = {"memory": 3 * 2**20 / 14.2 / 2**30, "seconds": 10.0, "is_proven": is_proven}
+        sweep = Sweep("t", target, (place,))
+        return evaluate_mesh(
+            make_request(sweep, place, {"data": 4}), lambda *_: program, try_layouts
+        )
+
+    place = find_topology("v5e-4")
+    predicted, proven = judge(1024, is_proven=False), judge(1024, is_proven=True)
+    assert (predicted["outcome"], proven["outcome"]) == ("not compiled", "fits")
+    assert proven["layout"] and proven["facts"]["seconds"] > 0
+    large = judge(8192, is_proven=True)
+    assert large["outcome"] == "out of memory" and large["reason"].endswith("of 3.3 MiB")
+    assert judge(8192, is_proven=False)["reason"].endswith("of 3.3 MiB predicted")
+    assert judge(1023, is_proven=False)["outcome"] in ("not compiled", "impossible")
 
 
 def test_training_choices_list_batches_and_remat_policies() -> None:
@@ -126,9 +166,13 @@ def test_training_choices_list_batches_and_remat_policies() -> None:
     assert training_choices(CONFIG, (), "32, 8,32", "")[0] == [32, 8]
     with pytest.raises(ArgumentError, match="--batch 0"):
         training_choices(CONFIG, (), "0", "")
+
+    def policy_words(policy: str) -> tuple[str, ...]:
+        return choice_words(SweepResult("", "v5e:2x2", 1, (), "fits", remat=policy))
+
     kept = "model.remat=true", "model.kept=['input']"
-    assert load_settings(CONFIG, (*kept, *remat_words("custom"))).model.kept == ("input",)
-    none = load_settings(CONFIG, (*kept, *remat_words("none"))).model
+    assert load_settings(CONFIG, (*kept, *policy_words("custom"))).model.kept == ("input",)
+    none = load_settings(CONFIG, (*kept, *policy_words("none"))).model
     assert (none.remat, none.residuals) == (False, ((), ()))
-    full = load_settings(CONFIG, (*kept, *remat_words("full"))).model
+    full = load_settings(CONFIG, (*kept, *policy_words("full"))).model
     assert (full.remat, full.remat_policy, full.residuals) == (True, "full", ((), ()))

@@ -280,6 +280,15 @@ def test_stop_after_ends_a_script_after_that_many_calls(folder: Path, capsys) ->
     assert [(p.name, p.calls) for p in report.programs] == [("train_step", 2)]
     assert report.omitted.count == 2
     assert "step 1 " in capsys.readouterr().out
+    # The second call compiles the function again: its argument is committed to the mesh by then.
+    again = TRAIN.replace("jax.device_put(w, NamedSharding(mesh, P()))", "w")
+    (folder / "train.py").write_text(again)
+    words = ("--programs", "train_*", "--", "train.py", "3")
+    _, report = explained("--stop-after", "1", *words)
+    assert report.why == "train_step was called 1 time"
+    assert [(p.name, p.calls) for p in report.programs] == [("train_step", 1)]
+    _, report = explained("--stop-after", "3", *words)
+    assert [(p.name, p.calls) for p in report.programs] == [("train_step", 1), ("train_step", 2)]
 
 
 @pytest.mark.slow
@@ -462,7 +471,7 @@ def test_comparison_fails_on_a_regression(folder: Path, capsys) -> None:
     assert "Only before" not in capsys.readouterr().out
     # Compare in the opposite direction, with a stored report in place of a run.
     assert main(["explain", "--compare", "report.json", "--markdown", "-", "old.json"]) == 0
-    assert capsys.readouterr().out.startswith("### Programs of train.py 1\n")
+    assert capsys.readouterr().out.startswith("## Programs of train.py 1\n")
 
 
 @pytest.mark.slow

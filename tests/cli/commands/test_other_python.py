@@ -321,12 +321,13 @@ def test_streams_signals_and_exit_code_are_those_of_the_script(
 WORKERS = """\
 import sys
 import jax
-from xlashard.workers.job_pool import WorkerJob, WorkerLimits, run_jobs
+from xlashard.workers.job_pool import JobPool, WorkerJob, WorkerLimits
 from xlashard.testing import pod
 
 if __name__ == "__main__":
     job = WorkerJob("one", "xlashard.hlo:no_such_name", {})
-    ((_, answer),) = run_jobs([job], WorkerLimits(workers=1))
+    with JobPool(WorkerLimits(workers=1)) as pool:
+        ((_, answer),) = pool.run([job])
     print(answer["reason"])
     print(pod(processes=1).run(jax.process_count))
     print(pod(processes=1).run_script("child.py").outputs[0])

@@ -202,7 +202,8 @@ lower(lambda x: x + 1, "v5e:2x2", 2)
 @pytest.mark.slow
 def test_scripts_lower_for_devices_of_a_topology_that_they_made(folder: Path, capsys) -> None:
     (folder / "aot.py").write_text(LOWERED)
-    assert preflight("--estimate", "--json", "all.json", "--", "aot.py") == 1
+    words = ("--estimate", "--json", "all.json", "--html", "all.html")
+    assert preflight(*words, "--", "aot.py") == 1
     results = PreflightReports.from_json(Path("all.json").read_text())
     (step,), (other,) = results.reports, results.unreported
     assert (step.name, step.outcome) == ("step", "fits")
@@ -211,6 +212,8 @@ def test_scripts_lower_for_devices_of_a_topology_that_they_made(folder: Path, ca
     assert [(traffic.kind, traffic.along) for traffic in step.traffic] == [("all-reduce", "data")]
     assert "8 devices of v5e:2x2, not" in other.reason
     assert "--topology v5e:2x2 --slices 2" in other.reason
+    page = Path("all.html").read_text()
+    assert "Without a report" in page and "--slices 2" in page
 
 
 LOOP = """\

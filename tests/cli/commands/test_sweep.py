@@ -9,10 +9,10 @@ import pytest
 from xlashard import Compiled, P, PreflightReport
 from xlashard.cli.commands import preflight, sweep
 from xlashard.cli.main import main
-from xlashard.predict.sweep import sweep_run
 from xlashard.predict.sweep.sweep_report import SweepReport
 from xlashard.predict.sweep.sweep_results import SweepResult
 from xlashard.tpu import topology
+from xlashard.workers.job_pool import JobPool
 
 PRODUCT = "tests.cli.commands.programs:product"
 JITTED = "tests.cli.commands.programs:jitted_product"
@@ -25,11 +25,11 @@ def run(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.chdir(tmp_path)
 
-    def here(jobs, _):
+    def here(_, jobs):
         for job in jobs:
             yield job, pkgutil.resolve_name(job.runner)(json.loads(json.dumps(job.request)))
 
-    monkeypatch.setattr(sweep_run, "run_jobs", here)
+    monkeypatch.setattr(JobPool, "run", here)
 
     def running(*words):
         code = main([*words])

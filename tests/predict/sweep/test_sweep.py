@@ -11,10 +11,11 @@ from rich.console import Console
 from tests.predict.sweep import programs
 from xlashard.errors import ArgumentError, TopologyError
 from xlashard.predict.costs.kernel_costs import KernelCost, read_kernel_costs
-from xlashard.predict.sweep import evaluate, sweep_run
+from xlashard.predict.sweep import evaluate
 from xlashard.predict.sweep.sweep_report import SweepProgress
 from xlashard.predict.sweep.sweep_run import preflight_sweep
 from xlashard.tpu import topology
+from xlashard.workers.job_pool import JobPool
 
 GRAM = "tests.predict.sweep.programs:gram"
 
@@ -65,11 +66,11 @@ def test_full_report_of_the_best_result_is_stored(swept):
 def test_second_sweep_reuses_earlier_results(swept, folder, monkeypatch):
     asked = []
 
-    def ask_only(jobs, _):
+    def ask_only(_, jobs):
         asked.extend(jobs)
         yield from ()
 
-    monkeypatch.setattr(sweep_run, "run_jobs", ask_only)
+    monkeypatch.setattr(JobPool, "run", ask_only)
 
     def again(target=GRAM, **other):
         asked.clear()
@@ -98,9 +99,7 @@ def test_failed_results_are_retried(folder, monkeypatch):
     answers = iter(
         [{"outcome": "failed", "reason": "lost"}, {"outcome": "impossible", "reason": ""}]
     )
-    monkeypatch.setattr(
-        sweep_run, "run_jobs", lambda jobs, _: ((job, next(answers)) for job in jobs)
-    )
+    monkeypatch.setattr(JobPool, "run", lambda _, jobs: ((job, next(answers)) for job in jobs))
 
     def sweep():
         return preflight_sweep(
@@ -143,11 +142,11 @@ def test_sweep_with_auto_shardings_chooses_a_layout(folder):
 def test_kernel_costs_reach_the_worker_processes(tmp_path, monkeypatch):
     asked = []
 
-    def ask_only(jobs, _):
+    def ask_only(_, jobs):
         asked.extend(jobs)
         yield from ()
 
-    monkeypatch.setattr(sweep_run, "run_jobs", ask_only)
+    monkeypatch.setattr(JobPool, "run", ask_only)
 
     def keys(**how):
         asked.clear()
@@ -166,11 +165,11 @@ def test_kernel_costs_reach_the_worker_processes(tmp_path, monkeypatch):
 def test_measured_rates_reach_the_worker_processes(tmp_path, monkeypatch):
     asked = []
 
-    def ask_only(jobs, _):
+    def ask_only(_, jobs):
         asked.extend(jobs)
         yield from ()
 
-    monkeypatch.setattr(sweep_run, "run_jobs", ask_only)
+    monkeypatch.setattr(JobPool, "run", ask_only)
     place = {"topologies": ["v5e-4", "v6e-4"], "workers": 1, "estimate": True}
     place["mesh"] = {"data": 2, "model": 2}
     preflight_sweep(GRAM, **place, folder=tmp_path)
@@ -178,6 +177,7 @@ def test_measured_rates_reach_the_worker_processes(tmp_path, monkeypatch):
     preflight_sweep(GRAM, **place, folder=tmp_path, rates=slow)
     usual, other, measured, unmeasured = asked
     assert (usual.key != measured.key) and (other.key == unmeasured.key)
+    monkeypatch.undo()
     found = [evaluate.run_target(json.loads(json.dumps(j.request))) for j in (usual, measured)]
     seconds = [each["facts"]["seconds"] for each in found]
     assert 1.5 < seconds[1] / seconds[0] < 3
@@ -233,7 +233,7 @@ def test_invalid_sweeps_fail_before_compilation(words, error, text, tmp_path):
 
 def test_a_topology_without_a_mesh_is_skipped(tmp_path, monkeypatch):
     answer = {"outcome": "impossible", "reason": "not divisible"}
-    monkeypatch.setattr(sweep_run, "run_jobs", lambda jobs, _: ((job, answer) for job in jobs))
+    monkeypatch.setattr(JobPool, "run", lambda _, jobs: ((job, answer) for job in jobs))
     words = {"topologies": ["v5e-4", "v5e-8"], "mesh": {"data": "..4"}, "folder": tmp_path}
     report = preflight_sweep(GRAM, **words)
     assert {r.topology for r in report.results} == {"v5e:2x2"}

@@ -23,7 +23,14 @@ from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.analysis.report.cells import read_value
 from xlashard.analysis.report.texts import line_text, operation_text
 from xlashard.hlo.collective_kinds import KINDS
-from xlashard.support.formatting import FORMATTERS, Limit, Unit, in_bytes, sizes_text
+from xlashard.support.formatting import (
+    FORMATTERS,
+    Limit,
+    Unit,
+    in_bytes,
+    parse_limits,
+    sizes_text,
+)
 
 type Facts[R] = Mapping[str, Callable[[R], str] | str]
 """Texts of a report, by name: functions of it, or names of attributes."""
@@ -31,7 +38,38 @@ type Facts[R] = Mapping[str, Callable[[R], str] | str]
 type Amount[R] = Callable[[R], float | None] | str
 """Number of a report: a function of it, or the name of an attribute."""
 
-type Amounts[R] = Mapping[str, tuple[Unit, Amount[R]]]
+
+@dataclass(frozen=True)
+class Figure[R]:
+    """Number of a report, which comparisons show and a budget can limit.
+
+    Attributes:
+        unit: Its unit.
+        amount: The number of a report.
+        description: Description for messages; empty for one that no budget limits.
+        contributors: The largest contributions, as text lines.
+        at_least: Whether a limit is a lower bound.
+        whole: Function from a report to the amount that a limit in percent refers to.
+    """
+
+    unit: Unit
+    amount: Amount[R]
+    description: str = ""
+    contributors: Callable[[R], list[str]] = lambda report: []
+    at_least: bool = False
+    whole: Callable[[R], float] | None = None
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """Return the units of its limits."""
+        return (self.unit,) if self.whole is None else ("part", self.unit)
+
+    def measure(self, report: R) -> float | None:
+        """Return the figure of a report; None if the report lacks it."""
+        return read_value(report, self.amount)
+
+
+type Figures[R] = Mapping[str, Figure[R]]
 """Numbers of a report, by name."""
 
 
@@ -190,7 +228,7 @@ def compare_reports[R](
     old: R,
     new: R,
     facts: Facts[R],
-    amounts: Amounts[R],
+    figures: Figures[R],
     held: Callable[[R], Sequence[BytesUse]],
     collectives: str,
 ) -> Comparison:
@@ -200,15 +238,15 @@ def compare_reports[R](
         old: Report before the change.
         new: Report after the change.
         facts: The texts to compare.
-        amounts: The numbers to compare.
+        figures: The numbers to compare.
         held: Returns the bytes that a device holds.
         collectives: Name of the attribute with the collectives.
     """
     one, other = ({name: read_value(r, fact) for name, fact in facts.items()} for r in (old, new))
     sent, now_sent = (read_value(r, collectives) for r in (old, new))
     numbers = [
-        AmountChange(name, unit, read_value(old, amount), read_value(new, amount))
-        for name, (unit, amount) in amounts.items()
+        AmountChange(name, figure.unit, figure.measure(old), figure.measure(new))
+        for name, figure in figures.items()
     ]
     return Comparison(
         old=read_value(old, "name"),
@@ -237,19 +275,6 @@ def _other_results(report: ProgramReport) -> int | None:
     return None if memory is None else memory.result_bytes - memory.alias_bytes
 
 
-_AMOUNTS: Amounts[ProgramReport] = {
-    "memory": ("bytes", "memory.total_bytes"),
-    "memory: arguments": ("bytes", "memory.argument_bytes"),
-    "memory: other results": ("bytes", _other_results),
-    "memory: temporaries": ("bytes", "memory.temporary_bytes"),
-    "sent": ("bytes", lambda r: sum(c.sent_bytes for c in r.collectives)),
-    "collectives run": ("number", lambda r: sum(c.times for c in r.collectives)),
-    "arithmetic": ("flop", "cost.flops"),
-    "memory read and written": ("bytes", "cost.bytes_accessed"),
-    "moved before each call": ("bytes", lambda r: sum(m.nbytes for m in r.moves)),
-}
-
-
 def _held(report: ProgramReport) -> list[BytesUse]:
     reused = {d.result for d in report.donations if d.is_reused}
     fresh = [v for v in report.outputs if v.path not in reused]
@@ -272,41 +297,11 @@ def compare_programs(old: ProgramReport, new: ProgramReport) -> Comparison:
         >>> [(u.change, u.what, u.new_bytes) for u in compare_programs(rows, total).traffic]
         [('added', 'all-reduce along data for reduce_sum', 112)]
     """
-    return compare_reports(old, new, _FACTS, _AMOUNTS, _held, "collectives")
+    return compare_reports(old, new, _FACTS, _FIGURES, _held, "collectives")
 
 
 _SHOWN = 5
 """Maximum number of contributions listed for an exceeded limit."""
-
-
-@dataclass(frozen=True)
-class BudgetKey[R]:
-    """Figure of a report that a budget can limit.
-
-    Attributes:
-        quantity: Unit of the figure.
-        description: Description for messages.
-        amount: The figure of a report.
-        contributors: The largest contributions, as text lines.
-        at_least: Whether the limit is a lower bound.
-        whole: Function from a report to the amount that a limit in percent refers to.
-    """
-
-    quantity: Unit
-    description: str
-    amount: Amount[R]
-    contributors: Callable[[R], list[str]] = lambda report: []
-    at_least: bool = False
-    whole: Callable[[R], float] | None = None
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """Return the units of its limits."""
-        return (self.quantity,) if self.whole is None else ("part", self.quantity)
-
-    def measure(self, report: R) -> float | None:
-        """Return the figure of a report; None if the report lacks it."""
-        return read_value(report, self.amount)
 
 
 @dataclass(frozen=True)
@@ -321,7 +316,7 @@ class Breach:
     """
 
     limit: Limit
-    key: BudgetKey[Any]
+    key: Figure[Any]
     value: float | None
     lines: tuple[str, ...]
 
@@ -337,9 +332,7 @@ class Breach:
         return "\n".join([head, *(f"  {line}" for line in self.lines)])
 
 
-def find_breaches[R](
-    report: R, limits: Iterable[Limit], keys: Mapping[str, BudgetKey[R]]
-) -> tuple[Breach, ...]:
+def find_breaches[R](report: R, limits: Iterable[Limit], keys: Figures[R]) -> tuple[Breach, ...]:
     """Return the limits that a program exceeds.
 
     Args:
@@ -351,7 +344,7 @@ def find_breaches[R](
     return tuple(breach for breach in breaches if breach is not None)
 
 
-def _breach[R](report: R, limit: Limit, key: BudgetKey[R]) -> Breach | None:
+def _breach[R](report: R, limit: Limit, key: Figure[R]) -> Breach | None:
     value = key.measure(report)
     if value is None:
         return Breach(limit, key, None, ())
@@ -382,7 +375,7 @@ def list_collectives(collectives: Iterable[CollectiveReport]) -> list[str]:
     return list_largest((c.sent_bytes, _collective_line(c)) for c in collectives)
 
 
-def traffic_key(collectives: str, description: str, **fields: object) -> BudgetKey[Any]:
+def traffic_key(collectives: str, description: str, **fields: object) -> Figure[Any]:
     """Return the key of the bytes that collectives send.
 
     Args:
@@ -398,15 +391,15 @@ def traffic_key(collectives: str, description: str, **fields: object) -> BudgetK
             if all(getattr(c, name) == value for name, value in fields.items())
         ]
 
-    return BudgetKey(
+    return Figure(
         "bytes",
-        description,
         lambda report: sum(c.sent_bytes for c in select(report)),
+        description,
         lambda report: list_collectives(select(report)),
     )
 
 
-def traffic_keys(collectives: str) -> dict[str, BudgetKey[Any]]:
+def traffic_keys(collectives: str) -> dict[str, Figure[Any]]:
     """Return the keys of the bytes that collectives of each kind, and all, send.
 
     Args:
@@ -429,43 +422,64 @@ def _largest(report: ProgramReport) -> list[str]:
     return list_largest((v.device_bytes, f"{v.path} {v.type}") for v in values)
 
 
-def _key(
-    name: str,
-    description: str,
-    contributors: Callable[[ProgramReport], list[str]] = lambda report: [],
-) -> BudgetKey[ProgramReport]:
-    """Return the key of a number that comparisons show too."""
-    unit, amount = _AMOUNTS[name]
-    return BudgetKey(unit, description, amount, contributors)
+def _list_moves(report: ProgramReport) -> list[str]:
+    return list_largest((m.nbytes, f"{m.path}: {m.source} → {m.target}") for m in report.moves)
 
 
-PROGRAM_KEYS: dict[str, BudgetKey[ProgramReport]] = {
-    "memory": _key("memory", "the memory of a device", _largest),
-    "argument_bytes": _key("memory: arguments", "argument memory", _largest),
-    "temporary_bytes": _key("memory: temporaries", "temporary memory"),
-    "flops": _key("arithmetic", "the FLOP of a device"),
-    **traffic_keys("collectives"),
-    "collectives": _key(
-        "collectives run",
+_FIGURES: Figures[ProgramReport] = {
+    "memory": Figure("bytes", "memory.total_bytes", "the memory of a device", _largest),
+    "memory: arguments": Figure("bytes", "memory.argument_bytes", "argument memory", _largest),
+    "memory: other results": Figure("bytes", _other_results),
+    "memory: temporaries": Figure("bytes", "memory.temporary_bytes", "temporary memory"),
+    "sent": traffic_key("collectives", "the collective traffic of a device"),
+    "collectives run": Figure(
+        "number",
+        lambda r: sum(c.times for c in r.collectives),
         "number of collectives that run",
         lambda r: list_collectives(r.collectives),
     ),
-    "moved_bytes": _key(
-        "moved before each call",
-        "the bytes moved before each call",
-        lambda r: list_largest((m.nbytes, f"{m.path}: {m.source} → {m.target}") for m in r.moves),
-    ),
-    "silently_replicated_bytes": BudgetKey(
+    "arithmetic": Figure("flop", "cost.flops", "the FLOP of a device"),
+    "memory read and written": Figure("bytes", "cost.bytes_accessed"),
+    "moved before each call": Figure(
         "bytes",
-        "the bytes of a device replicated silently",
+        lambda r: sum(m.nbytes for m in r.moves),
+        "the bytes moved before each call",
+        _list_moves,
+    ),
+}
+"""Numbers of `explain` that comparisons show."""
+
+PROGRAM_KEYS: Figures[ProgramReport] = {
+    "memory": _FIGURES["memory"],
+    "argument_bytes": _FIGURES["memory: arguments"],
+    "temporary_bytes": _FIGURES["memory: temporaries"],
+    "flops": _FIGURES["arithmetic"],
+    **traffic_keys("collectives"),
+    "collectives": _FIGURES["collectives run"],
+    "moved_bytes": _FIGURES["moved before each call"],
+    "silently_replicated_bytes": Figure(
+        "bytes",
         lambda r: sum(u.nbytes for u in r.unmet if u.is_whole),
+        "the bytes of a device replicated silently",
         lambda r: list_largest((u.nbytes, f"{u.path} {u.actual}") for u in r.unmet if u.is_whole),
     ),
-    "unmet": BudgetKey(
+    "unmet": Figure(
         "number",
-        "the number of requests not done",
         lambda r: len(r.unmet),
+        "the number of requests not done",
         lambda r: [f"{in_bytes(u.nbytes)} {u.path}: {u.requested}, {u.actual}" for u in r.unmet],
     ),
 }
 """Figures of `explain` that a budget can limit; bytes and FLOP are per device and execution."""
+
+
+def read_program_budget(words: Iterable[str]) -> tuple[Limit, ...]:
+    """Parse limits on a report of `explain`.
+
+    Args:
+        words: Each `KEY=VALUE`, such as `memory=80GiB`.
+
+    Raises:
+        ArgumentError: If a key or value is invalid.
+    """
+    return parse_limits(words, {name: key.units for name, key in PROGRAM_KEYS.items()})

@@ -385,6 +385,7 @@ class ScriptComparison(PrintableReport):
             else "No program became worse.",
             facts=self._others(),
             severity="costly" if worse else "",
+            is_outer=True,
         )
         for comparison in self._changed:
             yield from comparison.parts()

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from xlashard.analysis.explain.model import (
@@ -39,18 +39,6 @@ _COLLECTIVE_SUMS = (
 )
 
 
-def merge_values(values: Sequence[ValueReport]) -> list[ValueReport]:
-    """Merge values of one type and sharding with similar paths, largest first."""
-    merged = _merge(values, lambda v: replace(v, path=_pattern(v.path)), "device_bytes", "nbytes")
-    return sorted(merged, key=lambda v: -v.device_bytes)
-
-
-def _merge_collectives(collectives: Sequence[CollectiveReport]) -> list[CollectiveReport]:
-    """Merge collectives of one line with similar arguments, most sent bytes first."""
-    merged = _merge(collectives, _reason, *_COLLECTIVE_SUMS, paths=("argument",))
-    return sorted(merged, key=lambda c: -c.sent_bytes)
-
-
 def collective_sums(collectives: Sequence[CollectiveReport]) -> dict[str, int]:
     """Sum the counts, executions and bytes of collectives."""
     return _sums(collectives, _COLLECTIVE_SUMS)
@@ -64,59 +52,47 @@ def sent_by_axes(collectives: Iterable[CollectiveReport]) -> dict[str, int]:
     return sent
 
 
-def _reason(c: CollectiveReport) -> Hashable:
+def _describe_cause(c: CollectiveReport) -> Hashable:
     what = c.kind, c.along, c.groups, c.operands, c.results
     certain = c.times_known, c.conditional, c.asynchronous
     named = _pattern(c.argument) or operation_text(c.op_name), operation_text(c.needed_by)
     return what, certain, named, c.source, c.needed_by_source
 
 
-def _merge_moves(moves: Sequence[MoveReport]) -> list[MoveReport]:
-    """Merge moves between the same shardings with similar arguments, the largest first."""
-
-    def key(m: MoveReport) -> Hashable:
-        return _pattern(m.path), m.source, m.target
-
-    merged = _merge(moves, key, "device_bytes_moved", "host_bytes")
-    return sorted(merged, key=lambda m: -m.nbytes)
-
-
-def _merge_donations(donations: Sequence[DonationReport]) -> list[DonationReport]:
-    """Merge arguments that could be donated, with similar paths and results."""
-
-    def key(d: DonationReport) -> Hashable:
-        return _pattern(d.path), _pattern(d.result)
-
-    could = [d for d in donations if not d.donated]
-    return _merge(could, key, "device_bytes", paths=("path", "result"))
-
-
-def _merge[T](
-    rows: Sequence[T],
-    key: Callable[[T], Hashable],
+def _make_merge(
     *sums: str,
+    order: str = "",
     paths: Sequence[str] = ("path",),
-) -> list[T]:
-    """Merge rows of one key.
+    key: Callable[[Any], Hashable] | None = None,
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """Return a function that merges similar rows, the largest first.
 
     Args:
-        rows: The rows.
-        key: Returns the key of a row.
         *sums: Fields that are summed up.
+        order: Field of the size of a row; the first of the sums if empty.
         paths: Fields with paths, which become one path; the first one is followed by the number of
             rows.
+        key: Returns a key of similar rows; by default their other fields, with any index in texts.
     """
-    groups: dict[Hashable, list[Any]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    merged = []
-    for group in groups.values():
-        named = {
-            path: _path([getattr(row, path) for row in group], count=path == paths[0])
-            for path in paths
-        }
-        merged.append(replace(group[0], **named, **_sums(group, sums)))
-    return merged
+
+    def find_key(row: Any) -> Hashable:
+        values = [getattr(row, each.name) for each in fields(row) if each.name not in sums]
+        return tuple(_pattern(value) if isinstance(value, str) else value for value in values)
+
+    def merge(rows: Sequence[Any]) -> list[Any]:
+        groups: dict[Hashable, list[Any]] = {}
+        for row in rows:
+            groups.setdefault((key or find_key)(row), []).append(row)
+        merged: list[Any] = []
+        for group in groups.values():
+            named = {
+                path: _path([getattr(row, path) for row in group], count=path == paths[0])
+                for path in paths
+            }
+            merged.append(replace(group[0], **named, **_sums(group, sums)))
+        return sorted(merged, key=lambda row: -getattr(row, order or sums[0]))
+
+    return merge
 
 
 def _sums(group: Sequence[Any], names: Sequence[str]) -> dict[str, int]:
@@ -138,6 +114,18 @@ def _path(paths: Sequence[str], *, count: bool) -> str:
     ]
     text = "".join(steps)
     return f"{text} ({len(paths)})" if count and text else text
+
+
+merge_values: Callable[[Sequence[ValueReport]], list[ValueReport]]
+merge_values = _make_merge(
+    "device_bytes", "nbytes", key=lambda value: replace(value, path=_pattern(value.path))
+)
+"""Merges values of one type and sharding with similar paths, largest first."""
+
+_merge_collectives = _make_merge(
+    *_COLLECTIVE_SUMS, order="sent_bytes", paths=("argument",), key=_describe_cause
+)
+_merge_donations = _make_merge("device_bytes", paths=("path", "result"))
 
 
 def groups_text(collective: CollectiveReport) -> str:
@@ -274,7 +262,7 @@ def collectives_section(
             Column("runs", _runs_text, "", on_page=False),
             Column("along", along),
             Column("of", types_text, "code"),
-            Column(">times", _times_cell, tip=f"How often it runs in {per}"),
+            Column(">times", _times_cell),
             Column(">sent", "sent_bytes", "bytes", f"Bytes that a device sends in {per}"),
             Column(">takes", lambda c: c.seconds or None, "seconds", "At the speed of the links"),
             Column("for", _cause_cell),
@@ -469,20 +457,14 @@ def donations_section(donations: Sequence[DonationReport]) -> Section[DonationRe
             Column("its memory", _fate_cell),
         ),
         rows=(*lost, *could, *reused),
-        merged=_merge_donations,
+        merged=lambda rows: _merge_donations([d for d in rows if not d.donated]),
         severity="costly" if lost or could else "",
         is_folded=not (lost or could),
         is_kept=bool(donations),
     )
 
 
-def _merge_unmet(rows: Sequence[UnmetRequest]) -> list[UnmetRequest]:
-    """Merge requests with similar paths and reasons, most bytes first."""
-
-    def key(u: UnmetRequest) -> Hashable:
-        return u.kind, u.requested, u.source, *map(_pattern, (u.path, u.actual, u.reason))
-
-    return sorted(_merge(rows, key, "nbytes"), key=lambda u: -u.nbytes)
+_merge_unmet = _make_merge("nbytes")
 
 
 def _outcome_text(u: UnmetRequest) -> str:
@@ -543,15 +525,6 @@ REPEATED = Section[RepeatedReport](
 """Section of the work that every device repeats."""
 
 
-def _merge_constants(rows: Sequence[ConstantReport]) -> list[ConstantReport]:
-    """Merge constants with similar paths and equal types, most bytes first."""
-
-    def key(c: ConstantReport) -> Hashable:
-        return _pattern(c.path), c.shape, c.dtype, c.spec
-
-    return sorted(_merge(rows, key, "nbytes", "argument_bytes"), key=lambda c: -c.nbytes)
-
-
 def _as_argument(c: ConstantReport) -> str:
     if not c.saved_bytes:
         return "as an argument: the same bytes, once instead of in the program"
@@ -567,11 +540,11 @@ CONSTANTS = Section[ConstantReport](
         Column("array", "path", "path"),
         Column("type", lambda c: typed(c.dtype, c.shape), "code"),
         Column("sharding", "spec", "code", "Outside of the program"),
-        Column(">bytes", "nbytes", "bytes", "On each device"),
+        Column(">bytes", "nbytes", "bytes"),
         Column("instead", _as_argument),
     ),
     printed=">each device={bytes} | array={array}  {type} | instead",
-    merged=_merge_constants,
+    merged=_make_merge("nbytes", "argument_bytes"),
 )
 """Section of the arrays that are constants of a program."""
 
@@ -585,12 +558,12 @@ MOVES = Section[MoveReport](
     note="to all devices; device_put them once to save it",
     columns=(
         Column("argument", "path", "path"),
-        Column(">moves", "nbytes", "bytes", "To all devices"),
+        Column(">moves", "nbytes", "bytes"),
         Column("from", "source", "code"),
         Column("to", "target", "code"),
     ),
     printed=">moves | argument | from → to={from} → {to}",
-    merged=_merge_moves,
+    merged=_make_merge("device_bytes_moved", "host_bytes", order="nbytes"),
 )
 """Section of the arguments that are resharded or uploaded before each call."""
 

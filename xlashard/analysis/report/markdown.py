@@ -26,11 +26,13 @@ def format_markdown(parts: Iterable[Head | Section[Any]]) -> str:
 
 
 def _head(head: Head) -> Iterator[str]:
-    place = f" on {markdown_text(' · '.join(head.place))}" if head.place else ""
-    yield f"### {markdown_text(head.title)}{place}"
+    place = markdown_text(" · ".join(head.place))
+    between = (", " if head.is_line else " on ") if place else ""
+    level = "##" if head.is_line or head.is_outer else "###"
+    yield f"{level} {markdown_text(head.title)}{between}{place}"
     if head.headline:
         yield f"**{markdown_text(head.headline)}**"
-    facts = [(word, join_cell(fact)) for word, fact in head.facts]
+    facts = [(word, join_cell(fact)) for word, fact in head.sentences]
     if head.worth:
         facts.append(("most worth doing", join_cell(head.worth)))
     lines = [f"- **{word}**: {markdown_text(fact.text)}" for word, fact in (*facts, *head.notes)]

@@ -175,7 +175,8 @@ class Head:
     Attributes:
         title: What it is a report of.
         place: Its devices, mesh and partitioner.
-        facts: Main facts by a word, as sentences; pages show the key figures instead, if there are.
+        facts: Main facts by a word, as sentences, which pages show where there are no key figures;
+            without facts, other views show the key figures.
         headline: The main fact, on a page.
         badges: Words of the outcome on a page, each with its colour and tooltip.
         worth: The code change that is most worth doing, with its price; empty without one.
@@ -184,6 +185,7 @@ class Head:
         figure: Drawing on a page.
         severity: Its colour.
         is_line: Whether it is a line above the report that follows, such as its caller.
+        is_outer: Whether the heads that follow are of its parts.
     """
 
     title: str
@@ -197,6 +199,12 @@ class Head:
     figure: Any = None
     severity: Severity = ""
     is_line: bool = False
+    is_outer: bool = False
+
+    @property
+    def sentences(self) -> Sequence[tuple[str, Content]]:
+        """Main facts by a word, or the key figures."""
+        return self.facts or [(f.name, f"{f.text} {f.note}".rstrip()) for f in self.figures]
 
 
 @dataclass(frozen=True)

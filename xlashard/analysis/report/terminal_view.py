@@ -87,7 +87,7 @@ def render_head(head: Head, page: PrintedPage) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
-    facts = [*head.facts]
+    facts = [*head.sentences]
     if head.worth:
         style = "warn" if head.severity == "costly" else ""
         facts.append(("advice", join_cell("most worth doing: ", Span(head.worth, style))))

@@ -77,45 +77,34 @@ def plan_details(plan: PlanFields) -> Iterator[Section]:
 
 
 def _head(plan: PlanFields) -> Head:
-    chosen, second = plan.chosen, plan.runner_up
-    time, used = in_seconds(chosen.best_seconds), in_bytes(chosen.best_bytes)
-    whole = f"of {in_bytes(plan.memory_bytes)} on each device"
-    figures = [
-        KeyFigure("step", time, chosen.best_seconds, f"of the layout {chosen.name}"),
-        KeyFigure("memory", used, chosen.best_bytes, whole),
-    ]
-    if second is not None:
-        seconds, note = second.best_seconds, f"of the layout {second.name}"
-        figures.append(KeyFigure("second", in_seconds(seconds), seconds, note))
-    if plan.gap is not None:
-        note = "of an axis to its best, given the others, at most"
-        figures.append(KeyFigure("gap", in_percent(plan.gap), plan.gap, note))
-    notes: list[tuple[str, TableCell]] = []
-    if plan.smallest_slice:
-        notes.append(("would do", join_cell(plan.smallest_slice)))
-    if plan.unknown_primitives:
-        names = f"no sharding rule: {', '.join(plan.unknown_primitives)}"
-        notes.append(("whole", join_cell(Span(names, "warn"))))
+    time = in_seconds(plan.chosen.best_seconds)
     return Head(
         title=plan.name,
         place=[plan.devices, sizes_text(plan.mesh)],
-        facts=list(_facts(plan)),
         headline=f"{time} a step" if plan.fits else "No layout fits",
-        notes=notes,
-        figures=figures,
+        notes=[(word, join_cell(note)) for word, note in _notes(plan)],
+        figures=list(_key_figures(plan)),
         severity="fits" if plan.fits else "not",
     )
 
 
-def _facts(plan: PlanFields) -> Iterator[tuple[str, Content]]:
+def _key_figures(plan: PlanFields) -> Iterator[KeyFigure]:
     chosen, second = plan.chosen, plan.runner_up
-    time, used = in_seconds(chosen.best_seconds), in_bytes(chosen.best_bytes)
-    yield "step", time if plan.fits else f"{time}, if it fitted"
-    memory = f"{used} of {in_bytes(plan.memory_bytes)} on each device"
-    yield "memory", memory if plan.fits else Span(f"{memory}: no layout fits", "bad")
-    if second is not None and chosen.best_seconds:
-        slower = second.best_seconds / chosen.best_seconds - 1
-        yield "second", f"{second.name}, {in_percent(slower)} slower"
+    used, whole = in_bytes(chosen.best_bytes), in_bytes(plan.memory_bytes)
+    note = f"of the layout {chosen.name}{', if it fitted' * (not plan.fits)}"
+    yield KeyFigure("step", in_seconds(chosen.best_seconds), chosen.best_seconds, note)
+    yield KeyFigure("memory", used, chosen.best_bytes, f"of {whole} on each device")
+    if second is not None:
+        seconds, note = second.best_seconds, f"of the layout {second.name}"
+        if chosen.best_seconds:
+            note += f", {in_percent(seconds / chosen.best_seconds - 1)} slower"
+        yield KeyFigure("second", in_seconds(seconds), seconds, note)
+    if plan.gap is not None:
+        note = "of an axis to its best, given the others, at most"
+        yield KeyFigure("gap", in_percent(plan.gap), plan.gap, note)
+
+
+def _notes(plan: PlanFields) -> Iterator[tuple[str, Content]]:
     if plan.shares:
         whole = sum(seconds for _, seconds in plan.shares) or 1.0
         names = WORDS[plan.links].shares
@@ -124,11 +113,15 @@ def _facts(plan: PlanFields) -> Iterator[tuple[str, Content]]:
             for name, seconds in plan.shares[:4]
         )
         yield "time", ", ".join(parts)
-    if plan.gap is not None:
-        yield "solved", f"each axis within {in_percent(plan.gap)}, given the others"
     if plan.least_seconds is not None:
-        least, predicted = in_seconds(plan.least_seconds), in_seconds(chosen.predicted_seconds)
+        least, predicted = map(in_seconds, (plan.least_seconds, plan.chosen.predicted_seconds))
         yield "model", f"predicted {predicted}, by a model in which the work alone takes {least}"
+    if not plan.fits:
+        yield "too large", Span("no layout fits", "bad")
+    if plan.smallest_slice:
+        yield "would do", plan.smallest_slice
+    if plan.unknown_primitives:
+        yield "whole", Span(f"no sharding rule: {', '.join(plan.unknown_primitives)}", "warn")
 
 
 def _layouts(plan: PlanFields) -> Section[PlannedLayout]:
@@ -184,7 +177,7 @@ _HELD = Section[HeldMemory](
     columns=(
         Column("value", "name", "path"),
         Column("type", "type", "code"),
-        Column(">bytes", "device_bytes", "bytes", "On one device"),
+        Column(">bytes", "device_bytes", "bytes"),
         Column("line", "source", "line"),
     ),
 )

@@ -2,13 +2,12 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
+from typing import Any
 
 from xlashard._jax.trace.jitted import inner_stage
-from xlashard.auto.auto_program import AutoProgram, read_program
 from xlashard.auto.auto_shard import auto_shard
-from xlashard.auto.choices import LayoutChoice, LayoutReport, TriedLayout, predict, prove
+from xlashard.auto.choices import LayoutReport, try_layouts
 from xlashard.cli.commands import sweep
 from xlashard.cli.commands.common import (
     check_budget,
@@ -19,20 +18,27 @@ from xlashard.cli.commands.common import (
     status_line,
     topologies_for,
 )
-from xlashard.cli.commands.result_files import check_outputs, print_reports, write
+from xlashard.cli.commands.result_files import check_outputs, print_reports, write_results
 from xlashard.errors import ArgumentError
 from xlashard.predict.preflight.preflight_run import preflight
 from xlashard.predict.preflight.report.comparison import read_budget
-from xlashard.predict.preflight.report.measured import Calibration
 from xlashard.predict.preflight.target_loading import TargetProgram, check_target, user_code_errors
 from xlashard.predict.sweep.axis_ranges import factorisations, parse_axes, read_axes
+from xlashard.predict.sweep.evaluate import SweepRequest, evaluate_mesh
+from xlashard.predict.sweep.sweep_report import SweepReport
+from xlashard.predict.sweep.sweep_results import SweepResult, ranked
+from xlashard.predict.sweep.sweep_run import Sweep, SweepRunner, make_request
 from xlashard.predict.targets.base_topology import BaseTopology
+from xlashard.predict.targets.mesh_layout import resolve_axis_sizes
 from xlashard.train.config.settings import REMAT_POLICIES, load_settings
 
+_RUNNER = "xlashard.cli.commands.automatic_layouts:try_target"
 _SECONDS = 60.0
 """Time limit of all searches, and of that for the program that was chosen."""
 _LEAST_SECONDS = 1.0
 _MEMORY = 0.9
+_PROVEN = 3
+"""Number of candidates to compile."""
 _AXES = {"data": "auto", "model": "..32"}
 _AUTO = "auto"
 _OWN_POLICY, _NO_REMAT = "custom", "none"
@@ -55,18 +61,20 @@ def run(arguments: argparse.Namespace) -> int:
     limits = read_budget(arguments.budget)
     options = preflight_options(arguments)
     rates = read_calibration_files(arguments.rates, [place]).get(place.chip.name)
-    with status_line(f"choosing a layout of {target} on {place}"):
-        program, tried = _chosen(arguments, target, place, rates)
-        with user_code_errors(f"{target} can't be traced"):
-            plan = auto_shard(
-                program.function,
-                *program.args,
-                mesh=program.mesh,
-                topology=place,
-                memory=_MEMORY,
-                rates=rates,
-                **program.kwargs,
-            )
+    program, tried = choose_program(arguments, target, place)
+    with (
+        status_line(f"choosing a layout of {target} on {place}"),
+        user_code_errors(f"{target} can't be traced"),
+    ):
+        plan = auto_shard(
+            program.function,
+            *program.args,
+            mesh=program.mesh,
+            topology=place,
+            memory=_MEMORY,
+            rates=rates,
+            **program.kwargs,
+        )
     with status_line(f"compiling {target} for {place}"):
         report = preflight(
             plan.lower_program(),
@@ -78,13 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     layouts = LayoutReport(target, tried, plan, report)
     print_reports(arguments, [layouts])
-    for path, text in (
-        (arguments.json, layouts.to_json),
-        (arguments.html, layouts.to_html),
-        (arguments.trace, report.to_trace),
-    ):
-        if path:
-            write(path, text())
+    write_results(arguments, json=layouts.to_json, html=layouts.to_html, trace=report.to_trace)
     return 0 if check_budget(report, limits, named=False) else 1
 
 
@@ -111,7 +113,6 @@ def _checked(arguments: argparse.Namespace) -> tuple[str, BaseTopology]:
                 f"--{name} is not for --shardings auto: write --json auto.json, then xlashard "
                 f"preflight --{name} with auto.json"
             )
-    sweep.check_no_sweep(arguments)
     check_outputs(arguments)
     if len(arguments.targets) != 1:
         raise ArgumentError(
@@ -138,96 +139,119 @@ def _checked(arguments: argparse.Namespace) -> tuple[str, BaseTopology]:
             f"{len(places)}: write --topology {places[0].name}"
         )
     (place,) = places
+    if not (sweep.is_sweep(arguments) or arguments.batch or arguments.remat):
+        sweep.check_no_sweep(arguments)
     return target, place
 
 
-@dataclass(frozen=True)
-class _LayoutSource:
-    """Program by its settings.
+def _find_program(
+    target: str, place: BaseTopology, axes: Mapping[str, int] | None, words: Sequence[str]
+) -> TargetProgram:
+    """Return the program whose layout is left open."""
+    words = (*words, "sharding=auto") if target.endswith(".toml") else words
+    program = find_program(target, place, axes, words)
+    if inner_stage(program.function) is not None:
+        raise ArgumentError(
+            f"{target} returned a {type(program.function).__name__}, which has its layout: return "
+            "the function and its arguments"
+        )
+    return program
 
-    Attributes:
-        target: Settings file, or `package.module:function`.
+
+def try_target(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Try the layouts of a candidate, in a process of a sweep."""
+    return evaluate_mesh(SweepRequest.from_json(values), _make_candidate, try_layouts)
+
+
+def _make_candidate(request: SweepRequest, place: BaseTopology) -> TargetProgram:
+    words = (*sweep.checked_settings(request.target), *choice_words(request))
+    return _find_program(request.target["name"], place, request.axes, words)
+
+
+def choose_program(
+    arguments: argparse.Namespace, target: str, place: BaseTopology
+) -> tuple[TargetProgram, SweepReport | None]:
+    """Choose mesh, batch and remat policy of a program.
+
+    Args:
+        arguments: The words of `xlashard preflight`, parsed.
+        target: The program.
         place: The topology.
-        words: Words of `--set`.
-        rates: Measured slowdowns of the chip; None for the published rates.
+
+    Returns:
+        The program, and what was tried; None without a choice.
+
+    Raises:
+        XlashardError: If the words are wrong, or the program is possible on none of the meshes.
     """
-
-    target: str
-    place: BaseTopology
-    words: tuple[str, ...]
-    rates: Calibration | None
-
-    def program(self, axes: Mapping[str, int] | None, words: Sequence[str] = ()) -> TargetProgram:
-        """Return the program on a mesh, with further settings."""
-        program = find_program(self.target, self.place, axes, (*self.words, *words))
-        if inner_stage(program.function) is not None:
-            raise ArgumentError(
-                f"{self.target} returned a {type(program.function).__name__}, which has its "
-                "layout: return the function and its arguments"
-            )
-        return program
-
-    def choice(
-        self, axes: Mapping[str, int] | None, batch: int | None = None, remat: str = ""
-    ) -> LayoutChoice:
-        """Return a choice of mesh, batch and remat policy."""
-        words = self.choice_words(batch, remat)
-        sizes = tuple(axes.items()) if axes else ()
-        return LayoutChoice(sizes, partial(self.read, axes, words), batch, remat)
-
-    def choice_words(self, batch: int | None, remat: str) -> tuple[str, ...]:
-        """Return the settings of a choice."""
-        own = () if batch is None else (f"training.batch={batch}",)
-        return (*own, *(remat_words(remat) if remat else ()))
-
-    def read(
-        self, axes: Mapping[str, int] | None, words: Sequence[str]
-    ) -> tuple[AutoProgram, int | None]:
-        """Return the traced program, and the tokens of a step."""
-        program = self.program(axes, words)
-        on, work = program.mesh or axes, program.workload
-        with user_code_errors(f"{self.target} can't be traced"):
-            traced = read_program(program.function, program.args, program.kwargs, on, self.place)
-        return traced.with_rates(self.rates), None if work is None else work.tokens
-
-
-def _chosen(
-    arguments: argparse.Namespace, target: str, place: BaseTopology, rates: Calibration | None
-) -> tuple[TargetProgram, tuple[TriedLayout, ...]]:
-    """Return the program with the mesh and the settings that were chosen, and what was tried."""
-    of_settings = target.endswith(".toml")
-    words = (*arguments.set, "sharding=auto") if of_settings else tuple(arguments.set)
-    source = _LayoutSource(target, place, words, rates)
-    meshes = _meshes(arguments, place)
     batches, policies = [None], [""]
     if arguments.batch or arguments.remat:
         batches, policies = training_choices(
             target, arguments.set, arguments.batch, arguments.remat
         )
-    if len(meshes) * len(batches) * len(policies) == 1:
-        return source.program(meshes[0]), ()
-    limit = max(_SECONDS / (len(meshes) + len(batches) * len(policies)), _LEAST_SECONDS)
-    first = [source.choice(axes, batches[0], policies[0]) for axes in meshes]
-    predicted = predict(first, _MEMORY, limit)
-    if predicted[0].program is None:
-        raise ArgumentError(
-            f"{target} is possible on none of the meshes: {predicted[0].tried.reason}"
-        )
-    # Other batches and remat policies are tried on the most promising mesh.
-    axes = dict(predicted[0].choice.mesh) or None
+    meshes = _meshes(arguments, target, place)
     pairs = [(batch, remat) for batch in batches for remat in policies]
-    more = predict((source.choice(axes, *pair) for pair in pairs[1:]), _MEMORY, limit)
-    predicted = sorted([*predicted, *more], key=lambda p: p.rank)
-    best, tried = prove(predicted)
-    choice = best.choice
-    chosen = source.choice_words(choice.batch, choice.remat)
-    return source.program(dict(choice.mesh) or None, chosen), tuple(tried)
+    if len(meshes) * len(pairs) == 1:
+        return _find_program(target, place, meshes[0], arguments.set), None
+    plain = sweep.describe_sweep(arguments, target, (place,))
+    seconds = max(_SECONDS / (len(meshes) + len(pairs)), _LEAST_SECONDS)
+    limits = {"memory": _MEMORY, "seconds": seconds, "is_proven": False}
+    candidates = replace(plain, target={**plain.target, **limits}, runner=_RUNNER)
+    requests = [
+        replace(make_request(candidates, place, axes or {}), batch=batches[0], remat=policies[0])
+        for axes in meshes
+    ]
+    with sweep.open_runner(arguments, target) as runner:
+        best = runner.run(candidates, requests)[0]
+        if best.facts is None:
+            raise ArgumentError(f"{target} is possible on none of the meshes: {best.reason}")
+        # Other batches and remat policies are tried on the most promising mesh.
+        requests += [
+            replace(requests[0], mesh=best.mesh, batch=batch, remat=remat)
+            for batch, remat in pairs[1:]
+        ]
+        results = _prove(runner, candidates, requests)
+    program = _find_program(
+        target, place, dict(results[0].mesh), (*arguments.set, *choice_words(results[0]))
+    )
+    return program, SweepReport(target, str(runner.folder), results, runner.reused_results)
 
 
-def _meshes(arguments: argparse.Namespace, place: BaseTopology) -> list[dict[str, int] | None]:
-    """Return the meshes to choose from; None for that of the program."""
+def _prove(
+    runner: SweepRunner, candidates: Sweep, requests: Sequence[SweepRequest]
+) -> tuple[SweepResult, ...]:
+    """Compile the most promising candidates; while none of them fits, the next ones.
+
+    Args:
+        runner: Runner of the candidates.
+        candidates: Specification of the sweep.
+        requests: All candidates, whose predictions the folder of the runner has.
+
+    Returns:
+        The results of all, best first.
+    """
+
+    def choice(each: SweepRequest | SweepResult) -> tuple[Any, ...]:
+        return each.mesh, each.batch, each.remat
+
+    predicted = runner.run(candidates, requests)
+    results = {choice(result): result for result in predicted}
+    by_choice = {choice(request): request for request in requests}
+    possible = [by_choice[choice(r)] for r in predicted if r.facts is not None]
+    while possible and not any(r.outcome == "fits" for r in results.values()):
+        group, possible = possible[:_PROVEN], possible[_PROVEN:]
+        proven = [replace(each, target={**each.target, "is_proven": True}) for each in group]
+        results |= {choice(result): result for result in runner.run(candidates, proven)}
+    return ranked(results.values())
+
+
+def _meshes(
+    arguments: argparse.Namespace, target: str, place: BaseTopology
+) -> list[dict[str, int] | None]:
+    """Return the meshes to choose from; None for that of a function."""
     if not arguments.mesh:
-        return [None]
+        own = load_settings(target, arguments.set).mesh if target.endswith(".toml") else None
+        return [own and resolve_axis_sizes(own, place.num_devices, str(place))]
     if not sweep.is_sweep(arguments):
         return [read_mesh(arguments.mesh)]
     axes = read_axes(_AXES) if arguments.mesh.strip() == _AUTO else parse_axes(arguments.mesh)
@@ -287,19 +311,21 @@ def _batch_size(word: str, words: str) -> int:
     )
 
 
-def remat_words(policy: str) -> tuple[str, ...]:
-    """Return the settings of a remat policy, as `KEY=VALUE` words.
+def choice_words(choice: SweepRequest | SweepResult) -> tuple[str, ...]:
+    """Return the batch and the remat policy of a choice as `KEY=VALUE` words of settings.
 
     Args:
-        policy: `custom` for that of the settings, `none`, or a name for `model.remat_policy`.
+        choice: The choice. Its policy is `custom` for that of the settings, `none`, or a name for
+            `model.remat_policy`.
     """
-    if policy == _OWN_POLICY:
-        return ()
-    named = "custom" if policy == _NO_REMAT else policy
-    remat = "false" if policy == _NO_REMAT else "true"
+    batch = () if choice.batch is None else (f"training.batch={choice.batch}",)
+    policy = choice.remat
+    if policy in ("", _OWN_POLICY):
+        return batch
     return (
-        f"model.remat={remat}",
-        f"model.remat_policy={named}",
+        *batch,
+        f"model.remat={'false' if policy == _NO_REMAT else 'true'}",
+        f"model.remat_policy={_OWN_POLICY if policy == _NO_REMAT else policy}",
         "model.kept=[]",
         "model.offloaded=[]",
     )

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import xlashard
@@ -17,7 +18,7 @@ from xlashard.cli.commands.result_files import (
     print_reports,
     prints_results,
     skipped_files,
-    write,
+    write_results,
 )
 from xlashard.cli.commands.script_run import (
     StopRule,
@@ -28,10 +29,9 @@ from xlashard.cli.commands.script_run import (
 )
 from xlashard.config import read_flags
 from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
-from xlashard.hlo.collective_kinds import KINDS
 from xlashard.support.consoles import print_json
 from xlashard.support.documents import parse_json, read_text
-from xlashard.support.formatting import Unit, parse_limits, print_error
+from xlashard.support.formatting import print_error
 from xlashard.support.lazily import deferred
 from xlashard.support.program_runner import parse_script
 
@@ -50,20 +50,6 @@ else:
     stand_in_values = deferred("xlashard._jax.runtime.stand_in_values")
     report_changes = deferred("xlashard.analysis.explain.report_changes")
     script_report = deferred("xlashard.analysis.explain.script_report")
-
-PROGRAM_UNITS: Mapping[str, tuple[Unit, ...]] = {
-    "memory": ("bytes",),
-    "argument_bytes": ("bytes",),
-    "temporary_bytes": ("bytes",),
-    "flops": ("flop",),
-    **{f"{kind.replace('-', '_')}_bytes": ("bytes",) for kind in KINDS},
-    "collective_bytes": ("bytes",),
-    "collectives": ("number",),
-    "moved_bytes": ("bytes",),
-    "silently_replicated_bytes": ("bytes",),
-    "unmet": ("number",),
-}
-"""Units of the limits on reports of `explain`, by key, as in `PROGRAM_KEYS`."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -92,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     """Check the words as far as that is possible without JAX, before a script runs."""
     read_flags(os.environ)
-    parse_limits(arguments.budget, PROGRAM_UNITS)
+    report_changes.read_program_budget(arguments.budget)
     target = arguments.target or ""
     if not (target or arguments.script):
         raise ArgumentError("which program? Write package.module:function, or -- python train.py")
@@ -212,23 +198,24 @@ def _selected(report: Any, patterns: Sequence[str]) -> Any:
 
 def _breaches(budget: Sequence[str], named: "Mapping[str, ProgramReport]") -> list[str]:
     """Return a text for each limit that a program exceeds."""
-    parsed = parse_limits(budget, PROGRAM_UNITS)
+    limits = report_changes.read_program_budget(budget)
     return [
         f"{name}: {breach}"
         for name, report in named.items()
-        for breach in report_changes.find_breaches(report, parsed, report_changes.PROGRAM_KEYS)
+        for breach in report_changes.find_breaches(report, limits, report_changes.PROGRAM_KEYS)
     ]
 
 
 def _write(arguments: argparse.Namespace, report: Any, changes: Any) -> None:
     """Write the requested files."""
-    if arguments.json:
-        write(arguments.json, report.to_json())
-    if arguments.markdown and changes is not None:
-        write(arguments.markdown, changes.to_markdown())
-    if arguments.html and script_report.named_programs(report):
-        comparisons = () if changes is None else tuple(c for c in changes.programs if not c.is_same)
-        write(arguments.html, script_report.program_page(report, comparisons))
+    compared = () if changes is None else tuple(c for c in changes.programs if not c.is_same)
+    is_explained = bool(script_report.named_programs(report))
+    write_results(
+        arguments,
+        json=report.to_json,
+        markdown=None if changes is None else changes.to_markdown,
+        html=partial(script_report.program_page, report, compared) if is_explained else None,
+    )
 
 
 def _stored(path: str) -> Mapping[str, Any]:

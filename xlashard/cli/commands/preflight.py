@@ -3,9 +3,9 @@
 import argparse
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from xlashard._jax.runtime.stand_in_values import StandInRead
 from xlashard._jax.trace.observed_programs import ObservedCall
 from xlashard.analysis.programs.from_script import RecordedProgram
+from xlashard.analysis.report.parts import distinct_names
 from xlashard.cli.commands import sweep
 from xlashard.cli.commands.common import (
     check_budget,
@@ -38,6 +39,7 @@ from xlashard.cli.commands.result_files import (
     reason_of,
     skipped_files,
     write,
+    write_results,
     writes_folder,
 )
 from xlashard.cli.commands.script_run import (
@@ -164,8 +166,7 @@ def _compare_sets(
         )
     changes = compare_sets(old, new)
     print_reports(arguments, [changes])
-    if arguments.markdown:
-        write(arguments.markdown, changes.to_markdown())
+    write_results(arguments, markdown=changes.to_markdown)
     return 0 if all([check_budget(report, limits, named=True) for report in new]) else 1
 
 
@@ -307,33 +308,34 @@ def _show(arguments: argparse.Namespace, results: PreflightReports) -> None:
 def _write_files(arguments: argparse.Namespace, results: PreflightReports) -> None:
     """Write the requested files."""
     reports = results.reports
-    is_compared = arguments.compare and len(reports) == 2
-    if arguments.json:
-        if is_compared:
-            write(arguments.json, compare(*reports).to_json())
-        elif writes_folder(arguments, len(reports)):
-            _write_all(arguments.json, reports)
-        else:
-            is_one = len(reports) == 1 and not (results.unreported or results.advice)
-            write(arguments.json, (reports[0] if is_one else results).to_json())
-    if arguments.markdown and is_compared:
-        write(arguments.markdown, compare(*reports).to_markdown())
-    if arguments.trace and len(reports) == 1:
-        write(arguments.trace, reports[0].to_trace())
-    if arguments.html and reports:
-        write(arguments.html, page(reports, compare(*reports) if is_compared else None))
+    changes = compare(*reports) if arguments.compare and len(reports) == 2 else None
+    is_one = len(reports) == 1 and not (results.unreported or results.advice)
+    shown = changes or (reports[0] if is_one else results)
+    make_page = results.to_html if changes is None else partial(page, reports, changes)
+    is_folder = changes is None and writes_folder(arguments, len(reports))
+    if is_folder:
+        _write_all(arguments.json, reports)
+    write_results(
+        arguments,
+        json=None if is_folder else shown.to_json,
+        markdown=None if changes is None else changes.to_markdown,
+        trace=reports[0].to_trace if len(reports) == 1 else None,
+        html=make_page if reports else None,
+    )
 
 
 def _write_all(folder: str, reports: Sequence[PreflightReport]) -> None:
-    seen: Counter[str] = Counter()
-    for report in reports:
-        slices = f"{report.topology.slices}x" if report.topology.slices > 1 else ""
-        name = Path(report.title.replace(":", ".")).name.removesuffix(".toml")
-        chips = report.topology.name.replace(":", "-")
-        name = f"{name}.{slices}{chips}"
-        seen[name] += 1  # A function of a script is compiled again for other arguments.
-        number = f".{seen[name]}" if seen[name] > 1 else ""
-        write(str(Path(folder) / f"{name}{number}.json"), report.to_json())
+    """Write a file for each report; a function of a script has one for each compilation."""
+    for name, report in zip(
+        distinct_names(map(_name_file, reports), "{}.{}"), reports, strict=True
+    ):
+        write(str(Path(folder) / f"{name}.json"), report.to_json())
+
+
+def _name_file(report: PreflightReport) -> str:
+    slices = f"{report.topology.slices}x" if report.topology.slices > 1 else ""
+    name = Path(report.title.replace(":", ".")).name.removesuffix(".toml")
+    return f"{name}.{slices}{report.topology.name.replace(':', '-')}"
 
 
 def _script_reports(arguments: argparse.Namespace) -> tuple[PreflightReports, bool]:

@@ -6,7 +6,7 @@ import gzip
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,19 @@ def skipped_files(globs: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         os.environ[SKIP_FILES] = before
+
+
+def write_results(arguments: argparse.Namespace, **texts: Callable[[], str] | None) -> None:
+    """Write the files of results that the words request.
+
+    Args:
+        arguments: The words, parsed.
+        **texts: Functions that return their texts, by option; None for one without a text.
+    """
+    for option, make_text in texts.items():
+        path = getattr(arguments, option)
+        if path and make_text is not None:
+            write(path, make_text())
 
 
 def check_measured(arguments: argparse.Namespace, *, is_sweep: bool) -> None:

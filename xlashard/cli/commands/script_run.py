@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -148,6 +149,7 @@ class _LazyRecorder:
         self._counts = counts
         self._on_call = on_call
         self._recorder: Any = None
+        self._calls: Counter[tuple[str, str]] = Counter()
         self.end: Callable[[], None] = lambda: None
         self.reason = ""
 
@@ -180,8 +182,13 @@ class _LazyRecorder:
 
     def _called(self, recorded: "RecordedProgram", call: "ObservedCall") -> list[Any]:
         limit = self._stop.calls
-        if limit is not None and recorded.calls > limit and self._counts(recorded):
+        # A function may be compiled again for its second call.
+        function = recorded.name, recorded.source
+        self._calls[function] += 1
+        if limit is not None and self._calls[function] > limit and self._counts(recorded):
             recorded.calls -= 1
+            if not recorded.calls and self._result.programs[-1] is recorded:
+                self._result.programs.pop()
             self.stop(f"{recorded.name} was called {counted(limit, 'time')}")
         return call.run() if self._on_call is None else self._on_call(recorded, call)
 

@@ -2,7 +2,9 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,16 @@ from xlashard.cli.commands.common import (
     status_line,
     topologies_for,
 )
-from xlashard.cli.commands.result_files import check_outputs, check_writable, print_reports, write
+from xlashard.cli.commands.result_files import (
+    check_outputs,
+    check_writable,
+    print_reports,
+    write_results,
+)
 from xlashard.errors import ArgumentError, counted
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words
 from xlashard.predict.preflight.report.comparison import compare, page, read_budget
+from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.target_loading import TargetProgram, load_function
 from xlashard.predict.sweep.axis_ranges import AxisRange, parse_axes, read_axes
 from xlashard.predict.sweep.evaluate import SweepRequest, evaluate_mesh, source_files
@@ -29,6 +37,7 @@ from xlashard.predict.sweep.sweep_results import ResultStore
 from xlashard.predict.sweep.sweep_run import (
     Prices,
     Sweep,
+    SweepRunner,
     find_topologies,
     read_prices,
     run_sweep,
@@ -76,34 +85,53 @@ def run(arguments: argparse.Namespace) -> int:
     check_outputs(arguments)
     limits = read_budget(arguments.budget)
     prices = read_prices(_prices(arguments.price))
-    sweep = _sweep(arguments)
-    folder = Path(arguments.folder or _usual_folder(sweep.title))
-    check_writable(str(folder / "sweep.json"))
-    try:
-        with status_line(f"trying meshes for {sweep.title}", spinner=False), SweepProgress() as bar:
-            report = run_sweep(
-                sweep,
-                folder,
-                default_limits(arguments.workers, arguments.timeout),
-                bar,
-                again=arguments.again,
-                prices=prices,
-            )
-    except KeyboardInterrupt:
-        known = ResultStore(folder).known() if folder.is_dir() else {}
-        if known:
-            kept = f"{counted(len(known), 'mesh', 'meshes')} kept in {folder}"
-            print(f"{kept}: the same command goes on", file=sys.stderr)
-        raise
+    sweep = _read_sweep(arguments)
+    with open_runner(arguments, sweep.title) as runner:
+        report = run_sweep(sweep, runner, prices)
     print_reports(arguments, _shown(arguments, report))
-    _write_files(arguments, report)
+    best = _read_best(report, _ON_A_PAGE)
+    write_results(
+        arguments,
+        markdown=lambda: _changes(report).to_markdown(),
+        json=report.to_json,
+        html=(lambda: page(best)) if best else None,
+    )
     if report.best is None:
         print("it fits on none of these meshes", file=sys.stderr)
         return 1
     return 0 if check_budget(report.report(report.best), limits, named=True) else 1
 
 
-def _sweep(arguments: argparse.Namespace) -> Sweep:
+@contextmanager
+def open_runner(arguments: argparse.Namespace, title: str) -> Iterator[SweepRunner]:
+    """Yield the runner of a sweep; while it runs, its progress is shown.
+
+    Args:
+        arguments: The words of `xlashard preflight`, parsed.
+        title: Title of the sweep.
+
+    Raises:
+        ArgumentError: If the folder of its results can't be written.
+    """
+    folder = Path(arguments.folder or _usual_folder(title))
+    check_writable(str(folder / "sweep.json"))
+    limits = default_limits(arguments.workers, arguments.timeout)
+    try:
+        with (
+            status_line(f"trying meshes for {title}", spinner=False),
+            SweepProgress() as bar,
+            SweepRunner(folder, limits, bar, arguments.again) as runner,
+        ):
+            yield runner
+    except KeyboardInterrupt:
+        known = ResultStore(folder).known() if folder.is_dir() else {}
+        if known:
+            kept = f"{counted(len(known), 'mesh', 'meshes')} kept in {folder}"
+            print(f"{kept}: the same command goes on", file=sys.stderr)
+        raise
+
+
+def _read_sweep(arguments: argparse.Namespace) -> Sweep:
     if len(arguments.targets) != 1 or arguments.targets[0].endswith(".json"):
         raise ArgumentError(
             "a sweep takes one program: write xlashard preflight --mesh auto --topology "
@@ -115,19 +143,35 @@ def _sweep(arguments: argparse.Namespace) -> Sweep:
         )
     (title,) = arguments.targets
     places = topologies_for(title, arguments.topology, arguments.slices, arguments.set)
+    own_axes = settings_of(title, arguments.set)[0] if title.endswith(".toml") else ()
+    sweep = describe_sweep(arguments, title, find_topologies(places))
+    return replace(sweep, axes=_axes(arguments.mesh, own_axes))
+
+
+def describe_sweep(
+    arguments: argparse.Namespace, title: str, places: tuple[BaseTopology, ...]
+) -> Sweep:
+    """Return the specification of a sweep, without its axes.
+
+    Args:
+        arguments: The words of `xlashard preflight`, parsed.
+        title: The program.
+        places: The topologies.
+
+    Raises:
+        XlashardError: If the words are wrong.
+    """
     target: dict[str, Any] = {"name": title, "set": list(arguments.set)}
     sources: tuple[Path, ...] = ()
-    own_axes: tuple[str, ...] = ()
     if title.endswith(".toml"):
-        own_axes, target["settings"] = settings_of(title, arguments.set)
+        target["settings"] = settings_of(title, arguments.set)[1]
     else:
         load_function(title)
         sources = tuple(source_files(title.partition(":")[0]))
     return Sweep(
         title=title,
         target=target,
-        topologies=find_topologies(places),
-        axes=_axes(arguments.mesh, own_axes),
+        topologies=places,
         runner=_RUNNER,
         options=tuple(read_options(arguments.option).items()),
         estimate=arguments.estimate,
@@ -170,22 +214,13 @@ def _shown(arguments: argparse.Namespace, report: SweepReport) -> Iterator[Print
 
 def _changes(report: SweepReport) -> Comparison:
     """Return what changes from the second best mesh to the best."""
-    best = _best(report, 2)
+    best = _read_best(report, 2)
     if len(best) < 2:
         raise ArgumentError("--compare shows what differs between the best two meshes that fit")
     return compare(best[1], best[0])
 
 
-def _write_files(arguments: argparse.Namespace, report: SweepReport) -> None:
-    if arguments.markdown:
-        write(arguments.markdown, _changes(report).to_markdown())
-    if arguments.json:
-        write(arguments.json, report.to_json())
-    if arguments.html and report.best is not None:
-        write(arguments.html, page(_best(report, _ON_A_PAGE)))
-
-
-def _best(report: SweepReport, count: int) -> list[Any]:
+def _read_best(report: SweepReport, count: int) -> list[PreflightReport]:
     return [report.report(result) for result in report.fitting[:count]]
 
 
@@ -195,7 +230,20 @@ def run_target(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _program(request: SweepRequest, topology: BaseTopology) -> TargetProgram:
-    target = request.target
-    if "settings" in target and settings_of(target["name"], target["set"])[1] != target["settings"]:
-        raise ArgumentError(f"{target['name']} has changed since the sweep began: start it again")
-    return find_program(target["name"], topology, request.axes, target["set"])
+    words = checked_settings(request.target)
+    return find_program(request.target["name"], topology, request.axes, words)
+
+
+def checked_settings(target: Mapping[str, Any]) -> Sequence[str]:
+    """Return the words of `--set` of a sweep's target.
+
+    Args:
+        target: The target.
+
+    Raises:
+        ArgumentError: If its settings file has changed.
+    """
+    name, words = target["name"], target["set"]
+    if "settings" in target and settings_of(name, words)[1] != target["settings"]:
+        raise ArgumentError(f"{name} has changed since the sweep began: start it again")
+    return words

@@ -1,4 +1,4 @@
-"""Request to evaluate one mesh of a sweep, its cache key, and its evaluation in a worker."""
+"""Request to evaluate a candidate of a sweep, its cache key, and its evaluation in a worker."""
 
 import ast
 import hashlib
@@ -33,7 +33,7 @@ from xlashard.support.tracebacks import is_users_file
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """Request to evaluate one mesh.
+    """Request to evaluate one candidate: a mesh, and settings of the program on it.
 
     Attributes:
         target: JSON value that the runner turns into a program.
@@ -46,6 +46,8 @@ class SweepRequest:
         kernel_costs: Costs of kernels by name.
         rates: Measured rates of the chip, if given.
         workload: Workload of a training step, if specified.
+        batch: Sequences of a step; None for those of the target.
+        remat: Remat policy; empty for that of the target.
         folder: Folder for the report.
         key: Cache key.
     """
@@ -60,6 +62,8 @@ class SweepRequest:
     kernel_costs: Mapping[str, Any]
     rates: Mapping[str, Any] | None
     workload: Mapping[str, Any] | None
+    batch: int | None = None
+    remat: str = ""
     folder: str = ""
     key: str = ""
 
@@ -110,34 +114,34 @@ def run_target(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def evaluate_mesh(
-    request: SweepRequest, make: Callable[[SweepRequest, BaseTopology], TargetProgram]
+    request: SweepRequest,
+    make: Callable[[SweepRequest, BaseTopology], TargetProgram],
+    judge: Callable[[SweepRequest, TargetProgram, BaseTopology], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Load a program for one mesh and compile it.
+    """Load a program for one mesh and judge it.
 
     Args:
         request: The request.
         make: Function that returns the program for the mesh of a topology.
+        judge: Function that returns the outcome of the program; None to compile it.
 
     Returns:
         Outcome, reason, facts and file of the report, as in `SweepResult`.
     """
     try:
         place = find_topology(request.topology, request.slices)
-        program = make(request, place)
-        mesh = program.mesh or place.mesh(request.axes)
-        too_much = _too_much(program, place, mesh)
-        if too_much:
-            return {"outcome": "out of memory", "reason": too_much}
-        return _compiled(request, program, place, mesh)
+        return (judge or _compile)(request, make(request, place), place)
     except IncompleteDumpError as error:
         return {"outcome": "failed", "reason": str(error)}
     except XlashardError as error:
         return {"outcome": "impossible", "reason": str(error)}
 
 
-def _compiled(
-    request: SweepRequest, program: TargetProgram, place: BaseTopology, mesh: Mesh
-) -> dict[str, Any]:
+def _compile(request: SweepRequest, program: TargetProgram, place: BaseTopology) -> dict[str, Any]:
+    mesh = program.mesh or place.mesh(request.axes)
+    too_much = _too_much(program, place, mesh)
+    if too_much:
+        return {"outcome": "out of memory", "reason": too_much}
     workload = program.workload
     if request.workload is not None:
         workload = Workload(**request.workload)

@@ -24,8 +24,8 @@ from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.report.pricing import Price, PriceReport, describe_price
 from xlashard.predict.sweep.sweep_results import (
     FORMAT,
+    OUTCOMES,
     ChipPrice,
-    Outcome,
     SkippedTopology,
     SweepFacts,
     SweepResult,
@@ -35,11 +35,11 @@ from xlashard.support.formatting import elided, in_bytes, in_seconds
 
 _SHOWN = 12
 _REASON = 160
-_UNFIT: tuple[Outcome, ...] = ("out of memory", "impossible", "failed")
-"""Outcomes of meshes that do not fit, in their order."""
 
 
-def _bound(facts: SweepFacts) -> str:
+def _bound(facts: SweepFacts | None) -> str:
+    if facts is None or facts.bound is None:
+        return ""
     words = WORDS[facts.links]
     return words.networks.get(facts.bound) or words.bounds[facts.bound]
 
@@ -53,10 +53,20 @@ def _million_tokens(price: PriceReport | None) -> TableCell:
 
 def _reason(result: SweepResult) -> TableCell:
     facts = result.facts
-    if result.outcome == "out of memory" and facts is not None:
+    if result.outcome == "out of memory" and facts is not None and not result.reason:
         text = f"{in_bytes(facts.total_bytes)} of {in_bytes(facts.available_bytes)}"
         return join_cell(Span(text, "quiet"))
     return join_cell(Span(elided(" ".join(result.reason.split()), _REASON), "quiet"))
+
+
+_SETTINGS = (
+    Column[SweepResult](">batch", "batch", "number"),
+    Column[SweepResult]("remat", "remat"),
+)
+
+
+def _row_name(result: SweepResult) -> str:
+    return f"{result.where} {result.axes} {result.batch or ''} {result.remat}"
 
 
 _OTHERS = Section[SweepResult](
@@ -65,9 +75,10 @@ _OTHERS = Section[SweepResult](
     columns=(
         Column("topology", "where", ""),
         Column("mesh", "axes"),
+        *_SETTINGS,
         Column("why", _reason),
     ),
-    row_name=lambda r: f"{r.where} {r.axes}",
+    row_name=_row_name,
 )
 
 _WITHOUT_MESH = Section[SkippedTopology](
@@ -172,7 +183,8 @@ class SweepReport(SerializableReport):
     Attributes:
         title: Source of the program: settings file, or `module:function`.
         folder: Folder of the results and reports.
-        results: One result per mesh: fitting ones by time, then out of memory, impossible, failed.
+        results: One result per mesh: fitting ones by time, then those that were not compiled, out
+            of memory, impossible, failed.
         reused_results: Number of results cached by an earlier sweep in this folder.
         prices: Prices of chips, as specified by the caller.
         skipped_topologies: Topologies without a mesh of these axes.
@@ -277,21 +289,28 @@ class SweepReport(SerializableReport):
     def parts(self) -> Iterator[Part]:
         """Yield the head, the meshes that fit, and why the others do not."""
         yield self._head()
+        yield from self.tables()
+
+    def tables(self) -> Iterator[Section]:
+        """Yield the tables of meshes that fit, and of the others."""
         best = self.best_by_topology
         if len(best) > 1:
             order = "the cheapest first" if self.cheapest is not None else "the fastest first"
             yield self._ranking(best, "topologies", "Best mesh of each topology", order)
-        yield self._ranking(
-            self.fitting, "meshes", "Fastest first", "by the estimated time of a step"
-        )
-        for outcome in _UNFIT:
-            rows = [r for r in self.results if r.outcome == outcome]
+        is_varied = len({r.batch for r in self.results}) > 1
+        order = "tokens per second" if is_varied else "the estimated time of a step"
+        yield self._ranking(self.fitting, "meshes", "Fastest first", f"by {order}")
+        rest = {name: [r for r in self.results if r.outcome == name] for name in OUTCOMES[1:]}
+        predicted = rest.pop("not compiled")
+        note = "predicted by the search, which finds those above more promising"
+        yield self._ranking(predicted, "not-compiled", "Not compiled", note)
+        for outcome, rows in rest.items():
             yield replace(_OTHERS, id=make_id(outcome), title=outcome.capitalize(), rows=rows)
         yield _WITHOUT_MESH.with_rows(self.skipped_topologies)
 
     def _head(self) -> Head:
         counts = Counter(r.outcome for r in self.results)
-        text = [f"{counts[o]} {o}" for o in ("fits", *_UNFIT) if counts[o]]
+        text = [f"{counts[o]} {o}" for o in OUTCOMES if counts[o]]
         facts: list[tuple[str, Content]] = [("estimate", ESTIMATE)] * self.is_estimate
         best = self.best
         if best is not None and best.facts is not None:
@@ -313,7 +332,7 @@ class SweepReport(SerializableReport):
     def _ranking(
         self, fitting: Sequence[SweepResult], id: str, title: str, note: str
     ) -> Section[SweepResult]:
-        """Return a table of meshes that fit, in order."""
+        """Return a table of meshes in order."""
         places = {result.key: place for place, result in enumerate(fitting, 1)}
 
         def place(result: SweepResult) -> TableCell:
@@ -341,18 +360,20 @@ class SweepReport(SerializableReport):
                 Column("", place),
                 Column("topology", "where", ""),
                 Column("mesh", mesh),
+                *_SETTINGS,
+                Column("layout", "layout"),
                 Column(">step", "facts.seconds", in_seconds),
                 Column(">tokens/s", "facts.tokens_per_second", "number"),
                 Column(">MFU", "facts.utilisation", "{:.1%}".format),
                 Column(">HBM", used, "{:.0%}".format),
-                Column("waits for", lambda result: result.facts and _bound(result.facts), ""),
+                Column("waits for", lambda result: _bound(result.facts), ""),
                 Column(">a step", step_price),
                 Column(">10⁶ tokens", lambda result: _million_tokens(self.step_price(result))),
             ),
             rows=fitting,
-            row_name=lambda result: f"{result.where} {result.axes}",
+            row_name=_row_name,
             most=_SHOWN,
-            more_words="more that fit",
+            more_words="more that fit" if fitting and fitting[0].outcome == "fits" else "more",
         )
 
     def __repr__(self) -> str:

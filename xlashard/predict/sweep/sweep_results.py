@@ -21,12 +21,14 @@ from xlashard.support.documents import ReportFormat, write_whole
 FORMAT = 2
 """Version of the JSON format, increased when a field changes its meaning or is removed."""
 
-type Outcome = Literal["fits", "out of memory", "impossible", "failed"]
-"""Outcome of a mesh. `impossible`: the program can't be sharded over it, for example because a
-dimension is not divisible. `failed`: the worker process did not finish.
+type Outcome = Literal["fits", "not compiled", "out of memory", "impossible", "failed"]
+"""Outcome of a mesh. `not compiled`: its layout was predicted, and others are more promising.
+`impossible`: the program can't be sharded over it, for example because a dimension is not
+divisible. `failed`: the worker process did not finish.
 """
 
-_ORDER: tuple[Outcome, ...] = ("fits", "out of memory", "impossible", "failed")
+OUTCOMES: tuple[Outcome, ...] = ("fits", "not compiled", "out of memory", "impossible", "failed")
+"""Outcomes in their order."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class SweepFacts:
     Attributes:
         chips: Number of chips in all slices or nodes.
         seconds: Time of one execution.
-        bound: Resource that bounds the time.
+        bound: Resource that bounds the time; None for a time that a search predicts.
         total_bytes: Memory use per device.
         available_bytes: Available memory per device.
         compile_seconds: Compile time.
@@ -48,7 +50,7 @@ class SweepFacts:
 
     chips: int
     seconds: float
-    bound: Bound
+    bound: Bound | None
     total_bytes: int
     available_bytes: int
     compile_seconds: float
@@ -76,7 +78,7 @@ class SweepFacts:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Result for one mesh.
+    """Result for one candidate: a mesh, and settings of the program on it.
 
     Attributes:
         key: Cache key.
@@ -87,6 +89,9 @@ class SweepResult:
         reason: Reason of a failure; empty if the program fits.
         facts: Figures; None if the program was not compiled.
         report: File of the whole report in the sweep's folder; empty for none.
+        batch: Sequences of a step; None for those of the program.
+        remat: Remat policy; empty for that of the program.
+        layout: Name of the automatic layout; empty for the shardings of the program.
     """
 
     key: str
@@ -97,6 +102,9 @@ class SweepResult:
     reason: str = ""
     facts: SweepFacts | None = None
     report: str = ""
+    batch: int | None = None
+    remat: str = ""
+    layout: str = ""
 
     @property
     def where(self) -> str:
@@ -111,13 +119,13 @@ class SweepResult:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Sort key: outcome, then time, or memory use relative to the available memory."""
-        facts = self.facts
+        """Sort key: outcome, then time of a sequence, or memory use as a share of what is there."""
+        order, facts = OUTCOMES.index(self.outcome), self.facts
         if facts is None:
-            return _ORDER.index(self.outcome), math.inf
-        if self.outcome == "fits":
-            return 0, facts.seconds
-        return _ORDER.index(self.outcome), facts.total_bytes / facts.available_bytes
+            return order, math.inf
+        if self.outcome in ("fits", "not compiled"):
+            return order, facts.seconds / (self.batch or 1)
+        return order, facts.total_bytes / facts.available_bytes
 
 
 @dataclass(frozen=True)

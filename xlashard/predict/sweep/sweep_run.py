@@ -4,11 +4,11 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, Self
 
 from xlashard.errors import ArgumentError, check_type
 from xlashard.predict.costs.kernel_costs import KernelCost, KernelCosts, read_kernel_costs
@@ -42,12 +42,7 @@ from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.support.consoles import is_terminal
 from xlashard.support.tracebacks import short_tracebacks
 from xlashard.workers.dump_folder import remove_abandoned_folders
-from xlashard.workers.job_pool import (
-    WorkerJob,
-    WorkerLimits,
-    default_limits,
-    run_jobs,
-)
+from xlashard.workers.job_pool import JobPool, WorkerJob, WorkerLimits, default_limits
 
 type Prices = float | str | Mapping[str, float | str]
 """Cost per chip-hour of any generation, or by generation: `{"v5e": "1.2 USD"}`."""
@@ -64,7 +59,7 @@ class Sweep:
         title: Title of the reports.
         target: JSON value that the runner turns into a program.
         topologies: Topologies to try.
-        axes: Valid sizes of each mesh axis.
+        axes: Valid sizes of each mesh axis; empty if its caller lists the meshes.
         runner: `module:function` that evaluates one mesh in a worker process.
         options: Compiler options.
         estimate: Whether to stop the compiler before code generation.
@@ -77,7 +72,7 @@ class Sweep:
     title: str
     target: Any
     topologies: tuple[BaseTopology, ...]
-    axes: Mapping[str, AxisRange]
+    axes: Mapping[str, AxisRange] = field(default_factory=dict)
     runner: str = RUNNERS[None]
     options: tuple[tuple[str, Any], ...] = ()
     estimate: bool = False
@@ -172,8 +167,11 @@ def preflight_sweep(
     prices = read_prices(price)
     limits = default_limits(workers, timeout)
     results = tempfile.mkdtemp(prefix="xlashard-sweep-") if folder is None else folder
-    with SweepProgress(shown=progress and is_terminal(sys.stderr)) as bar:
-        return run_sweep(sweep, Path(results), limits, bar, again=again, prices=prices)
+    with (
+        SweepProgress(shown=progress and is_terminal(sys.stderr)) as bar,
+        SweepRunner(Path(results), limits, bar, again) as runner,
+    ):
+        return run_sweep(sweep, runner, prices)
 
 
 def target_name(target: str | Callable[..., Any]) -> str:
@@ -210,72 +208,108 @@ def read_prices(price: Prices | None) -> tuple[ChipPrice, ...]:
         return tuple(ChipPrice(name, p.chip_hour, p.currency) for name, p in prices.items())
 
 
-def run_sweep(
-    sweep: Sweep,
-    folder: Path,
-    limits: WorkerLimits,
-    progress: SweepProgress,
-    *,
-    again: bool = False,
-    prices: tuple[ChipPrice, ...] = (),
-) -> SweepReport:
-    """Evaluate the meshes without a cached result, and rank all results.
+@dataclass
+class SweepRunner:
+    """Evaluates candidates in worker processes, and keeps their results in a folder.
 
-    Args:
-        sweep: Specification of the sweep.
+    A context manager, which ends the processes.
+
+    Attributes:
         folder: Folder of the results.
         limits: Limits of the worker processes.
         progress: Progress display.
-        again: Whether to recompile cached results.
+        again: Whether to evaluate candidates with a cached result.
+        reused_results: Number of cached results so far.
+    """
+
+    folder: Path
+    limits: WorkerLimits
+    progress: SweepProgress
+    again: bool = False
+    reused_results: int = 0
+
+    def __post_init__(self) -> None:
+        self._pool = JobPool(self.limits)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.close()
+        # Killed worker processes leave their folders.
+        remove_abandoned_folders()
+
+    def run(self, sweep: Sweep, requests: Iterable[SweepRequest]) -> tuple[SweepResult, ...]:
+        """Evaluate the candidates without a cached result; return all of them, best first.
+
+        Args:
+            sweep: Specification of the sweep.
+            requests: The candidates.
+        """
+        keyed = {cache_key(request.to_json(), sweep.sources): request for request in requests}
+        store = ResultStore(self.folder)
+        # Failed results are tried again.
+        stored = {} if self.again else store.known()
+        results = {k: r for k, r in stored.items() if k in keyed and r.outcome != "failed"}
+        self.reused_results += len(results)
+        self.progress.start(len(keyed), tuple(results.values()))
+        jobs = [
+            WorkerJob(
+                key, sweep.runner, replace(request, folder=str(self.folder), key=key).to_json()
+            )
+            for key, request in keyed.items()
+            if key not in results
+        ]
+        with contextlib.closing(self._pool.run(jobs)) as answers:
+            for job, answer in answers:
+                results[job.key] = _result(keyed[job.key], job.key, answer)
+                store.keep(results[job.key])
+                self.progress.update(results[job.key])
+        return ranked(results.values())
+
+
+def run_sweep(sweep: Sweep, runner: SweepRunner, prices: tuple[ChipPrice, ...] = ()) -> SweepReport:
+    """Evaluate all meshes of a sweep, and rank their results.
+
+    Args:
+        sweep: Specification of the sweep.
+        runner: Runner of its candidates.
         prices: Prices of chips.
     """
     meshes, without = _meshes(sweep)
-    requests = _requests(sweep, meshes)
-    store = ResultStore(folder)
-    # Failed results are tried again.
-    known = {k: r for k, r in store.known().items() if k in requests and r.outcome != "failed"}
-    if again:
-        known = {}
-    results_by_key = dict(known)
-    progress.start(len(requests), tuple(known.values()))
-    jobs = [
-        WorkerJob(key, sweep.runner, replace(request, folder=str(folder), key=key).to_json())
-        for key, request in requests.items()
-        if key not in known
-    ]
-    with contextlib.ExitStack() as stack:
-        # Killed worker processes leave their folders.
-        stack.callback(remove_abandoned_folders)
-        answers = stack.enter_context(contextlib.closing(run_jobs(jobs, limits)))
-        for job, answer in answers:
-            result = _result(requests[job.key], job.key, answer)
-            store.keep(result)
-            results_by_key[job.key] = result
-            progress.update(result)
-    results = ranked(results_by_key.values())
-    kind = sweep.estimate
-    return SweepReport(sweep.title, str(folder), results, len(known), prices, without, kind)
+    results = runner.run(sweep, (make_request(sweep, *mesh) for mesh in meshes))
+    return SweepReport(
+        sweep.title,
+        str(runner.folder),
+        results,
+        runner.reused_results,
+        prices,
+        without,
+        sweep.estimate,
+    )
 
 
-def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, SweepRequest]:
-    """Return the requests by cache key."""
-    requests = {}
-    for place, sizes in meshes:
-        calibration = sweep.calibrations.get(place.chip.name)
-        request = SweepRequest(
-            target=sweep.target,
-            title=sweep.title,
-            topology=place.name,
-            slices=place.slices,
-            mesh=tuple(sizes.items()),
-            options=dict(sweep.options),
-            estimate=sweep.estimate,
-            kernel_costs={name: asdict(cost) for name, cost in sweep.kernel_costs.items()},
-            rates=None if calibration is None else asdict(calibration),
-            workload=None if sweep.workload is None else asdict(sweep.workload),
-        )
-        requests[cache_key(request.to_json(), sweep.sources)] = request
-    return requests
+def make_request(sweep: Sweep, place: BaseTopology, sizes: Mapping[str, int]) -> SweepRequest:
+    """Return the request to evaluate a mesh.
+
+    Args:
+        sweep: Specification of the sweep.
+        place: The topology.
+        sizes: Mesh axis sizes.
+    """
+    calibration = sweep.calibrations.get(place.chip.name)
+    return SweepRequest(
+        target=sweep.target,
+        title=sweep.title,
+        topology=place.name,
+        slices=place.slices,
+        mesh=tuple(sizes.items()),
+        options=dict(sweep.options),
+        estimate=sweep.estimate,
+        kernel_costs={name: asdict(cost) for name, cost in sweep.kernel_costs.items()},
+        rates=None if calibration is None else asdict(calibration),
+        workload=None if sweep.workload is None else asdict(sweep.workload),
+    )
 
 
 def _meshes(sweep: Sweep) -> tuple[Meshes, tuple[SkippedTopology, ...]]:
@@ -307,4 +341,7 @@ def _result(request: SweepRequest, key: str, answer: Mapping[str, Any]) -> Sweep
         reason=answer["reason"],
         facts=None if facts is None else SweepFacts(**facts),
         report=answer.get("report", ""),
+        batch=request.batch,
+        remat=request.remat,
+        layout=answer.get("layout", ""),
     )

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from xlashard.analysis.explain.comparison import Comparison
 from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.explain.report_changes import (
-    Amounts,
     Breach,
-    BudgetKey,
     BytesUse,
     Facts,
+    Figure,
+    Figures,
     compare_reports,
     find_breaches,
     held_uses,
@@ -75,7 +75,7 @@ def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
         >>> [(c.old, c.new) for c in compare(small, large).facts if c.name == "topology"]
         [('v5e:2x4 (8 chips)', 'v5e:4x4 (16 chips)')]
     """
-    changes = compare_reports(old, new, _facts(old, new), _amounts(old, new), _held, "traffic")
+    changes = compare_reports(old, new, _facts(old, new), _figures(old, new), _held, "traffic")
     return replace(
         changes,
         old=_title(old),
@@ -140,32 +140,33 @@ def _facts(old: PreflightReport, new: PreflightReport) -> Facts[PreflightReport]
     }
 
 
-def _amounts(old: PreflightReport, new: PreflightReport) -> Amounts[PreflightReport]:
+def _figures(old: PreflightReport, new: PreflightReport) -> Figures[PreflightReport]:
+    """Return the numbers to compare, with the names of the chips of both reports."""
     within = _names(lambda words: words.bounds["ici"], old, new)
     between = _names(lambda words: words.bounds["dcn"], old, new)
     alone = _names(lambda words: f"a {words.group}", old, new)
     groups = _names(lambda words: f"{words.group}s", old, new)
     return {
-        "memory": ("bytes", "memory.total_bytes"),
-        "memory: arguments": ("bytes", "memory.argument_bytes"),
-        "memory: other results": ("bytes", "memory.result_bytes"),
-        "memory: temporaries": ("bytes", "memory.temporary_bytes"),
-        "memory to spare": ("bytes", "memory.spare_bytes"),
-        "time": ("seconds", "time.seconds"),
-        "time by the roofline": ("seconds", "time.roofline_seconds"),
-        "time: arithmetic": ("seconds", "time.compute_seconds"),
-        "time: HBM": ("seconds", "time.hbm_seconds"),
-        f"time: {within}": ("seconds", "time.ici_seconds"),
-        f"time: {between}": ("seconds", "time.dcn_seconds"),
-        "arithmetic": ("flop", "time.flops"),
-        "HBM read and written": ("bytes", "time.hbm_bytes"),
-        f"sent within {alone}": ("bytes", KEYS["ici_bytes"].amount),
-        f"sent between {groups}": ("bytes", KEYS["dcn_bytes"].amount),
-        "tokens per second": ("number", "tokens_per_second"),
-        "model FLOP utilisation": ("part", "utilisation"),
-        "price of a step": ("number", "price.step"),
-        "price of a billion tokens": ("number", "price.billion_tokens"),
-        "time to compile": ("seconds", "compile_seconds"),
+        "memory": KEYS["hbm"],
+        "memory: arguments": KEYS["argument_bytes"],
+        "memory: other results": Figure("bytes", "memory.result_bytes"),
+        "memory: temporaries": KEYS["temporary_bytes"],
+        "memory to spare": Figure("bytes", "memory.spare_bytes"),
+        "time": KEYS["time"],
+        "time by the roofline": Figure("seconds", "time.roofline_seconds"),
+        "time: arithmetic": Figure("seconds", "time.compute_seconds"),
+        "time: HBM": Figure("seconds", "time.hbm_seconds"),
+        f"time: {within}": Figure("seconds", "time.ici_seconds"),
+        f"time: {between}": Figure("seconds", "time.dcn_seconds"),
+        "arithmetic": KEYS["flops"],
+        "HBM read and written": KEYS["hbm_traffic_bytes"],
+        f"sent within {alone}": KEYS["ici_bytes"],
+        f"sent between {groups}": KEYS["dcn_bytes"],
+        "tokens per second": KEYS["tokens_per_second"],
+        "model FLOP utilisation": KEYS["mfu"],
+        "price of a step": KEYS["step_price"],
+        "price of a billion tokens": Figure("number", "price.billion_tokens"),
+        "time to compile": KEYS["compile_time"],
     }
 
 
@@ -226,6 +227,12 @@ class PreflightReports(SerializableReport):
         if len(self.reports) > 1:
             yield reports_section(self.reports)
         yield from self._list_others()
+
+    def page_title(self) -> str:
+        """Return the title of its page."""
+        if len(self.reports) == 1:
+            return self.reports[0].page_title()
+        return f"{len(self.reports)} preflight reports"
 
     def panels(self) -> Sequence[PagePanel]:
         """Return a panel of all reports, and one of each."""
@@ -343,13 +350,13 @@ def page(
     Returns:
         Text of the page, to be written in UTF-8.
     """
-    reports = (reports,) if isinstance(reports, PreflightFields) else tuple(reports)
-    title = f"{len(reports)} preflight reports"
-    if len(reports) == 1:
-        title = reports[0].page_title()
-    panels = _list_panels(reports, () if changes is None else tuple(changes.parts()))
+    several = PreflightReports(
+        (reports,) if isinstance(reports, PreflightFields) else tuple(reports)
+    )
+    others = () if changes is None else tuple(changes.parts())
     with short_tracebacks:
-        return render_page(panels, "preflight", FOOTER, title)
+        panels = _list_panels(several.reports, others)
+        return render_page(panels, several._kind, FOOTER, several.page_title())
 
 
 def _fits(report: PreflightFields) -> TableCell:
@@ -385,24 +392,24 @@ def _waits(report: PreflightReport) -> list[str]:
     return [f"{in_seconds(s)} {what}" for s, what in sorted(times, reverse=True) if s]
 
 
-KEYS: dict[str, BudgetKey[PreflightReport]] = {
-    "hbm": BudgetKey(
+KEYS: Figures[PreflightReport] = {
+    "hbm": Figure(
         "bytes",
-        "HBM use",
         "memory.total_bytes",
+        "HBM use",
         _largest,
         whole=lambda r: r.memory.available_bytes,
     ),
-    "argument_bytes": BudgetKey("bytes", "argument memory", "memory.argument_bytes", _largest),
-    "temporary_bytes": BudgetKey(
+    "argument_bytes": Figure("bytes", "memory.argument_bytes", "argument memory", _largest),
+    "temporary_bytes": Figure(
         "bytes",
-        "temporary memory",
         "memory.temporary_bytes",
+        "temporary memory",
         lambda r: list_largest(_temporaries(r)),
     ),
-    "time": BudgetKey("seconds", "the time of one execution", "time.seconds", _waits),
-    "flops": BudgetKey("flop", "the FLOP of a device", "time.flops"),
-    "hbm_traffic_bytes": BudgetKey("bytes", "HBM traffic", "time.hbm_bytes"),
+    "time": Figure("seconds", "time.seconds", "the time of one execution", _waits),
+    "flops": Figure("flop", "time.flops", "the FLOP of a device"),
+    "hbm_traffic_bytes": Figure("bytes", "time.hbm_bytes", "HBM traffic"),
     **traffic_keys("traffic"),
     "ici_bytes": traffic_key("traffic", "the traffic of a device within its slice", network="ici"),
     "dcn_bytes": traffic_key("traffic", "the traffic of a device between slices", network="dcn"),
@@ -411,11 +418,11 @@ KEYS: dict[str, BudgetKey[PreflightReport]] = {
     "unrequested_bytes": traffic_key(
         "traffic", "the traffic that the program does not require", requested=False
     ),
-    "compile_time": BudgetKey("seconds", "the compile time", "compile_seconds"),
-    "step_price": BudgetKey("number", "price of an execution", "price.step"),
-    "mfu": BudgetKey("part", "model FLOP utilisation", "utilisation", _waits, at_least=True),
-    "tokens_per_second": BudgetKey(
-        "number", "number of tokens per second", "tokens_per_second", _waits, at_least=True
+    "compile_time": Figure("seconds", "compile_seconds", "the compile time"),
+    "step_price": Figure("number", "price.step", "price of an execution"),
+    "mfu": Figure("part", "utilisation", "model FLOP utilisation", _waits, at_least=True),
+    "tokens_per_second": Figure(
+        "number", "tokens_per_second", "number of tokens per second", _waits, at_least=True
     ),
 }
 """Figures that a budget can limit; bytes, FLOP and seconds are per device and execution."""
