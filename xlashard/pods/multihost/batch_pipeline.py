@@ -26,7 +26,7 @@ from xlashard.pods.multihost.batch_agreement import (
     exchange_reports,
     list_pieces,
 )
-from xlashard.pods.multihost.host_batches import DataSource, HostBatch, read_host_batch
+from xlashard.pods.multihost.host_batches import DataSource, HostBatch
 from xlashard.support.background import end_thread, start_background
 from xlashard.support.formatting import error_line, format_processes
 from xlashard.support.lazily import dataclass
@@ -157,7 +157,7 @@ class BatchPipeline:
         try:
             return next(self._batches, ReadyBatch())
         except BaseException as error:
-            error.add_note(f"GlobalBatches had read {self._source.position:,} of its batches.")
+            error.add_note(f"GlobalBatches was at batch {self._source.position:,} of its source.")
             return error
 
     def _make_batches(self) -> Iterator[ReadyBatch]:
@@ -180,9 +180,10 @@ class BatchPipeline:
                     yield ReadyBatch(warning=end)
                     return
                 if pads or len(full) == len(reports):
-                    batch, state = self._template, self._source.get_state()
                     if number < len(batches):
                         batch, state = batches[number]
+                    else:
+                        batch, state = self._template, self._source.pass_batch()
                     yield ReadyBatch(self._put(batch), state, warning)
                     warning = ""
 
@@ -193,7 +194,7 @@ class BatchPipeline:
             if self._template is None and self._request.template is not None:
                 self._set_template(self._request.template)
             while len(batches) < self._block:
-                batch = read_host_batch(self._source.read())
+                batch = self._source.read()
                 if self._template is None:
                     self._set_template(batch)
                 self._check_type(batch)
@@ -208,6 +209,7 @@ class BatchPipeline:
         sharding, tree = self._request.sharding, batch.pad(batch.rows)
         self._entries = broadcast_prefix(sharding, tree, is_target, "sharding", "batch")
         self._template = batch.remove_rows()
+        self._source.full_rows = max(self._source.full_rows, batch.rows)
 
     def _check_type(self, batch: HostBatch) -> None:
         """Check that a batch has the type of the first one.
@@ -232,13 +234,12 @@ class BatchPipeline:
         self, batches: list[tuple[HostBatch, dict[str, Any]]], position: int
     ) -> dict[int, BatchReport]:
         """Return the reports of all processes."""
-        likes = [x for x in [self._request.template, *(batch for batch, _ in batches)] if x]
         is_first = not self._full
         report = BatchReport(
             position,
             tuple(batch.rows for batch, _ in batches),
-            max((batch.rows for batch in likes), default=0),
-            self._template.types if is_first and likes else (),
+            self._source.full_rows,
+            self._template.types if is_first and self._template else (),
             list_pieces(batches[0][0], self._entries) if is_first and batches else (),
             "" if self._error is None else error_line(self._error),
         )

@@ -104,7 +104,7 @@ class GlobalBatches:
         """Return the next global batch, with `last="pad"` a pair of it and its mask."""
         with short_tracebacks:
             if self._pipeline is None:
-                self._state = self.get_state()
+                self.get_state()  # The position before the thread reads on.
                 self._pipeline = BatchPipeline(self._source, self._request)
                 # The thread of an iterator that a loop has left ends with the iterator.
                 weakref.finalize(self, self._pipeline.stop)
@@ -143,7 +143,7 @@ class GlobalBatches:
         with short_tracebacks:
             self.close()
             self._source.set_state(state)
-            self._state = self._pipeline = None
+            self._state, self._pipeline = dict(state), None
 
     def close(self) -> None:
         """End the thread, and drop the batches that were read ahead."""

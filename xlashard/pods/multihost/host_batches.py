@@ -28,7 +28,8 @@ class DataSource:
         source: Iterable of batches.
 
     Attributes:
-        position: Number of batches that were read.
+        position: Number of batches that were read; after the end, of those of other processes.
+        full_rows: Rows of a full batch, as far as it is known: the most rows so far.
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -37,27 +38,40 @@ class DataSource:
                 f"source of GlobalBatches is of type {type(source).__name__}: expected an iterable "
                 "of batches, such as a grain dataset, or a list of pytrees"
             )
-        self.position = 0
+        self.position = self.full_rows = 0
+        self._has_ended = False
         self._source = source
         self._iterator: Iterator[Any] | None = None
         self._get_loader_state: Any = None
         self._loader_state: Any = None
 
-    def read(self) -> Any:
+    def read(self) -> "HostBatch":
         """Return the next batch.
 
         Raises:
             StopIteration: The source has ended.
         """
-        batch = next(self._open())
+        tree = next(self._open())
         self.position += 1
+        batch = read_host_batch(tree)
+        self.full_rows = max(self.full_rows, batch.rows)
         return batch
+
+    def pass_batch(self) -> dict[str, Any]:
+        """Count a batch of other processes after the end of this one's; return the state."""
+        self.position, self._has_ended = self.position + 1, True
+        return self.get_state()
 
     def get_state(self) -> dict[str, Any]:
         """Return the position after the last batch that was read."""
         self._open()
         process = [jax.process_index(), jax.process_count()]
         state: dict[str, Any] = {"batches": self.position, "process": process}
+        if self.full_rows:
+            # Without it, a last batch would pass for a full one if it is the first after a restart.
+            state["rows"] = self.full_rows
+        if self._has_ended:
+            state["ended"] = True
         if self._get_loader_state is not None:
             # A copy, since a loader may return the very object that it goes on to change.
             value = copy.deepcopy(self._get_loader_state())
@@ -75,20 +89,21 @@ class DataSource:
         """
         if not isinstance(state, Mapping) or not isinstance(state.get("batches"), int):
             raise ArgumentError(f"state of GlobalBatches.set_state is {state!r:.80}: {_ADVICE}")
-        own_place = [jax.process_index(), jax.process_count()]
-        index, count = state.get("process", own_place)
-        if [index, count] != own_place:
+        own_index, processes = jax.process_index(), jax.process_count()
+        index, count = state.get("process", (own_index, processes))
+        if (index, count) != (own_index, processes):
             raise ArgumentError(
                 f"state of GlobalBatches.set_state is of process {index} of {count}, but this is "
-                f"process {own_place[0]} of {own_place[1]}: {_ADVICE}, in a pod of as many processes"
+                f"process {own_index} of {processes}: {_ADVICE}, in a pod of as many processes"
             )
         if self._iterator is self._source and self.position and self._get_loader_state is None:
             raise ArgumentError(
-                "source of GlobalBatches is an iterator without get_state and set_state, of which "
-                f"{counted(self.position, 'batch', 'batches')} were read: call set_state before "
-                "the first batch, or pass an iterable that begins anew, such as a list"
+                "source of GlobalBatches is an iterator without get_state and set_state, which was "
+                "read already: call set_state before the first batch, or pass an iterable that "
+                "begins anew, such as a list"
             )
         self.position = state["batches"]
+        self.full_rows, self._has_ended = state.get("rows", 0), "ended" in state
         self._iterator = self._get_loader_state = None
         text = state.get("source_bytes")
         self._loader_state = state.get("source") if text is None else text.encode("latin-1")
@@ -114,7 +129,7 @@ class DataSource:
                 "the source that the state was saved with"
             )
         for number in range(0 if state is not None else self.position):
-            if next(iterator, _END) is _END:
+            if next(iterator, _END) is _END and not self._has_ended:
                 raise ArgumentError(
                     f"state of GlobalBatches.set_state is after {self.position} batches, but the "
                     f"source has {number}: pass the source that the state was saved with"
