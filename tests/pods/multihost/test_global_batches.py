@@ -2,8 +2,13 @@
 
 import gc
 import json
+import os
+import random
+import re
+import signal
 import threading
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,10 +18,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.core.processes import ROOT, pod_python
+from tests.documents import program
 from tests.message_patterns import naming
+from tests.train.loop.pods import run_watched, signalled
 from tests.waiting import wait_for
 from xlashard import GlobalBatches, Mesh, NamedSharding, P, make_array_from_process_local_data
 from xlashard.errors import ArgumentError
+from xlashard.multihost import GONE_EXIT_CODE
+from xlashard.pods.testing.launcher import LaunchPlan, PodSize
 
 type Batch = dict[str, np.ndarray]
 
@@ -305,3 +315,24 @@ def test_a_last_batch_is_short_even_if_it_is_the_first_after_a_restart(rows: Nam
     restored = GlobalBatches(source, rows)
     restored.set_state(batches.get_state())
     assert list(restored) == []
+
+
+@pytest.mark.integration
+def test_a_pod_with_kills_reads_each_example_once(tmp_path: Path) -> None:
+    """Run the guide's program: what it has seen is saved with the position in the data."""
+    script = tmp_path / "train.py"
+    script.write_text(program((ROOT / "docs/guides/data.md").read_text(encoding="utf-8")))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "FOLDER": str(tmp_path / "run")}
+    size, chance = PodSize(4, 2), random.Random(11)
+    command = [*pod_python(size, environment), str(script)]
+    plan = LaunchPlan(command, size, environment=environment, one_stream=True)
+    for begin, end in ((1, 10), (10, 20), (20, 31)):
+        victim, step = chance.randrange(4), chance.randrange(begin, end)
+        pod = run_watched(plan, signalled(f"step {step}\n", signal.SIGKILL, victim))
+        assert pod.codes.pop(victim) == -signal.SIGKILL, pod.report()
+        assert set(pod.codes.values()) == {GONE_EXIT_CODE}, pod.report()
+    pod = run_watched(plan)
+    assert set(pod.codes.values()) == {0}, pod.report()
+    for text in pod.texts.values():
+        assert re.search(r"^restored step (10|15|20|25|30)$", text, re.M), pod.report()
+        assert "each of 1000 examples was seen once: True" in text, pod.report()
