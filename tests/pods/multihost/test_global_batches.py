@@ -24,7 +24,7 @@ from tests.message_patterns import naming
 from tests.train.loop.pods import run_watched, signalled
 from tests.waiting import wait_for
 from xlashard import GlobalBatches, Mesh, NamedSharding, P, make_array_from_process_local_data
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, PlacementError
 from xlashard.multihost import GONE_EXIT_CODE
 from xlashard.pods.testing.launcher import LaunchPlan, PodSize
 
@@ -146,22 +146,20 @@ def test_short_batches_are_dropped_wherever_they_are(rows: NamedSharding) -> Non
 def test_short_batches_are_padded_with_a_mask(rows: NamedSharding) -> None:
     source = list_batches(3, last=5)
     *full, (batch, mask) = GlobalBatches(source, rows, last="pad")
-    assert all(mask.all() for _, mask in full) and len(full) == 2
+    assert all(np.asarray(mask).all() for _, mask in full) and len(full) == 2
     assert batch["x"].shape == (8, 3) and mask.sharding == rows
     assert np.asarray(mask).tolist() == [True] * 5 + [False] * 3
     np.testing.assert_array_equal(batch["id"], [16, 17, 18, 19, 20, 0, 0, 0])
-    assert float(batch["x"].mean(where=mask[:, None])) == 2.0
 
 
 def test_a_short_first_batch_is_padded_up_to_a_full_one(rows: NamedSharding) -> None:
     source = list_batches(1, last=5)
-    ((batch, mask),) = GlobalBatches(source, rows, last="pad")
-    # The least number of rows that the devices divide.
-    assert batch["id"].shape == (8,) and int(mask.sum()) == 5
     like = {"id": jax.ShapeDtypeStruct((16,), np.int32), "x": np.zeros((16, 3), np.float32)}
     ((batch, mask),) = GlobalBatches(source, rows, last="pad", like=like)
-    assert batch["id"].shape == (16,) and int(mask.sum()) == 5
+    assert batch["id"].shape == (16,) and np.asarray(mask).sum() == 5
     assert list(GlobalBatches(source, rows, like=like)) == []
+    with pytest.raises(PlacementError, match=naming("batch['id']", "size 5", "4 tiles")):
+        next(GlobalBatches(source, rows, last="pad"))
 
 
 class Tensor:
@@ -200,7 +198,7 @@ def test_tensors_of_other_libraries_become_arrays(rows: NamedSharding) -> None:
         assert made["x"].sharding == made["h"].sharding == rows
         assert (made["x"].dtype, made["h"].dtype) == (np.float32, jnp.bfloat16)
         np.testing.assert_array_equal(made["x"], value)
-        np.testing.assert_array_equal(made["h"].astype(np.float32), value)
+        np.testing.assert_array_equal(np.asarray(made["h"]).astype(np.float32), value)
 
 
 def test_a_source_may_use_the_memory_of_a_batch_again(rows: NamedSharding) -> None:
@@ -219,7 +217,7 @@ def test_the_64_bit_setting_of_the_reader_holds_in_the_thread(rows: NamedShardin
     source = [{"id": np.arange(8) + 2**40}]
     with jax.enable_x64(True):
         (batch,) = GlobalBatches(source, rows)
-        assert batch["id"].dtype == np.int64 and int(batch["id"][1]) == 2**40 + 1
+        assert batch["id"].dtype == np.int64 and np.asarray(batch["id"])[1] == 2**40 + 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -245,7 +243,8 @@ def test_no_batch_is_lost_or_read_twice_over_restores(data: Any, kind: Any) -> N
     source = list_batches(data.draw(st.integers(2, 9)), last=data.draw(st.integers(1, 8)))
     expected = [ids for ids in read_ids(source) if len(ids) == 8]
     steps: list[list[int]] = []
-    batches, state, saved = GlobalBatches(kind(source), rows), None, steps
+    batches, saved = GlobalBatches(kind(source), rows), steps
+    state = batches.get_state()
     for _ in range(data.draw(st.integers(1, 4), "launches")):
         for _ in range(data.draw(st.integers(0, 3), "steps")):
             steps = steps + read_ids([batch for batch in [next(batches, None)] if batch])
@@ -253,7 +252,7 @@ def test_no_batch_is_lost_or_read_twice_over_restores(data: Any, kind: Any) -> N
                 state, saved = json.loads(json.dumps(batches.get_state())), steps
         if data.draw(st.booleans(), "another process"):
             batches = GlobalBatches(kind(source), rows, prefetch=data.draw(st.integers(0, 3)))
-        batches.set_state({"batches": 0} if state is None else state)
+        batches.set_state(state)
         steps = saved
     assert steps + read_ids(batches) == expected
 
@@ -304,7 +303,7 @@ def test_an_iterator_without_state_is_positioned_before_it_is_read(rows: NamedSh
     batches.set_state({"batches": 1})
     batches.set_state({"batches": 2})
     assert read_ids([next(batches)]) == read_ids(list_batches(4)[2:3])
-    with pytest.raises(ArgumentError, match=naming("source of GlobalBatches", "set_state")):
+    with pytest.raises(ArgumentError, match=naming("state of GlobalBatches.set_state", "iterator")):
         batches.set_state({"batches": 0})
 
 

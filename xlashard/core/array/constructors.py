@@ -382,11 +382,6 @@ def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_sha
     return array_over(handle, target, layout, keys)
 
 
-def count_local_tiles(sharding: XLACompatibleSharding, ndim: int) -> tuple[int, ...]:
-    """Return the number of distinct tiles of this process along each dimension."""
-    return _distinct_per_dim(sharding.rank_tiling(ndim), sharding.addressable_positions)
-
-
 def _inferred_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
     """Return the global shape of local data that are exactly the tiles of this process."""
     if sharding.is_fully_addressable:
@@ -402,7 +397,7 @@ def _inferred_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ..
         _distinct_per_dim(tiling, np.flatnonzero(processes == process))
         for process in np.unique(processes)
     ]
-    counts = count_local_tiles(sharding, len(local))
+    counts = _distinct_per_dim(tiling, sharding.addressable_positions)
     if any(share != counts for share in shares):
         raise PlacementError(  # no-catalogue: needs several processes
             f"this process holds {counts} distinct tiles per dimension and others hold "

@@ -80,7 +80,7 @@ def exchange_reports(
 
     def check_open(missing: tuple[int, ...], seconds: float) -> None:
         if closed.is_set():
-            raise ClosedError
+            raise ClosedError  # no-catalogue: needs several processes
 
     what = f"batch {report.position + 1} of GlobalBatches"
     barrier = Barrier(processes, series, timeout, check_open, what)

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from xlashard.core.array.constructors import (
-    count_local_tiles,
     is_shape,
     make_process_local_arrays,
 )
@@ -125,7 +124,7 @@ class BatchPipeline:
             self._slots.release()
         if isinstance(outcome, BaseException):
             self._last = outcome
-            raise outcome
+            raise outcome  # no-catalogue: was raised by the source, or elsewhere here
         if outcome.state is None:
             self._last = ReadyBatch()
         return outcome
@@ -256,24 +255,13 @@ class BatchPipeline:
         if request.global_shape is not None:
             return ""
         # All processes hold equal shares of the rows: a smaller first batch is not full.
-        full = max(self._full.values())
-        if request.pads and full:
-            sharding, ndim, _ = self._find_rows()
-            tiles = count_local_tiles(sharding, ndim)[0]
-            full = -(-full // tiles) * tiles
-        self._full = dict.fromkeys(reports, full)
+        self._full = dict.fromkeys(reports, max(self._full.values()))
         return describe_repeated_rows(reports)
-
-    def _find_rows(self) -> tuple[Any, int, int]:
-        """Return sharding, rank and number of the first leaf with rows."""
-        leaves = self._template.leaves
-        number = next(n for n, leaf in enumerate(leaves) if leaf.ndim)
-        return parse_sharding(self._entries[number], "sharding")[0], leaves[number].ndim, number
 
     def _raise_failure(self, reports: Mapping[int, BatchReport], ended: list[int]) -> None:
         """Raise the error that ended the batches of a process, if any."""
         if self._error is not None and jax.process_index() in ended:
-            raise self._error
+            raise self._error  # no-catalogue: was raised by the source
         failed = [process for process in ended if reports[process].failure]
         if failed:
             raise ProcessesError(  # no-catalogue: needs several processes
@@ -290,7 +278,8 @@ class BatchPipeline:
         shape = request.global_shape
         arrays = make_process_local_arrays(request.sharding, tree, shape, "batch")
         if request.pads:
-            sharding, _, number = self._find_rows()
+            number = next(n for n, leaf in enumerate(batch.leaves) if leaf.ndim)
+            sharding, _ = parse_sharding(self._entries[number], "sharding")
             if isinstance(sharding, NamedSharding):
                 sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
             if shape is not None:

@@ -112,7 +112,7 @@ class GlobalBatches:
             if ready.warning:
                 warnings.warn(ready.warning, RuntimeWarning, stacklevel=2)
             if ready.state is None:
-                raise StopIteration
+                raise StopIteration  # no-catalogue: the end of the batches
             self._state = ready.state
             return ready.batch
 

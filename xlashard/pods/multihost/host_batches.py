@@ -96,11 +96,12 @@ class DataSource:
                 f"state of GlobalBatches.set_state is of process {index} of {count}, but this is "
                 f"process {own_index} of {processes}: {_ADVICE}, in a pod of as many processes"
             )
-        if self._iterator is self._source and self.position and self._get_loader_state is None:
+        counts_only = "source" not in state and "source_bytes" not in state
+        if counts_only and self._iterator is self._source and self.position:
             raise ArgumentError(
-                "source of GlobalBatches is an iterator without get_state and set_state, which was "
-                "read already: call set_state before the first batch, or pass an iterable that "
-                "begins anew, such as a list"
+                "state of GlobalBatches.set_state is a number of batches, but the source is an "
+                "iterator that was read already: call set_state before the first batch, or pass an "
+                "iterable that begins anew, such as a list"
             )
         self.position = state["batches"]
         self.full_rows, self._has_ended = state.get("rows", 0), "ended" in state
