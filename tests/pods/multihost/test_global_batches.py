@@ -144,8 +144,10 @@ def test_short_batches_are_dropped_wherever_they_are(rows: NamedSharding) -> Non
 
 
 def test_short_batches_are_padded_with_a_mask(rows: NamedSharding) -> None:
-    source = list_batches(3, last=5)
-    *full, (batch, mask) = GlobalBatches(source, rows, last="pad")
+    source = [batch | {"number": n} for n, batch in enumerate(list_batches(3, last=5))]
+    shardings = {"id": rows, "x": rows, "number": NamedSharding(rows.mesh, P())}
+    *full, (batch, mask) = GlobalBatches(source, shardings, last="pad")
+    assert int(batch["number"]) == 2
     assert all(np.asarray(mask).all() for _, mask in full) and len(full) == 2
     assert batch["x"].shape == (8, 3) and mask.sharding == rows
     assert np.asarray(mask).tolist() == [True] * 5 + [False] * 3

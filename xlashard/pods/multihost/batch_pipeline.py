@@ -49,7 +49,7 @@ class BatchRequest:
     timeout: float
 
     def list_shardings(self) -> list[Any]:
-        """Return the shardings, in the order of a batch's leaves.
+        """Return the shardings that the request names.
 
         Raises:
             ArgumentError: One of them is no sharding.
@@ -233,7 +233,8 @@ class BatchPipeline:
         self, batches: list[tuple[HostBatch, dict[str, Any]]], position: int
     ) -> dict[int, BatchReport]:
         """Return the reports of all processes."""
-        is_first = not self._full
+        is_compared = len(self._processes) > 1
+        is_first = is_compared and not self._full
         report = BatchReport(
             position,
             tuple(batch.rows for batch, _ in batches),
@@ -242,7 +243,7 @@ class BatchPipeline:
             list_pieces(batches[0][0], self._entries) if is_first and batches else (),
             "" if self._error is None else error_line(self._error),
         )
-        if len(self._processes) == 1:
+        if not is_compared:
             return {jax.process_index(): report}
         timeout = self._request.timeout
         return exchange_reports(report, self._processes, self._series, timeout, self._closed)

@@ -19,7 +19,8 @@ class GlobalBatches:
 
     A background thread reads the batches of this process, makes global arrays of them
     (`make_array_from_process_local_data`) and puts them on the devices, while the program computes.
-    All processes create one, each with its part of the data, and read as many batches.
+    All processes create one, each with its part of the data, and read as many batches; those with
+    several read the first batch of each in the same order.
 
     The threads compare their batches through the coordination service, without devices: at the
     beginning positions, types, and the data of rows that several processes hold; for each batch

@@ -173,10 +173,9 @@ class HostBatch:
 
     def pad(self, rows: int) -> Any:
         """Return the pytree with rows of zeros at the end, up to a number of rows."""
-        padding, leaves = rows - self.rows, self.leaves
-        if padding:
-            widths = [[(0, padding), *[(0, 0)] * (x.ndim - 1)][: x.ndim] for x in leaves]
-            leaves = [np.pad(x, width) for x, width in zip(leaves, widths, strict=True)]
+        leaves, end = self.leaves, (0, rows - self.rows)
+        if rows != self.rows:
+            leaves = [np.pad(x, [end] + [(0, 0)] * (x.ndim - 1)) if x.ndim else x for x in leaves]
         return self.definition.unflatten(leaves)
 
     def remove_rows(self) -> "HostBatch":
