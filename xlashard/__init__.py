@@ -109,6 +109,7 @@ if _typing.TYPE_CHECKING:
     from xlashard.legacy import make_device_array as make_device_array
     from xlashard.legacy import make_sharded_device_array as make_sharded_device_array
     from xlashard.legacy import unstacked_shards as unstacked_shards
+    from xlashard.pods.multihost.global_batches import GlobalBatches
     from xlashard.predict.preflight.preflight_run import preflight
     from xlashard.predict.preflight.report.preflight_report import PreflightReport
     from xlashard.predict.sweep.sweep_report import SweepReport
@@ -167,6 +168,7 @@ else:
                 *("XLACompatibleSharding", "device_put_replicated", "device_put_sharded"),
                 *("make_device_array", "make_sharded_device_array", "unstacked_shards"),
             ),
+            "xlashard.pods.multihost.global_batches": ("GlobalBatches",),
             "xlashard.predict.preflight.preflight_run": ("preflight",),
             "xlashard.predict.preflight.report.preflight_report": ("PreflightReport",),
             "xlashard.predict.sweep.sweep_report": ("SweepReport",),
@@ -191,6 +193,7 @@ __all__ = [
     "BoundStep",
     "Compiled",
     "GSPMDSharding",
+    "GlobalBatches",
     "Lowered",
     "Mesh",
     "NamedSharding",

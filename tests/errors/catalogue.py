@@ -165,6 +165,7 @@ TOPICS = (
     "legacy_surface",
     "legacy_saving",
     "process_local",
+    "data_loading",
     "multihost",
     "pods",
     "moving",

@@ -8,9 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.train.examples import MESHES, devices, over, settings
-from xlashard import multihost
+from tests.waiting import wait_for
+from xlashard import GlobalBatches, multihost
 from xlashard.train.config.settings import DataSettings
-from xlashard.train.data import Text, held_out_starts, plan_batch, read_corpus, training_starts
+from xlashard.train.data import (
+    Corpus,
+    Text,
+    TrainingWindows,
+    held_out_starts,
+    plan_batch,
+    read_corpus,
+    training_starts,
+)
 from xlashard.train.errors import DataError
 from xlashard.train.model.layout import Layout, build_mesh
 from xlashard.train.model.programs import batch_sharding
@@ -155,6 +164,26 @@ def test_batch_on_devices_equals_its_windows(name: str, parts: int) -> None:
     assert isinstance(batch, jax.Array)
     assert batch.sharding == sharding
     np.testing.assert_array_equal(np.asarray(batch), TEXT.windows(starts, 5).reshape(parts, 8, 5))
+
+
+def test_windows_of_training_continue_at_a_saved_step() -> None:
+    run = settings(**MESHES["data"])
+    layout = Layout(build_mesh(run.mesh, devices(run.devices.emulate)), run.sharding.rules)
+    plan = plan_batch(batch_sharding(layout), 8, 1, 4)
+    corpus = Corpus(TEXT.part(0, 200), TEXT.part(200, 251), "numbers")
+    windows = TrainingWindows(corpus, plan, seed=3)
+    whole = [next(windows) for _ in range(5)]
+    for step, batch in enumerate(whole):
+        np.testing.assert_array_equal(batch[0], training_windows(corpus.train, step, 8, 4, 3))
+    assert windows.get_state() == {"step": 5, "seed": 3, "text": corpus.mark}
+    batches = GlobalBatches(windows, plan.sharding, global_shape=plan.shape)
+    batches.set_state({"batches": 2, "source": {**windows.get_state(), "step": 2}})
+    with batches:
+        np.testing.assert_array_equal(next(batches), whole[2])
+        next(batches)
+        wait_for(lambda: windows.step > 4, "reading ahead")
+        state = batches.get_state()
+    assert (state["batches"], state["source"]["step"]) == (4, 4)
 
 
 class Counted(Text):

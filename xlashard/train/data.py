@@ -8,8 +8,9 @@ import importlib
 import importlib.util
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -164,7 +165,7 @@ class Corpus:
     held_out: Text
     source: str
 
-    @property
+    @cached_property
     def mark(self) -> str:
         """Return a fingerprint of length and some windows, without reading the whole text."""
         size = min(64, len(self.train), len(self.held_out))
@@ -284,20 +285,60 @@ class BatchPlan:
     sharding: Any
     rows: np.ndarray
 
-    def put(self, text: Text, starts: np.ndarray) -> Any:
-        """Put windows of a text on the mesh; each process reads those of its own devices.
+    def read(self, text: Text, starts: np.ndarray) -> np.ndarray:
+        """Read the windows of this process's devices.
 
         Args:
             text: The text.
             starts: Offsets of the windows of the global batch [parts · sequences].
 
         Returns:
-            An Array [parts, sequences, window] of the text's type.
+            Bytes or tokens [parts, own sequences of a part, window].
         """
         parts, _, window = self.shape
         own = starts.reshape(self.shape[:2])[:, self.rows]
-        local = text.windows(own.reshape(-1), window).reshape(parts, len(self.rows), window)
+        return text.windows(own.reshape(-1), window).reshape(parts, len(self.rows), window)
+
+    def put(self, text: Text, starts: np.ndarray) -> Any:
+        """Put windows of a text on the mesh; see `read`."""
+        local = self.read(text, starts)
         return xlashard.make_array_from_process_local_data(self.sharding, local, self.shape)
+
+
+@dataclass
+class TrainingWindows:
+    """Iterator of the windows that this process reads, for one step after the other.
+
+    Attributes:
+        corpus: The text.
+        plan: Plan of a batch.
+        seed: Seed of the run.
+        step: Number of the next step.
+    """
+
+    corpus: Corpus
+    plan: BatchPlan
+    seed: int
+    step: int = 0
+
+    def __iter__(self) -> Self:
+        """Return the iterator itself."""
+        return self
+
+    def __next__(self) -> np.ndarray:
+        """Return the windows of the next step."""
+        text, (parts, rows, window) = self.corpus.train, self.plan.shape
+        starts = training_starts(len(text), self.step, parts * rows, window - 1, self.seed)
+        self.step += 1
+        return self.plan.read(text, starts)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the number of steps that were read, and what their windows depend on."""
+        return {"step": self.step, "seed": self.seed, "text": self.corpus.mark}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue at the step of a state, which may be of another seed or text."""
+        self.step = state["step"]
 
 
 def plan_batch(sharding: Any, count: int, parts: int, length: int) -> BatchPlan:

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tests.core.processes import expect
+from tests.core.processes import expect, join_the_others
 from xlashard import Array, Mesh, NamedSharding, P, device_put, make_array_from_callback
 from xlashard._jax.runtime import coordination
 from xlashard.errors import (
@@ -31,7 +31,7 @@ from xlashard.multihost import (
 )
 from xlashard.pods.multihost.host_collectives import STORED_BYTES
 
-jax.distributed.initialize()
+join_the_others()
 
 N, ME = jax.process_count(), jax.process_index()
 LAST = N - 1

@@ -1,18 +1,19 @@
-"""Gathering, broadcasting and comparing in 2 and 4 real processes."""
+"""Gathering, broadcasting and comparing, and batches of data loaders, in 2 and 4 real processes."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.core.processes import run_many
+from tests.core.processes import run_in_one_pod, run_many
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("processes", [2, 4])
-def test_host_collectives_in_a_pod(processes: int) -> None:
-    script = Path(__file__).with_name("pod_collectives.py")
-    for output in run_many(script, processes, 2):
-        assert "all agree" in output, output
+def test_host_collectives_and_batches_in_a_pod(processes: int) -> None:
+    names = ("pod_collectives.py", "pod_batches.py")
+    scripts = [Path(__file__).with_name(name) for name in names]
+    for outputs in run_in_one_pod(scripts, processes, 2):
+        assert all("all agree" in outputs[name] for name in names), outputs
 
 
 @pytest.mark.integration

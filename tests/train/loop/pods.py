@@ -132,7 +132,17 @@ def train(
         folder=str(folder),
         one_stream=True,
     )
-    pod, acted, end = Pod(size.processes), watch is None, time.monotonic() + _PATIENCE
+    return run_watched(plan, watch)
+
+
+def run_watched(plan: LaunchPlan, watch: Watcher | None = None) -> Pod:
+    """Run the processes of a pod to their end.
+
+    Args:
+        plan: Commands of the processes.
+        watch: Called after every event, until it has acted.
+    """
+    pod, acted, end = Pod(plan.size.processes), watch is None, time.monotonic() + _PATIENCE
     launch = Launch(plan)
     try:
         while launch.running and time.monotonic() < end:

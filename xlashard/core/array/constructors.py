@@ -29,6 +29,7 @@ from xlashard.core.array.array_class.handles import (
     resolve_key_data,
 )
 from xlashard.core.array.array_class.shard import index_text
+from xlashard.core.array.dlpack import from_dlpack
 from xlashard.core.array.placement.put import (
     SmallTiles,
     gather_pieces,
@@ -285,7 +286,8 @@ def make_array_from_process_local_data(
     Args:
         sharding: A sharding of this package, of JAX or of a class of your own, a Format, or a
             device; for all of `local_data` or as a pytree prefix of it.
-        local_data: NumPy arrays, keys of JAX, or a pytree of them.
+        local_data: NumPy arrays, arrays of other libraries in host memory (of PyTorch or
+            TensorFlow), keys of JAX, or a pytree of them.
         global_shape: Shape of the whole array, in elements; for a pytree, a tree of shapes like it.
             By default the local data are the tiles of this process in every dimension.
 
@@ -307,24 +309,45 @@ def make_array_from_process_local_data(
         (4, 16)
     """
     with short_tracebacks:
-        leaves, treedef = jax.tree.flatten(local_data)
-        entries = broadcast_prefix(sharding, local_data, is_target, "sharding", "local_data")
-        shapes = broadcast_prefix(global_shape, local_data, _is_shape, "global_shape", "local_data")
-        out = []
-        guards = active_guards()
-        for number, (leaf, entry, shape) in enumerate(zip(leaves, entries, shapes, strict=True)):
-            try:
-                if isinstance(entry, jax.Device):
-                    entry = SingleDeviceSharding(entry)
-                parsed = parse_sharding(entry, "sharding")
-                with guarded(guards, Transfer.HOST_TO_DEVICE, f"the {type(leaf).__name__}"):
-                    out.append(_from_local(*parsed, leaf, shape))
-            except XlashardError as error:
-                raise at_path(error, leaf_path(local_data, number, "local_data")) from None
-        return treedef.unflatten(out)
+        return make_process_local_arrays(sharding, local_data, global_shape, "local_data")
 
 
-def _is_shape(x: Any) -> bool:
+def make_process_local_arrays(sharding: Any, local_data: Any, global_shape: Any, name: str) -> Any:
+    """Create arrays of which every process provides its own part; `name` is that of the data."""
+    leaves, treedef = jax.tree.flatten(local_data)
+    entries = broadcast_prefix(sharding, local_data, is_target, "sharding", name)
+    shapes = broadcast_prefix(global_shape, local_data, is_shape, "global_shape", name)
+    out = []
+    guards = active_guards()
+    for number, (leaf, entry, shape) in enumerate(zip(leaves, entries, shapes, strict=True)):
+        try:
+            if isinstance(entry, jax.Device):
+                entry = SingleDeviceSharding(entry)
+            parsed = parse_sharding(entry, "sharding")
+            with guarded(guards, Transfer.HOST_TO_DEVICE, f"the {type(leaf).__name__}"):
+                out.append(_from_local(*parsed, leaf, shape))
+        except XlashardError as error:
+            raise at_path(error, leaf_path(local_data, number, name)) from None
+    return treedef.unflatten(out)
+
+
+def to_host_array(x: Any) -> Any:
+    """Return a NumPy array over the memory of another library's array, such as PyTorch's.
+
+    Other values are returned as they are.
+    """
+    if isinstance(x, np.ndarray | np.generic | jax.Array):
+        return x
+    if hasattr(x, "__array__"):
+        try:
+            return np.asarray(x)
+        except TypeError:
+            pass  # PyTorch's bfloat16 has no dtype of NumPy, but DLPack's.
+    return np.asarray(from_dlpack(x)) if hasattr(x, "__dlpack__") else x
+
+
+def is_shape(x: Any) -> bool:
+    """Return True for the shape of one array, or None."""
     return x is None or (
         isinstance(x, tuple | list) and all(n is None or isinstance(n, int | np.integer) for n in x)
     )
@@ -334,7 +357,7 @@ def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_sha
     check_reduced_sharding(sharding, "make_array_from_process_local_data")
     keys = data if is_key_array(data) else None
     if keys is None:
-        value, _ = host_value(data, lambda: "it")
+        value, _ = host_value(to_host_array(data), lambda: "it")
     else:
         value = np.asarray(key_handle(keys))
     local: tuple[int, ...] = value.shape if keys is None else keys.shape

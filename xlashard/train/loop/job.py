@@ -20,7 +20,7 @@ from xlashard.support.formatting import in_bytes, sizes_text
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings, change_text, setting_changes
-from xlashard.train.data import plan_batch, read_corpus
+from xlashard.train.data import read_corpus
 from xlashard.train.errors import DataError, PeerError, SettingsError
 from xlashard.train.formulas import parameters
 from xlashard.train.loop.console import Screen, log_console
@@ -333,10 +333,7 @@ def _introduce(run: Run) -> None:
 def _part(run: Run) -> str:
     """Describe the devices and the part of a batch of this process."""
     training = run.settings.training
-    plan = plan_batch(
-        run.batch_sharding, training.batch, training.accumulate, run.settings.model.length
-    )
-    rows, local = len(plan.rows) * training.accumulate, len(run.layout.mesh.local_devices)
+    rows, local = len(run.plan.rows) * training.accumulate, len(run.layout.mesh.local_devices)
     devices = counted(local, "device")
     return f"each with {devices}, reading {rows} of the {training.batch} sequences of a batch"
 

@@ -13,11 +13,18 @@ import numpy as np
 from rich.panel import Panel
 from rich.text import Text
 
+from xlashard import GlobalBatches
 from xlashard.multihost import Watchdog
 from xlashard.train.checkpoint import Checkpoints, RunMetadata
 from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings
-from xlashard.train.data import BatchPlan, Corpus, held_out_starts, plan_batch, training_starts
+from xlashard.train.data import (
+    BatchPlan,
+    Corpus,
+    TrainingWindows,
+    held_out_starts,
+    plan_batch,
+)
 from xlashard.train.errors import Diverged
 from xlashard.train.loop.console import Pace, Screen
 from xlashard.train.loop.run_folder import METRICS
@@ -67,6 +74,12 @@ class Run:
         """Return the sharding of a batch [parts, sequences, length + 1]."""
         return batch_sharding(self.layout) if self.programs is None else self.programs.batch
 
+    @property
+    def plan(self) -> BatchPlan:
+        """Return the plan of a batch in this process."""
+        training, length = self.settings.training, self.settings.model.length
+        return plan_batch(self.batch_sharding, training.batch, training.accumulate, length)
+
     def mark_progress(self) -> None:
         """Report progress to the watchdog."""
         if self.watchdog:
@@ -112,25 +125,40 @@ def train(run: Run, state: State, progress: Progress) -> None:
         state: State after `progress.steps` steps; donated.
         progress: Progress of the run; updated.
     """
-    programs = run.programs or compile_step(run)
-    if programs is None:
-        _stop(run, state, progress)
-        return
-    run.record("compile", seconds=round(programs.seconds, 3))
-    loop = _Loop(run, programs, progress, programs.train_step.bind(state))
-    loop.steps()
-    if progress.stopped:
-        _stop(run, loop.state, progress)
-        return
-    _save(run, loop.state, progress)
-    progress.held_out = loop.evaluate()
-    if progress.stopped or run.stop.reached():
-        _stop(run, loop.state, progress)
-        return
+    with read_batches(run, progress.steps) as batches:
+        programs = run.programs or compile_step(run)
+        if programs is None:
+            _stop(run, state, progress, batches)
+            return
+        run.record("compile", seconds=round(programs.seconds, 3))
+        loop = _Loop(run, programs, progress, programs.train_step.bind(state), batches)
+        loop.steps()
+        if progress.stopped:
+            _stop(run, loop.state, progress, batches)
+            return
+        _save(run, loop.state, progress, batches)
+        progress.held_out = loop.evaluate()
+        if progress.stopped or run.stop.reached():
+            _stop(run, loop.state, progress, batches)
+            return
     if run.settings.generation.bytes:
         with run.paused("writing text"):
             _write(run, loop.state["parameters"], progress)
     _finish_saving(run)
+
+
+_COMPARED = 4
+"""Number of batches that processes compare at once. Every source has the same length, so that only
+the beginning matters; each comparison takes some milliseconds, and each batch host memory."""
+
+
+def read_batches(run: Run, step: int) -> GlobalBatches:
+    """Return the training batches from a step on."""
+    plan = run.plan
+    windows = TrainingWindows(run.corpus, plan, run.settings.run.seed, step)
+    batches = GlobalBatches(windows, plan.sharding, global_shape=plan.shape, check_every=_COMPARED)
+    batches.set_state({"batches": step, "source": windows.get_state()})
+    return batches
 
 
 def compile_step(run: Run) -> Programs | None:
@@ -149,14 +177,14 @@ def compile_step(run: Run) -> Programs | None:
 class _Loop:
     """Loop over steps, with evaluations and checkpoints between them."""
 
-    def __init__(self, run: Run, programs: Programs, progress: Progress, step: Any) -> None:
+    def __init__(
+        self, run: Run, programs: Programs, progress: Progress, step: Any, batches: GlobalBatches
+    ) -> None:
         self._run, self._programs, self._progress, self._step = run, programs, progress, step
-        training, length = run.settings.training, run.settings.model.length
-        self._plan: BatchPlan = plan_batch(
-            programs.batch, training.batch, training.accumulate, length
-        )
+        self._plan, self._batches = run.plan, batches
         self._evaluation: Any = None
-        progress.pace = Pace(training.batch * length, training.steps)
+        training = run.settings.training
+        progress.pace = Pace(training.batch * run.settings.model.length, training.steps)
 
     @property
     def state(self) -> State:
@@ -174,7 +202,7 @@ class _Loop:
             if progress.stopped or run.stop.reached():
                 progress.stopped = True
                 break
-            values = self._step(self._batch(number))
+            values = self._step(next(self._batches))
             self._measure(waiting)
             waiting, done = values, number + 1
             saves = self._is_due(run.settings.checkpoint.every, done)
@@ -182,7 +210,7 @@ class _Loop:
                 self._measure(waiting)
                 waiting = None
             if saves:
-                _save(run, self.state, progress)
+                _save(run, self.state, progress, self._batches)
             self._evaluate_if_due(done)
         self._measure(waiting)
         run.screen.end()
@@ -220,13 +248,6 @@ class _Loop:
         """Return True if an action is due between steps; the end of the run has its own."""
         return is_due(every, done) and done < self._run.settings.training.steps
 
-    def _batch(self, step: int) -> Any:
-        run, text = self._run, self._run.corpus.train
-        count, length = run.settings.training.batch, run.settings.model.length
-        return self._plan.put(
-            text, training_starts(len(text), step, count, length, run.settings.run.seed)
-        )
-
     def _measure(self, values: dict[str, Any] | None) -> None:
         """Wait for the metrics of a step, if any, record and show them."""
         if values is None:
@@ -252,13 +273,12 @@ def is_due(every: int, done: int) -> bool:
     return every > 0 and done % every == 0
 
 
-def _save(run: Run, state: State, progress: Progress) -> None:
+def _save(run: Run, state: State, progress: Progress, batches: GlobalBatches) -> None:
     if run.checkpoints is None or progress.checkpoint == progress.steps:
         return
-    seed, mark = run.settings.run.seed, run.corpus.mark
     metadata = RunMetadata(
         step=progress.steps,
-        data={"step": progress.steps, "seed": seed, "text": mark},
+        data=batches.get_state()["source"],
         settings=to_toml(run.settings),
         mesh=dict(run.layout.mesh.shape),
     )
@@ -268,10 +288,10 @@ def _save(run: Run, state: State, progress: Progress) -> None:
     progress.checkpoint = progress.steps
 
 
-def _stop(run: Run, state: State, progress: Progress) -> None:
+def _stop(run: Run, state: State, progress: Progress, batches: GlobalBatches) -> None:
     """Save a checkpoint of the step at which the run stopped."""
     progress.stopped = True
-    _save(run, state, progress)
+    _save(run, state, progress, batches)
     _finish_saving(run)
 
 
