@@ -368,6 +368,17 @@ class ArrayBase(jax.Array):
             raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=self)
 
 
+def own_handles[A: ArrayBase](kind: type[A], handles: Iterable[Handle]) -> list[A]:
+    """Return arrays of a class over new handles of a program, in order."""
+    arrays, new = [], object.__new__  # the constructors of derived classes take other arguments
+    for handle in handles:
+        array = new(kind)
+        array._buffers, array._exclusive = handle, True
+        array._own_sharding = array._value_cache = None
+        arrays.append(array)
+    return arrays
+
+
 def handle_of(x: Any) -> Any:
     """Return the handle of an Array; other values are returned as they are."""
     return x._handle if isinstance(x, ArrayBase) else x
