@@ -118,11 +118,20 @@ def lacks_buffer(handle: Handle) -> bool:
     return any([part.is_deleted() for part in handle._arrays or (handle,)])
 
 
+def list_buffers(handles: Sequence[Handle]) -> list[Sequence[Handle]]:
+    """Return the shards of each handle in this process; for one without shards the handle."""
+    return [handle._arrays or (handle,) for handle in handles]
+
+
+def any_deleted(buffers: Sequence[Sequence[Handle]]) -> bool:
+    """Return True if one of the buffers of some handles is deleted."""
+    # A call of Python for each handle would take as long as the reads.
+    return any(map(xc.ArrayImpl.is_deleted, chain.from_iterable(buffers)))
+
+
 def any_lacks_buffer(handles: Sequence[Handle]) -> bool:
     """Return True if one of some handles lacks a buffer."""
-    # A call of Python for each handle would take as long as the reads.
-    parts = chain.from_iterable([handle._arrays or (handle,) for handle in handles])
-    return any(map(xc.ArrayImpl.is_deleted, parts))
+    return any_deleted(list_buffers(handles))
 
 
 def shared_pair(handles: Sequence[Handle], donated: Collection[int]) -> tuple[int, int] | None:
