@@ -26,6 +26,11 @@ class Wrapped:
     def __buffer__(self, flags: int, /) -> memoryview:
         return memoryview(self.held)  # pyright: ignore[reportArgumentType]
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return self.held.aval.shape
+
     def block_until_ready(self) -> "Wrapped":
         """Wait for the array."""
         self.held.block_until_ready()
