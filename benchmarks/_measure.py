@@ -324,6 +324,9 @@ class Comparison:
         }
 
 
+ABOVE_FLOOR = 1.03
+"""Factor of a floor that is a goal: what repeated measurements of one call differ by."""
+
 FASTER_GROWTH = 0.1
 """By how much our exponent may exceed JAX's: a tenth is a factor of 1.26 from 1 to 10."""
 
@@ -338,8 +341,10 @@ class Line:
         ours: xlashard's, of the same rounds.
         goal: Limit of the ratio.
         size: Size of the work with its noun, such as `(512, "devices")`.
-        growth_limit: Largest exponent of our growth with the size; JAX's by default.
+        growth_limit: Largest exponent of our growth with the size; by default JAX's, or that of
+            the floors if it is larger.
         growth: Exponents of JAX's growth and of ours, in a row's last line.
+        floor: Measurement of the least work, if the goal comes from one.
     """
 
     row: str
@@ -349,6 +354,12 @@ class Line:
     size: tuple[int, str] | None = None
     growth_limit: float | None = None
     growth: tuple[float, float] | None = None
+    floor: Measurement | None = None
+
+    @property
+    def floor_ratio(self) -> float | None:
+        """Return the ratio of the floor to JAX."""
+        return None if self.floor is None else self.floor.ratio_to(self.theirs)
 
     @property
     def name(self) -> str:
@@ -395,6 +406,7 @@ class Line:
             "baseline_median_s": self.theirs.median,
             "ratio": self.ours.ratio_to(self.theirs),
             "ratio_quartiles": [low, high],
+            "floor_ratio": self.floor_ratio,
             "growth": ours,
             "baseline_growth": theirs,
             "goal": str(self.goal),
@@ -418,7 +430,8 @@ def compare(
 
     Args:
         row: The work.
-        work: Its two implementations, JAX's first.
+        work: Its two implementations, JAX's first; a floor may come third, whose ratio is the goal
+            if it is larger.
         rounds: Samples of each.
         size: Size of the work with its noun.
         goal: Limit of the ratio.
@@ -431,8 +444,9 @@ def compare(
     measured = interleave(
         work, rounds=rounds, inner=inner, warmup=warmup, clock=clock, seconds=seconds
     )
-    theirs, ours = measured.values()
-    return Line(row, theirs, ours, RatioGoal(goal), size)
+    theirs, ours, *floors = measured.values()
+    limit = max([goal, *(ABOVE_FLOOR * floor.ratio_to(theirs) for floor in floors)])
+    return Line(row, theirs, ours, RatioGoal(limit), size, floor=next(iter(floors), None))
 
 
 def fit_exponents(lines: Sequence[Line]) -> list[Line]:
@@ -444,8 +458,12 @@ def fit_exponents(lines: Sequence[Line]) -> list[Line]:
     for numbers in rows.values():
         sized = [lines[number] for number in numbers if lines[number].size is not None]
         if len(sized) > 1:
+            last = lines[numbers[-1]]
             growth = _exponent(sized, "theirs"), _exponent(sized, "ours")
-            fitted[numbers[-1]] = replace(lines[numbers[-1]], growth=growth)
+            limit = last.growth_limit
+            if all(line.floor is not None for line in sized):
+                limit = max(growth[0], _exponent(sized, "floor"))
+            fitted[numbers[-1]] = replace(last, growth=growth, growth_limit=limit)
     return fitted
 
 
@@ -657,8 +675,11 @@ def _as_growth_table(title: str, lines: Sequence[Line]) -> Table:
     theirs = lines[0].theirs.name
     for heading in ("row", "size"):
         table.add_column(heading)
-    for heading in (theirs, lines[0].ours.name, "ratio", "growth", f"{theirs}'s", "goal", "ok?"):
+    has_floor = any(line.floor is not None for line in lines)
+    floors = ["floor"] if has_floor else []
+    for heading in (theirs, lines[0].ours.name, "ratio", *floors, "growth", f"{theirs}'s", "goal"):
         table.add_column(heading, justify="right")
+    table.add_column("ok?", justify="right")
     shown = None
     for line in lines:
         growth = (
@@ -671,6 +692,7 @@ def _as_growth_table(title: str, lines: Sequence[Line]) -> Table:
             format_quantity(line.theirs.median, line.theirs.unit),
             format_quantity(line.ours.median, line.ours.unit),
             _as_factor(line.ours.ratio_to(line.theirs)),
+            *(["" if line.floor_ratio is None else _as_factor(line.floor_ratio)] * has_floor),
             *growth,
             str(line.goal),
             "[green]yes[/]" if line.ok else missed,

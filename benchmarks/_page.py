@@ -95,11 +95,14 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
 def _growth_lines(title: str, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the cells of a growth table, whose rows compare JAX and xlashard at several sizes."""
     theirs = rows[0]["baseline"]
-    headings = [title, "size", theirs, "xlashard", "ratio", "growth", f"{theirs}'s", "goal", "met"]
-    lines = [headings, ["---", "---", *["---:"] * 5, "---", "---"]]
+    has_floor = any(row.get("floor_ratio") is not None for row in rows)
+    headings = [title, "size", theirs, "xlashard", "ratio", *["floor"] * has_floor]
+    headings += ["growth", f"{theirs}'s", "goal", "met"]
+    lines = [headings, ["---", "---", *["---:"] * (len(headings) - 4), "---", "---"]]
     shown = None
     for row in rows:
         growth = [row["growth"], row["baseline_growth"]]
+        floor = row.get("floor_ratio")
         lines.append(
             [
                 "" if row["row"] == shown else row["row"],
@@ -107,6 +110,7 @@ def _growth_lines(title: str, rows: Sequence[Mapping[str, Any]]) -> list[list[st
                 format_quantity(row["baseline_median_s"], row["unit"]),
                 format_quantity(row["median_s"], row["unit"]),
                 factor(row["ratio"]),
+                *["" if floor is None else factor(floor)] * has_floor,
                 *("" if exponent is None else f"{exponent:.2f}" for exponent in growth),
                 row["goal"],
                 "yes" if row["ok"] else "**no**",

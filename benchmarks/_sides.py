@@ -64,6 +64,7 @@ class Lines(list[Line]):
         *,
         rounds: int | None = None,
         goal: float | None = None,
+        floor: Call | None = None,
         **options: Any,
     ) -> None:
         """Measure the calls that `make` returns for JAX and for xlashard, and add the line.
@@ -73,8 +74,12 @@ class Lines(list[Line]):
             make: Returns the call of a side.
             rounds: Upper limit of the samples of each side.
             goal: Limit of the ratio.
+            floor: The least work that arrays of another class than JAX's allow, measured beside
+                both.
             options: Other arguments of `compare`.
         """
         work = {side.name: make(side) for side in (JAX, OURS)}
+        if floor is not None:
+            work["floor"] = floor
         rounds = self.rounds if rounds is None else min(rounds, self.rounds)
         self.append(compare(row, work, rounds=rounds, goal=goal or self.goal, **options))

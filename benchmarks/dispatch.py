@@ -25,6 +25,7 @@ import jax
 import numpy as np
 import optax
 
+from benchmarks._floors import call_checked, repeat_wrapped
 from benchmarks._measure import Report, read_options
 from benchmarks._sides import JAX, OURS, Call, Lines, Side
 
@@ -35,16 +36,6 @@ TASKS = (1, 10, 50)
 CALLS = 100
 GOALS = {1: 1.10, 8: 1.03}
 BOUND_GOALS = {1: 0.90, 8: 0.97}
-# By devices and leaves: how much longer than jax.jit's a call takes with a wrapper of one slot
-# around each result, made by the shortest function that jaxlib's dispatcher can call.
-WRAPPED_GOALS = {1: {1: 1.25, 10: 1.23, 100: 1.18, 500: 1.13}, 8: {1: 1.09, 10: 1.10, 100: 1.08}}
-# The same with donated arguments, which jax.jit repeats in less time: the wrapper is a larger part.
-# The comparison of buffers, which only calls on several devices need, is not in these.
-DONATED_GOALS = {1: {1: 1.22, 10: 1.22, 100: 1.20}, 8: {1: 1.07, 10: 1.15, 100: 1.14}}
-# By leaves, for JAX's arrays over several devices: jax.jit's call after one read of `is_deleted`
-# per shard, inside a dispatcher without a fast path. The runtime reads the first shard only, and a
-# program that lacks another one waits for it forever.
-CHECKED_GOALS = {1: 1.18, 100: 2.5, 1000: 4.2}
 HOST = np.ones(8, np.float32)
 
 # Function, the options of jit, and a call with an array [8].
@@ -187,6 +178,11 @@ def train(side: Side, num_devices: int, leaves: int) -> Call:
     return call
 
 
+def add_first(leaves: list[Any]) -> Any:
+    """Add one to the first leaf."""
+    return leaves[0] + 1
+
+
 def call_across(jit_side: Side, num_devices: int, leaves: int, side: Side) -> Call:
     """Return a call of `jax.jit` on JAX's arrays, or of one library on arrays of the other.
 
@@ -198,7 +194,7 @@ def call_across(jit_side: Side, num_devices: int, leaves: int, side: Side) -> Ca
     """
     other = OURS if jit_side is JAX else JAX
     jit, owner = (jit_side, other) if side is OURS else (JAX, JAX)
-    function = jit.api.jit(lambda leaves: leaves[0] + 1, keep_unused=True)
+    function = jit.api.jit(add_first, keep_unused=True)
     return functools.partial(function, owner.put_rows(num_devices, leaves))
 
 
@@ -209,15 +205,15 @@ def measure_repeat_calls(lines: Lines, num_devices: int) -> None:
         lines.measure(row, lambda side: make(side, num_devices, *args), **options)
 
     for leaves in LEAVES:
-        goal = WRAPPED_GOALS[num_devices].get(leaves)
-        add("repeat call, state fed back", repeat_call, leaves, size=(leaves, "leaves"), goal=goal)
+        size, floor = (leaves, "leaves"), repeat_wrapped(num_devices, leaves)
+        add("repeat call, state fed back", repeat_call, leaves, size=size, floor=floor)
     goal = BOUND_GOALS[num_devices]
     for leaves in LEAVES:
         add("the same by a bound step", bound_step, leaves, size=(leaves, "leaves"), goal=goal)
     donated = functools.partial(repeat_call, donate_argnums=0)
     for leaves in (1, 10, 100):
-        goal = DONATED_GOALS[num_devices][leaves]
-        add("the same, donated", donated, leaves, size=(leaves, "leaves"), goal=goal)
+        size, floor = (leaves, "leaves"), repeat_wrapped(num_devices, leaves, donate_argnums=0)
+        add("repeat call, donated", donated, leaves, size=size, floor=floor)
     for leaves in KEPT[num_devices]:
         rounds = 5 if leaves > 1000 else None
         size = (leaves, "leaves")
@@ -251,8 +247,9 @@ def measure_ways(lines: Lines, num_devices: int) -> None:
     ):
         for leaves in (1, 100, 1000):
             make = functools.partial(call_across, side, num_devices, leaves)
-            goal = CHECKED_GOALS[leaves] if side is OURS and num_devices > 1 else None
-            lines.measure(title, make, size=(leaves, "leaves"), goal=goal)
+            is_checked = side is OURS and num_devices > 1
+            floor = call_checked(add_first, num_devices, leaves) if is_checked else None
+            lines.measure(title, make, size=(leaves, "leaves"), floor=floor)
 
 
 def main() -> int:

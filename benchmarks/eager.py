@@ -24,6 +24,7 @@ import numpy as np
 
 import xlashard
 import xlashard.numpy as xnp
+from benchmarks._floors import read_wrapped
 from benchmarks._measure import Report, read_options
 from benchmarks._sides import OURS, Call, Lines, Side
 from xlashard import Array, Mesh, NamedSharding, PartitionSpec
@@ -141,14 +142,17 @@ def measure(lines: Lines, num_devices: int) -> None:
     for name, function in FUNCTIONS.items():
         lines.measure(name, functools.partial(read, function, x))
     for name, how in SCALARS.items():
-        lines.measure(f"{name}, a scalar", functools.partial(read, how, scalar))
+        floor = read_wrapped(how, copy_to_jax(scalar)) if how is np.asarray else None
+        lines.measure(f"{name}, a scalar", functools.partial(read, how, scalar), floor=floor)
     exposed = x.copy()
     exposed.to_jax()
     lines.measure("x + x after to_jax()", functools.partial(operate, OPERATIONS["x + x"], exposed))
     for name, how in MANY.items():
         for count in COUNTS[num_devices]:
-            make = functools.partial(read_many, how, x, count)
-            lines.measure(f"{name} of arrays", make, size=(count, "arrays"))
+            make, floor = functools.partial(read_many, how, x, count), None
+            if name in ("jax.tree.map of shapes", "jax.block_until_ready"):
+                floor = read_wrapped(how, [copy_to_jax(x + number) for number in range(count)])
+            lines.measure(f"{name} of arrays", make, size=(count, "arrays"), floor=floor)
     for count in ROWS:
         make = functools.partial(iterate, count, whole)
         lines.measure("list(x)", make, size=(count, "rows"))

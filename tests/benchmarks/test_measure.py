@@ -219,6 +219,26 @@ def test_growth_may_have_a_limit_of_its_own() -> None:
     assert not dataclasses.replace(last, growth_limit=1.0).is_faster_growth
 
 
+def test_a_floor_is_the_goal_where_it_exceeds_it_and_limits_the_growth() -> None:
+    clock, lines = FakeTime(), []
+    for size, floor in ((1, 1.5), (10, 30.0)):
+        seconds = {"jax": float(size), "xlashard": floor, "floor": floor}
+        work = {name: clock.task(name, second) for name, second in seconds.items()}
+        line = compare("a call", work, rounds=3, inner=1, clock=clock, size=(size, "leaves"))
+        lines.append(line)
+    assert [line.goal.limit for line in lines] == pytest.approx([1.545, 3.09])
+    assert [line.floor_ratio for line in lines] == pytest.approx([1.5, 3.0])
+    assert all(line.ok for line in _measure.fit_exponents(lines))
+    slower = dataclasses.replace(lines[-1], ours=Measurement("xlashard", 1, (31.0,) * 3))
+    assert not slower.ok
+    report = quiet_report()
+    report.add_growth("calls", lines)
+    assert "floor" in report.console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert lines[0].as_json()["floor_ratio"] == pytest.approx(1.5)
+    low = {name: clock.task(name, 1.0) for name in ("jax", "xlashard", "floor")}
+    assert compare("a call", low, rounds=3, inner=1, clock=clock).goal == RatioGoal(1.1)
+
+
 def test_rounds_end_after_three_once_the_time_is_over() -> None:
     clock = FakeTime()
     work = {"jax": clock.task("jax", 2.0), "xlashard": clock.task("xlashard", 1.0)}

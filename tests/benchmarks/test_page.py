@@ -74,6 +74,13 @@ def test_growth_tables_show_sizes_and_exponents() -> None:
     ]
     text = "{{demo: calls: repeat call, 10 leaves: ratio}}"
     assert _page.render(text, results) == "1.80 ×"
+    results["demo"]["tables"][0]["rows"][1]["floor_ratio"] = 1.75
+    heading, _, first, second, _ = _page.render("{{tables demo}}", results).splitlines()
+    assert (
+        heading == "| calls | size | jax | xlashard | ratio | floor | growth | jax's | goal | met |"
+    )
+    assert first == "| repeat call | 1 leaf | 1 ms | 900 µs | 0.90 |  |  |  | ≤ 1.10 × | yes |"
+    assert "| 1.80 | 1.75 |" in second
 
 
 def test_template_markers_are_replaced_by_single_figures() -> None:

@@ -308,6 +308,11 @@ class HloModule:
         return {}
 
     @cached_property
+    def hbm_bytes(self) -> dict[tuple[str, str], int]:
+        """Return the bytes that instructions move, as counted so far, by computation and name."""
+        return {}
+
+    @cached_property
     def not_understood(self) -> Mapping[str, int]:
         """Return what the analysis can't take into account, with its number.
 

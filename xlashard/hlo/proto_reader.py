@@ -26,6 +26,7 @@ from xlashard.hlo.module import (
 )
 from xlashard.hlo.op_sharding import op_sharding_text
 from xlashard.hlo.shapes import shape_of
+from xlashard.support.collector import collector_paused
 from xlashard.support.wire import Message, message_type
 
 _FILE = message_type(module=(1, bytes), entry=(2, str), assignment=(3, bytes))
@@ -137,6 +138,7 @@ def _read_pair(data: bytes) -> tuple[int, int]:
     return pair.source, pair.target
 
 
+@collector_paused()
 def read_proto(data: bytes, buffers: bytes = b"") -> HloModule:
     """Read a serialized HloProto or HloModuleProto.
 

@@ -27,7 +27,13 @@ from xlashard._jax.private import (
     xc,
 )
 from xlashard._jax.runtime.global_state import cleared_with_jax
-from xlashard._jax.runtime.transfer import Tracer, any_lacks_buffer, base_handle
+from xlashard._jax.runtime.transfer import (
+    Tracer,
+    any_deleted,
+    any_lacks_buffer,
+    base_handle,
+    list_buffers,
+)
 from xlashard.support.tracebacks import shorten
 
 type Handle = Any
@@ -303,10 +309,12 @@ class _Checked:
         if self._closed and any_lacks_buffer(list(self._closed.values())):
             # The call may need other arrays than the lost one: the miss decides.
             self._calls.clear_checked()
-        handles = _find_handles(jax.tree_util.tree_leaves((args, kwargs)))
-        if not self._closed and not any(map(_is_spread, handles)):
+        leaves = jax.tree_util.tree_leaves((args, kwargs) if kwargs else args)
+        buffers = list_buffers(_find_handles(leaves))
+        # A deleted handle has no shards.
+        if not self._closed and max(map(len, buffers), default=0) < 2:
             return False
-        return not any_lacks_buffer(handles)
+        return not any_deleted(buffers)
 
 
 def _recording_closed(miss: Callable[..., Any], closed: dict[int, Handle]) -> Callable[..., Any]:
@@ -326,17 +334,15 @@ def _recording_closed(miss: Callable[..., Any], closed: dict[int, Handle]) -> Ca
 
 def _find_handles(values: Sequence[Any]) -> list[Handle]:
     """Return the handles of arrays and key arrays of JAX among values."""
+    kinds = set(map(type, values))
+    if kinds == {xc.ArrayImpl}:
+        return list(values)
     handles = [value for value in values if type(value) is xc.ArrayImpl]
-    others = set(map(type, values)) - ARRAY_TYPES - {xc.ArrayImpl}
+    others = kinds - ARRAY_TYPES - {xc.ArrayImpl}
     if others:
         keys = [v for v in values if type(v) in others and not isinstance(v, Tracer)]
         handles += [base for base in map(base_handle, keys) if base is not None]
     return handles
-
-
-def _is_spread(handle: Handle) -> bool:
-    """Return True for the handle of an array over several devices."""
-    return handle.sharding.num_devices > 1
 
 
 def place(values: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]) -> Any:

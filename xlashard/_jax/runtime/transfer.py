@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -117,11 +118,20 @@ def lacks_buffer(handle: Handle) -> bool:
     return any([part.is_deleted() for part in handle._arrays or (handle,)])
 
 
+def list_buffers(handles: Sequence[Handle]) -> list[Sequence[Handle]]:
+    """Return the shards of each handle in this process; for one without shards the handle."""
+    return [handle._arrays or (handle,) for handle in handles]
+
+
+def any_deleted(buffers: Sequence[Sequence[Handle]]) -> bool:
+    """Return True if one of the buffers of some handles is deleted."""
+    # A call of Python for each handle would take as long as the reads.
+    return any(map(xc.ArrayImpl.is_deleted, chain.from_iterable(buffers)))
+
+
 def any_lacks_buffer(handles: Sequence[Handle]) -> bool:
     """Return True if one of some handles lacks a buffer."""
-    # A call of Python for each handle would take as long as the reads.
-    parts = chain.from_iterable([handle._arrays or (handle,) for handle in handles])
-    return any(map(xc.ArrayImpl.is_deleted, parts))
+    return any_deleted(list_buffers(handles))
 
 
 def shared_pair(handles: Sequence[Handle], donated: Collection[int]) -> tuple[int, int] | None:
@@ -309,11 +319,27 @@ def first_replica(handle: Handle) -> Handle:
     return handle._fully_replicated_shard()
 
 
+def view_in_place(handle: Handle) -> np.ndarray | None:
+    """Return a read-only view of the memory of a handle on one CPU device, which it keeps alive.
+
+    Returns:
+        None for other handles, and for dtypes that the buffer protocol lacks.
+    """
+    if handle.sharding.num_devices == 1 and handle.platform() == "cpu":
+        with suppress(BufferError, RuntimeError):
+            return np.asarray(memoryview(handle))
+    return None
+
+
 def host_view(handle: Handle) -> tuple[np.ndarray, bool]:
     """Return the value of a single-device or replicated handle, and True if it is a copy.
 
     A value that is no copy (of a CPU's memory) is a view of the buffer and keeps it alive.
     """
+    # JAX's own function makes a sharding in Python first, and takes five times as long.
+    view = view_in_place(handle)
+    if view is not None:
+        return view, False
     return handle._single_device_array_to_np_array_did_copy()
 
 

@@ -28,6 +28,7 @@ from xlashard.analysis.programs.propagation import watch_values
 from xlashard.analysis.programs.source_lines import distinguish_lines
 from xlashard.core.sharding.named import grid_of
 from xlashard.geometry import MeshGrid
+from xlashard.support.collector import collector_paused
 from xlashard.support.tracebacks import short_tracebacks
 
 
@@ -91,6 +92,7 @@ def explain_call(
     return _report(watch_values(lowered, compiled, values) if values else compiled)
 
 
+@collector_paused()
 def _report(program: Compilation) -> ProgramReport:
     mesh = program.mesh
     grid: MeshGrid | None = None if mesh is None else grid_of(mesh)

@@ -48,7 +48,10 @@ def hbm_bytes(module: HloModule, computation: Computation, instruction: Instruct
     """
     if instruction.opcode == "custom-call":
         return _of_custom_call(module, computation, instruction)
-    return _bytes_in(HBM, module, computation, instruction)
+    key, known = (computation.name, instruction.name), module.hbm_bytes
+    if key not in known:
+        known[key] = _bytes_in(HBM, module, computation, instruction)
+    return known[key]
 
 
 def vmem_bytes(module: HloModule, computation: Computation, instruction: Instruction) -> int:
@@ -269,6 +272,7 @@ def _of_fusion(memory: int, module: HloModule, fusion: Instruction, inner: Compu
     written = sum(
         _like(memory, [array], _written(module, inner, output, array))
         for output, array in zip(outputs, types, strict=True)
+        if array.memory_space == memory
     )
     return read + written
 

@@ -230,7 +230,8 @@ class ArrayBase(jax.Array):
                 self._shards_or_cause = shards
             return shards
 
-    # Written out, since Python calls such a property in half of the time of any other.
+    # Written out, since Python calls such a property in half of the time of any other; from the
+    # abstract value, as those of JAX's class are properties of Python again.
 
     @property
     def aval(self) -> Any:
@@ -240,17 +241,17 @@ class ArrayBase(jax.Array):
     @property
     def shape(self) -> tuple[int, ...]:
         """Size of each dimension, over all devices."""
-        return self._buffers.shape
+        return self._buffers.aval.shape
 
     @property
     def dtype(self) -> np.dtype:
         """Type of the elements."""
-        return self._buffers.dtype
+        return self._buffers.aval.dtype
 
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
-        return self._buffers.ndim
+        return len(self._buffers.aval.shape)
 
     @property
     def size(self) -> int:
@@ -270,7 +271,7 @@ class ArrayBase(jax.Array):
     @property
     def weak_type(self) -> bool:
         """True if the other operand decides the dtype, as with a Python number."""
-        return self._buffers.weak_type
+        return self._buffers.aval.weak_type
 
     @property
     def committed(self) -> bool:
@@ -366,6 +367,17 @@ class ArrayBase(jax.Array):
                 return getattr(self._handle, name)
             kind = "an Array" if type(self).__name__ == "Array" else f"a {type(self).__name__}"
             raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=self)
+
+
+def own_handles[A: ArrayBase](kind: type[A], handles: Iterable[Handle]) -> list[A]:
+    """Return arrays of a class over new handles of a program, in order."""
+    arrays, new = [], object.__new__  # the constructors of derived classes take other arguments
+    for handle in handles:
+        array = new(kind)
+        array._buffers, array._exclusive = handle, True
+        array._own_sharding = array._value_cache = None
+        arrays.append(array)
+    return arrays
 
 
 def handle_of(x: Any) -> Any:

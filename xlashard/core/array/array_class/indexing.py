@@ -15,7 +15,13 @@ from xlashard._jax import originals
 from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, copy_to, make_aval, split
-from xlashard.core.array.array_class.base import ArrayBase, check_alive, reshape_buffer, type_text
+from xlashard.core.array.array_class.base import (
+    ArrayBase,
+    check_alive,
+    own_handles,
+    reshape_buffer,
+    type_text,
+)
 from xlashard.core.array.array_class.wrappers import unwrap, wrap_jax_function, wrap_results
 from xlashard.core.array.placement.read import check_reduced
 from xlashard.core.array.reshard.execute import uncommit
@@ -212,7 +218,8 @@ _ROWS_AT_ONCE = 64
 
 @partial(originals.jit, static_argnums=2)
 def _rows(x: Any, start: Any, count: int) -> list[Any]:
-    chunk = jax.lax.dynamic_slice_in_dim(x, start, count, axis=0)
+    """Return rows from `start` on; from None, which no device waits for, those of a short array."""
+    chunk = x if start is None else jax.lax.dynamic_slice_in_dim(x, start, count, axis=0)
     return [jax.lax.index_in_dim(chunk, i, axis=0, keepdims=False) for i in range(count)]
 
 
@@ -290,5 +297,6 @@ class Indexing(ArrayBase):
                 if typed is not None:
                     rows = [typed[i] for i in range(start, start + count)]
                 else:
-                    rows = _rows(self._handle, start, count)
-            yield from wrap_results(type(self), rows[::-1] if reverse else rows, (self,))
+                    rows = _rows(self._handle, None if count == length else start, count)
+            # Rows have the devices of the array, and are committed if it is.
+            yield from own_handles(type(self), rows[::-1] if reverse else rows)

@@ -198,7 +198,7 @@ class HostProtocols(ArrayBase):
         handle = self._handle
         try:
             return memoryview(handle)
-        except (BufferError, RuntimeError):
+        except (BufferError, RuntimeError, ValueError):
             pass  # several shards, memory that the host can't read, or deleted memory
         if (
             handle.sharding.num_devices > 1

@@ -46,6 +46,7 @@ from xlashard.predict.targets.chip import Chip
 from xlashard.predict.targets.gpu.topologies import GpuTopology
 from xlashard.predict.targets.tpu.generations import Generation
 from xlashard.predict.targets.tpu.topologies import Topology
+from xlashard.support.collector import collector_paused
 
 
 def describe_topology(topology: BaseTopology) -> TopologyReport:
@@ -155,6 +156,7 @@ def _is_needlessly_replicated(program: Compilation, value: ProgramValue) -> bool
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
+@collector_paused()
 def build_report(
     compilation: Compilation,
     topology: BaseTopology,
