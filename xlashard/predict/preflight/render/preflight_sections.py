@@ -53,7 +53,7 @@ from xlashard.predict.preflight.render.report_text import (
     words_of,
 )
 from xlashard.predict.preflight.render.roofline import RooflinePlot, Slope, read_roofline
-from xlashard.predict.preflight.render.step_timeline import draw_timeline, make_light_key
+from xlashard.predict.preflight.render.step_timeline import draw_timelines, make_light_key
 from xlashard.predict.preflight.render.torus_drawing import (
     device_positions,
     lies_along,
@@ -568,21 +568,27 @@ def _spills(spills: Sequence[SpillReport]) -> Section[SpillReport]:
 
 
 def _timeline(report: PreflightFields) -> Section[None]:
-    figure, time = draw_timeline(report), report.time
+    figure, time = draw_timelines({"": report}), report.time
     lead = "The report has no schedule."
     if figure is not None and time.timeline is not None:
-        lead = "The schedule of one device. Each loop is drawn as one iteration, with its count "
-        lead += "above it."
+        lead = f"The schedule of one device. {_FOLDED}"
         if time.timeline.left_out:
             lead += f" {time.timeline.left_out:,} short operations are left out."
-    return Section(
-        id="timeline",
-        title="Timeline of a step",
-        summary=join_cell(lead),
-        figure=figure,
-        view="page",
-        is_kept=True,
-    )
+    return replace(_TIMELINE, summary=join_cell(lead), figure=figure, is_kept=True)
+
+
+def draw_both_timelines(old: PreflightFields, new: PreflightFields) -> Section[None]:
+    """Return the timelines of two reports on one scale of time; nothing without a schedule."""
+    figure = draw_timelines({"before": old, "after": new})
+    if figure is None:
+        return _TIMELINE
+    times = f"{step_time_text(old.time)} before and {step_time_text(new.time)} after"
+    lead = f"The schedules of one device on one scale: {times}. {_FOLDED}"
+    return replace(_TIMELINE, title="Both timelines", summary=join_cell(lead), figure=figure)
+
+
+_FOLDED = "Each loop is drawn as one iteration, with its count above it."
+_TIMELINE = Section[None](id="timeline", title="Timeline of a step", view="page")
 
 
 def _mesh(report: PreflightFields) -> Section[AxisReport]:

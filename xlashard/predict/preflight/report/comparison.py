@@ -35,7 +35,11 @@ from xlashard.analysis.report.parts import (
 )
 from xlashard.analysis.report.printable import Part, SerializableReport, list_panels
 from xlashard.analysis.report.texts import line_text, operation_text
-from xlashard.predict.preflight.render.preflight_sections import ADVICE, FOOTER
+from xlashard.predict.preflight.render.preflight_sections import (
+    ADVICE,
+    FOOTER,
+    draw_both_timelines,
+)
 from xlashard.predict.preflight.render.report_text import (
     Words,
     axes_text,
@@ -84,6 +88,7 @@ def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
             replace(a, old_error=_error(old), new_error=_error(new)) if a.name == "time" else a
             for a in changes.amounts
         ),
+        drawn=(draw_both_timelines(old, new),),
     )
 
 
