@@ -69,7 +69,11 @@ def plan_details(plan: PlanFields) -> Iterator[Section]:
     yield _constraints(plan)
     yield _COLLECTIVES.with_rows(plan.collectives)
     unforeseen = collectives_section(
-        plan.unforeseen, "of the compiler's own choice", "a step", WORDS[plan.links].networks
+        plan.unforeseen,
+        "of the compiler's own choice",
+        "a step",
+        WORDS[plan.links].networks,
+        plan.excerpts,
     )
     yield replace(
         unforeseen, id="unforeseen", title="Unforeseen collectives", summary="", widths={}

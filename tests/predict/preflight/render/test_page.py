@@ -18,6 +18,7 @@ from tests.predict.preflight.examples import (
     TWO_SLICES,
 )
 from tests.predict.preflight.render.reading import column, numbers, press
+from xlashard.analysis.explain.sections import read_causes
 from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.hlo.module import Frame
 from xlashard.predict.preflight.render.preflight_sections import list_memory_parts
@@ -274,13 +275,20 @@ def test_collective_leads_to_its_source_and_its_bar(
     traffic = [
         replace(FITTING.traffic[0], source=each, op_name=OP.format("blf,fd->bld")) for each in odd
     ]
-    report = replace(FITTING, traffic=(*traffic, *FITTING.traffic[1:]))
+    report = replace(
+        FITTING, traffic=(*traffic, *FITTING.traffic[1:]), excerpts=read_causes(traffic)
+    )
+    assert [excerpt.line for excerpt in report.excerpts] == [3, 1]
+    # The page is written where the files are others, or are gone.
+    report = PreflightReport.from_json(report.to_json())
+    Path("model.py").write_text("other = 1\n" * 9)
     assert "1  secret" not in report.to_html() and "dot(a, b)" not in str(report)
     with browser.page(report.to_html()) as tab:
         assert tab.texts(".source summary") == ["source"]
         tab.click(".source summary")
-        own, caller = tab.texts(".source pre")
-        assert own.splitlines()[1:3] == ["     2  b = '</code><script>'", "→    3  c = dot(a, b)"]
+        own, caller = tab.text(".source pre").split("\nfrom ")
+        assert own.splitlines()[0] == "model.py:3"
+        assert own.splitlines()[2:4] == ["     2  b = '</code><script>'", "→    3  c = dot(a, b)"]
         assert "→    1  a = 1" in caller and tab.complaints() == []
         tab.point_at("#collectives tbody tr")
         lit = "[...document.querySelectorAll('.lit')].map(e => e.closest('.card').id)"

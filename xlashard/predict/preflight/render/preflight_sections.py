@@ -102,6 +102,7 @@ def list_parts(report: PreflightFields) -> Iterator[Part]:
         "of each device in one execution",
         "a step",
         words_of(report.topology).networks,
+        report.excerpts,
     )
     yield replace(collectives, light_key=make_light_key(report.time))
     yield sent_section(report.traffic, "a step")

@@ -19,6 +19,7 @@ from xlashard.analysis.explain.model import (
     ValueReport,
 )
 from xlashard.analysis.programs.source_lines import SourceLine
+from xlashard.analysis.report.excerpts import Excerpt
 from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
 from xlashard.predict.preflight.report.step_model import LineTime, SpillReport, Timeline
 from xlashard.predict.targets.chip import Links
@@ -405,6 +406,7 @@ class PreflightFields:
     warnings: tuple[str, ...] = ()
     advice: tuple[AdviceReport, ...] = ()
     values: tuple[InnerValueReport, ...] = ()
+    excerpts: tuple[Excerpt, ...] = ()
 
     @property
     def heading(self) -> str:
