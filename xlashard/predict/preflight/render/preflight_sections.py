@@ -93,7 +93,7 @@ def list_parts(report: PreflightFields) -> Iterator[Part]:
     yield _time(report)
     yield _roofline(report)
     yield _lines(report)
-    yield _modules(report.time)
+    yield from _modules(report.time)
     yield _spills(report.spills)
     yield _timeline(report)
     yield _mesh(report)
@@ -541,11 +541,17 @@ def _lines(report: PreflightFields) -> Section[LineTime]:
     )
 
 
-def _modules(time: TimeEstimate) -> Section[None]:
-    amounts = [(each.op_name or each.kind, each.seconds) for each in time.lines]
-    amounts.append(("shorter operations", time.other_lines_seconds))
-    title = "Time by module"
-    return modules_section("time-by-module", title, amounts, in_seconds, "a step")
+def _modules(time: TimeEstimate) -> Iterator[Section[None]]:
+    names = [each.op_name or each.kind for each in time.lines]
+    others = "shorter operations", time.other_lines_seconds
+    amounts = [*zip(names, [each.seconds for each in time.lines], strict=True), others]
+    yield modules_section("time-by-module", "Time by module", amounts, in_seconds, "a step")
+    used = [each.hbm_bytes for each in time.lines]
+    # Reports of earlier versions have no bytes.
+    others = "shorter operations", (time.hbm_bytes - sum(used)) * any(used)
+    amounts = [*zip(names, used, strict=True), others]
+    title = "HBM read and written by module"
+    yield modules_section("hbm-by-module", title, amounts, in_bytes, "a step")
 
 
 def _spills(spills: Sequence[SpillReport]) -> Section[SpillReport]:
