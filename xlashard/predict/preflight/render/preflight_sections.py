@@ -28,6 +28,7 @@ from xlashard.analysis.report.cells import (
 )
 from xlashard.analysis.report.parts import Column, Head, KeyFigure, MemoryBar, Section
 from xlashard.analysis.report.printable import Part
+from xlashard.errors import counted
 from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
     axes_text,
@@ -106,7 +107,7 @@ def list_parts(report: PreflightFields) -> Iterator[Part]:
     )
     yield replace(collectives, light_key=make_light_key(report.time))
     yield sent_section(report.traffic, "a step")
-    yield ADVICE.with_rows(report.advice)
+    yield advice_section(report.advice)
     yield from list_findings(report)
     yield INNER_VALUES.with_rows(report.values)
     yield _replicated(report)
@@ -634,7 +635,7 @@ _ADVICE_STYLES: Mapping[str, Style] = {
     "out of memory": "bad",
     "not tried": "quiet",
 }
-ADVICE = Section[AdviceReport](
+_ADVICE = Section[AdviceReport](
     id="suggestions",
     title="Suggestions",
     note="shardings against what is not required, tried for these devices: change of the estimated "
@@ -646,6 +647,14 @@ ADVICE = Section[AdviceReport](
         Column("change", "text"),
     ),
 )
+
+
+def advice_section(advice: Sequence[AdviceReport]) -> Section[AdviceReport]:
+    """Return the table of suggestions, with how to try those that were not."""
+    untried = sum(each.outcome == "not tried" for each in advice)
+    text = f"{counted(untried, 'suggestion')} not tried, as each takes a compilation: make "
+    text += "the change, and compare both reports (--compare)."
+    return replace(_ADVICE, rows=advice, rest=[text] * bool(untried))
 
 
 def _replicated(report: PreflightFields) -> Section:

@@ -318,6 +318,9 @@ def spec_text(dims: Sequence[tuple[str, ...]]) -> str:
     return f"P({', '.join(entries)})"
 
 
+type AdviceOutcome = Literal["helps", "within the error", "no help", "out of memory", "not tried"]
+
+
 @dataclass(frozen=True)
 class AdviceReport:
     """Suggestions that were tried together: compiled for the topology, up to its code.
@@ -335,9 +338,7 @@ class AdviceReport:
     text: str
     changes: tuple[Suggestion, ...]
     removable_seconds: float
-    outcome: Literal["helps", "within the error", "no help", "out of memory", "not tried"] = (
-        "not tried"
-    )
+    outcome: AdviceOutcome = "not tried"
     seconds: float | None = None
     memory_bytes: int | None = None
 
