@@ -313,7 +313,7 @@ _TRIED = Section[TriedLayout](
     "Tried",
     "~ predicted by the search, the others compiled",
     columns=(
-        Column("", lambda t: "→" if t.is_chosen else "", "", "The chosen one"),
+        Column("", lambda t: "→" if t.is_chosen else "", "", "chosen"),
         Column("mesh", lambda t: Span(t.axes, "strong" if t.is_chosen else "name")),
         Column(
             ">batch",

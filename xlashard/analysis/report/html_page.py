@@ -40,7 +40,7 @@ _SEARCHED = 8
 _LONGEST_LINE = 64
 """Longer source lines break; in characters."""
 
-_BREAKS = re.compile(r"(?<=.)[/,](?=.)|\](?=\[)|[^/,\[\]\s]{40}(?=[^/,\[\]\s])", re.DOTALL)
+_BREAKS = re.compile(r"(?<=.)[/,×](?=.)|\](?=\[)|[^/,\[\]\s]{40}(?=[^/,\[\]\s])", re.DOTALL)
 """Positions where a line may break: after separators, and within a name that no column holds."""
 
 
@@ -303,7 +303,6 @@ def _search_text(columns: Sequence[Column[Any]], cells: Sequence[TableCell]) -> 
 def _table_cell(column: Column[Any], cell: TableCell) -> Markup:
     key = cell.text if cell.key is None else cell.key
     number = ' class="number"' if column.name.startswith(">") else ""
-    label = column.name.removeprefix(">")
     return Markup(f'<td role="cell"{number} data-label="{{}}" data-value="{{}}">{{}}</td>').format(
-        label, printable(str(key)) if cell else "", cell_html(cell)
+        column.label, printable(str(key)) if cell else "", cell_html(cell)
     )

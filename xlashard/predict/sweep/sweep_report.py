@@ -338,7 +338,7 @@ class SweepReport(SerializableReport):
             title,
             note,
             columns=(
-                Column("", place),
+                Column("", place, tip="place"),
                 Column("topology", "where", ""),
                 Column("mesh", mesh),
                 Column(">step", "facts.seconds", in_seconds),
