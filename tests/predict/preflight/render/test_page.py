@@ -22,7 +22,7 @@ from xlashard.analysis.explain.sections import read_causes
 from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.hlo.module import Frame
 from xlashard.predict.preflight.render.preflight_sections import list_memory_parts
-from xlashard.predict.preflight.report.comparison import page
+from xlashard.predict.preflight.report.comparison import compare, page
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 
 pytestmark = pytest.mark.slow
@@ -432,3 +432,21 @@ def test_report_in_a_notebook_leaves_the_notebook_style_unchanged(browser: Brows
         assert "rgb(238, 136, 102)" in tab.run(
             "getComputedStyle(document.querySelector('.bar .temporaries')).backgroundColor"
         )
+
+
+def test_card_keeps_its_style_and_the_theme_of_jupyterlab(browser: Browser) -> None:
+    # JupyterLab floats `dt`, aligns cells to the right and gives `code` the paper of its theme.
+    theirs = (
+        "<!DOCTYPE html><meta charset=utf-8><style>.jp-Common :is(dt, dd) { float: left }"
+        ".jp-Common code { background: #eee } :not(.jp-Markdown).jp-Common td { text-align: right }"
+        '</style><body data-jp-theme-light="true"><div class=jp-Common>'
+    )
+    card = compare(FITTING, OUT_OF_MEMORY)._repr_html_() + FITTING._repr_html_()
+    styles = "(s, name) => getComputedStyle(document.querySelector(`.xlashard-report ${s}`))[name]"
+    with browser.page(theirs + card, dark=True) as tab:
+        assert tab.complaints() == []
+        assert tab.run(f"({styles})('td', 'textAlign')") == "start"
+        assert tab.run(f"({styles})('td.number', 'textAlign')") == "end"
+        assert tab.run(f"({styles})('dt', 'float')") == "none"
+        assert tab.run(f"({styles})('.subject code', 'backgroundColor')") == "rgba(0, 0, 0, 0)"
+        assert tab.run(f"({styles})('.verdict', 'backgroundColor')") == "rgb(255, 255, 255)"
