@@ -107,8 +107,9 @@ def test_suggestion_is_tried_in_all_programs_of_a_script_that_have_it() -> None:
     ]
     own = [next(a for a in old.advice if shared.text.startswith(a.text)) for old in reports[:2]]
     assert changes == [(each.seconds, each.memory_bytes) for each in own]
-    assert shared.seconds == pytest.approx(3 * own[0].seconds + 2 * own[1].seconds)
-    assert shared.memory_bytes == max(each.memory_bytes for each in own)
+    step, total = (each.seconds or 0.0 for each in own)
+    assert shared.seconds == pytest.approx(3 * step + 2 * total)
+    assert shared.memory_bytes == max(each.memory_bytes or 0 for each in own)
     assert shared.outcome == "helps" and reports[2] == trials[2].report
 
 
