@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
@@ -499,6 +500,8 @@ def read_options(
         own: A parser of arguments that only this benchmark has, made with `add_help=False`; the
             caller reads these arguments with its `parse_known_args`.
     """
+    if argv is None:
+        sys.excepthook = _report_end
     parents = [] if own is None else [own]
     parser = argparse.ArgumentParser(description=description, parents=parents)
     parser.add_argument("--rounds", type=int, default=rounds, help="samples of each candidate")
@@ -508,6 +511,16 @@ def read_options(
     if parsed.rounds < 1:
         parser.error(f"--rounds must be at least 1, got {parsed.rounds}")
     return Options(parsed.rounds, parsed.json, parsed.strict)
+
+
+def _report_end(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print the error that ends a benchmark; of Ctrl-C a line."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("stopped by Ctrl-C: figures are kept at the end alone", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def _make_console() -> Console:

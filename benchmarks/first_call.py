@@ -359,7 +359,10 @@ class JitProcess:
     def __init__(self, preparation: str) -> None:
         command = [sys.executable, "-c", _JIT_PROCESS, preparation]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1)
+        # Ctrl-C reaches this process alone; the other one ends with its pipe.
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, bufsize=1, process_group=0
+        )
 
     def __call__(self) -> None:
         """Wait for one first call."""

@@ -76,7 +76,8 @@ def start(cache: str, layers: int, side: Side) -> Call:
         with tempfile.TemporaryDirectory() as new:
             own = f"{cache}/{side.name}" if cache else new
             environment = variables | {"JAX_COMPILATION_CACHE_DIR": own}
-            subprocess.run(words, cwd=ROOT, env=environment, check=True)
+            # Ctrl-C reaches this process alone, which ends the other one.
+            subprocess.run(words, cwd=ROOT, env=environment, check=True, process_group=0)
 
     return call
 

@@ -146,7 +146,8 @@ def importing(module: str) -> Callable[[], None]:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
     def run() -> None:
-        subprocess.run(words, cwd=ROOT, env=environment, check=True)
+        # Ctrl-C reaches this process alone, which ends the other one.
+        subprocess.run(words, cwd=ROOT, env=environment, check=True, process_group=0)
 
     return run
 

@@ -32,6 +32,8 @@ from tests.errors.catalogue import read_topics
 from tests.fork_server import python_command
 from tests.goldens import check_golden
 from tests.predict.targets.gpu.plugin import marks_of
+from xlashard.cli.commands.common import find_program, read_mesh, topologies_for
+from xlashard.cli.main import make_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [str(path.relative_to(ROOT)) for path in markdown_files(ROOT)]
@@ -138,15 +140,58 @@ def test_the_pod_of_the_tutorial_runs(tmp_path: Path) -> None:
     other = source.replace(total, "\n".join(difference.code))
     (tmp_path / "other.py").write_text(other, encoding="utf-8")
     pod = [*python_command(), "-m", "xlashard", "pod", "-n", "4", "-d", "2", "--"]
-    run_one = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
-    done = run_one([*pod, *python_command(), str(tmp_path / "hello.py")], timeout=240)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run_one = functools.partial(subprocess.run, cwd=tmp_path, capture_output=True, text=True)
+    done = run_one([*pod, *python_command(), "hello.py"], env=environment, timeout=240)
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"process (\d) of 4: \(8, 4\), sum 48.0", done.stdout)) == list("0123")
-    other_path, checked = str(tmp_path / "other.py"), {**os.environ, "XLASHARD_CHECK_PROGRAMS": "1"}
-    checking = [*python_command(checked), "-m", "xlashard", "run", "--", "python", other_path]
+    checked = {**environment, "XLASHARD_CHECK_PROGRAMS": "1"}
+    checking = [*python_command(checked), "-m", "xlashard", "run", "--", "python", "other.py"]
     done = run_one([*pod, *checking], env=checked, timeout=240)
     assert done.returncode != 0
     assert "ProgramsDifferError" in done.stdout + done.stderr
+
+
+@pytest.mark.integration
+def test_commands_of_tutorials_run_in_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run those of a program on the page, and read the programs of those that take long."""
+    monkeypatch.chdir(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    blocks, commands = {}, []
+    for name in ("automatic_layout", "compiled_again", "does_it_fit"):
+        blocks[name] = read_blocks((ROOT / f"docs/tutorials/{name}.md").read_text())
+        commands += [c for b in blocks[name] if b.language == "sh" for c in b.code]
+    python = [b.code for b in blocks["automatic_layout"] if b.language == "python"]
+    end = next(code for code in python if code[0] == "def program():")
+    (tmp_path / "model.py").write_text("\n".join([*python[0], *end]))
+    train = next(
+        b.code for b in blocks["compiled_again"] if b.info.endswith("command below runs it")
+    )
+    (tmp_path / "train.py").write_text("\n".join(train))
+    printed = ""
+    for command in commands:
+        settings, _, line = command.partition("xlashard ")
+        variables, words = dict(each.split("=") for each in settings.split()), shlex.split(line)
+        if words[0] == "preflight" and "model:program" not in words:
+            arguments = make_parser().parse_args(words)
+            for target in arguments.targets:
+                place, *_ = topologies_for(target, arguments.topology, arguments.slices, ())
+                axes = read_mesh(arguments.mesh) if "=" in (arguments.mesh or "") else None
+                assert find_program(target, place, axes, ()).args
+            continue
+        done = subprocess.run(
+            [*python_command(environment | variables), "-m", "xlashard", *words],
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        printed += done.stdout + done.stderr
+    assert "train_step  v5e:4x4" in printed and "differs from number 1 in x" in printed
 
 
 @pytest.mark.integration

@@ -52,8 +52,26 @@ SECONDS = 6.9 * PARAMETERS * 64 * 8192 / 32 / 459e12 * 1.21
 """Time of the training step that fits."""
 LAYER = SECONDS * 0.9 / 32
 LINES = (
-    LineTime(line(131, "mlp"), OP.format("bld,df->blf"), "product", SECONDS * 0.6, 64, "matrix"),
-    LineTime(line(134, "mlp"), OP.format("blf,fd->bld"), "product", SECONDS * 0.25, 32, "matrix"),
+    LineTime(
+        line(131, "mlp"),
+        OP.format("bld,df->blf"),
+        "product",
+        SECONDS * 0.6,
+        64,
+        "matrix",
+        0.0,
+        1.1e12,
+    ),
+    LineTime(
+        line(134, "mlp"),
+        OP.format("blf,fd->bld"),
+        "product",
+        SECONDS * 0.25,
+        32,
+        "matrix",
+        0.0,
+        5e11,
+    ),
     LineTime(
         line(134, "mlp"),
         OP.format("blf,fd->bld"),

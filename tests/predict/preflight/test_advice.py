@@ -1,5 +1,6 @@
 """Suggestions that are tried: what they change is what the changed program reports."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,6 +9,11 @@ import pytest
 
 import xlashard
 from xlashard import P, PreflightReport, preflight, tpu
+from xlashard.analysis.programs.program import LoweredModule
+from xlashard.predict.preflight.advice import AdviceTrials, try_script
+from xlashard.predict.preflight.compilation import compile_for_report
+from xlashard.predict.preflight.preflight_run import lower_on, read_on_topology
+from xlashard.predict.preflight.report.build import build_report
 from xlashard.predict.preflight.report.preflight_model import Suggestion
 
 MESH = tpu.topology("v5e:2x4").mesh({"data": 2, "model": 4})
@@ -63,6 +69,48 @@ def change(before: PreflightReport, after: PreflightReport) -> tuple[Any, Any]:
     """Return the change of the step's time and of the memory without code."""
     used = [r.memory.total_bytes - r.memory.code_bytes for r in (before, after)]
     return pytest.approx(after.time.seconds - before.time.seconds), used[1] - used[0]
+
+
+def trial_of(function: Any, *settings: Any) -> AdviceTrials:
+    """Return the trials of a function of settings and of a matrix."""
+    rows = jax.NamedSharding(MESH, P("data", None))
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=rows)
+    place = tpu.topology("v5e:2x4")
+    program = jax.jit(partial(function, *settings))
+    mesh, lowered, _ = read_on_topology(program, (x,), {}, place, None)
+    assert isinstance(lowered, LoweredModule)
+    compilation = compile_for_report(lowered, {}, estimate=True)
+    report = build_report(compilation, place, mesh)
+    return AdviceTrials(report, compilation, mesh, place, lower_on)
+
+
+def combine(spec: P, x: Any) -> Any:
+    moved = constrain(jnp.cos(x * 2), P("model", "data"))
+    return constrain(jnp.sin(x), spec) * moved
+
+
+def sum_up(spec: P, x: Any) -> Any:
+    return combine(spec, x).sum()
+
+
+@pytest.mark.slow
+def test_suggestion_is_tried_in_all_programs_of_a_script_that_have_it() -> None:
+    before = P("data", "model")
+    trials = [trial_of(combine, before), trial_of(sum_up, before), trial_of(jnp.sin)]
+    reports, advice = try_script(trials, [3, 2, 100])
+    shared = next(each for each in advice if each.text.endswith("P('data', 'model'); 2 programs"))
+    (after,) = {each.after for each in shared.changes}
+    spec = P(*[axes[0] if axes else None for axes in after])
+    changes = [
+        change(old, trial_of(function, spec).report)
+        for old, function in zip(reports[:2], (combine, sum_up), strict=True)
+    ]
+    own = [next(a for a in old.advice if shared.text.startswith(a.text)) for old in reports[:2]]
+    assert changes == [(each.seconds, each.memory_bytes) for each in own]
+    step, total = (each.seconds or 0.0 for each in own)
+    assert shared.seconds == pytest.approx(3 * step + 2 * total)
+    assert shared.memory_bytes == max(each.memory_bytes or 0 for each in own)
+    assert shared.outcome == "helps" and reports[2] == trials[2].report
 
 
 def split_layers(weights: Any, x: Any) -> Any:

@@ -1,8 +1,8 @@
 """Comparison of two reports of programs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import InitVar, dataclass, replace
+from typing import Any, Literal
 
 from xlashard.analysis.report.cells import Content, Span, Style, TableCell, join_cell
 from xlashard.analysis.report.parts import WIDE, Column, Head, Section
@@ -112,6 +112,7 @@ class Comparison(SerializableReport):
         donations: Arguments with changed donation.
         unmet: Requests that only one of the programs does not follow.
         findings: Work that every device repeats, and closed-over arrays, of one of the programs.
+        drawn: Sections of its page that its JSON lacks, such as both timelines.
     """
 
     _format = ReportFormat("comparison of reports", 1, "compare(...).to_json()")
@@ -128,6 +129,11 @@ class Comparison(SerializableReport):
     donations: tuple[FactChange, ...]
     unmet: tuple[FactChange, ...] = ()
     findings: tuple[FactChange, ...] = ()
+    drawn: InitVar[tuple[Section[Any], ...]] = ()
+
+    def __post_init__(self, drawn: tuple[Section[Any], ...]) -> None:
+        # An attribute, which `replace` passes on; no field, which the JSON would have.
+        object.__setattr__(self, "drawn", drawn)
 
     @property
     def is_same(self) -> bool:
@@ -186,6 +192,7 @@ class Comparison(SerializableReport):
         )
         yield _FACTS.with_rows(self.facts)
         yield _AMOUNTS.with_rows(self.amounts)
+        yield from self.drawn  # pyright: ignore[reportAttributeAccessIssue]
         yield _USES.with_rows(self.memory)
         title, note = "Collectives", "what each device sends"
         yield replace(_USES, id="traffic", title=title, note=note, rows=self.traffic)

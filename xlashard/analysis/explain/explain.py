@@ -21,6 +21,7 @@ from xlashard.analysis.explain.inner_values import describe_inner_values
 from xlashard.analysis.explain.model import CostReport, MemoryReport, PlaceReport
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.repeated import describe_repeated
+from xlashard.analysis.explain.sections import read_causes
 from xlashard.analysis.explain.unmet_requests import describe_unmet
 from xlashard.analysis.programs.program import Compilation, Program
 from xlashard.analysis.programs.program_reader import compile_program, read
@@ -101,6 +102,9 @@ def _report(program: Compilation) -> ProgramReport:
     for module in program.modules:
         not_understood.update(module.not_understood)
         not_understood["loop of unknown trip count"] += len(module.unknown_loops)
+    collectives = describe_collectives(
+        program.collectives, grid, program.argument_names, program.sources
+    )
     report = ProgramReport(
         name=program.name,
         place=_place(program),
@@ -108,12 +112,11 @@ def _report(program: Compilation) -> ProgramReport:
         memory=_memory(program),
         inputs=inputs,
         outputs=describe_outputs(program),
-        collectives=describe_collectives(
-            program.collectives, grid, program.argument_names, program.sources
-        ),
+        collectives=collectives,
         not_understood=tuple((+not_understood).items()),
         donations=describe_donations(program),
         forgotten=program.program.unknown,
+        excerpts=read_causes(collectives),
         **find_all(program, ProgramReport),
     )
     return distinguish_lines(report)

@@ -31,6 +31,7 @@ from xlashard.analysis.explain.sections import (
     values_section,
 )
 from xlashard.analysis.report.cells import join_cell
+from xlashard.analysis.report.excerpts import Excerpt
 from xlashard.analysis.report.parts import Column, Head, KeyFigure, MemoryBar, Section
 from xlashard.analysis.report.printable import Part, SerializableReport
 from xlashard.analysis.report.terminal_view import section_text
@@ -70,6 +71,7 @@ class ProgramReport(SerializableReport):
         constants: Closed-over arrays that are constants of each device's program, largest first.
         values: Values inside that match the pattern of `explain(..., values=...)`, most bytes
             first.
+        excerpts: Lines around the source lines of collectives and of their callers.
 
     Example:
         >>> import numpy as np
@@ -101,6 +103,7 @@ class ProgramReport(SerializableReport):
     constants: tuple[ConstantReport, ...] = ()
     not_understood: tuple[tuple[str, int], ...] = ()
     values: tuple[InnerValueReport, ...] = ()
+    excerpts: tuple[Excerpt, ...] = ()
 
     @property
     def totals(self) -> tuple[CollectiveTotal, ...]:
@@ -118,7 +121,7 @@ class ProgramReport(SerializableReport):
         yield _head(self)
         yield from list_findings(self)
         yield INNER_VALUES.with_rows(self.values)
-        yield collectives_section(self.collectives)
+        yield collectives_section(self.collectives, excerpts=self.excerpts)
         yield sent_section(self.collectives, "a call")
         yield MOVES.with_rows(self.moves)
         yield values_section("arguments", "Arguments", self.inputs)

@@ -255,6 +255,7 @@ def compare_reports[R](
         amounts=(*(n for n in numbers if n.old or n.new), *_axis_changes(sent, now_sent)),
         memory=_usage_changes(held(old), held(new)),
         traffic=_usage_changes(*(list(map(_traffic_use, rows)) for rows in (sent, now_sent))),
+        drawn=(),
         **_value_changes(old, new),
     )
 

@@ -23,6 +23,7 @@ from xlashard.analysis.report.cells import (
     operation_cell,
     source_cell,
 )
+from xlashard.analysis.report.excerpts import Excerpt, read_excerpts
 from xlashard.analysis.report.parts import WIDE, Column, Section
 from xlashard.analysis.report.texts import line_text, operation_text, short_name
 from xlashard.analysis.report.trees import TreeDrawing, make_tree
@@ -198,6 +199,11 @@ def find_cause(c: CollectiveReport) -> tuple[str, SourceLine | None]:
     return c.op_name, c.source
 
 
+def read_causes(collectives: Iterable[CollectiveReport]) -> tuple[Excerpt, ...]:
+    """Return excerpts of the source lines of collectives."""
+    return read_excerpts(find_cause(c)[1] for c in collectives)
+
+
 def _cause_cell(c: CollectiveReport) -> TableCell:
     """Return the argument, or the operation, that a collective is for."""
     if c.argument:
@@ -238,6 +244,7 @@ def collectives_section(
     note: str = "what each device sends in one call",
     per: str = "a call",
     networks: Mapping[str, str] | None = None,
+    excerpts: Sequence[Excerpt] = (),
 ) -> Section[CollectiveReport]:
     """Return the table of the communication between devices.
 
@@ -246,6 +253,7 @@ def collectives_section(
         note: Words beside the title.
         per: What the bytes are of.
         networks: Names of networks; None for collectives without a price.
+        excerpts: Excerpts of their source lines.
     """
     names = networks or {}
 
@@ -267,7 +275,7 @@ def collectives_section(
             Column(">takes", lambda c: c.seconds or None, "seconds", "At the speed of the links"),
             Column("for", _cause_cell),
             Column("cause", _origin_cell),
-            Column("line", lambda c: source_cell(find_cause(c)[1])),
+            Column("line", lambda c: source_cell(find_cause(c)[1], excerpts)),
         ),
         rows=collectives,
         printed=">takes | >sent | what={what}{runs} | along | of | for={line: }{for} | cause",

@@ -322,6 +322,8 @@ class RecompileReport(PrintableReport):
         2
     """
 
+    _kind = "recompile"
+
     function: str
     explanations: tuple[Explanation, ...]
     derived_programs: tuple[DerivedProgram, ...]
@@ -395,7 +397,7 @@ _MISSES = Section[Explanation](
     "cache-misses",
     "Cache misses",
     columns=(
-        Column("", "number", str),
+        Column("", "number", str, "number"),
         Column("stage", "kind", ""),
         Column("called at", "place", "code"),
         Column(">tracing", "trace_seconds", "seconds"),

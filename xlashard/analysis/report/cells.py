@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from xlashard.analysis.programs.source_lines import SourceLine
-from xlashard.analysis.report.texts import line_text, operation_text, relative_path
+from xlashard.analysis.report.excerpts import Excerpt, list_places
+from xlashard.analysis.report.texts import line_text, near_text, operation_text, relative_path
 from xlashard.support.formatting import FORMATTERS, Unit
 
 type Style = Literal[
@@ -32,7 +33,7 @@ type Style = Literal[
 """Style of a span: words of a report; a name, a path, or code of the user's program; a source line;
 an operation; a kind of operation; emphasis; what is good, bad, or to look at; a bar of a share; a
 link to an id. On pages only: a mark, a remark below the cell, a block of code, and a button that
-filters a table, and lines of source files, which it shows with those around them.
+filters a table, and excerpts of source files.
 """
 
 PAGE_ONLY = frozenset({"note", "tag", "choice", "block", "source"})
@@ -156,13 +157,13 @@ def line_cell(source: SourceLine | None) -> TableCell:
     return TableCell((Span(line_text(source), style, tip),))
 
 
-def source_cell(source: SourceLine | None) -> TableCell:
+def source_cell(source: SourceLine | None, excerpts: Iterable[Excerpt] = ()) -> TableCell:
     """Return a source line; a page has an excerpt of the file, and that of its caller."""
     if source is None:
         return TableCell()
-    frames = (source, *source.callers[:1])
-    places = "\n".join(f"{frame.file}:{frame.line}" for frame in frames)
-    return join_cell(line_cell(source), Span(places, "source"))
+    texts = {(each.file, each.line): each.text for each in excerpts}
+    shown = [f"{near_text(*p)}\n{texts[p]}" for p in list_places(source) if p in texts]
+    return join_cell(line_cell(source), Span("\nfrom ".join(shown), "source") if shown else None)
 
 
 def operation_cell(op_name: str, otherwise: str = "") -> TableCell:

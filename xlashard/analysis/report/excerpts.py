@@ -1,9 +1,12 @@
-"""Excerpts of the user's source files, for pages."""
+"""Excerpts of the user's source files, which reports keep for their pages."""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from textwrap import dedent
 
+from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.support.tracebacks import is_users_file
 
 _AROUND = 2
@@ -12,19 +15,39 @@ _LONGEST_LINE = 120
 _LARGEST_FILE = 2**20
 
 
-def read_excerpt(file: str, line: int) -> str:
-    """Return the lines around a line, with their numbers, as the file has them now.
+@dataclass(frozen=True)
+class Excerpt:
+    """Lines around a line of a source file, as they were when the report was made.
 
-    A stored report may name any file, and pages are passed on: only Python files are read, those
-    in the working folder and others that are no installed package's.
-
-    Args:
+    Attributes:
         file: Path of the file.
         line: The line, from 1 on.
-
-    Returns:
-        The lines; empty if the file can't be read, is too large, or lacks the line.
+        text: The lines with their numbers, an arrow before the line.
     """
+
+    file: str
+    line: int
+    text: str
+
+
+def list_places(source: SourceLine) -> Sequence[tuple[str, int]]:
+    """Return the places of which a page has excerpts: a line, and that of its caller."""
+    return [(frame.file, frame.line) for frame in (source, *source.callers[:1])]
+
+
+def read_excerpts(sources: Iterable[SourceLine | None]) -> tuple[Excerpt, ...]:
+    """Return excerpts of lines and of their callers, each once, as far as files can be read.
+
+    Reports are passed on: only Python files are read, those in the working folder and others that
+    are no installed package's.
+    """
+    places = dict.fromkeys(place for source in sources if source for place in list_places(source))
+    excerpts = [Excerpt(*place, _read_text(*place)) for place in places]
+    return tuple(excerpt for excerpt in excerpts if excerpt.text)
+
+
+def _read_text(file: str, line: int) -> str:
+    """Return the lines around a line; empty if the file can't be read, or lacks the line."""
     try:
         path = Path(file).resolve()
         is_of_user = path.is_relative_to(Path.cwd()) or is_users_file(str(path))

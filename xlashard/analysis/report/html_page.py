@@ -17,7 +17,6 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from xlashard.analysis.report.cells import Content, Span, TableCell, join_cell
-from xlashard.analysis.report.excerpts import read_excerpt
 from xlashard.analysis.report.markdown import format_markdown
 from xlashard.analysis.report.parts import (
     Column,
@@ -29,7 +28,6 @@ from xlashard.analysis.report.parts import (
     make_id,
 )
 from xlashard.analysis.report.templating import make_environment
-from xlashard.analysis.report.texts import near_text
 from xlashard.errors import ArgumentError
 from xlashard.support.formatting import in_bytes, in_seconds, printable
 
@@ -42,7 +40,7 @@ _SEARCHED = 8
 _LONGEST_LINE = 64
 """Longer source lines break; in characters."""
 
-_BREAKS = re.compile(r"(?<=.)[/,](?=.)|\](?=\[)|[^/,\[\]\s]{40}(?=[^/,\[\]\s])", re.DOTALL)
+_BREAKS = re.compile(r"(?<=.)[/,×](?=.)|\](?=\[)|[^/,\[\]\s]{40}(?=[^/,\[\]\s])", re.DOTALL)
 """Positions where a line may break: after separators, and within a name that no column holds."""
 
 
@@ -212,6 +210,8 @@ _ELEMENTS = {
     "bad": '<span class="bad">{}</span>',
     "warn": '<span class="warns">{}</span>',
     "note": '<div class="note">{}</div>',
+    "source": '<details class="source"><summary title="The lines when this report was made">source'
+    "</summary><pre><code>{}</code></pre></details>",
     "block": "<pre><code>{}</code></pre>",
     "link": '<a href="#{tip}">{}</a>',
     "choice": '<button type="button" class="shows needs-script" value="{tip}">{}</button>',
@@ -234,8 +234,6 @@ def _span_html(span: Span) -> Markup:
             return Markup('<i class="mini {}"><i style="width:{}"></i></i>').format(span.tip, width)
         case "name":
             return user_text(text)
-        case "source":
-            return _excerpts_html(text.split("\n"))
         case "path" | "code":
             return user_text(text, "code", title=span.tip)
         case "operation":
@@ -247,19 +245,6 @@ def _span_html(span: Span) -> Markup:
             return Markup('<code class="{}" title="{}">{}</code>').format(kind, tip, inside)
     inside = user_text(text) if style in ("note", "link") else escape(printable(text))
     return Markup(_ELEMENTS[style]).format(inside, tip=printable(span.tip))
-
-
-def _excerpts_html(places: Iterable[str]) -> Markup:
-    """Return excerpts of files at `model.py:12`, folded; nothing without a readable file."""
-    pairs = [place.rpartition(":") for place in places]
-    shown = [
-        Markup("{}<pre><code>{}</code></pre>").format(user_text(near_text(file, int(line))), code)
-        for file, _, line in pairs
-        if (code := printable(read_excerpt(file, int(line))))
-    ]
-    tip = "The lines of the files when this page was written"
-    start = Markup('<details class="source"><summary title="{}">source</summary>').format(tip)
-    return start + Markup(" from ").join(shown) + Markup("</details>") if shown else Markup("")
 
 
 def _filter_choices(section: Section[Any]) -> dict[str, list[str]]:
@@ -318,7 +303,6 @@ def _search_text(columns: Sequence[Column[Any]], cells: Sequence[TableCell]) -> 
 def _table_cell(column: Column[Any], cell: TableCell) -> Markup:
     key = cell.text if cell.key is None else cell.key
     number = ' class="number"' if column.name.startswith(">") else ""
-    label = column.name.removeprefix(">")
     return Markup(f'<td role="cell"{number} data-label="{{}}" data-value="{{}}">{{}}</td>').format(
-        label, printable(str(key)) if cell else "", cell_html(cell)
+        column.label, printable(str(key)) if cell else "", cell_html(cell)
     )

@@ -43,6 +43,11 @@ class Column[T]:
     tip: str = ""
     on_page: bool = True
 
+    @property
+    def label(self) -> str:
+        """Its name on a page, where each column has one: its tooltip for want of a name."""
+        return self.name.removeprefix(">").strip() or self.tip
+
     def cell(self, row: T) -> TableCell:
         """Return the cell of a row."""
         return format_cell(read_value(row, self.value), self.style)

@@ -72,6 +72,7 @@ class AutoPlan(SerializableReport, PlanFields):
         held: What holds the memory, if no layout fits; largest first.
         smallest_slice: Smallest slice of the same chip that would do; empty if unknown.
         links: Links within a slice or node, for the names of `shares`.
+        excerpts: Lines around the source lines of unforeseen collectives and of their callers.
 
     Example:
         >>> import jax, xlashard

@@ -12,6 +12,7 @@ from xlashard._jax.trace.tracing import bodies, count_bytes, shaped, source_of
 from xlashard._jax.tree_definitions import outline
 from xlashard.analysis.explain.descriptions import describe_collective
 from xlashard.analysis.explain.model import CollectiveReport, ValueReport
+from xlashard.analysis.explain.sections import read_causes
 from xlashard.analysis.programs.program import ProgramValue
 from xlashard.analysis.programs.source_lines import SourceLocator, distinguish_lines
 from xlashard.auto.auto_program import AutoProgram
@@ -60,6 +61,7 @@ def describe_plan(
     inputs = _values(program.mesh, own.arguments, *in_specs)
     out_specs = layout.out_specs, second.out_specs, problem.out_specs
     outputs = _values(program.mesh, own.results, *out_specs)
+    unforeseen = tuple(_unforeseen(program, best))
     shown = [*map(_proven_text, layouts.proven), *map(_predicted, layouts.others)]
     plan = AutoPlan(
         name=own.name,
@@ -77,7 +79,8 @@ def describe_plan(
         fingerprint=fingerprint_of(jaxpr),
         arguments=tuple(_arguments(program)),
         axis_rules=_axis_rules(inputs, layout.in_specs, arguments),
-        unforeseen=tuple(_unforeseen(program, best)),
+        unforeseen=unforeseen,
+        excerpts=read_causes(unforeseen),
         gap=layouts.gap,
         least_seconds=layouts.least_seconds,
         unknown_primitives=unknown_primitives(jaxpr),

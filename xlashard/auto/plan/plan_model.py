@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from xlashard.analysis.explain.model import CollectiveReport, ValueReport
 from xlashard.analysis.programs.source_lines import SourceLine
+from xlashard.analysis.report.excerpts import Excerpt
 from xlashard.hlo.collectives import CollectiveTotal
 from xlashard.predict.targets.chip import Links
 from xlashard.support.lazily import deferred
@@ -166,6 +167,7 @@ class PlanFields:
     held: tuple[HeldMemory, ...] = ()
     smallest_slice: str = ""
     links: Links = "ici"
+    excerpts: tuple[Excerpt, ...] = ()
 
     def check(self) -> None:
         """Check the facts that code is written from: a plan may come from a stranger's file.

@@ -69,7 +69,11 @@ def plan_details(plan: PlanFields) -> Iterator[Section]:
     yield _constraints(plan)
     yield _COLLECTIVES.with_rows(plan.collectives)
     unforeseen = collectives_section(
-        plan.unforeseen, "of the compiler's own choice", "a step", WORDS[plan.links].networks
+        plan.unforeseen,
+        "of the compiler's own choice",
+        "a step",
+        WORDS[plan.links].networks,
+        plan.excerpts,
     )
     yield replace(
         unforeseen, id="unforeseen", title="Unforeseen collectives", summary="", widths={}
@@ -142,10 +146,10 @@ def _layouts(plan: PlanFields) -> Section[PlannedLayout]:
         columns=(
             Column("layout", name),
             Column(">step", lambda p: None if p.seconds is None else p.best_seconds, "seconds"),
-            Column(">", factor, "", "Of the time of the best"),
+            Column(">", factor, "", "of the best"),
             Column(">memory", "total_bytes", "bytes"),
             Column(">predicted", "predicted_seconds", "seconds"),
-            Column("> ", "predicted_bytes", "bytes", "Predicted memory"),
+            Column("> ", "predicted_bytes", "bytes", "predicted memory"),
             Column("verdict", lambda p: Span(_verdict(p), OUTCOME_STYLES[p.outcome])),
         ),
         rows=plan.layouts,

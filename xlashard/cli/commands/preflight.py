@@ -475,6 +475,8 @@ def _reports_of_script(
     left = len(result.programs) - len(spread)
     if left:
         print(f"xlashard: {counted(left, 'other program')} ran on the CPU", file=sys.stderr)
-    advice = () if arguments.estimate else devices.try_order(reports, costs, calibration)
-    results = PreflightReports(tuple(reports.values()), tuple(unreported), advice)
+    shown, advice = tuple(reports.values()), ()
+    if reports and not arguments.estimate:
+        shown, advice = devices.try_advice(reports, costs, calibration)
+    results = PreflightReports(tuple(shown), tuple(unreported), tuple(advice))
     return results, result.outcome == "failed"

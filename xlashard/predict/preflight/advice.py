@@ -1,4 +1,4 @@
-"""Trials of suggestions: each is compiled for the topology before a report gives it as advice."""
+"""Trials of suggestions, for the topology, before a report or that of a script gives advice."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +21,11 @@ from xlashard.predict.costs.rates import Rates
 from xlashard.predict.preflight.compilation import COMPILER_ERRORS, Estimate, compile_estimates
 from xlashard.predict.preflight.memory_breakdown import describe_memory
 from xlashard.predict.preflight.mesh_order import find_order, lay_out
-from xlashard.predict.preflight.report.preflight_model import AdviceReport, Suggestion
+from xlashard.predict.preflight.report.preflight_model import (
+    AdviceOutcome,
+    AdviceReport,
+    Suggestion,
+)
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.time_estimate import estimate_time, schedule_step
 from xlashard.predict.targets.base_topology import BaseTopology
@@ -66,31 +70,30 @@ class AdviceTrials:
 
     def run(self) -> PreflightReport:
         """Return the report with the price of its suggestions, and without those of no help."""
-        report = self.report
         # A worker compiles one program of a sweep, and starts no workers itself.
         if not self.can_lower or is_worker():
-            return report
-        order = find_order(self.topology, self.mesh, report.traffic, report.time.seconds)
-        if order is None and not report.advice:
-            return report
-        orders = [] if order is None else [AdviceReport(order[0].text, order[:1], order[1])]
-        deadline = monotonic() + max(_LEAST_SECONDS, _TIMES * self.compilation.seconds)
-        tried = self._try([*orders, *report.advice[:_MOST]], deadline)
-        # The links promise an order that the schedule may not need.
-        tried = [each for each in tried if not each.changes[0].order or each.outcome in _ADVICE]
-        good = _find_compatible(tried)
-        if len(good) > 1:
-            tried += self._try([_join(good)], deadline)
-        useless = {each.text for each in tried if each.outcome not in (*_ADVICE, "not tried")}
+            return self.report
+        _, together = _try_together([self], [1])
+        return self.keep(together)
+
+    def keep(self, tried: Iterable[AdviceReport]) -> PreflightReport:
+        """Return the report with tried suggestions in place of those that were not."""
+        ranked = sorted(tried, key=_rank)
+        texts = {each.text for each in ranked}
+        useless = {each.text for each in ranked if each.outcome not in (*_ADVICE, "not tried")}
         traffic = [
             replace(row, suggestion="") if row.suggestion in useless else row
-            for row in report.traffic
+            for row in self.report.traffic
         ]
-        advice = (*sorted(tried, key=_rank), *report.advice[_MOST:])
-        return replace(report, traffic=tuple(traffic), advice=advice)
+        others = [each for each in self.report.advice if each.text not in texts]
+        return replace(self.report, traffic=tuple(traffic), advice=(*ranked, *others))
 
-    def _try(self, advice: Sequence[AdviceReport], deadline: float) -> list[AdviceReport]:
+    def compile_each(
+        self, advice: Sequence[AdviceReport], deadline: float
+    ) -> Sequence[AdviceReport]:
         """Compile the program under each of some suggestions; without a result they stay as is."""
+        if not advice:
+            return ()
         results = list(advice)
         started: dict[Estimate, int] = {}
 
@@ -111,12 +114,6 @@ class AdviceTrials:
                     position = started[estimate]
                     results[position] = self._price(advice[position], compilation)
         return results
-
-    def try_order(self, order: Suggestion) -> AdviceReport | None:
-        """Return what an order of the mesh changes; None if the program can't be compiled."""
-        deadline = monotonic() + max(_LEAST_SECONDS, _TIMES * self.compilation.seconds)
-        (tried,) = self._try([AdviceReport(order.text, (order,), 0.0)], deadline)
-        return None if tried.seconds is None else tried
 
     def _lay_out(self, advice: AdviceReport) -> Mesh:
         """Return the mesh under some suggestions."""
@@ -158,54 +155,147 @@ class AdviceTrials:
             memory_bytes=memory.total_bytes + code - before.memory.total_bytes,
         )
         fits = not compilation.too_large and memory.total_bytes + code <= memory.available_bytes
-        if not fits:
-            return replace(priced, outcome="out of memory")
-        if not before.fits or time.seconds < before.time.seconds * (1 + before.time.below):
-            return replace(priced, outcome="helps")
-        is_faster = time.seconds < before.time.seconds
-        return replace(priced, outcome="within the error" if is_faster else "no help")
+        below = before.time.seconds * before.time.below
+        return replace(priced, outcome=_judge(priced.seconds or 0.0, below, fits, before.fits))
 
 
-def try_script_order(
-    trials: Sequence[AdviceTrials], calls: Sequence[int]
-) -> tuple[AdviceReport, ...]:
-    """Return the order of the mesh that saves most over the programs of a script, if one does.
+def _judge(seconds: float, below: float, fits: bool, fitted: bool) -> AdviceOutcome:
+    """Return the outcome of a trial.
 
     Args:
-        trials: The trials of each program. Programs of another mesh than the longest are left out.
+        seconds: Change of the time.
+        below: Lower end of the error bar of the time before.
+        fits: Whether the programs fit with the change.
+        fitted: Whether they did before.
+    """
+    if not fits:
+        return "out of memory"
+    if not fitted or seconds < below:
+        return "helps"
+    return "within the error" if seconds < 0 else "no help"
+
+
+def try_script(
+    trials: Sequence[AdviceTrials], calls: Sequence[int]
+) -> tuple[Sequence[PreflightReport], Sequence[AdviceReport]]:
+    """Try the suggestions for the programs of a script, and one order of their mesh.
+
+    A suggestion is tried in all programs that have it, such as one for a line that they share.
+
+    Args:
+        trials: The trials of each program.
         calls: Number of calls of each program.
 
     Returns:
-        What the order changes in all calls together, and the largest change of a device's memory;
-        empty without such an order.
+        The reports, with the change of a call; and the suggestions, with the change of all calls
+        together and the largest one of a device's memory. Of a single program its report has all.
     """
-    counted_trials = [pair for pair in zip(trials, calls, strict=True) if pair[0].can_lower]
-    if not counted_trials:
-        return ()
-    longest, _ = max(counted_trials, key=lambda pair: pair[0].report.time.seconds * pair[1])
-    alike = [pair for pair in counted_trials if pair[0].mesh == longest.mesh]
-    traffic = [
-        replace(row, sent_bytes=row.sent_bytes * count)
-        for each, count in alike
-        for row in each.report.traffic
+    if len(trials) == 1:
+        return [trials[0].run()], ()
+    alone, together = _try_together(trials, calls)
+    # An order is of the whole script.
+    reports = [
+        trial.keep(each for each in {*own.values()} if not any(c.order for c in each.changes))
+        for trial, own in zip(trials, alone, strict=True)
     ]
-    before = sum(each.report.time.seconds * count for each, count in alike)
-    better = find_order(longest.topology, longest.mesh, traffic, before)
-    if better is None:
-        return ()
-    tried = [(each.try_order(better[0]), count) for each, count in alike]
-    changes = [(one.seconds or 0.0) * count for one, count in tried if one is not None]
-    seconds = sum(changes)
-    if len(changes) < len(tried) or seconds >= 0:
-        return ()
-    below = sum(each.report.time.seconds * each.report.time.below * n for each, n in alike)
-    outcomes = [one.outcome for one, _ in tried if one is not None]
-    memory = max(one.memory_bytes or 0 for one, _ in tried if one is not None)
-    text = f"{better[0].text}; {counted(len(alike), 'program')}"
-    summed = AdviceReport(text, better[:1], better[1], "helps", seconds, memory)
-    if "out of memory" in outcomes:
-        return (replace(summed, outcome="out of memory"),)
-    return (summed if seconds < below else replace(summed, outcome="within the error"),)
+    return reports, together
+
+
+def _try_together(
+    trials: Sequence[AdviceTrials], calls: Sequence[int]
+) -> tuple[Sequence[Mapping[str, AdviceReport]], Sequence[AdviceReport]]:
+    """Return suggestions by text as tried for each program, and as tried for all, the best first.
+
+    Those of the longest collectives are tried alone, then those together that help; the others
+    follow as they are.
+    """
+    offers = [
+        {each.text: each for each in trial.report.advice} if trial.can_lower else {}
+        for trial in trials
+    ]
+    texts = dict.fromkeys(text for offer in offers for text in offer)
+    untried = {text: _sum_up(text, offers, trials, calls) for text in texts}
+    ranked = sorted(untried, key=lambda text: -untried[text].removable_seconds)
+    chosen = ranked[:_MOST]
+    if (order := _find_script_order(trials, calls)) is not None:
+        advice, alike = order
+        chosen.insert(0, advice.text)
+        for position in alike:
+            offers[position][advice.text] = advice
+    compiled = sum(trial.compilation.seconds for trial in trials)
+    deadline = monotonic() + max(_LEAST_SECONDS, _TIMES * compiled)
+    alone: list[dict[str, AdviceReport]] = []
+    for trial, offer in zip(trials, offers, strict=True):
+        own = [offer[text] for text in chosen if text in offer]
+        alone.append({each.text: each for each in trial.compile_each(own, deadline)})
+    together = {text: _sum_up(text, alone, trials, calls) for text in chosen}
+    # The links promise an order that the schedule may not need.
+    together = {
+        text: each
+        for text, each in together.items()
+        if not each.changes[0].order or each.outcome in _ADVICE
+    }
+    good = _find_compatible(list(together.values()))
+    if len(good) > 1:
+        helpful = [text for each in good for text, one in together.items() if one is each]
+        joined = "; ".join(helpful)
+        for trial, tried in zip(trials, alone, strict=True):
+            own = [tried[text] for text in helpful if text in tried]
+            if len(own) > 1:
+                (tried[joined],) = trial.compile_each([_join(own)], deadline)
+            elif own:
+                tried[joined] = own[0]
+        together[joined] = _sum_up(joined, alone, trials, calls)
+    others = [untried[text] for text in ranked[_MOST:]]
+    return alone, [*sorted(together.values(), key=_rank), *others]
+
+
+def _sum_up(
+    text: str,
+    trial_results: Sequence[Mapping[str, AdviceReport]],
+    trials: Sequence[AdviceTrials],
+    calls: Sequence[int],
+) -> AdviceReport:
+    """Return what a suggestion changes in all calls of the programs that have it."""
+    parts = [
+        (own[text], trial.report, count)
+        for own, trial, count in zip(trial_results, trials, calls, strict=True)
+        if text in own
+    ]
+    changes = dict.fromkeys(change for each, _, _ in parts for change in each.changes)
+    removable = sum(each.removable_seconds * count for each, _, count in parts)
+    shown = f"{text}; {counted(len(parts), 'program')}" if len(trials) > 1 else text
+    summed = AdviceReport(shown, tuple(changes), removable)
+    if any(each.seconds is None for each, _, _ in parts):
+        return summed
+    seconds = sum((each.seconds or 0.0) * count for each, _, count in parts)
+    below = sum(report.time.seconds * report.time.below * count for _, report, count in parts)
+    fits = all(each.outcome != "out of memory" for each, _, _ in parts)
+    outcome = _judge(seconds, below, fits, all(report.fits for _, report, _ in parts))
+    memory = max(each.memory_bytes or 0 for each, _, _ in parts)
+    return replace(summed, outcome=outcome, seconds=seconds, memory_bytes=memory)
+
+
+def _find_script_order(
+    trials: Sequence[AdviceTrials], calls: Sequence[int]
+) -> tuple[AdviceReport, Sequence[int]] | None:
+    """Return an order of the mesh to try, and the positions of the programs of that mesh.
+
+    Programs of another mesh than the longest are left out.
+    """
+    lowered = [n for n, trial in enumerate(trials) if trial.can_lower]
+    if not lowered:
+        return None
+    times = [trial.report.time.seconds * n for trial, n in zip(trials, calls, strict=True)]
+    longest = trials[max(lowered, key=lambda n: times[n])]
+    alike = [n for n in lowered if trials[n].mesh == longest.mesh]
+    traffic = [
+        replace(row, sent_bytes=row.sent_bytes * calls[n])
+        for n in alike
+        for row in trials[n].report.traffic
+    ]
+    order = find_order(longest.topology, longest.mesh, traffic, sum(times[n] for n in alike))
+    return None if order is None else (AdviceReport(order[0].text, order[:1], order[1]), alike)
 
 
 def _rank(advice: AdviceReport) -> tuple[bool, bool, float]:
@@ -217,7 +307,7 @@ def _find_compatible(tried: Sequence[AdviceReport]) -> list[AdviceReport]:
     chosen: dict[object, AdviceReport] = {}
     for each in sorted(tried, key=_rank):
         if each.outcome in _ADVICE:
-            (change,) = each.changes
+            change = each.changes[0]
             place = change.path, change.line, change.shape, change.before, bool(change.order)
             chosen.setdefault(place, each)
     return list(chosen.values())

@@ -1,6 +1,6 @@
 """Run a script for a topology: its programs are compiled for the topology instead of run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from itertools import compress
@@ -32,7 +32,7 @@ from xlashard.analysis.programs.program import Compilation, LoweredModule
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
 from xlashard.errors import ArgumentError, TopologyError, counted
 from xlashard.predict.costs.kernel_costs import KernelCost
-from xlashard.predict.preflight.advice import AdviceTrials, try_script_order
+from xlashard.predict.preflight.advice import AdviceTrials, try_script
 from xlashard.predict.preflight.compilation import compile_for_report
 from xlashard.predict.preflight.mesh_mapping import meshes_of_program, resolve_mesh
 from xlashard.predict.preflight.preflight_run import check_devices, lower_on, read_on_topology
@@ -227,13 +227,13 @@ class ScriptDevices:
             )
         return dict(zip(own, devices, strict=True))
 
-    def try_order(
+    def try_advice(
         self,
         reports: Mapping[RecordedProgram, PreflightReport],
         kernel_costs: Mapping[str, KernelCost] | None = None,
         calibration: Calibration | None = None,
-    ) -> tuple[AdviceReport, ...]:
-        """Return the order of the mesh that saves most over all calls; empty without one.
+    ) -> tuple[Sequence[PreflightReport], Sequence[AdviceReport]]:
+        """Return the reports with their suggestions tried, and the suggestions over all calls.
 
         Args:
             reports: The reports of the programs.
@@ -249,8 +249,8 @@ class ScriptDevices:
                     report, compilation, mesh, self.topology, lower_on, kernel_costs, rates
                 )
             )
-        with self.status("trying another order of the mesh"):
-            return try_script_order(trials, [max(recorded.calls, 1) for recorded in reports])
+        with self.status("trying suggestions"):
+            return try_script(trials, [max(recorded.calls, 1) for recorded in reports])
 
     def report(
         self,

@@ -357,7 +357,7 @@ class SweepReport(SerializableReport):
             title,
             note,
             columns=(
-                Column("", place),
+                Column("", place, tip="place"),
                 Column("topology", "where", ""),
                 Column("mesh", mesh),
                 *_SETTINGS,

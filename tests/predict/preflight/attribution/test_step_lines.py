@@ -8,6 +8,7 @@ from xlashard.analysis.programs.source_lines import SourceLocator
 from xlashard.geometry import MeshGrid
 from xlashard.hlo import read
 from xlashard.hlo.buffers import Allocation, BufferValue, bytes_in_use
+from xlashard.predict.costs.cost_analysis import analyze_cost
 from xlashard.predict.costs.network_model import NetworkCost
 from xlashard.predict.costs.operation import OperationModel
 from xlashard.predict.costs.schedule import walk_schedule
@@ -65,6 +66,8 @@ def test_line_times_add_up_to_the_schedule() -> None:
     assert gather.exposed_seconds == gather.seconds == pytest.approx(1e-3 - exponential.seconds)
     assert (gather.bound, exponential.bound, exponential.exposed_seconds) == ("ici", "hbm", 0.0)
     assert found.lines[0] == gather
+    assert sum(line.hbm_bytes for line in found.lines) == analyze_cost(found.module).hbm_bytes > 0
+    assert lines["add"].hbm_bytes == 1.5 * exponential.hbm_bytes
     (span,) = [s for s in found.timeline().blocks[0].spans if s.track == "along data"]
     assert (span.start, span.seconds, found.lines[span.line]) == (0.0, 1e-3, gather)
 
@@ -88,6 +91,8 @@ def test_folded_timeline_shows_one_iteration_of_a_loop() -> None:
     body = timeline.blocks[1].seconds
     assert loop.seconds == pytest.approx(7 * body)
     assert folded.seconds == pytest.approx(body + exponential.seconds)
+    lines = {line.kind: line for line in found.lines}
+    assert lines["negate"].hbm_bytes == 7 * lines["exponential"].hbm_bytes > 0
     spans = {each.span.name: each for each in folded.spans()}
     assert spans["r"].start == pytest.approx(body)
     assert (spans["y"].depth, spans["y"].runs, spans["r"].runs) == (1, 7, 1)

@@ -18,10 +18,11 @@ from tests.predict.preflight.examples import (
     TWO_SLICES,
 )
 from tests.predict.preflight.render.reading import column, numbers, press
+from xlashard.analysis.explain.sections import read_causes
 from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.hlo.module import Frame
 from xlashard.predict.preflight.render.preflight_sections import list_memory_parts
-from xlashard.predict.preflight.report.comparison import page
+from xlashard.predict.preflight.report.comparison import compare, page
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 
 pytestmark = pytest.mark.slow
@@ -274,13 +275,20 @@ def test_collective_leads_to_its_source_and_its_bar(
     traffic = [
         replace(FITTING.traffic[0], source=each, op_name=OP.format("blf,fd->bld")) for each in odd
     ]
-    report = replace(FITTING, traffic=(*traffic, *FITTING.traffic[1:]))
+    report = replace(
+        FITTING, traffic=(*traffic, *FITTING.traffic[1:]), excerpts=read_causes(traffic)
+    )
+    assert [excerpt.line for excerpt in report.excerpts] == [3, 1]
+    # The page is written where the files are others, or are gone.
+    report = PreflightReport.from_json(report.to_json())
+    Path("model.py").write_text("other = 1\n" * 9)
     assert "1  secret" not in report.to_html() and "dot(a, b)" not in str(report)
     with browser.page(report.to_html()) as tab:
         assert tab.texts(".source summary") == ["source"]
         tab.click(".source summary")
-        own, caller = tab.texts(".source pre")
-        assert own.splitlines()[1:3] == ["     2  b = '</code><script>'", "→    3  c = dot(a, b)"]
+        own, caller = tab.text(".source pre").split("\nfrom ")
+        assert own.splitlines()[0] == "model.py:3"
+        assert own.splitlines()[2:4] == ["     2  b = '</code><script>'", "→    3  c = dot(a, b)"]
         assert "→    1  a = 1" in caller and tab.complaints() == []
         tab.point_at("#collectives tbody tr")
         lit = "[...document.querySelectorAll('.lit')].map(e => e.closest('.card').id)"
@@ -424,3 +432,21 @@ def test_report_in_a_notebook_leaves_the_notebook_style_unchanged(browser: Brows
         assert "rgb(238, 136, 102)" in tab.run(
             "getComputedStyle(document.querySelector('.bar .temporaries')).backgroundColor"
         )
+
+
+def test_card_keeps_its_style_and_the_theme_of_jupyterlab(browser: Browser) -> None:
+    # JupyterLab floats `dt`, aligns cells to the right and gives `code` the paper of its theme.
+    theirs = (
+        "<!DOCTYPE html><meta charset=utf-8><style>.jp-Common :is(dt, dd) { float: left }"
+        ".jp-Common code { background: #eee } :not(.jp-Markdown).jp-Common td { text-align: right }"
+        '</style><body data-jp-theme-light="true"><div class=jp-Common>'
+    )
+    card = compare(FITTING, OUT_OF_MEMORY)._repr_html_() + FITTING._repr_html_()
+    styles = "(s, name) => getComputedStyle(document.querySelector(`.xlashard-report ${s}`))[name]"
+    with browser.page(theirs + card, dark=True) as tab:
+        assert tab.complaints() == []
+        assert tab.run(f"({styles})('td', 'textAlign')") == "start"
+        assert tab.run(f"({styles})('td.number', 'textAlign')") == "end"
+        assert tab.run(f"({styles})('dt', 'float')") == "none"
+        assert tab.run(f"({styles})('.subject code', 'backgroundColor')") == "rgba(0, 0, 0, 0)"
+        assert tab.run(f"({styles})('.verdict', 'backgroundColor')") == "rgb(255, 255, 255)"

@@ -1,5 +1,6 @@
 """The page of several reports in a real Chromium: side by side, with changes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,31 @@ def test_changes_are_shown_before_the_reports(browser: Browser) -> None:
     same = page([FITTING, FITTING], compare(FITTING, FITTING))
     assert "Nothing changed." in same
     assert "Nothing changed." not in page([FITTING, FITTING])
+
+
+def test_both_timelines_share_one_scale(browser: Browser) -> None:
+    ends = (
+        "[...document.querySelectorAll('#All .row[data-track=cores]')].map(row => "
+        "Math.max(...[...row.querySelectorAll('.span')].map(s => s.getBoundingClientRect().right))"
+        " - row.getBoundingClientRect().left).map((end, n, all) => end / Math.max(...all))"
+    )
+    assert FITTING.time.timeline is not None
+    blocks = [
+        replace(
+            block,
+            seconds=block.seconds / 2,
+            spans=tuple(replace(s, start=s.start / 2, seconds=s.seconds / 2) for s in block.spans),
+        )
+        for block in FITTING.time.timeline.blocks
+    ]
+    timeline = replace(FITTING.time.timeline, blocks=tuple(blocks), memory=())
+    fast = replace(FITTING, time=replace(FITTING.time, timeline=timeline))
+    with browser.page(page([FITTING, fast], compare(FITTING, fast))) as tab:
+        assert tab.complaints() == []
+        assert tab.run(ends) == pytest.approx([1, 0.5], abs=0.01)
+        assert tab.texts("#All .labels .step") == ["before", "after"]
+        tab.point_at("#All .row .span.matrix")
+        assert tab.run("document.querySelectorAll('#All .span.lit').length") == 2
+    assert "timeline" not in compare(FITTING, fast).to_json()
+    assert "Both timelines" in compare(FITTING, fast).to_html()
+    assert "Both timelines" not in compare(FITTING, SMALL).to_html(), "which has no schedule"

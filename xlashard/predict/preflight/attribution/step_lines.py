@@ -19,6 +19,7 @@ from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Frame, Instruction
 from xlashard.hlo.shapes import HBM
 from xlashard.predict.costs.kernel_work import is_kernel
+from xlashard.predict.costs.memory_traffic import hbm_bytes
 from xlashard.predict.costs.schedule import ScheduledOperation, StepSchedule
 from xlashard.predict.preflight.attribution.hlo_dataflow import ValueOwners
 from xlashard.predict.preflight.report.preflight_model import TimeEstimate
@@ -57,11 +58,13 @@ class _Group:
     def seconds(self) -> float:
         return sum(self.resources.values())
 
-    def line(self, key: _Key) -> LineTime:
+    def line(self, key: _Key, hbm_bytes: float) -> LineTime:
         source, _, kind = key
         bound = max(self.resources, key=lambda name: self.resources[name])
         runs = max(round(self.runs), 1)
-        return LineTime(source, self.op_name, kind, self.seconds, runs, bound, self.exposed)
+        return LineTime(
+            source, self.op_name, kind, self.seconds, runs, bound, self.exposed, hbm_bytes
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +88,8 @@ class StepLines:
     @property
     def lines(self) -> tuple[LineTime, ...]:
         """Time of each line and operation, the longest first, without those of small share."""
-        return tuple(group.line(key) for key, group in self._long.items())
+        hbm = self._count_hbm_bytes()
+        return tuple(group.line(key, hbm[key]) for key, group in self._long.items())
 
     @property
     def other_seconds(self) -> float:
@@ -132,6 +136,19 @@ class StepLines:
     def _long(self) -> dict[_Key, _Group]:
         least = LEAST_SHARE * sum(group.seconds for group in self._groups.values())
         return {key: group for key, group in self._groups.items() if group.seconds >= least}
+
+    def _count_hbm_bytes(self) -> dict[_Key, float]:
+        """Return the bytes in HBM of each line, with those of copies beside other operations."""
+        counts = dict.fromkeys(self._long, 0.0)
+        # An operation that runs beside others may be noted again where the cores wait for it.
+        once = {(o.computation, o.instruction.name): (o, runs) for o, runs in self.schedule}
+        for operation, runs in once.values():
+            _, key = self._key(operation)
+            if key in counts:
+                computation = self.module.computations[operation.computation]
+                nbytes = hbm_bytes(self.module, computation, operation.instruction)
+                counts[key] += runs * nbytes
+        return counts
 
     @cached_property
     def _keys(self) -> dict[tuple[str, str], tuple[str, _Key]]:

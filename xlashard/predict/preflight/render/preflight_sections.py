@@ -28,6 +28,7 @@ from xlashard.analysis.report.cells import (
 )
 from xlashard.analysis.report.parts import Column, Head, KeyFigure, MemoryBar, Section
 from xlashard.analysis.report.printable import Part
+from xlashard.errors import counted
 from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
     axes_text,
@@ -53,7 +54,7 @@ from xlashard.predict.preflight.render.report_text import (
     words_of,
 )
 from xlashard.predict.preflight.render.roofline import RooflinePlot, Slope, read_roofline
-from xlashard.predict.preflight.render.step_timeline import draw_timeline, make_light_key
+from xlashard.predict.preflight.render.step_timeline import draw_timelines, make_light_key
 from xlashard.predict.preflight.render.torus_drawing import (
     device_positions,
     lies_along,
@@ -93,7 +94,7 @@ def list_parts(report: PreflightFields) -> Iterator[Part]:
     yield _time(report)
     yield _roofline(report)
     yield _lines(report)
-    yield _modules(report.time)
+    yield from _modules(report.time)
     yield _spills(report.spills)
     yield _timeline(report)
     yield _mesh(report)
@@ -102,10 +103,11 @@ def list_parts(report: PreflightFields) -> Iterator[Part]:
         "of each device in one execution",
         "a step",
         words_of(report.topology).networks,
+        report.excerpts,
     )
     yield replace(collectives, light_key=make_light_key(report.time))
     yield sent_section(report.traffic, "a step")
-    yield ADVICE.with_rows(report.advice)
+    yield advice_section(report.advice)
     yield from list_findings(report)
     yield INNER_VALUES.with_rows(report.values)
     yield _replicated(report)
@@ -540,11 +542,17 @@ def _lines(report: PreflightFields) -> Section[LineTime]:
     )
 
 
-def _modules(time: TimeEstimate) -> Section[None]:
-    amounts = [(each.op_name or each.kind, each.seconds) for each in time.lines]
-    amounts.append(("shorter operations", time.other_lines_seconds))
-    title = "Time by module"
-    return modules_section("time-by-module", title, amounts, in_seconds, "a step")
+def _modules(time: TimeEstimate) -> Iterator[Section[None]]:
+    names = [each.op_name or each.kind for each in time.lines]
+    others = "shorter operations", time.other_lines_seconds
+    amounts = [*zip(names, [each.seconds for each in time.lines], strict=True), others]
+    yield modules_section("time-by-module", "Time by module", amounts, in_seconds, "a step")
+    used = [each.hbm_bytes for each in time.lines]
+    # Reports of earlier versions have no bytes.
+    others = "shorter operations", (time.hbm_bytes - sum(used)) * any(used)
+    amounts = [*zip(names, used, strict=True), others]
+    title = "HBM read and written by module"
+    yield modules_section("hbm-by-module", title, amounts, in_bytes, "a step")
 
 
 def _spills(spills: Sequence[SpillReport]) -> Section[SpillReport]:
@@ -568,21 +576,27 @@ def _spills(spills: Sequence[SpillReport]) -> Section[SpillReport]:
 
 
 def _timeline(report: PreflightFields) -> Section[None]:
-    figure, time = draw_timeline(report), report.time
+    figure, time = draw_timelines({"": report}), report.time
     lead = "The report has no schedule."
     if figure is not None and time.timeline is not None:
-        lead = "The schedule of one device. Each loop is drawn as one iteration, with its count "
-        lead += "above it."
+        lead = f"The schedule of one device. {_FOLDED}"
         if time.timeline.left_out:
             lead += f" {time.timeline.left_out:,} short operations are left out."
-    return Section(
-        id="timeline",
-        title="Timeline of a step",
-        summary=join_cell(lead),
-        figure=figure,
-        view="page",
-        is_kept=True,
-    )
+    return replace(_TIMELINE, summary=join_cell(lead), figure=figure, is_kept=True)
+
+
+def draw_both_timelines(old: PreflightFields, new: PreflightFields) -> Section[None]:
+    """Return the timelines of two reports on one scale of time; nothing without a schedule."""
+    figure = draw_timelines({"before": old, "after": new})
+    if figure is None:
+        return _TIMELINE
+    times = f"{step_time_text(old.time)} before and {step_time_text(new.time)} after"
+    lead = f"The schedules of one device on one scale: {times}. {_FOLDED}"
+    return replace(_TIMELINE, title="Both timelines", summary=join_cell(lead), figure=figure)
+
+
+_FOLDED = "Each loop is drawn as one iteration, with its count above it."
+_TIMELINE = Section[None](id="timeline", title="Timeline of a step", view="page")
 
 
 def _mesh(report: PreflightFields) -> Section[AxisReport]:
@@ -621,7 +635,7 @@ _ADVICE_STYLES: Mapping[str, Style] = {
     "out of memory": "bad",
     "not tried": "quiet",
 }
-ADVICE = Section[AdviceReport](
+_ADVICE = Section[AdviceReport](
     id="suggestions",
     title="Suggestions",
     note="shardings against what is not required, tried for these devices: change of the estimated "
@@ -633,6 +647,14 @@ ADVICE = Section[AdviceReport](
         Column("change", "text"),
     ),
 )
+
+
+def advice_section(advice: Sequence[AdviceReport]) -> Section[AdviceReport]:
+    """Return the table of suggestions, with how to try those that were not."""
+    untried = sum(each.outcome == "not tried" for each in advice)
+    text = f"{counted(untried, 'suggestion')} not tried, as each takes a compilation: make "
+    text += "the change, and compare both reports (--compare)."
+    return replace(_ADVICE, rows=advice, rest=[text] * bool(untried))
 
 
 def _replicated(report: PreflightFields) -> Section:

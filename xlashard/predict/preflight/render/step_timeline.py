@@ -1,8 +1,9 @@
 """The timeline of a step: rows of a drawing over folded time, and a trace in Chrome's format."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from xlashard.analysis.explain.model import CollectiveReport
@@ -88,52 +89,74 @@ class MemoryCurve(NamedTuple):
     words: str
 
 
-@dataclass(frozen=True)
-class TimelineDrawing:
-    """Drawing of a step over folded time, with the memory below it.
+class DrawnStep(NamedTuple):
+    """Step in a drawing.
 
     Attributes:
+        name: Its name among several; empty for the only one.
         rows: Loops by depth, the cores, networks, copies, host.
-        ticks: Percents of the width with their times.
         curve: The memory; None if it is unknown.
-        keys: Names of the resources in the drawing, by CSS class.
         available: Memory that a program may use.
     """
 
+    name: str
     rows: list[TimelineRow]
-    ticks: list[tuple[float, str]]
     curve: MemoryCurve | None
-    keys: Mapping[str, str]
     available: str
+
+
+@dataclass(frozen=True)
+class TimelineDrawing:
+    """Drawing of steps below each other over folded time, each with its memory.
+
+    Attributes:
+        steps: The steps.
+        ticks: Percents of the width with their times.
+        keys: Names of the resources in the drawing, by CSS class.
+    """
+
+    steps: list[DrawnStep]
+    ticks: list[tuple[float, str]]
+    keys: Mapping[str, str]
 
     template = "timeline.html"
 
 
-def draw_timeline(report: PreflightFields) -> TimelineDrawing | None:
-    """Return the drawing of a step; None if the report has no schedule."""
-    timeline = report.time.timeline
-    if timeline is None:
+def draw_timelines(reports: Mapping[str, PreflightFields]) -> TimelineDrawing | None:
+    """Return the drawing of steps on one scale of time and of memory.
+
+    Args:
+        reports: The reports by their names in the drawing.
+
+    Returns:
+        The drawing; None if a report has no schedule.
+    """
+    timelines = [report.time.timeline for report in reports.values()]
+    folded = [FoldedTimeline(timeline) for timeline in timelines if timeline is not None]
+    if len(folded) < len(timelines):
         return None
-    folded = FoldedTimeline(timeline)
-    rows = _list_rows(report, folded)
-    if not rows:
-        return None
-    shares = words_of(report.topology).shares
-    used = {span.resource for block in timeline.blocks for span in block.spans}
-    return TimelineDrawing(
-        rows=rows,
-        ticks=[(20.0 * n, in_seconds(folded.seconds * n / 5)) for n in range(5)],
-        curve=_draw_memory(timeline.memory, folded.seconds or 1.0, report.memory),
-        keys={name: words for name, words in shares.items() if name in used},
-        available=in_bytes(report.memory.available_bytes),
-    )
+    whole = max(each.seconds for each in folded) or 1.0
+    light_key = make_light_key(*[report.time for report in reports.values()])
+    top = _find_memory_top(reports.values())
+    steps, keys = [], {}
+    for (name, report), each in zip(reports.items(), folded, strict=True):
+        rows = _list_rows(report, each, whole, light_key)
+        curve = _draw_memory(each, whole, top, report.memory)
+        steps.append(DrawnStep(name, rows, curve, in_bytes(report.memory.available_bytes)))
+        used = {span.resource for block in each.timeline.blocks for span in block.spans}
+        keys |= {n: words for n, words in words_of(report.topology).shares.items() if n in used}
+    ticks = [(20.0 * n, in_seconds(whole * n / 5)) for n in range(5)]
+    return TimelineDrawing(steps, ticks, keys) if all(step.rows for step in steps) else None
 
 
-def _list_rows(report: PreflightFields, folded: FoldedTimeline) -> list[TimelineRow]:
+type _LightKey = Callable[[LineTime | CollectiveReport], str]
+
+
+def _list_rows(
+    report: PreflightFields, folded: FoldedTimeline, whole: float, light_key: _LightKey
+) -> list[TimelineRow]:
     """Return the rows: loops by depth, the cores, networks, copies, host."""
     time, shares = report.time, words_of(report.topology).shares
-    keys = make_light_key(time)
-    whole = folded.seconds or 1.0
     tracks: dict[str, list[FoldedSpan]] = defaultdict(list)
     for each in sorted(folded.spans(), key=lambda each: each.start):
         is_loop = each.span.block >= 0
@@ -149,7 +172,7 @@ def _list_rows(report: PreflightFields, folded: FoldedTimeline) -> list[Timeline
                 kind=each.span.resource,
                 text=_text(each, time) if 100 * each.seconds / whole >= _LEAST_TEXT else "",
                 title=_title(each.span, each.runs, time, shares),
-                light_key=keys(time.lines[each.span.line]) if each.span.line >= 0 else "",
+                light_key=light_key(time.lines[each.span.line]) if each.span.line >= 0 else "",
             )
             for each, lane in zip(tracks[track], lanes, strict=True)
         ]
@@ -158,9 +181,10 @@ def _list_rows(report: PreflightFields, folded: FoldedTimeline) -> list[Timeline
     return rows
 
 
-def make_light_key(time: TimeEstimate) -> Callable[[LineTime | CollectiveReport], str]:
+def make_light_key(*times: TimeEstimate) -> _LightKey:
     """Return a function from lines and collectives to the key of their bars and rows."""
-    numbers = {(each.kind, each.op_name): str(n) for n, each in enumerate(time.lines)}
+    lines = chain.from_iterable(time.lines for time in times)
+    numbers = {(each.kind, each.op_name): str(n) for n, each in enumerate(lines)}
 
     def light_key(row: LineTime | CollectiveReport) -> str:
         return numbers.get((row.kind, row.op_name), "")
@@ -217,22 +241,33 @@ def _title(span: TimelineSpan, runs: int, time: TimeEstimate, shares: Mapping[st
     return " · ".join(part for part in parts if part)
 
 
+def _find_memory_top(reports: Iterable[PreflightFields]) -> float:
+    """Return the bytes at the top of the curves: the peak, and available bytes that lie near."""
+    top = 0
+    for report in reports:
+        points = report.time.timeline.memory if report.time.timeline is not None else ()
+        peak = max((nbytes for _, nbytes in points), default=0)
+        available = report.memory.available_bytes
+        top = max(top, peak, available if available < 2 * peak else 0)
+    return top * 1.05
+
+
 def _draw_memory(
-    points: Sequence[tuple[float, int]], whole: float, memory: MemoryBreakdown
+    folded: FoldedTimeline, whole: float, top: float, memory: MemoryBreakdown
 ) -> MemoryCurve | None:
-    """Return the curve of the memory.
+    """Return the curve of the memory; None if it is unknown.
 
     Args:
-        points: Seconds and bytes of folded time; empty if they are unknown.
+        folded: The step, with its memory.
         whole: Seconds of the drawing.
+        top: Bytes at the top of the curve.
         memory: Memory of the device.
     """
+    points, end = folded.timeline.memory, folded.seconds
     if not points:
         return None
     place, peak = max(points, key=lambda point: point[1])
     least = min(nbytes for _, nbytes in points)
-    top = memory.available_bytes if memory.available_bytes < 2 * peak else peak
-    top = max(top, peak) * 1.05
 
     def corner(seconds: float, nbytes: float) -> str:
         x, y = _WIDTH * seconds / whole, _HEIGHT * (1 - nbytes / top)
@@ -240,7 +275,7 @@ def _draw_memory(
 
     corners = [corner(0.0, 0), corner(0.0, points[0][1])]
     corners += [corner(seconds, nbytes) for seconds, nbytes in points]
-    corners += [corner(whole, points[-1][1]), corner(whole, 0)]
+    corners += [corner(end, points[-1][1]), corner(end, 0)]
     limit = _HEIGHT * (1 - memory.available_bytes / top)
     words = f"between {in_bytes(least)} and {in_bytes(peak)}, at its most after {in_seconds(place)}"
     return MemoryCurve(" ".join(corners), limit if limit >= 0 else None, words)

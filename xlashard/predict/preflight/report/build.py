@@ -13,6 +13,7 @@ from xlashard._version import __version__
 from xlashard.analysis.explain.descriptions import describe_donations
 from xlashard.analysis.explain.explain import find_all
 from xlashard.analysis.explain.model import CollectiveReport, ValueReport
+from xlashard.analysis.explain.sections import read_causes
 from xlashard.analysis.explain.unmet_requests import fitting_axes
 from xlashard.analysis.programs.program import Compilation, ProgramValue
 from xlashard.analysis.programs.source_lines import distinguish_lines
@@ -223,6 +224,7 @@ def build_report(
         degraded=compilation.degraded,
         warnings=read_general_warnings(compilation.log),
         advice=_list_advice(traffic, suggestions),
+        excerpts=read_causes(traffic),
         **find_all(compilation, PreflightReport),
     )
     return distinguish_lines(report)

@@ -35,7 +35,11 @@ from xlashard.analysis.report.parts import (
 )
 from xlashard.analysis.report.printable import Part, SerializableReport, list_panels
 from xlashard.analysis.report.texts import line_text, operation_text
-from xlashard.predict.preflight.render.preflight_sections import ADVICE, FOOTER
+from xlashard.predict.preflight.render.preflight_sections import (
+    FOOTER,
+    advice_section,
+    draw_both_timelines,
+)
 from xlashard.predict.preflight.render.report_text import (
     Words,
     axes_text,
@@ -84,6 +88,7 @@ def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
             replace(a, old_error=_error(old), new_error=_error(new)) if a.name == "time" else a
             for a in changes.amounts
         ),
+        drawn=(draw_both_timelines(old, new),),
     )
 
 
@@ -210,8 +215,8 @@ class PreflightReports(SerializableReport):
     Attributes:
         reports: The reports, in row order.
         unreported: Programs of a script that can't be reported.
-        advice: The order of the mesh that was tried for the programs of a script, with the change
-            of all calls together.
+        advice: Suggestions that were tried for the programs of a script, and an order of their
+            mesh, with the change of all calls together.
     """
 
     _kind = "preflight"
@@ -240,15 +245,14 @@ class PreflightReports(SerializableReport):
 
     def _list_others(self) -> Sequence[Part]:
         """Return the sections that are of no single report."""
-        return _UNREPORTED.with_rows(self.unreported), _ORDER.with_rows(self.advice)
+        return _UNREPORTED.with_rows(self.unreported), replace(
+            advice_section(self.advice),
+            title="Suggestions for the script",
+            note="tried for these devices: change of all calls together, without moves of values "
+            "between programs, and of a device's memory",
+        )
 
 
-_ORDER = replace(
-    ADVICE,
-    id="mesh-order",
-    title="Order of the mesh",
-    note="of all calls together, compiled for the same devices",
-)
 _UNREPORTED = Section[UnreportedProgram](
     id="unreported",
     title="Without a report",

@@ -19,6 +19,7 @@ from xlashard.analysis.explain.model import (
     ValueReport,
 )
 from xlashard.analysis.programs.source_lines import SourceLine
+from xlashard.analysis.report.excerpts import Excerpt
 from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
 from xlashard.predict.preflight.report.step_model import LineTime, SpillReport, Timeline
 from xlashard.predict.targets.chip import Links
@@ -317,6 +318,9 @@ def spec_text(dims: Sequence[tuple[str, ...]]) -> str:
     return f"P({', '.join(entries)})"
 
 
+type AdviceOutcome = Literal["helps", "within the error", "no help", "out of memory", "not tried"]
+
+
 @dataclass(frozen=True)
 class AdviceReport:
     """Suggestions that were tried together: compiled for the topology, up to its code.
@@ -334,9 +338,7 @@ class AdviceReport:
     text: str
     changes: tuple[Suggestion, ...]
     removable_seconds: float
-    outcome: Literal["helps", "within the error", "no help", "out of memory", "not tried"] = (
-        "not tried"
-    )
+    outcome: AdviceOutcome = "not tried"
     seconds: float | None = None
     memory_bytes: int | None = None
 
@@ -405,6 +407,7 @@ class PreflightFields:
     warnings: tuple[str, ...] = ()
     advice: tuple[AdviceReport, ...] = ()
     values: tuple[InnerValueReport, ...] = ()
+    excerpts: tuple[Excerpt, ...] = ()
 
     @property
     def heading(self) -> str:

@@ -64,6 +64,7 @@ class PreflightReport(SerializableReport, PreflightFields):
             together, the best first.
         values: Values inside that match the pattern of `preflight(..., values=...)`, most bytes
             first.
+        excerpts: Lines around the source lines of collectives and of their callers.
 
     Example:
         >>> import jax

@@ -28,6 +28,7 @@ class LineTime:
         bound: Unit that they use or wait for most of the time, as in `TimeEstimate.shares`.
         exposed_seconds: Part of `seconds` for which the cores wait for a network, the host, or a
             copy between memories.
+        hbm_bytes: Bytes that they read and write in HBM in one execution.
     """
 
     source: SourceLine | None
@@ -37,6 +38,7 @@ class LineTime:
     runs: int
     bound: str
     exposed_seconds: float = 0.0
+    hbm_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
