@@ -319,27 +319,16 @@ def first_replica(handle: Handle) -> Handle:
     return handle._fully_replicated_shard()
 
 
-def view_in_place(handle: Handle) -> np.ndarray | None:
-    """Return a read-only view of the memory of a handle on one CPU device, which it keeps alive.
-
-    Returns:
-        None for other handles, and for dtypes that the buffer protocol lacks.
-    """
-    if handle.sharding.num_devices == 1 and handle.platform() == "cpu":
-        with suppress(BufferError, RuntimeError):
-            return np.asarray(memoryview(handle))
-    return None
-
-
 def host_view(handle: Handle) -> tuple[np.ndarray, bool]:
     """Return the value of a single-device or replicated handle, and True if it is a copy.
 
     A value that is no copy (of a CPU's memory) is a view of the buffer and keeps it alive.
     """
-    # JAX's own function makes a sharding in Python first, and takes five times as long.
-    view = view_in_place(handle)
-    if view is not None:
-        return view, False
+    # JAX's own function makes a sharding in Python first, and takes five times as long. Some dtypes
+    # are unknown to the buffer protocol.
+    if handle.sharding.num_devices == 1 and handle.platform() == "cpu":
+        with suppress(BufferError, RuntimeError):
+            return np.asarray(memoryview(handle)), False
     return handle._single_device_array_to_np_array_did_copy()
 
 

@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     """Check the words as far as that is possible without JAX, before a script runs."""
     read_flags(os.environ)
-    report_changes.read_program_budget(arguments.budget)
+    if arguments.budget:  # NumPy, which the script may want to set up before it is imported
+        report_changes.read_program_budget(arguments.budget)
     target = arguments.target or ""
     if not (target or arguments.script):
         raise ArgumentError("which program? Write package.module:function, or -- python train.py")

@@ -164,7 +164,7 @@ def add_script(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--stop-after",
         metavar="N",
         type=limit,
-        help="stop the script once one of these programs has been called N times, or after a time "
+        help="stop the script once one of these functions has been called N times, or after a time "
         "such as 90s; Ctrl-C stops it too. By default explain runs it to its end, and preflight "
         "stops it after 20 calls",
     )

@@ -17,14 +17,7 @@ from xlashard._jax.runtime.global_state import (
     guarded,
     inside_device_get,
 )
-from xlashard._jax.runtime.transfer import (
-    Handle,
-    bits_of,
-    host_view,
-    split,
-    start_host_copy,
-    view_in_place,
-)
+from xlashard._jax.runtime.transfer import Handle, bits_of, host_view, split, start_host_copy
 from xlashard.core.array.array_class.base import ArrayBase, check_alive, type_text
 from xlashard.core.array.array_class.shard import index_text
 from xlashard.core.array.placement.copying import copy_all
@@ -225,9 +218,6 @@ BRING_HERE = (
 
 
 def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:
-    view = view_in_place(handle)
-    if view is not None:
-        return view, False
     if handle.is_fully_replicated and (handle.is_fully_addressable or split(handle)):
         return host_view(handle)
     tiling, distinct = distinct_here(handle)
