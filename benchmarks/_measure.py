@@ -32,8 +32,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +40,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from xlashard.support.collector import collector_paused
 
 MIN_SAMPLE_SECONDS = 2e-3
 """A sample shorter than this measures the clock and the loop as much as the candidate."""
@@ -205,7 +206,7 @@ def interleave(
         if number >= FEWEST_ROUNDS and time.perf_counter() - started > seconds:
             break
         gc.collect(1)  # Garbage of a round is young; a full sweep would outlast the round.
-        with _collector_off():
+        with collector_paused():
             for name in _order(names, number):
                 samples[name].append(_sample(candidates[name], counts[name], clock))
     return {name: Measurement(name, counts[name], tuple(samples[name])) for name in names}
@@ -232,18 +233,6 @@ def _calls_per_sample(call: Callable[[], object], clock: Clock) -> int:
     while count < MAX_INNER and _sample(call, count, clock) * count < MIN_SAMPLE_SECONDS:
         count *= 2
     return count
-
-
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    """Keep the garbage collector out of the samples."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _quartiles(samples: Sequence[float]) -> tuple[float, float]:

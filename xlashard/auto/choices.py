@@ -59,20 +59,15 @@ def try_layouts(
         return (excess, layout.seconds)
 
     layouts = sorted(Search(problem, request.target["seconds"]).run(), key=order)
-    layout = layouts[0]
-    seconds, nbytes, outcome, how = (
-        layout.seconds,
-        layout.memory_bytes,
-        "not compiled",
-        " predicted",
-    )
+    layout, outcome, how = layouts[0], "not compiled", " predicted"
+    seconds, nbytes = layout.seconds, layout.memory_bytes
     if request.target["is_proven"]:
         with Prover(traced, problem.memory_bytes) as prover:
             proven = prover.prove(layouts, _LAYOUTS)[0]
         if proven.compilation is None:
             return {"outcome": "impossible", "reason": proven.reason, "layout": proven.layout.name}
-        layout, seconds, nbytes = proven.layout, proven.seconds, proven.memory_bytes
-        outcome, how = "fits", ""
+        layout, outcome, how = proven.layout, "fits", ""
+        seconds, nbytes = proven.seconds, proven.memory_bytes
     reason = ""
     if nbytes > problem.memory_bytes:
         reason = f"{in_bytes(nbytes)} of {in_bytes(problem.memory_bytes)}{how}"

@@ -51,7 +51,7 @@ class DataSource:
         Raises:
             StopIteration: The source has ended.
         """
-        tree = next(self._open())
+        tree = next(self._open_iterator())
         self.position += 1
         batch = read_host_batch(tree)
         self.full_rows = max(self.full_rows, batch.rows)
@@ -64,7 +64,7 @@ class DataSource:
 
     def get_state(self) -> dict[str, Any]:
         """Return the position after the last batch that was read."""
-        self._open()
+        self._open_iterator()
         process = [jax.process_index(), jax.process_count()]
         state: dict[str, Any] = {"batches": self.position, "process": process}
         if self.full_rows:
@@ -109,7 +109,7 @@ class DataSource:
         text = state.get("source_bytes")
         self._loader_state = state.get("source") if text is None else text.encode("latin-1")
 
-    def _open(self) -> Iterator[Any]:
+    def _open_iterator(self) -> Iterator[Any]:
         """Return the iterator, at the position of the state that was set."""
         if self._iterator is not None:
             return self._iterator

@@ -235,16 +235,14 @@ def _try_together(
         for text, each in together.items()
         if not each.changes[0].order or each.outcome in _ADVICE
     }
-    good = _find_compatible(list(together.values()))
-    if len(good) > 1:
-        helpful = [text for each in good for text, one in together.items() if one is each]
+    helpful = _find_compatible(together)
+    if len(helpful) > 1:
         joined = "; ".join(helpful)
         for trial, tried in zip(trials, alone, strict=True):
             own = [tried[text] for text in helpful if text in tried]
-            if len(own) > 1:
-                (tried[joined],) = trial.compile_each([_join(own)], deadline)
-            elif own:
-                tried[joined] = own[0]
+            if own:  # A single one is tried already.
+                several = trial.compile_each([_join(own)], deadline) if len(own) > 1 else own
+                tried[joined] = several[0]
         together[joined] = _sum_up(joined, alone, trials, calls)
     others = [untried[text] for text in ranked[_MOST:]]
     return alone, [*sorted(together.values(), key=_rank), *others]
@@ -302,14 +300,14 @@ def _rank(advice: AdviceReport) -> tuple[bool, bool, float]:
     return advice.seconds is None, advice.outcome not in _ADVICE, advice.seconds or 0.0
 
 
-def _find_compatible(tried: Sequence[AdviceReport]) -> list[AdviceReport]:
+def _find_compatible(tried: Mapping[str, AdviceReport]) -> list[str]:
     """Return suggestions that may be followed, at most one for each argument or constraint."""
-    chosen: dict[object, AdviceReport] = {}
-    for each in sorted(tried, key=_rank):
-        if each.outcome in _ADVICE:
-            change = each.changes[0]
+    chosen: dict[object, str] = {}
+    for text in sorted(tried, key=lambda text: _rank(tried[text])):
+        if tried[text].outcome in _ADVICE:
+            change = tried[text].changes[0]
             place = change.path, change.line, change.shape, change.before, bool(change.order)
-            chosen.setdefault(place, each)
+            chosen.setdefault(place, text)
     return list(chosen.values())
 
 
