@@ -127,6 +127,10 @@ goldens: $(developing) ## Rewrite all golden files, or those of ARGS=tests/FOLDE
 names: $(developing) ## Rewrite xlashard/_jax/names.toml, the private names of JAX that are in use
 	$(python) -m tests.private_names --write
 
+.PHONY: house
+house: $(developing) ## Print the budgets of tests/budgets.toml, and files and names by floor
+	@JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 $(python) -m tests.house
+
 # A release of JAX by itself, with what the package and its tests need, and without the libraries,
 # which may refuse it.
 .PHONY: check-jax
@@ -201,6 +205,24 @@ bench-gpu bench-tpu: $(developing)
 wheel: $(developing) ## Build the wheel and the sdist into dist/
 	rm -rf dist
 	$(python) -m hatchling build -d dist
+
+# The working tree may hold files that a commit lacks, and packages that are not required.
+.PHONY: release-check
+release-check: ## Check in a clean clone what a release needs (about an hour)
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	git clone --quiet . "$$folder"; \
+	$(MAKE) --no-print-directory -C "$$folder" release-steps
+
+.PHONY: release-steps
+release-steps: $(developing)
+	$(python) -m tests.release
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory docs
+	$(pytest) tests/benchmarks tests/test_docs.py tests/test_budgets.py
+	$(pytest) -m integration tests/test_wheel.py tests/test_docs.py
+	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory test-oldest
+	$(MAKE) --no-print-directory check-jax
 
 .PHONY: clean
 clean: ## Remove the virtual environments and everything that the tools cache

@@ -12,6 +12,7 @@ import pytest
 
 import xlashard
 from tests.layers import read_package
+from tests.release import find_problems
 from xlashard import _jax
 from xlashard._version import __version__
 from xlashard.errors import JaxVersionError, JaxVersionWarning
@@ -174,6 +175,17 @@ def test_the_version_is_written_once() -> None:
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert newest
     assert newest[1] in ("Unreleased", __version__)
+
+
+def test_a_release_needs_a_new_version_with_entries() -> None:
+    log = "# Changelog\n\n## Unreleased\n\n{}\n## 0.2.0\n\n- A.\n\n## 0.1.0\n\n- B.\n"
+    assert find_problems(log.format(""), "0.2.0", ["v0.1.0"]) == []
+    (left,) = find_problems(log.format("- C.\n"), "0.2.0", [])
+    assert "Unreleased" in left
+    (absent,) = find_problems(log.format(""), "0.3.0", [])
+    assert "## 0.3.0" in absent
+    (released,) = find_problems(log.format(""), "0.1.0", ["v0.1.0"])
+    assert "v0.1.0" in released
 
 
 @pytest.mark.devices(8)
