@@ -73,6 +73,12 @@ def test_sweep_report_shows_ranking_and_reasons_of_rejection():
     assert repr(report) == "<SweepReport of steps:make: 2 of 6 fit; print it>"
 
 
+def test_page_of_a_sweep_has_its_title_once():
+    page = SweepReport("steps:make", "sweeps", ranked(FOUND)).to_html()
+    headings = [re.sub("<[^>]+>", "", text) for text in re.findall(r"<h[12].*?</h[12]>", page)]
+    assert headings[:2] == ["steps:make", "2 of 6 meshes fit"]
+
+
 def test_long_sweep_report_shows_the_first_results():
     many = tuple(result(str(i), seconds=1.0 + i) for i in range(40))
     report = SweepReport("steps:make", "sweeps", many)

@@ -327,7 +327,9 @@ class SweepReport(SerializableReport):
             facts.append(("known", known))
         facts.append(("reports", self.folder))
         topologies = list(dict.fromkeys(r.where for r in self.results))
-        return Head(self.title, topologies, facts, severity="fits" if best else "not")
+        meshes = counted(len(self.results), "mesh", "meshes")
+        headline = f"{counts['fits']} of {meshes} {'fits' if counts['fits'] == 1 else 'fit'}"
+        return Head(self.title, topologies, facts, headline, severity="fits" if best else "not")
 
     def _ranking(
         self, fitting: Sequence[SweepResult], id: str, title: str, note: str
