@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from xlashard._jax import installed_version
 from xlashard._jax.lowering import aval_text
 from xlashard._jax.trace.primitive_names import ALIKE_OPERANDS, LINEAR_ALGEBRA
 from xlashard._jax.trace.tracing import entry_axes, typed_axes
@@ -35,7 +36,17 @@ def explained(error: Exception) -> Exception:
 
     The traceback stays.
     """
-    failure = None if isinstance(error, XlashardError) else read_type_failure(error)
+    if isinstance(error, XlashardError):
+        return error
+    try:
+        failure = read_type_failure(error)
+    except (AttributeError, KeyError) as missing:
+        # Of variables of JAX's own functions, which a release can rename: the error itself counts.
+        error.add_note(
+            f"xlashard can't name the operands with jax {installed_version()}, in which "
+            f"{missing.args[0]!r} has another name"
+        )
+        return error
     if failure is None:
         return error
     return _error(failure, type(error)).with_traceback(error.__traceback__)

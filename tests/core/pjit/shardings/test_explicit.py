@@ -15,6 +15,7 @@ from tests.core.pjit.helpers import f32
 from tests.grouped_cases import Together
 from tests.message_patterns import naming
 from xlashard import NamedSharding, P, pjit, with_sharding_constraint
+from xlashard._jax.trace import type_errors
 from xlashard.errors import ResourceError, ShardingTypeError
 
 X = f32(8, 4)
@@ -251,6 +252,15 @@ def test_type_errors_name_operands_and_fix(explicit, case):
             assert caught.value.source.startswith(__file__)
             assert set(caught.value.paths) <= {"w['k']", "x"}
             assert isinstance(caught.value, ValueError | TypeError)
+
+
+def test_a_variable_that_jax_renames_hides_no_error(explicit, monkeypatch):
+    monkeypatch.setattr(type_errors, "_problem", lambda error, last: {}["pspec"])
+    x, y = put(X, explicit, "x"), put(X, explicit, None, "x")
+    with jax.set_mesh(explicit), pytest.raises(Exception, match="mul") as caught:
+        pjit(lambda x, y: x * y)(x, y)
+    assert not isinstance(caught.value, KeyError | ShardingTypeError)
+    assert any("'pspec'" in note for note in caught.value.__notes__)
 
 
 def test_errors_of_nested_functions_are_explained_once(explicit):
