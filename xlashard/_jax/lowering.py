@@ -20,6 +20,7 @@ from xlashard._jax.private import (
     sharding_impls,
 )
 from xlashard._jax.runtime.compiler import NamedClient
+from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import (
     AbstractMesh,
     Device,
@@ -167,16 +168,16 @@ def _collective_ids(jaxpr: Jaxpr, platform: str) -> dict[str, Any]:
     return {"pallas_collective_id_mapping": mapping.from_jaxpr(jaxpr)}
 
 
-def has_memory_transfers(jaxpr: Jaxpr) -> bool:
-    """Return True if equations inside name the memory spaces of their results."""
-    return bool(pxla.jaxpr_transfer_mem_kinds(jaxpr))
+@cached_by_jaxpr
+def memory_transfers(jaxpr: Jaxpr) -> tuple[Any, ...]:
+    """Return the memory spaces that equations inside name for their results."""
+    return tuple(pxla.jaxpr_transfer_mem_kinds(jaxpr))
 
 
 def _keeps_to_default_memory(jaxpr: Jaxpr, shardings: Sequence[Any]) -> bool:
     """Return True if every value is in the default memory; only then rules may omit transfers."""
-    transfers = pxla.jaxpr_transfer_mem_kinds(jaxpr)
     return pxla.are_all_shardings_default_mem_kind(
-        [*shardings, *inner_shardings(jaxpr), *transfers]
+        [*shardings, *inner_shardings(jaxpr), *memory_transfers(jaxpr)]
     )
 
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from xlashard._jax.private import core, discharge, literals, pe, read_lazily, state_types
+from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.trace.primitive_names import INDEXING, PRODUCTS, SCATTERS
 from xlashard._jax.trace.tracing import bodies, equations, replace_fields, with_inner_jaxprs
 
@@ -175,15 +176,19 @@ def drop_unused(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...]]:
         The smaller jaxpr, and for each argument True if it is left.
     """
     smaller, _, kept = _without_dead_code(jaxpr)
-    return smaller, tuple(kept)
+    return smaller, kept
 
 
-def _without_dead_code(jaxpr: Jaxpr) -> tuple[Jaxpr, list[bool], list[bool]]:
-    """Return a jaxpr without dead code, and for each const and argument True if it is in use."""
+@cached_by_jaxpr
+def _without_dead_code(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...], tuple[bool, ...]]:
+    """Return a jaxpr without dead code, and for each const and argument True if it is in use.
+
+    What is known of the smaller jaxpr as a call is placed is so known as it is lowered.
+    """
     smaller, consts, args = pe.dce_jaxpr_consts(jaxpr.jaxpr, [True] * len(jaxpr.outvars))
     if jaxpr.jaxpr is not jaxpr:  # JAX 0.10 returns the inner jaxpr.
         smaller = jaxpr.replace(jaxpr=smaller, consts=list(compress(jaxpr.consts, consts)))
-    return smaller, consts, args
+    return smaller, tuple(consts), tuple(args)
 
 
 def used_parts(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...], tuple[bool, ...]]:
@@ -193,7 +198,7 @@ def used_parts(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...], tuple[bool, ...]]
     """
     smaller, consts, args = _without_dead_code(jaxpr)
     pairs = zip(args, jaxpr.in_avals, strict=True)
-    return smaller, tuple(consts), tuple([used or is_reference(aval) for used, aval in pairs])
+    return smaller, consts, tuple([used or is_reference(aval) for used, aval in pairs])
 
 
 def scan_operands(params: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:

@@ -31,7 +31,6 @@ from xlashard._jax.runtime.shardings import (
     device_list,
 )
 from xlashard._jax.trace.residuals import register_linearization
-from xlashard._jax.trace.tracing import replace_fields
 from xlashard.errors import CompileError
 from xlashard.support.lazily import dataclass
 
@@ -461,7 +460,17 @@ class _Witness(tuple[Any, ...]):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[Any]:
-        return (replace_fields(jaxpr) for jaxpr in super().__iter__())
+        return map(_copy_slots, super().__iter__())
+
+
+def _copy_slots(jaxpr: Any) -> Any:
+    """Return a copy of a jaxpr. JAX reads those of each constraint seven times while it lowers."""
+    kind = type(jaxpr)
+    copied = object.__new__(kind)
+    for slot in kind.__slots__:
+        if slot != "__weakref__":
+            setattr(copied, slot, getattr(jaxpr, slot))
+    return copied
 
 
 @lru_cache(maxsize=1024)

@@ -469,11 +469,12 @@ def count_bytes(aval: Any, shape: Sequence[int] | None = None) -> int:
     return -(-math.prod(aval.shape if shape is None else shape) * element_bits(aval) // 8)
 
 
-def inner_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:
+@cached_by_jaxpr
+def inner_shardings(jaxpr: Jaxpr) -> tuple[JaxSharding, ...]:
     """Return the distinct concrete shardings of JAX's primitives inside a jaxpr."""
     # By identity first: the list has one entry for each equation, however deep.
     shardings = {id(s): s for s, _ in jax_dispatch.get_intermediate_shardings(jaxpr)}
-    return list(dict.fromkeys(s for s in shardings.values() if isinstance(s, JaxSharding)))
+    return tuple(dict.fromkeys(s for s in shardings.values() if isinstance(s, JaxSharding)))
 
 
 def abstract_meshes_in(jaxpr: Jaxpr) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from xlashard._jax.lowering import aval_text, has_memory_transfers
+from xlashard._jax.lowering import aval_text, memory_transfers
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import Device, layout_problem
 from xlashard._jax.runtime.tracebacks import with_errors_as
@@ -441,7 +441,7 @@ class UsedParts:
 def used_parts_of(jaxpr: Any) -> UsedParts:
     """Find the parts of a closed jaxpr that are in use."""
     smaller, consts, args = used_parts(jaxpr)
-    return UsedParts(args, consts, inner_shardings(smaller), has_memory_transfers(smaller))
+    return UsedParts(args, consts, inner_shardings(smaller), bool(memory_transfers(smaller)))
 
 
 @cached_by_jaxpr
