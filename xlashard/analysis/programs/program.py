@@ -257,7 +257,7 @@ def forgotten_by(stage: str, *, has_requests: bool) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ModuleRecord:
-    """What a module takes and returns, before and after its compilation.
+    """Parameters and results of a module, before and after its compilation.
 
     Attributes:
         program: The program.
