@@ -33,7 +33,7 @@ ROOMS = (
 )
 
 
-ARITHMETIC = ("sharding_spec.py", "sharding_spec_inference.py", "superdims.py")
+ARITHMETIC = ("sharding_spec.py", "superdims.py")
 """Files of `legacy/shardings` whose errors are tested there, as those of `geometry` are."""
 
 

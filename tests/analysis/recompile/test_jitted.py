@@ -23,7 +23,7 @@ import xlashard
 from tests.core.pjit.helpers import f32, make_mesh
 from tests.jax_releases import since_jaxlib
 from xlashard import auto_shard, explain, explain_recompile, pjit, preflight
-from xlashard.analysis.recompile.jit_logs import JIT_LOGS
+from xlashard.analysis.recompile.explain_recompile import JIT_LOGS
 from xlashard.config import RECOMPILE_LOGGER
 
 

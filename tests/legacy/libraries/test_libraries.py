@@ -16,8 +16,11 @@ from tests.message_patterns import naming
 from xlashard.errors import ResourceError
 from xlashard.legacy.installer import installed
 from xlashard.legacy.libraries.entries import find_missing_entries, list_library_entries
-from xlashard.legacy.libraries.frozen_dicts import return_frozen_dicts
-from xlashard.legacy.libraries.installation import LibraryInstallation, UsedNames
+from xlashard.legacy.libraries.installation import (
+    LibraryInstallation,
+    UsedNames,
+    return_frozen_dicts,
+)
 from xlashard.legacy.module_shims import ModuleShim
 from xlashard.legacy.recorder import Recorder
 from xlashard.legacy.usage_report import Report, text_of

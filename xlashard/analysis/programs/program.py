@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
@@ -256,8 +256,8 @@ def forgotten_by(stage: str, *, has_requests: bool) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class LoweredModule(ABC):
-    """A StableHLO module for some devices, with its program.
+class ModuleRecord:
+    """Parameters and results of a module, before and after its compilation.
 
     Attributes:
         program: The program.
@@ -266,8 +266,6 @@ class LoweredModule(ABC):
         parameters: The position of each argument among the parameters; None if it is dropped.
         written: The paths of the last results, which are new values of references.
         tokens: Number of ordering tokens before the parameters, and before the results.
-        body: The module, and the objects that it keeps alive.
-        stage: The public stage of it, whose `compile` returns a callable program.
     """
 
     program: Program
@@ -276,6 +274,17 @@ class LoweredModule(ABC):
     parameters: tuple[int | None, ...]
     written: tuple[str, ...]
     tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredModule(ModuleRecord, ABC):
+    """A StableHLO module for some devices, with its program.
+
+    Attributes:
+        body: The module, and the objects that it keeps alive.
+        stage: The public stage of it, whose `compile` returns a callable program.
+    """
+
     body: LoweredBody
     stage: Any
 
@@ -299,16 +308,9 @@ class LoweredModule(ABC):
             shardings: The shardings of the module's parameters, and of its results.
             **facts: Other facts of the compilation, by the names of its attributes.
         """
-        return Compilation(
-            program=self.program,
-            plan=self.plan,
-            shardings=(tuple(shardings[0]), tuple(shardings[1])),
-            avals=self.avals,
-            parameters=self.parameters,
-            written=self.written,
-            tokens=self.tokens,
-            **facts,
-        )
+        record = {each.name: getattr(self, each.name) for each in fields(ModuleRecord)}
+        settled = tuple(shardings[0]), tuple(shardings[1])
+        return Compilation(**record, shardings=settled, **facts)
 
     def move(self, devices: DevicesByPosition) -> "LoweredModule":
         """Return the module for other devices, lowered again where its program keeps a trace."""
@@ -357,17 +359,11 @@ type LinePicker = Callable[[Sequence[Frame]], object]
 
 
 @dataclass(frozen=True, eq=False)
-class Compilation:
+class Compilation(ModuleRecord):
     """A compiled program: shardings, donations and HLO.
 
     Attributes:
-        program: The program.
-        plan: Devices, values, partitioner and options of the module.
         shardings: The shardings of the module's parameters, and of its results.
-        avals: The abstract values of the same.
-        parameters: The position of each argument among the parameters; None if it is dropped.
-        written: The paths of the last results, which are new values of references.
-        tokens: Number of ordering tokens before the parameters, and before the results.
         aliases: For each result that reuses an argument's buffers, the position of that argument,
             both counted with the tokens.
         read_modules: Returns the compiled modules, given a picker of lines.
@@ -382,13 +378,7 @@ class Compilation:
         watched: The values inside whose shardings a report shows; None for none.
     """
 
-    program: Program
-    plan: ProgramPlan
     shardings: tuple[tuple[XLACompatibleSharding, ...], tuple[XLACompatibleSharding, ...]]
-    avals: tuple[tuple[Any, ...], tuple[Any, ...]]
-    parameters: tuple[int | None, ...]
-    written: tuple[str, ...]
-    tokens: int
     aliases: Mapping[int, int]
     read_modules: Callable[[LinePicker], tuple[HloProgram, ...]] = field(repr=False)
     has_requests: bool = True

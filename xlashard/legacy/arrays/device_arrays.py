@@ -29,8 +29,11 @@ from xlashard.legacy.modes.config_flags import (
 from xlashard.legacy.shardings.op_shardings import mesh_sharding_specs
 from xlashard.legacy.shardings.parsed_specs import get_array_mapping
 from xlashard.legacy.shardings.pmap import PmapSharding
-from xlashard.legacy.shardings.sharding_spec import ShardIndex, ShardingSpec
-from xlashard.legacy.shardings.sharding_spec_inference import sharding_spec_from_tiling
+from xlashard.legacy.shardings.sharding_spec import (
+    ShardIndex,
+    ShardingSpec,
+    sharding_spec_from_tiling,
+)
 
 
 def _devices_of(x: Any) -> int:

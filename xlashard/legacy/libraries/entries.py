@@ -36,9 +36,10 @@ def _module(gone: str, today: str, name: str) -> dict[str, Entry]:
 _NUMPY_TABLE = {
     "numpy": {
         **_list_builtins(
-            "1.24", object="object", int="int", float="float", complex="complex", str="str"
+            "1.24",
+            **{name: name for name in ("object", "int", "float", "complex", "str")},
+            unicode="str",
         ),
-        **_list_builtins("1.24", unicode="str"),
         **_list_renamed("1.24", "numpy", typeDict="sctypeDict"),
         **_list_renamed("1.18", "numpy", rank="ndim"),
         **_list_renamed(
@@ -121,22 +122,13 @@ _OPTAX_TABLE = {
         **_list_own("0.1.5", _OPTAX, ScaleByFromageState="optax.ScaleByScheduleState"),
         **_list_own("0.1.0", _OPTAX, FactoredParameterStats="optax.FactoredState"),
         **_list_own("0.2.5", _OPTAX, maybe_update="optax.conditionally_transform(inner, f)"),
-        **{
-            name: works("0.1.8", f"optax.second_order.{name}")
-            for name in ("fisher_diag", "hessian_diag", "hvp")
-        },
+        **moved("0.1.8", "optax.second_order", "fisher_diag", "hessian_diag", "hvp"),
     },
     "optax.experimental": {
         # Releases before 0.2.5 have no module of this name, later ones another one.
         "": works("0.1.8", "import optax", "optax"),
-        **{
-            name: works("0.1.8", f"optax.contrib.{name}")
-            for name in ("split_real_and_imaginary", "SplitRealAndImaginaryState")
-        },
-        **{
-            name: works("0.1.8", f"optax.{name}")
-            for name in ("named_chain", "GradientTransformationExtraArgs")
-        },
+        **moved("0.1.8", "optax.contrib", "split_real_and_imaginary", "SplitRealAndImaginaryState"),
+        **moved("0.1.8", "optax", "named_chain", "GradientTransformationExtraArgs"),
         "GradientTransformationWithExtraArgs": works(
             "0.1.8",
             "optax.GradientTransformationExtraArgs",
@@ -179,24 +171,17 @@ _FLAX_TABLE = {
 
 _CHEX_TABLE = {
     "chex": {
-        "assert_tree_all_close": works(
-            "0.1.83", "chex.assert_trees_all_close(*trees)", "chex:assert_trees_all_close"
-        ),
-        "assert_tree_all_equal_structs": works(
+        f"assert_tree_all_{what}": works(
             "0.1.83",
-            "chex.assert_trees_all_equal_structs(*trees)",
-            "chex:assert_trees_all_equal_structs",
-        ),
-        "assert_tree_all_equal_shapes": works(
-            "0.1.83",
-            "chex.assert_trees_all_equal_shapes(*trees)",
-            "chex:assert_trees_all_equal_shapes",
-        ),
-        "assert_tree_all_equal_comparator": works(
-            "0.1.83",
-            "chex.assert_trees_all_equal_comparator(f, g, *trees)",
-            "chex:assert_trees_all_equal_comparator",
-        ),
+            f"chex.assert_trees_all_{what}({arguments})",
+            f"chex:assert_trees_all_{what}",
+        )
+        for what, arguments in {
+            "close": "*trees",
+            "equal_structs": "*trees",
+            "equal_shapes": "*trees",
+            "equal_comparator": "f, g, *trees",
+        }.items()
     }
 }
 

@@ -1,16 +1,66 @@
-"""Installation of the names of other libraries for a run of a program."""
+"""Installation of the names of other libraries for a run of a program.
 
+Results of flax are `FrozenDict`s then, as before 0.7.1, and fields of dataclasses may have
+unhashable defaults, such as arrays, as before Python 3.11.
+"""
+
+import dataclasses
+import functools
+import importlib
+import os
 import sys
 import warnings
+from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
 from xlashard.legacy.entries.entry import Entry
 from xlashard.legacy.installer import Installation
 from xlashard.legacy.libraries.entries import find_missing_entries
-from xlashard.legacy.libraries.frozen_dicts import return_frozen_dicts
-from xlashard.legacy.libraries.mutable_defaults import accept_mutable_defaults
-from xlashard.legacy.module_shims import Listener, ModuleMembers
+from xlashard.legacy.module_shims import Listener, ModuleMembers, patch
+
+_FLAG = "flax_return_frozendict"
+FROZEN_DICTS = Entry(
+    f"flax.config.{_FLAG}",
+    "0.7.1",
+    "works",
+    "",
+    f"flax.config.update('{_FLAG}', True)",
+    "Module.init and Module.apply return FrozenDicts",
+    library="flax",
+)
+"""Entry of the flag, for the report."""
+
+
+def return_frozen_dicts(configurations: ModuleType, listener: Listener) -> Callable[[], None]:
+    """Make flax return `FrozenDict`s, unless the environment has set the flag.
+
+    Args:
+        configurations: The module `flax.configurations`.
+        listener: Called with `FROZEN_DICTS`, and the frame that imports flax.
+
+    Returns:
+        A function that undoes it.
+    """
+    config = configurations.config
+    if _FLAG.upper() in os.environ or getattr(config, _FLAG, True):
+        return lambda: None
+    config.update(_FLAG, True)
+    listener(FROZEN_DICTS, config, find_importing_frame(configurations.__name__.partition(".")[0]))
+    return lambda: config.update(_FLAG, False)
+
+
+def find_importing_frame(package: str) -> FrameType:
+    """Return the innermost frame outside of a package, of importlib and of this package."""
+    frame = sys._getframe(1)
+    within = (package, importlib.__name__, "xlashard")
+    while frame.f_back is not None:
+        name = (frame.f_globals.get("__name__") or "").partition(".")[0]
+        if name not in within and not frame.f_code.co_filename.startswith("<frozen "):
+            break
+        frame = frame.f_back
+    return frame
+
 
 _FLAX = "flax.configurations"
 
@@ -81,3 +131,52 @@ class UsedNames:
             for _, entry in sorted(self._entries.items())
         )
         return ", ".join(names)
+
+
+MUTABLE_DEFAULTS = Entry(
+    "dataclasses.dataclass(default)",
+    "3.11",
+    "works",
+    "",
+    "dataclasses.field(default_factory=...)",
+    "fields may have unhashable defaults, such as arrays",
+    library="Python",
+)
+"""Entry of unhashable defaults, for the report."""
+
+
+def accept_mutable_defaults(listener: Listener) -> Callable[[], None]:
+    """Let fields have every default but a list, a dictionary or a set.
+
+    Python has no public hook for its check, and libraries of 2022 define such classes when they
+    are imported.
+
+    Args:
+        listener: Called with `MUTABLE_DEFAULTS`, the default, and the frame of the class.
+
+    Returns:
+        A function that undoes it.
+    """
+    read_field: Any = vars(dataclasses).get("_get_field")
+    if read_field is None:
+        return lambda: None
+
+    @functools.wraps(read_field)
+    def read(cls: type, name: str, *rest: Any) -> Any:
+        attribute = getattr(cls, name, dataclasses.MISSING)
+        is_field = isinstance(attribute, dataclasses.Field)
+        default = attribute.default if is_field else attribute
+        if type(default).__hash__ is not None or isinstance(default, list | dict | set):
+            return read_field(cls, name, *rest)
+        stand_in: Any = attribute if is_field else dataclasses.field()
+        stand_in.default = None
+        setattr(cls, name, stand_in)
+        try:
+            result = read_field(cls, name, *rest)
+        finally:
+            setattr(cls, name, attribute)
+        result.default = default
+        listener(MUTABLE_DEFAULTS, default, find_importing_frame(dataclasses.__name__))
+        return result
+
+    return patch(dataclasses, "_get_field", read)

@@ -5,7 +5,7 @@ as two operations.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -272,7 +272,7 @@ class CostAnalysis:
         unknown_loops: Loops with an unknown trip count, counted as one iteration.
     """
 
-    matmul_flops: dict[str, float] = field(default_factory=dict)
+    matmul_flops: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     elementwise: float = 0.0
     transcendental: float = 0.0
     hbm_bytes: float = 0.0
@@ -284,14 +284,10 @@ class CostAnalysis:
         """Floating-point operations of all kinds; a transcendental counts as one."""
         return sum(self.matmul_flops.values()) + self.elementwise + self.transcendental
 
-    def multiply(self, dtype: str, flops: float) -> None:
-        """Add the FLOP of a matrix product."""
-        self.matmul_flops[dtype] = self.matmul_flops.get(dtype, 0.0) + flops
-
     def add(self, other: "CostAnalysis", times: int) -> None:
         """Add the cost of a computation that runs some times."""
         for dtype, flops in other.matmul_flops.items():
-            self.multiply(dtype, flops * times)
+            self.matmul_flops[dtype] += flops * times
         for name, count in other.unknown_calls.items():
             self.unknown_calls[name] += count * times
         self.elementwise += other.elementwise * times
@@ -342,7 +338,7 @@ class _CostCounter:
         for instruction in computation.instructions.values():
             flops = instruction_flops(self._module, computation, instruction, on_gpu=self._on_gpu)
             if flops.matmul_flops:
-                total.multiply(flops.dtype, flops.matmul_flops)
+                total.matmul_flops[flops.dtype] += flops.matmul_flops
             total.elementwise += flops.elementwise
             total.transcendental += flops.transcendental
             if instruction.opcode == "custom-call":
@@ -391,6 +387,6 @@ class _CostCounter:
             total.unknown_calls[kernel_name(call)] += 1
             return
         for dtype, flops in work.matmul_flops.items():
-            total.multiply(dtype, flops)
+            total.matmul_flops[dtype] += flops
         total.elementwise += work.vector_ops
         total.transcendental += work.transcendentals

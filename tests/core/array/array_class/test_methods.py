@@ -14,7 +14,7 @@ from tests.core.array.cases import named, same
 from tests.grouped_cases import Together, sweep
 from tests.message_patterns import naming
 from xlashard import Array, device_put
-from xlashard.core.array.array_class.members import _Method
+from xlashard.core.array.array_class.array import _Method
 from xlashard.errors import DeletedError
 
 V = np.array([[3.0, 1.0, 2.0, 0.0], [5.0, 7.0, 6.0, 4.0]], np.float32)

@@ -63,7 +63,7 @@ def test_cores_per_chip_and_megacore_match_jax_and_libtpu(generation: Generation
     version = tpu_info.chip_version_from_device_kind(device.device_kind)
     assert isinstance(version, tpu_info.ChipVersion)
     assert version.num_physical_tensor_cores_per_chip == generation.cores_per_chip
-    assert version.supports_megacore == generation.is_megacore
+    assert version.supports_megacore == (generation.cores_per_device > 1)
     assert device.num_cores * generation.devices_per_chip == generation.cores_per_chip
 
 

@@ -16,8 +16,7 @@ from xlashard.core.pjit.arguments import describe_arguments, may_share, split_by
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.core.pjit.shardings.resolve import check_committed_layout
 from xlashard.core.pjit.shardings.resources import check_whole
-from xlashard.core.pjit.stages.bound_step import BoundStep
-from xlashard.core.pjit.stages.bound_step_plan import plan_step
+from xlashard.core.pjit.stages.bound_step import BoundStep, plan_step
 from xlashard.core.pjit.stages.info import Stage, StageInfo, check_place, checked_dialect, struct
 from xlashard.core.program.environment import LoadTarget
 from xlashard.core.program.execute import CompiledProgram

@@ -3,7 +3,6 @@
 Limits on the figures of a report are words such as `hbm=90%` and `all_gather_bytes=2GB`.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -447,12 +446,7 @@ def read_budget(words: Iterable[str]) -> tuple[Limit, ...]:
         [('hbm', 0.9), ('time', 0.25)]
     """
     with short_tracebacks:
-        return parse_limits(map(_current, words), {name: key.units for name, key in KEYS.items()})
-
-
-def _current(word: str) -> str:
-    """Replace the key of an earlier release."""
-    return re.sub(r"^\s*unasked[_-]bytes(?=\s*=)", "unrequested_bytes", word)
+        return parse_limits(words, {name: key.units for name, key in KEYS.items()})
 
 
 def broken_limits(report: PreflightReport, limits: Iterable[Limit]) -> tuple[Breach, ...]:

@@ -75,11 +75,6 @@ class Generation(Chip):
         return self.cores_per_chip // self.devices_per_chip
 
     @property
-    def is_megacore(self) -> bool:
-        """True if both cores of a chip form one device."""
-        return self.cores_per_chip > self.devices_per_chip
-
-    @property
     def device_vmem_bandwidth(self) -> float:
         """VMEM bytes per second per device."""
         return self.vmem_bandwidth / self.devices_per_chip

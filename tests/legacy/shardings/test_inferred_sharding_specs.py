@@ -6,8 +6,13 @@ import pytest
 
 from xlashard.errors import TilingError
 from xlashard.geometry import MeshGrid, Spec, Tiling
-from xlashard.legacy.shardings.sharding_spec import Chunked, NoSharding, Replicated, ShardedAxis
-from xlashard.legacy.shardings.sharding_spec_inference import sharding_spec_from_tiling
+from xlashard.legacy.shardings.sharding_spec import (
+    Chunked,
+    NoSharding,
+    Replicated,
+    ShardedAxis,
+    sharding_spec_from_tiling,
+)
 
 
 def all_tilings(grid, ndim):
