@@ -88,6 +88,7 @@ if _typing.TYPE_CHECKING:
     from xlashard.core.pjit.stages.compiled import Compiled
     from xlashard.core.pjit.stages.stablehlo import StableHLOProgram, compile_stablehlo
     from xlashard.core.pjit.stages.traced import Lowered, Traced
+    from xlashard.core.pjit.state_shapes import eval_shape
     from xlashard.core.sharding import (
         GSPMDSharding,
         NamedSharding,
@@ -159,6 +160,7 @@ else:
             "xlashard.analysis.programs.from_script": ("RecordedProgram", "record_programs"),
             "xlashard.core.pjit.stages.stablehlo": ("StableHLOProgram", "compile_stablehlo"),
             "xlashard.core.pjit.stages.traced": ("Lowered", "Traced"),
+            "xlashard.core.pjit.state_shapes": ("eval_shape",),
             "xlashard.core.sharding": (
                 *("GSPMDSharding", "NamedSharding", "Sharding", "SingleDeviceSharding"),
             ),
@@ -217,6 +219,7 @@ __all__ = [
     "compile_stablehlo",
     "device_get",
     "device_put",
+    "eval_shape",
     "explain",
     "explain_recompile",
     "from_dlpack",

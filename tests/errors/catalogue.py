@@ -148,6 +148,7 @@ TOPICS = (
     "constraint",
     "explicit",
     "stages",
+    "state_shapes",
     "saving",
     "steps",
     "transformations",
