@@ -111,6 +111,7 @@ if _typing.TYPE_CHECKING:
     from xlashard.legacy import make_sharded_device_array as make_sharded_device_array
     from xlashard.legacy import unstacked_shards as unstacked_shards
     from xlashard.pods.multihost.global_batches import GlobalBatches
+    from xlashard.pods.multihost.load_safetensors import load_safetensors
     from xlashard.predict.preflight.preflight_run import preflight
     from xlashard.predict.preflight.report.preflight_report import PreflightReport
     from xlashard.predict.sweep.sweep_report import SweepReport
@@ -171,6 +172,7 @@ else:
                 *("make_device_array", "make_sharded_device_array", "unstacked_shards"),
             ),
             "xlashard.pods.multihost.global_batches": ("GlobalBatches",),
+            "xlashard.pods.multihost.load_safetensors": ("load_safetensors",),
             "xlashard.predict.preflight.preflight_run": ("preflight",),
             "xlashard.predict.preflight.report.preflight_report": ("PreflightReport",),
             "xlashard.predict.sweep.sweep_report": ("SweepReport",),
@@ -228,6 +230,7 @@ __all__ = [
     "jit",
     "key_shards",
     "live_arrays",
+    "load_safetensors",
     "make_array_from_callback",
     "make_array_from_process_local_data",
     "make_array_from_single_device_arrays",
