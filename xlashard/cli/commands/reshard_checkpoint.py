@@ -18,7 +18,7 @@ from xlashard.support.consoles import print_json
 from xlashard.support.formatting import in_bytes, print_error, sizes_text
 from xlashard.support.host_memory import PeakMemory
 from xlashard.train.checkpoint.arrays import reason
-from xlashard.train.checkpoint.resharding import ReshardRequest, open_source
+from xlashard.train.checkpoint.resharding import CheckpointCopy, open_source
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
     is_file = destination.name.endswith(".safetensors")
     form = arguments.format or ("safetensors" if is_file else "orbax")
     mesh, rules = _read_layout(arguments, form)
-    request = ReshardRequest(
+    request = CheckpointCopy(
         source, destination, form, arguments.memory_limit, mesh, rules, arguments.file_size
     )
     request.check()

@@ -65,7 +65,7 @@ def load_safetensors(
         arrays = SafetensorsFiles.open(path, "path").arrays
         requested = _read_dtype(dtype)
         types = {
-            name: jax.core.ShapedArray(
+            name: jax.ShapeDtypeStruct(
                 stored.shape,
                 stored.dtype if requested is None or not _is_float(stored) else requested,
             )

@@ -256,7 +256,7 @@ def _open_array(
 
 
 @dataclass(frozen=True)
-class ReshardRequest:
+class CheckpointCopy:
     """Copy of a checkpoint.
 
     Attributes:
@@ -312,7 +312,7 @@ class ReshardRequest:
         """
         assert self.rules is not None
         arrays = self.source.arrays.items()
-        types = {name: jax.core.ShapedArray(a.shape, a.dtype) for name, a in arrays}
+        types = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays}
         return dict(self.rules.find_shardings(types, self.mesh, "array"))
 
     def run(self) -> None:
@@ -422,6 +422,7 @@ def _write_descriptions(
     chunks: Mapping[str, tuple[int, ...]],
 ) -> None:
     """Write the files in which orbax describes the tree, its shardings and its chunks."""
+    tree: dict[str, Any]
     if source.format == "orbax":
         tree = json.loads((source.path / _TREE).read_bytes())
         tree["use_zarr3"] = False
