@@ -149,6 +149,7 @@ TOPICS = (
     "explicit",
     "stages",
     "state_shapes",
+    "safetensors",
     "saving",
     "steps",
     "transformations",
