@@ -87,7 +87,7 @@ PRIVATE = frozenset(
         *("analysis.programs.from_pjit", "analysis.recompile"),
         # Commands for programs of pjit, layouts and training jobs.
         *("cli.commands.automatic_layouts", "cli.commands.compile", "cli.commands.legacy"),
-        "cli.commands.all_hosts",
+        *("cli.commands.all_hosts", "cli.commands.reshard_checkpoint"),
     }
 )
 """Rooms and modules of the private ring: they need JAX's private names (docs/how/architecture.md).
@@ -129,12 +129,19 @@ XLASHARD = Layers(
     hooks="xlashard.support.hooks",
     importers={
         "legacy": frozenset({"xlashard", "xlashard.cli.commands.legacy"}),
-        "auto": frozenset({"xlashard", "xlashard.cli.commands.automatic_layouts"}),
+        "auto": frozenset(
+            {
+                "xlashard",
+                "xlashard.cli.commands.automatic_layouts",
+                "xlashard.cli.commands.reshard_checkpoint",
+            }
+        ),
         "train": frozenset(
             {
                 "xlashard.cli.commands.automatic_layouts",
                 "xlashard.cli.parsers.tool_parsers",
                 "xlashard.cli.commands.common",
+                "xlashard.cli.commands.reshard_checkpoint",
             }
         ),
     },

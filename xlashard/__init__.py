@@ -88,6 +88,7 @@ if _typing.TYPE_CHECKING:
     from xlashard.core.pjit.stages.compiled import Compiled
     from xlashard.core.pjit.stages.stablehlo import StableHLOProgram, compile_stablehlo
     from xlashard.core.pjit.stages.traced import Lowered, Traced
+    from xlashard.core.pjit.state_shapes import eval_shape
     from xlashard.core.sharding import (
         GSPMDSharding,
         NamedSharding,
@@ -110,6 +111,7 @@ if _typing.TYPE_CHECKING:
     from xlashard.legacy import make_sharded_device_array as make_sharded_device_array
     from xlashard.legacy import unstacked_shards as unstacked_shards
     from xlashard.pods.multihost.global_batches import GlobalBatches
+    from xlashard.pods.multihost.load_safetensors import load_safetensors
     from xlashard.predict.preflight.preflight_run import preflight
     from xlashard.predict.preflight.report.preflight_report import PreflightReport
     from xlashard.predict.sweep.sweep_report import SweepReport
@@ -159,6 +161,7 @@ else:
             "xlashard.analysis.programs.from_script": ("RecordedProgram", "record_programs"),
             "xlashard.core.pjit.stages.stablehlo": ("StableHLOProgram", "compile_stablehlo"),
             "xlashard.core.pjit.stages.traced": ("Lowered", "Traced"),
+            "xlashard.core.pjit.state_shapes": ("eval_shape",),
             "xlashard.core.sharding": (
                 *("GSPMDSharding", "NamedSharding", "Sharding", "SingleDeviceSharding"),
             ),
@@ -169,6 +172,7 @@ else:
                 *("make_device_array", "make_sharded_device_array", "unstacked_shards"),
             ),
             "xlashard.pods.multihost.global_batches": ("GlobalBatches",),
+            "xlashard.pods.multihost.load_safetensors": ("load_safetensors",),
             "xlashard.predict.preflight.preflight_run": ("preflight",),
             "xlashard.predict.preflight.report.preflight_report": ("PreflightReport",),
             "xlashard.predict.sweep.sweep_report": ("SweepReport",),
@@ -217,6 +221,7 @@ __all__ = [
     "compile_stablehlo",
     "device_get",
     "device_put",
+    "eval_shape",
     "explain",
     "explain_recompile",
     "from_dlpack",
@@ -225,6 +230,7 @@ __all__ = [
     "jit",
     "key_shards",
     "live_arrays",
+    "load_safetensors",
     "make_array_from_callback",
     "make_array_from_process_local_data",
     "make_array_from_single_device_arrays",

@@ -28,13 +28,13 @@ from tests.message_patterns import naming
 from tests.predict.targets.gpu.plugin import needs_plugin
 from tests.terminals import terminal_for_errors
 from tests.waiting import wait_for
-from xlashard import AutoPlan, P, auto_shard, explain, pjit, preflight
+from xlashard import AutoPlan, P, auto_shard, eval_shape, explain, pjit, preflight
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.auto_shard import solve
 from xlashard.auto.plan.plan_model import PlannedConstraint, spec_of_text, text_of_spec
 from xlashard.auto.problem import machine_of
 from xlashard.auto.proof import Prover
-from xlashard.errors import ArgumentError, XlashardError
+from xlashard.errors import ArgumentError, MeshError, XlashardError
 from xlashard.gpu import topology as gpu_topology
 
 
@@ -56,6 +56,30 @@ def test_a_plan_has_a_spec_for_each_argument_and_result():
     for value, sharding in zip(plan.inputs, leaves, strict=True):
         shard = sharding.shard_shape(value.shape)
         assert value.device_bytes == np.prod(shard) * 4
+
+
+@pytest.mark.slow
+def test_eval_shape_takes_a_plan_for_the_state_that_it_plans():
+    plan = mlp_plan()
+    state, _ = shapes()
+    planned, _ = plan.in_shardings
+
+    def init():
+        return jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), state)
+
+    made = eval_shape(init, shardings=plan)
+    assert jax.tree.map(lambda x: x.sharding.spec, made) == jax.tree.map(lambda s: s.spec, planned)
+    # Several arguments as a tuple, and a plan without its devices.
+    both = eval_shape(lambda: (init(), make_batch(64, 32)), shardings=plan)
+    assert jax.tree.structure(both) == jax.tree.structure(plan.in_shardings)
+    stored = AutoPlan.from_json(plan.to_json())
+    mesh = jax.tree.leaves(planned)[0].mesh
+    with jax.set_mesh(mesh):
+        assert eval_shape(init, shardings=stored) == made
+    with pytest.raises(MeshError, match=naming("{'data': 4, 'model': 2}", "jax.make_mesh((4, 2)")):
+        eval_shape(init, shardings=stored)
+    with pytest.raises(ArgumentError, match=naming("result['no']", "state, batch", "plan.rules()")):
+        eval_shape(lambda: {"no": jnp.zeros(3)}, shardings=plan)
 
 
 @pytest.mark.slow

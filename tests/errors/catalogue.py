@@ -148,6 +148,8 @@ TOPICS = (
     "constraint",
     "explicit",
     "stages",
+    "state_shapes",
+    "safetensors",
     "saving",
     "steps",
     "transformations",

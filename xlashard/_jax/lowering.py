@@ -266,4 +266,6 @@ def aval_text(aval: Any) -> str:
     """Return the type of a value as jaxprs print it, such as `float32[8,16]` or `token`."""
     if aval is core.abstract_token:
         return "token"
+    if isinstance(aval, jax.ShapeDtypeStruct):
+        aval = jax.core.ShapedArray(aval.shape, aval.dtype)
     return aval.str_short() if isinstance(aval, jax.core.ShapedArray) else str(aval)

@@ -76,6 +76,12 @@ _TASKS = {
             "xlashard.train.command",
             tool_parsers.add_train,
         ),
+        "reshard-checkpoint": _Command(
+            "copy a checkpoint to other shardings or to safetensors, in little memory",
+            "xlashard reshard-checkpoint SRC DST --mesh data=8 --rules \"=P('data')\"",
+            "xlashard.cli.commands.reshard_checkpoint",
+            tool_parsers.add_reshard_checkpoint,
+        ),
     },
     "Try several processes on one machine": {
         "pod": _Command(
@@ -122,7 +128,7 @@ _REQUIREMENTS = {
     # For all but scripts of another environment, stored reports and the migration.
     "jax": "jax",
     "libcst": "'xlashard[legacy]'",
-    **dict.fromkeys(("matplotlib", "optax", "orbax"), _TRAIN),
+    **dict.fromkeys(("matplotlib", "optax", "orbax", "tensorstore"), _TRAIN),
 }
 _VERSIONS = ("xlashard", "jax", "jaxlib", "libtpu")
 

@@ -65,6 +65,25 @@ class _LimitedGroup:
     used: int
 
 
+class PeakMemory:
+    """Peak of the memory of this process above that at the creation of this object."""
+
+    def __init__(self) -> None:
+        with suppress(OSError):  # Resets the peak, which import and start have raised.
+            Path("/proc/self/clear_refs").write_text("5")
+        self._start = _read_status("VmRSS")
+
+    def read(self) -> int | None:
+        """Return the bytes; None where the system doesn't report them."""
+        peak = _read_status("VmHWM")
+        return None if peak is None or self._start is None else max(0, peak - self._start)
+
+
+def _read_status(name: str) -> int | None:
+    line = re.search(rf"^{name}:\s+(\d+) kB", _read(_ROOT / "proc/self/status"), re.MULTILINE)
+    return int(line[1]) * 1024 if line else None
+
+
 def _read_meminfo(root: Path, name: str) -> int | None:
     line = re.search(rf"^{name}:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     return int(line[1]) * 1024 if line else None

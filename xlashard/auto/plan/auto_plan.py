@@ -5,7 +5,7 @@ Each call of that function is traced, then gets the layout.
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -32,7 +32,7 @@ from xlashard.core.pjit.options import PjitOptions, Selected
 from xlashard.core.pjit.shardings.resources import UNSPECIFIED, read_resources
 from xlashard.core.pjit.trace import Call
 from xlashard.core.sharding import Mesh, NamedSharding
-from xlashard.errors import ArgumentError, ProgramTooLargeError
+from xlashard.errors import ArgumentError, MeshError, ProgramTooLargeError
 from xlashard.support.documents import ReportFormat
 from xlashard.support.formatting import in_bytes, in_seconds
 from xlashard.support.tracebacks import short_tracebacks
@@ -206,15 +206,13 @@ class AutoPlan(SerializableReport, PlanFields):
                     f"{self.name} fits in no layout: the smallest takes {in_bytes(used)} of "
                     f"{in_bytes(self.memory_bytes)} on each device: {self._remedy()}"
                 )
-            program = self._program
-            own = None if program is None else program.at_hand or program.mesh
             applied = PlannedProgram(
                 name=self.name,
                 layout=self.layout,
                 arguments=tuple(value.path for value in self.inputs),
                 results=tuple(value.path for value in self.outputs),
                 fingerprint=self.fingerprint,
-                mesh=self._checked_mesh(own if mesh is None else mesh),
+                mesh=self._checked_mesh(self._own_mesh if mesh is None else mesh),
             )
             return planned(fun, applied, options)
 
@@ -222,6 +220,51 @@ class AutoPlan(SerializableReport, PlanFields):
         if self.smallest_slice:
             return f"use {self.smallest_slice}"
         return "use more devices, smaller batches or jax.checkpoint"
+
+    @property
+    def _own_mesh(self) -> Mesh | None:
+        program = self._program
+        return None if program is None else program.at_hand or program.mesh
+
+    def find_state_shardings(
+        self, values: Mapping[str, Any], mesh: Mesh | None
+    ) -> dict[str, NamedSharding]:
+        """Return the shardings of a state that the planned function takes; see `eval_shape`.
+
+        Args:
+            values: Types of the state's arrays, by their paths as a result: `result['w']`. The
+                state is one argument of the function, or a tuple of its first ones.
+            mesh: Mesh for a plan that was read from JSON.
+
+        Raises:
+            ArgumentError: If no argument has these paths and shapes, or the mesh is missing.
+        """
+        planned = {value.path: value for value in self.inputs}
+        roots = [argument.path for argument in self.arguments]
+        for names in (*([root] for root in roots), roots):
+            inputs = {path: planned.get(_argument_path(path, names)) for path in values}
+            named = {path: value for path, value in inputs.items() if value is not None}
+            shapes = {path: value.shape for path, value in named.items()}
+            if shapes and shapes == {path: tuple(value.shape) for path, value in values.items()}:
+                on = self._mesh_of_state(mesh)
+                return {p: NamedSharding(on, spec_of_text(v.spec)) for p, v in named.items()}
+        path, aval = next(iter(values.items()), ("result", None))
+        raise ArgumentError(
+            f"shardings is the plan of {self.name}, no argument of which ({', '.join(roots)}) has "
+            f"the arrays of the result, such as {path} of shape {getattr(aval, 'shape', ())}: "
+            f"return what {self.name} takes, or write shardings=rules, such as plan.rules()"
+        )
+
+    def _mesh_of_state(self, mesh: Mesh | None) -> Mesh:
+        own = self._own_mesh or mesh
+        if own is not None and dict(own.shape) == dict(self.mesh):
+            return own
+        sizes = dict(self.mesh)
+        raise MeshError(
+            f"shardings is a plan for the axes {sizes}, read from JSON, and the mesh in force has "
+            f"{dict(own.shape) if own else 'none'}: call inside `with jax.set_mesh(jax.make_mesh("
+            f"{tuple(sizes.values())}, {tuple(sizes)})):`"
+        )
 
     def _checked_mesh(self, mesh: Mesh | None) -> Mesh:
         sizes = dict(self.mesh)
@@ -257,6 +300,16 @@ class AutoPlan(SerializableReport, PlanFields):
         yield from plan_parts(self)
         code = join_cell(Span(self.code(), "block"))
         yield Section("code", "Code", summary=code, view="page", is_kept=True)
+
+
+def _argument_path(path: str, names: Sequence[str]) -> str:
+    """Return the path of a result as one of an argument, or of the arguments of its first parts."""
+    rest = path.removeprefix("result")
+    if len(names) == 1:
+        return names[0] + rest
+    number, _, below = rest.removeprefix("[").partition("]")
+    is_argument = number.isdecimal() and int(number) < len(names)
+    return names[int(number)] + below if is_argument else path
 
 
 def fingerprint_of(jaxpr: Any) -> str:

@@ -44,6 +44,67 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_reshard_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `xlashard reshard-checkpoint`."""
+    parser.usage = (
+        "xlashard reshard-checkpoint SRC DST --mesh AXIS=SIZE,...\n"
+        "                    --rules PATTERN=SPEC ... [--memory-limit SIZE] [--json]\n"
+        "       xlashard reshard-checkpoint SRC DST --format safetensors\n"
+        "                    [--file-size SIZE] [--memory-limit SIZE] [--json]"
+    )
+    parser.description = (
+        "Copies a checkpoint of orbax or files of safetensors, array by array and chunk by chunk, "
+        "on the CPU. In a checkpoint of orbax each shard of the mesh is a chunk or several, which "
+        "a process reads alone; the tree stays, and files of safetensors become a dict. The copy "
+        "appears under its name when it is whole. Exit codes: 0 done, 1 failed, 2 wrong use."
+    )
+    parser.add_argument(
+        "source",
+        metavar="SRC",
+        help="a folder of orbax (the one with _METADATA), "
+        "a file .safetensors, or a folder or index of several",
+    )
+    parser.add_argument(
+        "destination",
+        metavar="DST",
+        help="the copy, which does not exist yet: a folder, or a file *.safetensors",
+    )
+    parser.add_argument(
+        "--mesh",
+        metavar="AXIS=SIZE",
+        help="the mesh axes and their sizes; no devices are needed: data=16,model=4",
+    )
+    add_pairs(
+        parser,
+        "--rules",
+        "PATTERN=SPEC",
+        "spec of the arrays in whose name a regular "
+        "expression is found, the first that matches: \"kernel$=P('data', 'model')\". Others are "
+        "whole",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("orbax", "safetensors"),
+        metavar="FORMAT",
+        help="format of DST: orbax or safetensors; default: by its name, else orbax",
+    )
+    parser.add_argument(
+        "--memory-limit",
+        type=byte_count,
+        default=2**30,
+        metavar="SIZE",
+        help="memory that copying may take above the start (default: 1GiB)",
+    )
+    parser.add_argument(
+        "--file-size",
+        type=byte_count,
+        default=5 * 10**9,
+        metavar="SIZE",
+        help="size of the files of safetensors in a folder (default: 5GB)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
 def add_pod(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard pod`."""
     parser.usage = (
@@ -134,6 +195,24 @@ def count(text: str) -> int:
     if text.isascii() and text.isdecimal() and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+
+
+_UNITS = {"B": 1, **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)}}
+_UNITS |= {f"{prefix}iB": 1024**n for n, prefix in enumerate("KMGT", 1)}
+
+
+def byte_count(text: str) -> int:
+    """Parse a number of bytes such as 16MiB.
+
+    Args:
+        text: Command line text.
+    """
+    number, unit = text.rstrip("KMGTiB"), text[len(text.rstrip("KMGTiB")) :]
+    if unit in _UNITS and number.replace(".", "", 1).isdecimal() and number.isascii():
+        value = int(float(number) * _UNITS[unit])
+        if value > 0:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 1GiB or 500MB")
 
 
 def seconds(text: str) -> float:

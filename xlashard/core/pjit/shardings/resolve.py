@@ -303,7 +303,7 @@ def _argument_shardings(
     ):
         sharding, aval = None, argument.aval
         if requested is not None:
-            sharding = _fitting(requested, (keyword, argument.path, aval), devices, mesh)
+            sharding = fit_sharding(requested, (keyword, argument.path, aval), devices, mesh)
             if sharding.is_unreduced:
                 _check_unreduced(sharding, (keyword, argument.path, aval), is_result=False)
             if argument.committed and argument.sharding is not sharding:
@@ -328,7 +328,7 @@ def _result_shardings(
         if requested is None:
             shardings.append(typed_sharding(aval, devices))
             continue
-        sharding = _fitting(requested, (request.names[1], path, aval), devices, mesh)
+        sharding = fit_sharding(requested, (request.names[1], path, aval), devices, mesh)
         if sharding.is_unreduced:
             _check_unreduced(sharding, (request.names[1], path, aval), is_result=True)
         shardings.append(sharding)
@@ -344,7 +344,7 @@ def _describe(value: _Value) -> str:
     return f"{keyword} of {path} ({aval_text(aval)})"
 
 
-def _fitting(
+def fit_sharding(
     requested: Sharding, value: _Value, devices: tuple[Device, ...], mesh: Mesh | None
 ) -> XLACompatibleSharding:
     """Return a requested sharding as one that XLA takes, and that fits the shape of its value.
