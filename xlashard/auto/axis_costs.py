@@ -90,9 +90,18 @@ class CostModel:
     ) -> None:
         self.graph, self.machine, self.axis = graph, machine, axis
         self._sizes = {a.name: a.size for a in machine.axes if a.name != axis.name}
-        self._others, self._combined = others, combined
+        self.others, self._combined = others, combined
         self._sharded = frozenset().union(*(others.labels[name] for name in self._sizes))
         self._local: dict[tuple[int, int | None, int], float] = {}
+
+    def beside(self) -> "list[CostModel]":
+        """Return the costs on the other axes, each given all axes but itself and this one."""
+        alone = [(axis, self.others.without(axis.name)) for axis in self.machine.axes]
+        return [
+            CostModel(self.graph, self.machine, axis, others, self._combined)
+            for axis, others in alone
+            if axis.name in self._sizes and axis.size > 1
+        ]
 
     def divided(self, value: int) -> float:
         """Return the number of pieces of a value on the other axes."""
@@ -106,7 +115,7 @@ class CostModel:
     def label_pieces(self, label: int) -> int:
         """Return the number of pieces of a label on the other axes."""
         return math.prod(
-            size for name, size in self._sizes.items() if label in self._others.labels[name]
+            size for name, size in self._sizes.items() if label in self.others.labels[name]
         )
 
     def label_share(self, label: int) -> float:
@@ -143,7 +152,7 @@ class CostModel:
         return math.prod(
             size
             for name, size in self._sizes.items()
-            if self._others.factors[name].get(number) == factor
+            if self.others.factors[name].get(number) == factor
         )
 
     def local_bytes(self, value: int, operation: int | None = None, slot: int = 0) -> float:
@@ -163,12 +172,17 @@ class CostModel:
     def _pieces(self, value: int, operation: int | None, slot: int) -> float:
         if operation is None:
             return self.divided(value)
-        op, factors = self.graph.operations[operation], self._others.factors
         return math.prod(
             size
             for name, size in self._sizes.items()
-            if required(op, factors[name].get(operation), slot) >= 0
+            if self.states(name, value, operation, slot)[1] >= 0
         )
+
+    def states(self, axis: str, value: int, number: int, slot: int) -> tuple[int, int]:
+        """Return the states of a value on another axis as it is stored, and as it is needed."""
+        stored = self.others.state(self.graph, axis, value)
+        needed = self.others.needed(self.graph, axis, number, slot)
+        return stored, stored if needed is None else needed
 
     def gather(self, nbytes: float) -> float:
         """Return the time to gather a value of some bytes."""
@@ -195,7 +209,15 @@ class CostModel:
         labels = self.graph.labels_of(value)
         return bool(labels) and labels <= self._combined
 
-    def conversion(self, value: int, number: int, slot: int, stored: int, needed: int) -> float:
+    def conversion(
+        self,
+        value: int,
+        number: int,
+        slot: int,
+        stored: int,
+        needed: int,
+        beside: tuple[MeshAxis, int, int] | None = None,
+    ) -> float:
         """Return the time to change the sharding of a value before or after an operation.
 
         Axes that gather or reduce a value together use their links at the same time, and share the
@@ -209,15 +231,18 @@ class CostModel:
             slot: Its position among the operands, or `-1 - position` among the results.
             stored: Dimension that is sharded as it is stored, or WHOLE.
             needed: Dimension as the operation takes or makes it, WHOLE or PARTIAL.
+            beside: An axis that `others` leaves out, with its states as for `stored` and `needed`.
         """
         source, target = (stored, needed) if slot >= 0 else (needed, stored)
         if source in (target, WHOLE) or self.graph.values[value].nbytes < NEGLIGIBLE_BYTES:
             return 0.0
-        own = self.local_bytes(value, number, slot)
+        own, kept = self.local_bytes(value, number, slot), self.local_bytes(value)
+        if beside is not None:
+            own /= beside[0].size if beside[2] >= 0 else 1
+            kept /= beside[0].size if beside[1] >= 0 else 1
         if source != PARTIAL and target != WHOLE:
-            nbytes = max(own, self.local_bytes(value))
-            return self.axis.latency + nbytes / 4 / self.axis.bytes_per_second
-        others = self._transferred(value, number, slot, source)
+            return self.axis.latency + max(own, kept) / 4 / self.axis.bytes_per_second
+        others = self._transferred(value, number, slot, source, beside)
         if source != PARTIAL:
             return self.gather(own * self._share(others))
         scattered = [axis for axis, state in others if state != WHOLE]
@@ -233,18 +258,22 @@ class CostModel:
         return self.reduce(own, scattered=True)
 
     def _transferred(
-        self, value: int, number: int, slot: int, source: int
+        self,
+        value: int,
+        number: int,
+        slot: int,
+        source: int,
+        beside: tuple[MeshAxis, int, int] | None,
     ) -> list[tuple[MeshAxis, int]]:
         """Return the other axes that gather or reduce a value alike, with their target states."""
-        op, transfers = self.graph.operations[number], []
-        for axis in self.machine.axes:
-            if axis.name not in self._sizes or axis.size == 1:
-                continue
-            required_state = required(op, self._others.factors[axis.name].get(number), slot)
-            stored_state = self._others.state(self.graph, axis.name, value)
-            before, after = (
-                (stored_state, required_state) if slot >= 0 else (required_state, stored_state)
-            )
+        transfers = []
+        states = [
+            (axis, *self.states(axis.name, value, number, slot))
+            for axis in self.machine.axes
+            if axis.name in self._sizes and axis.size > 1
+        ]
+        for axis, stored, needed in states if beside is None else [*states, beside]:
+            before, after = (stored, needed) if slot >= 0 else (needed, stored)
             if PARTIAL in (source, before):
                 if source == before:
                     transfers.append((axis, after))
@@ -273,7 +302,7 @@ class CostModel:
         split = math.prod(
             size
             for name, size in self._sizes.items()
-            if (chosen := self._others.factors[name].get(number)) is not None
+            if (chosen := self.others.factors[name].get(number)) is not None
             and op.rule.factors[chosen].divides_work
         )
         flops = op.rule.flops / split * self.share(number, factor) if op.rule.flops else 0.0

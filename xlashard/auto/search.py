@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from itertools import permutations, product
 
 from xlashard.auto.axis_costs import Assignment, CostModel
-from xlashard.auto.axis_program import AxisProgram, AxisSolution, RaisedCosts, Restriction
+from xlashard.auto.axis_program import (
+    EXCESS_SECONDS,
+    WHOLE_SHARE,
+    AxisProgram,
+    AxisSolution,
+    RaisedCosts,
+    Restriction,
+)
 from xlashard.auto.foreseen import state_changes
 from xlashard.auto.graph.graph_values import GraphOperation
 from xlashard.auto.graph.program_graph import ProgramGraph, batch_labels
@@ -242,41 +249,45 @@ class Search:
                 starts.append(_Start(label, order, free))
         return starts
 
-    def _descend(self, start: _Start, assignment: Assignment) -> tuple[Assignment, float]:
-        """Solve axis after axis until nothing changes."""
-        solved: set[str] = set(self._axes) if assignment.factors else set()
-        best, best_seconds = assignment, math.inf
-        current = assignment.without("")
+    def _descend(self, start: _Start, begun: Assignment) -> tuple[Assignment, float]:
+        """Solve axis after axis until nothing changes.
+
+        Args:
+            start: The starting point.
+            begun: Shardings on the axes that are solved before.
+
+        Returns:
+            The best assignment, and its predicted time.
+        """
+        solved = {axis for axis in self._axes if begun.factors.get(axis)}
+        current = best = begun.without("")
+        least = self._predict(best, start) if len(solved) == len(self._axes) else math.inf
         share = self._limit / 12 / max(len(start.order), 1)
-        if not start.order:
-            return current, self._work(current)
         for _ in range(_ROUNDS):
-            before = best_seconds
+            before = least
             for name in start.order:
-                axis = self._axes[name]
                 others = current.without(name)
                 unsolved = math.prod(
                     a.size for a in self._axes.values() if a.name not in solved | {name}
                 )
                 labels, factors, seconds, gap = self._solve(
-                    axis, start.restrictions[name], others, unsolved, share
+                    self._axes[name], start.restrictions[name], others, unsolved, share
                 )
                 if math.isinf(seconds):
                     continue
                 self.gap = max(self.gap, gap)
+                current = others
                 current.labels[name], current.factors[name] = labels, factors
                 solved.add(name)
-                for other in self._axes.values():
-                    if other.name != name:
-                        free = start.restrictions[other.name]
-                        seconds += self.transfer_seconds(current, other, free)
-                if len(solved) == len(self._axes) and seconds < best_seconds * 0.999:
-                    best, best_seconds = current.without(""), seconds
-            if best_seconds >= before * 0.999 and not math.isinf(before):
+                if len(solved) == len(self._axes):
+                    predicted = self._predict(current, start)
+                    if predicted < least * 0.999:
+                        best, least = current.without(""), predicted
+            if least >= before * 0.999 and not math.isinf(before):
                 break
             if len(start.order) == 1:
                 break
-        return best, best_seconds
+        return best, least
 
     def _solve(
         self,
@@ -317,11 +328,28 @@ class Search:
                 return solution
             live[largest] = None
 
-    def _work(self, assignment: Assignment) -> float:
-        axis = MeshAxis("", 1, 1.0, 0.0)
-        model = CostModel(self.graph, self.problem.machine, axis, assignment)
-        operations = enumerate(self.graph.operations)
-        return sum(model.work_seconds(k) * op.times for k, op in operations)
+    def _predict(self, assignment: Assignment, start: _Start | None = None) -> float:
+        """Return the time of a step that the integer programs minimize, with the memory's price.
+
+        Args:
+            assignment: Shardings on all axes.
+            start: Starting point with restrictions of the axes; None for one without any.
+        """
+        graph, machine, alone = self.graph, self.problem.machine, MeshAxis("", 1, 1.0, 0.0)
+        model = CostModel(graph, machine, alone, assignment)
+        seconds = sum(model.work_seconds(k) * op.times for k, op in enumerate(graph.operations))
+        seconds += sum(model.elementwise_seconds(v) * times for v, times in graph.elementwise)
+        held = sum(map(model.local_bytes, graph.arguments))
+        seconds += WHOLE_SHARE * held / machine.rates.hbm_bytes
+        limit = self.problem.memory_bytes
+        for name, axis in self._axes.items():
+            restriction = Restriction() if start is None else start.restrictions[name]
+            limit = min(limit, restriction.memory_bytes)
+            seconds += self.transfer_seconds(assignment, axis, restriction)
+            chosen = assignment.factors[name]
+            raised = restriction.raised
+            seconds += sum(cost for (k, factor), cost in raised if chosen.get(k) == factor)
+        return seconds + EXCESS_SECONDS * max(self._memory.peak(assignment) - limit, 0.0)
 
     def transfer_seconds(
         self, assignment: Assignment, axis: MeshAxis, restriction: Restriction
@@ -335,6 +363,8 @@ class Search:
             share = overlap if self.graph.is_state(value) else 1.0
             once = model.conversion(value, number, slot, stored, needed)
             seconds += once * self.graph.operations[number].times * share
+        for number, factor in assignment.factors[axis.name].items():
+            seconds += model.halo_seconds(number, factor) * self.graph.operations[number].times
         for value, label, times in self.graph.reductions:
             if self.graph.labels.find(label) in assignment.labels[axis.name]:
                 seconds += model.reduce_value(value) * times
