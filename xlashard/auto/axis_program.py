@@ -316,7 +316,9 @@ class AxisProgram:
             needed = self._needed(number, slot)
             if not needed or (not stored and set(needed) == {WHOLE}):
                 continue
-            self._flow(value, (number, slot), stored, needed, times, shared if uses[1:] else None, others)
+            self._flow(
+                value, (number, slot), stored, needed, times, shared if uses[1:] else None, others
+            )
 
     def _flow(
         self,
