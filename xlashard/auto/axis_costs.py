@@ -9,7 +9,7 @@ from xlashard._jax.trace.primitive_names import CONSTRAINT, IN_PLACE
 from xlashard.auto.graph.graph_values import GraphOperation
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import Machine, MeshAxis
-from xlashard.auto.rules.factors import Factor, can_shard, piece
+from xlashard.auto.rules.factors import can_shard, piece
 from xlashard.predict.costs.operation import padding
 from xlashard.predict.costs.rates import LANES
 
@@ -93,6 +93,7 @@ class CostModel:
         self.others, self._combined = others, combined
         self._sharded = frozenset().union(*(others.labels[name] for name in self._sizes))
         self._local: dict[tuple[int, int | None, int], float] = {}
+        self._work = graph.work.setdefault(machine, {})
 
     def beside(self) -> "list[CostModel]":
         """Return the costs on the other axes, each given all axes but itself and this one."""
@@ -296,6 +297,13 @@ class CostModel:
             number: The operation.
             factor: Factor that is split over this axis, or None.
         """
+        chosen = tuple((name, self.others.factors[name].get(number)) for name in self._sizes)
+        key = number, factor, self.axis.size, chosen
+        if key not in self._work:
+            self._work[key] = self._compute_work(number, factor)
+        return self._work[key]
+
+    def _compute_work(self, number: int, factor: int | None) -> float:
         op, rates = self.graph.operations[number], self.machine.rates
         if op.name == CONSTRAINT:
             return 0.0
@@ -329,14 +337,14 @@ class CostModel:
             factor: Factor that is split over this axis, or None.
         """
         op = self.graph.operations[number]
-        sizes: dict[_Role, float] = {}
+        sizes: dict[tuple[bool, ...], float] = {}
         own = 1.0 if factor is None else self._factor_share(number, factor)
         for k, f in enumerate(op.rule.factors):
             # Only a convolution's images are rows of its matrix product, not their pixels.
-            if op.name == "conv_general_dilated" and _role(f) == _ROWS and _ROWS in sizes:
+            if op.name == "conv_general_dilated" and f.role == _ROWS and _ROWS in sizes:
                 continue
             local = f.size / self.factor_pieces(number, k)
-            sizes[_role(f)] = sizes.get(_role(f), 1.0) * (local * own if k == factor else local)
+            sizes[f.role] = sizes.get(f.role, 1.0) * (local * own if k == factor else local)
         unit = self.machine.rates.matrix_size
         # What no factor indexes can't be split, and its padding is the same for all.
         rows, depth, columns = (round(sizes.get(role, unit)) for role in (_ROWS, _DEPTH, _COLUMNS))
@@ -378,14 +386,8 @@ def _touched(op: GraphOperation) -> list[tuple[int, int]]:
     return [(slot, value) for slot, value in op.slots if slot not in skipped]
 
 
-type _Role = tuple[bool, ...]
-"""For each operand of a product, and for its result, whether a factor indexes it."""
 _ROWS, _COLUMNS, _DEPTH = (True, False, True), (False, True, True), (True, True, False)
-
-
-def _role(factor: Factor) -> _Role:
-    """Return the role of a factor: rows, columns, depth, or batch of a product."""
-    return tuple(dim is not None for dim in (*factor.operands[:2], factor.results[0]))
+"""Roles of factors of products."""
 
 
 def required(op: GraphOperation, factor: int | None, slot: int) -> int:
