@@ -9,7 +9,7 @@ from xlashard._jax.trace.primitive_names import CONSTRAINT, IN_PLACE
 from xlashard.auto.graph.graph_values import GraphOperation
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import Machine, MeshAxis
-from xlashard.auto.rules.factors import Factor, can_shard, piece
+from xlashard.auto.rules.factors import can_shard, piece
 from xlashard.predict.costs.operation import padding
 from xlashard.predict.costs.rates import LANES
 
@@ -90,9 +90,19 @@ class CostModel:
     ) -> None:
         self.graph, self.machine, self.axis = graph, machine, axis
         self._sizes = {a.name: a.size for a in machine.axes if a.name != axis.name}
-        self._others, self._combined = others, combined
+        self.others, self._combined = others, combined
         self._sharded = frozenset().union(*(others.labels[name] for name in self._sizes))
         self._local: dict[tuple[int, int | None, int], float] = {}
+        self._work = graph.work.setdefault(machine, {})
+
+    def beside(self) -> "list[CostModel]":
+        """Return the costs on the other axes, each given all axes but itself and this one."""
+        alone = [(axis, self.others.without(axis.name)) for axis in self.machine.axes]
+        return [
+            CostModel(self.graph, self.machine, axis, others, self._combined)
+            for axis, others in alone
+            if axis.name in self._sizes and axis.size > 1
+        ]
 
     def divided(self, value: int) -> float:
         """Return the number of pieces of a value on the other axes."""
@@ -106,7 +116,7 @@ class CostModel:
     def label_pieces(self, label: int) -> int:
         """Return the number of pieces of a label on the other axes."""
         return math.prod(
-            size for name, size in self._sizes.items() if label in self._others.labels[name]
+            size for name, size in self._sizes.items() if label in self.others.labels[name]
         )
 
     def label_share(self, label: int) -> float:
@@ -143,7 +153,7 @@ class CostModel:
         return math.prod(
             size
             for name, size in self._sizes.items()
-            if self._others.factors[name].get(number) == factor
+            if self.others.factors[name].get(number) == factor
         )
 
     def local_bytes(self, value: int, operation: int | None = None, slot: int = 0) -> float:
@@ -163,12 +173,17 @@ class CostModel:
     def _pieces(self, value: int, operation: int | None, slot: int) -> float:
         if operation is None:
             return self.divided(value)
-        op, factors = self.graph.operations[operation], self._others.factors
         return math.prod(
             size
             for name, size in self._sizes.items()
-            if required(op, factors[name].get(operation), slot) >= 0
+            if self.states(name, value, operation, slot)[1] >= 0
         )
+
+    def states(self, axis: str, value: int, number: int, slot: int) -> tuple[int, int]:
+        """Return the states of a value on another axis as it is stored, and as it is needed."""
+        stored = self.others.state(self.graph, axis, value)
+        needed = self.others.needed(self.graph, axis, number, slot)
+        return stored, stored if needed is None else needed
 
     def gather(self, nbytes: float) -> float:
         """Return the time to gather a value of some bytes."""
@@ -195,7 +210,15 @@ class CostModel:
         labels = self.graph.labels_of(value)
         return bool(labels) and labels <= self._combined
 
-    def conversion(self, value: int, number: int, slot: int, stored: int, needed: int) -> float:
+    def conversion(
+        self,
+        value: int,
+        number: int,
+        slot: int,
+        stored: int,
+        needed: int,
+        beside: tuple[MeshAxis, int, int] | None = None,
+    ) -> float:
         """Return the time to change the sharding of a value before or after an operation.
 
         Axes that gather or reduce a value together use their links at the same time, and share the
@@ -209,15 +232,18 @@ class CostModel:
             slot: Its position among the operands, or `-1 - position` among the results.
             stored: Dimension that is sharded as it is stored, or WHOLE.
             needed: Dimension as the operation takes or makes it, WHOLE or PARTIAL.
+            beside: An axis that `others` leaves out, with its states as for `stored` and `needed`.
         """
         source, target = (stored, needed) if slot >= 0 else (needed, stored)
         if source in (target, WHOLE) or self.graph.values[value].nbytes < NEGLIGIBLE_BYTES:
             return 0.0
-        own = self.local_bytes(value, number, slot)
+        own, kept = self.local_bytes(value, number, slot), self.local_bytes(value)
+        if beside is not None:
+            own /= beside[0].size if beside[2] >= 0 else 1
+            kept /= beside[0].size if beside[1] >= 0 else 1
         if source != PARTIAL and target != WHOLE:
-            nbytes = max(own, self.local_bytes(value))
-            return self.axis.latency + nbytes / 4 / self.axis.bytes_per_second
-        others = self._transferred(value, number, slot, source)
+            return self.axis.latency + max(own, kept) / 4 / self.axis.bytes_per_second
+        others = self._transferred(value, number, slot, source, beside)
         if source != PARTIAL:
             return self.gather(own * self._share(others))
         scattered = [axis for axis, state in others if state != WHOLE]
@@ -233,18 +259,22 @@ class CostModel:
         return self.reduce(own, scattered=True)
 
     def _transferred(
-        self, value: int, number: int, slot: int, source: int
+        self,
+        value: int,
+        number: int,
+        slot: int,
+        source: int,
+        beside: tuple[MeshAxis, int, int] | None,
     ) -> list[tuple[MeshAxis, int]]:
         """Return the other axes that gather or reduce a value alike, with their target states."""
-        op, transfers = self.graph.operations[number], []
-        for axis in self.machine.axes:
-            if axis.name not in self._sizes or axis.size == 1:
-                continue
-            required_state = required(op, self._others.factors[axis.name].get(number), slot)
-            stored_state = self._others.state(self.graph, axis.name, value)
-            before, after = (
-                (stored_state, required_state) if slot >= 0 else (required_state, stored_state)
-            )
+        transfers = []
+        states = [
+            (axis, *self.states(axis.name, value, number, slot))
+            for axis in self.machine.axes
+            if axis.name in self._sizes and axis.size > 1
+        ]
+        for axis, stored, needed in states if beside is None else [*states, beside]:
+            before, after = (stored, needed) if slot >= 0 else (needed, stored)
             if PARTIAL in (source, before):
                 if source == before:
                     transfers.append((axis, after))
@@ -267,13 +297,20 @@ class CostModel:
             number: The operation.
             factor: Factor that is split over this axis, or None.
         """
+        chosen = tuple((name, self.others.factors[name].get(number)) for name in self._sizes)
+        key = number, factor, self.axis.size, chosen
+        if key not in self._work:
+            self._work[key] = self._compute_work(number, factor)
+        return self._work[key]
+
+    def _compute_work(self, number: int, factor: int | None) -> float:
         op, rates = self.graph.operations[number], self.machine.rates
         if op.name == CONSTRAINT:
             return 0.0
         split = math.prod(
             size
             for name, size in self._sizes.items()
-            if (chosen := self._others.factors[name].get(number)) is not None
+            if (chosen := self.others.factors[name].get(number)) is not None
             and op.rule.factors[chosen].divides_work
         )
         flops = op.rule.flops / split * self.share(number, factor) if op.rule.flops else 0.0
@@ -300,14 +337,14 @@ class CostModel:
             factor: Factor that is split over this axis, or None.
         """
         op = self.graph.operations[number]
-        sizes: dict[_Role, float] = {}
+        sizes: dict[tuple[bool, ...], float] = {}
         own = 1.0 if factor is None else self._factor_share(number, factor)
         for k, f in enumerate(op.rule.factors):
             # Only a convolution's images are rows of its matrix product, not their pixels.
-            if op.name == "conv_general_dilated" and _role(f) == _ROWS and _ROWS in sizes:
+            if op.name == "conv_general_dilated" and f.role == _ROWS and _ROWS in sizes:
                 continue
             local = f.size / self.factor_pieces(number, k)
-            sizes[_role(f)] = sizes.get(_role(f), 1.0) * (local * own if k == factor else local)
+            sizes[f.role] = sizes.get(f.role, 1.0) * (local * own if k == factor else local)
         unit = self.machine.rates.matrix_size
         # What no factor indexes can't be split, and its padding is the same for all.
         rows, depth, columns = (round(sizes.get(role, unit)) for role in (_ROWS, _DEPTH, _COLUMNS))
@@ -349,14 +386,8 @@ def _touched(op: GraphOperation) -> list[tuple[int, int]]:
     return [(slot, value) for slot, value in op.slots if slot not in skipped]
 
 
-type _Role = tuple[bool, ...]
-"""For each operand of a product, and for its result, whether a factor indexes it."""
 _ROWS, _COLUMNS, _DEPTH = (True, False, True), (False, True, True), (True, True, False)
-
-
-def _role(factor: Factor) -> _Role:
-    """Return the role of a factor: rows, columns, depth, or batch of a product."""
-    return tuple(dim is not None for dim in (*factor.operands[:2], factor.results[0]))
+"""Roles of factors of products."""
 
 
 def required(op: GraphOperation, factor: int | None, slot: int) -> int:

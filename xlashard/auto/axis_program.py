@@ -21,9 +21,9 @@ from xlashard.auto.axis_costs import NEGLIGIBLE_BYTES, WHOLE, CostModel, prescri
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.rules.factors import can_shard
 
-_EXCESS_SECONDS = 1e-8
+EXCESS_SECONDS = 1e-8
 """Price of a byte above the memory, in seconds: a gigabyte costs more than any step."""
-_WHOLE_SHARE = 0.1
+WHOLE_SHARE = 0.1
 """Price of an argument that a device holds whole, as a share of the time to read it."""
 
 
@@ -113,6 +113,7 @@ class AxisProgram:
         live: Sequence[tuple[float, Mapping[int, float]]],
     ) -> None:
         self._model, self._graph = model, model.graph
+        self._beside = model.beside()
         self._restriction, self._memory = restriction, memory_bytes
         self._fixed, self._live = fixed, live
         self._cost: list[float] = []
@@ -213,12 +214,15 @@ class AxisProgram:
         for value in graph.arguments:
             # Among equally fast shardings of an argument, that with the least memory.
             nbytes = model.local_bytes(value)
-            self._save(value, _WHOLE_SHARE * nbytes / model.machine.rates.hbm_bytes)
+            self._save(value, WHOLE_SHARE * nbytes / model.machine.rates.hbm_bytes)
         for value, label, times in graph.reductions:
             root = graph.labels.find(label)
             if root in self._labels and n > 1:
                 seconds = model.reduce_value(value) * times
                 self._cost[self._labels[root]] += seconds
+            for other in self._beside:
+                if root in model.others.labels[other.axis.name]:
+                    self._save(value, other.reduce_value(value) * times)
 
     def _save(self, value: int, seconds: float) -> None:
         """Add a time that is divided with a value."""
@@ -235,13 +239,19 @@ class AxisProgram:
         if op.fixed is not None:
             choices[None] = self._variable(seconds)
         else:
-            choices[None] = self._variable(seconds, integer=True)
+            halo = sum(
+                other.halo_seconds(number, k)
+                for other in self._beside
+                if (k := model.others.factors[other.axis.name].get(number)) is not None
+            )
+            choices[None] = self._variable(seconds + halo * times, integer=True)
             for k, f in enumerate(op.rule.factors):
                 if not model.can_split(number, k):
                     continue
                 if not self._restriction.allows(graph.factor_labels(op, f)):
                     continue
                 own = model.work_seconds(number, k) + model.halo_seconds(number, k)
+                own += halo / (model.axis.size if required(op, k, 0) >= 0 else 1)
                 choices[k] = self._variable(own * times, integer=True)
         self._factors[number] = choices
         self._row(dict.fromkeys(choices.values(), 1.0), 1, 1)
@@ -290,11 +300,25 @@ class AxisProgram:
             return
         times *= self._restriction.overlap if self._graph.is_state(value) else 1.0
         shared: dict[tuple[int, int], int] = {}
+        moved: set[tuple[str, int]] = set()
         for number, slot in uses:
+            # The first operation that needs a value alike on another axis pays for its transfer.
+            states = [
+                (each, *self._model.states(each.axis.name, value, number, slot))
+                for each in self._beside
+            ]
+            others = [
+                (each, before, after)
+                for each, before, after in states
+                if before != after and (each.axis.name, after) not in moved
+            ]
+            moved.update((each.axis.name, after) for each, _, after in others)
             needed = self._needed(number, slot)
             if not needed or (not stored and set(needed) == {WHOLE}):
                 continue
-            self._flow(value, (number, slot), stored, needed, times, shared if uses[1:] else None)
+            self._flow(
+                value, (number, slot), stored, needed, times, shared if uses[1:] else None, others
+            )
 
     def _flow(
         self,
@@ -304,16 +328,21 @@ class AxisProgram:
         needed: Mapping[int, list[int]],
         times: float,
         shared: dict[tuple[int, int], int] | None,
+        others: Sequence[tuple[CostModel, int, int]],
     ) -> None:
         number, slot = use
         flows: dict[tuple[int, int], int] = {}
         for s in (*stored, WHOLE):
             for t in needed:
                 seconds = self._model.conversion(value, number, slot, s, t) * times
+                beside = times * sum(
+                    each.conversion(value, number, slot, *states, (self._model.axis, s, t))
+                    for each, *states in others
+                )
                 if shared is None or not seconds:
-                    flows[s, t] = self._variable(seconds)
+                    flows[s, t] = self._variable(seconds + beside)
                     continue
-                flows[s, t] = self._variable()
+                flows[s, t] = self._variable(beside)
                 if (s, t) not in shared:
                     shared[s, t] = self._variable(seconds)
                 self._row({shared[s, t]: 1.0, flows[s, t]: -1.0}, 0, np.inf)
@@ -326,7 +355,7 @@ class AxisProgram:
     def _add_memory(self) -> None:
         if not math.isfinite(self._memory):
             return
-        excess = self._variable(_EXCESS_SECONDS * 1e9)
+        excess = self._variable(EXCESS_SECONDS * 1e9)
         for total, saved in self._live:
             terms = {self._labels[k]: -b / 1e9 for k, b in saved.items() if k in self._labels}
             terms[excess] = -1.0

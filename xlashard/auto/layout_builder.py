@@ -82,7 +82,7 @@ class LayoutBuilder:
         def stored(value: int | None) -> PartitionSpec:
             if value is None:
                 return PartitionSpec()
-            return self._spec(value, assignment.states(self._graph, self._axes, value))
+            return self.spec(value, assignment.states(self._graph, self._axes, value))
 
         ins, outs = self._graph.fixed
         layout = ProgramLayout(
@@ -98,7 +98,13 @@ class LayoutBuilder:
         self._whole_sums.setdefault(layout_key(layout), tuple(whole))
         return layout
 
-    def _spec(self, value: int, states: dict[str, int]) -> PartitionSpec:
+    def spec(self, value: int, states: dict[str, int]) -> PartitionSpec:
+        """Return the spec of a value.
+
+        Args:
+            value: The value.
+            states: By axis, the dimension that is sharded over it, or WHOLE.
+        """
         rank = len(self._graph.values[value].shape)
         entries: list[str | tuple[str, ...] | None] = []
         for dim in range(rank):
@@ -156,7 +162,7 @@ class LayoutBuilder:
         self, assignment: Assignment, op: GraphOperation
     ) -> Iterable[tuple[ConstraintSite, PartitionSpec]]:
         """Yield the constraints of a total that is sharded otherwise than its loop's carry."""
-        specs = [self._spec(v, assignment.states(self._graph, self._axes, v)) for _, v in op.slots]
+        specs = [self.spec(v, assignment.states(self._graph, self._axes, v)) for _, v in op.slots]
         carried = self._graph.values[op.slots[0][1]]
         if specs[0] != specs[1] and carried.nbytes >= SMALL_BYTES * self._problem.machine.size:
             yield from product(carried.sites, specs)
@@ -186,22 +192,22 @@ class LayoutBuilder:
                     constrained = total or self._constrained_state(stored, needed, sums_whole)
                     site = ConstraintSite(op.path, "result", -1 - slot)
                     if constrained != stored and self._divides(value, constrained):
-                        yield site, self._spec(value, constrained)
+                        yield site, self.spec(value, constrained)
                     if graph.is_state(value) and set(stored.values()) == {WHOLE}:
                         # A gradient that is added up needs no constraint, which costs a copy.
                         continue
                     if total is None:
-                        yield site, self._spec(value, stored)
+                        yield site, self.spec(value, stored)
                 elif needed != stored or (slot == 1 and op.name in SCATTERS):
                     # The partitioner splits a scatter whose indices are open by its own costs.
                     states = {a: WHOLE if s is None else s for a, s in needed.items()}
-                    yield ConstraintSite(op.path, "operand", slot), self._spec(value, states)
+                    yield ConstraintSite(op.path, "operand", slot), self.spec(value, states)
         for value, constrained in sums.items():
             stored = assignment.states(graph, self._axes, value)
             for site in graph.values[value].sites if graph.values[value].nbytes >= small else ():
                 if site.kind == "result":
-                    yield site, self._spec(value, constrained)
-                    yield site, self._spec(value, stored)
+                    yield site, self.spec(value, constrained)
+                    yield site, self.spec(value, stored)
         arguments = set(graph.arguments)
         for index, value in enumerate(graph.values):
             if not value.is_stored or value.nbytes < small:
@@ -209,4 +215,4 @@ class LayoutBuilder:
             for site in value.sites:
                 if site.kind == "parameter" and (site.path or index not in arguments):
                     stored = assignment.states(graph, self._axes, index)
-                    yield site, self._spec(index, stored)
+                    yield site, self.spec(index, stored)

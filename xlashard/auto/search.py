@@ -2,12 +2,20 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import permutations, product
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, islice, permutations, product
 
 from xlashard.auto.axis_costs import Assignment, CostModel
-from xlashard.auto.axis_program import AxisProgram, AxisSolution, RaisedCosts, Restriction
+from xlashard.auto.axis_program import (
+    EXCESS_SECONDS,
+    WHOLE_SHARE,
+    AxisProgram,
+    AxisSolution,
+    RaisedCosts,
+    Restriction,
+)
 from xlashard.auto.foreseen import state_changes
 from xlashard.auto.graph.graph_values import GraphOperation
 from xlashard.auto.graph.program_graph import ProgramGraph, batch_labels
@@ -21,6 +29,8 @@ _MOST_SLOWDOWN = 10.0
 """Most wall-clock seconds for one second of a search."""
 _PEAKS = 4
 """Most positions at which an integer program bounds the memory."""
+_CHOICES, _FEWEST = 4000, 4
+"""Starts of a kind times choices of a program's operations, and least number of these starts."""
 _SMALL_SHARE = 1e-3
 """Share of the memory below which an argument may as well be replicated."""
 
@@ -59,29 +69,94 @@ class Search:
         self._raised: dict[tuple[str, str], RaisedCosts] = {}
         self._started = time.process_time(), time.perf_counter()
         self._builder = LayoutBuilder(self.graph, problem)
+        self._layouts: dict[LayoutKey, ProgramLayout] = {}
+        self._ended: list[tuple[float, Assignment]] = []
+        self._best = Assignment(), math.inf
+        self._alike = self._interchangeable()
         self.thinned = self._builder.thinned
 
     def run(self) -> list[ProgramLayout]:
-        """Return the layouts that were found, without repetitions."""
-        layouts: dict[LayoutKey, ProgramLayout] = {}
-        best, best_seconds = Assignment(), math.inf
-        starts = self._starts()
-        for start in starts:
-            assignment, seconds = self._descend(start, Assignment())
-            layout = self._layout(start.name, assignment, seconds)
-            layouts.setdefault(layout_key(layout), layout)
-            if seconds < best_seconds:
-                best, best_seconds = assignment, seconds
+        """Return the layouts that were found, without repetitions and mirrors."""
+        for start in self._starts():
+            self._keep(start.name, *self._descend(start, Assignment()))
+        if not self._axes or math.isinf(self._best[1]):
+            return list(self._layouts.values())
+        half = Restriction(memory_bytes=self._memory.peak(self._best[0]) / 2)
+        half_start = self._start("half the memory", dict.fromkeys(self._axes, half))
+        for start in chain([half_start], islice(self._boundaries(), self._most)):
+            self._keep(start.name, *self._descend(start, Assignment()))
+        free = dict.fromkeys(self._axes, Restriction())
+        for number, (axis, begun) in enumerate(islice(self._exchanged(), self._most), 1):
+            start = self._start(f"auto {number}", free, last=axis)
+            self._keep(start.name, *self._descend(start, begun))
         small = self._small_state()
         names = {"auto": frozenset[int](), "auto, small state replicated": small}
-        for name, whole in names.items() if math.isfinite(best_seconds) else ():
+        for name, whole in names.items():
             if name == "auto" or small:
-                begun = best.without("")
+                begun = self._best[0].without("")
                 begun.labels.update({axis: begun.labels[axis] - whole for axis in self._axes})
-                free = dict.fromkeys(self._axes, Restriction(whole=whole))
-                layout = self._layout(name, *self._descend(self._start(name, free), begun))
-                layouts.setdefault(layout_key(layout), layout)
-        return list(layouts.values())
+                start = self._start(name, dict.fromkeys(self._axes, Restriction(whole=whole)))
+                self._keep(name, *self._descend(start, begun))
+        return list(self._layouts.values())
+
+    def _keep(self, name: str, assignment: Assignment, seconds: float) -> None:
+        """Keep a layout, unless an equal one or its mirror is kept."""
+        layout, mirrored = self._layout(name, assignment, seconds), Assignment()
+        for axes in set(self._alike.values()):
+            pairs = [(assignment.labels[a], assignment.factors[a]) for a in axes]
+            pairs.sort(key=lambda pair: (sorted(pair[0]), sorted(pair[1].items())))
+            for axis, pair in zip(axes, pairs, strict=True):
+                mirrored.labels[axis], mirrored.factors[axis] = pair
+        key = layout_key(self._builder.layout(name, mirrored, seconds, 0.0))
+        self._layouts.setdefault(key, layout)
+        self._ended.append((seconds, assignment))
+        if seconds < self._best[1]:
+            self._best = assignment, seconds
+
+    def _boundaries(self) -> Iterator[_Start]:
+        """Yield starts that shard the largest arguments along each dimension over each axis."""
+        graph, names, seen = self.graph, tuple(self._axes), set[Hashable]()
+        values = {k: graph.inside.get(v, v) for k, v in enumerate(graph.arguments)}
+        largest = sorted(values, key=lambda k: -graph.values[values[k]].nbytes)
+        # The largest of what is fed back, and of the rest.
+        is_state = [values[k] in graph.state for k in largest]
+        for k in sorted({largest[is_state.index(x)] for x in set(is_state)}, key=largest.index):
+            rank = len(graph.values[values[k]].shape)
+            for dims in product(range(rank), repeat=len(names)):
+                labels = [graph.label(values[k], dim) for dim in dims]
+                key = tuple(sorted((self._alike[n], x) for n, x in zip(names, labels, strict=True)))
+                if key not in seen:
+                    seen.add(key)
+                    states = dict(zip(names, dims, strict=True))
+                    sharded = {
+                        name: Restriction(sharded=frozenset((label,)))
+                        for name, label in zip(names, labels, strict=True)
+                    }
+                    spec = self._builder.spec(values[k], states)
+                    yield self._start(f"argument {k} by {spec}", sharded)
+
+    @cached_property
+    def _most(self) -> int:
+        """Number of starts of a kind, by the size of the integer programs."""
+        rules = (self.graph.operations[numbers[0]].rule for numbers in self.graph.alike)
+        return max(_FEWEST, _CHOICES // sum(len(rule.factors) + 1 for rule in rules))
+
+    def _exchanged(self) -> Iterator[tuple[str, Assignment]]:
+        """Yield axes with their solutions of the fastest layouts, to solve the other axes again.
+
+        A solution may come from another axis of the same size.
+        """
+        seen = set[Hashable]()
+        for _, assignment in sorted(self._ended, key=lambda each: each[0]):
+            for source, name in product(self._axes, repeat=2):
+                labels, factors = assignment.labels[source], assignment.factors[source]
+                key = self._alike[name][0], labels, frozenset(factors.items())
+                same_size = self._axes[source].size == self._axes[name].size
+                if factors and same_size and key not in seen:
+                    seen.add(key)
+                    begun = Assignment()
+                    begun.labels[name], begun.factors[name] = labels, factors
+                    yield name, begun
 
     def lighter(self, layout: ProgramLayout, nbytes: float) -> list[ProgramLayout]:
         """Return a layout near one of this search that takes less memory; none if none does.
@@ -187,9 +262,19 @@ class Search:
             ):
                 yield split
 
-    def _start(self, name: str, restrictions: dict[str, Restriction]) -> "_Start":
-        order = tuple(sorted(self._axes, key=lambda axis: -self._axes[axis].size))
-        return _Start(name, order, restrictions)
+    def _start(
+        self, name: str, restrictions: dict[str, Restriction], last: str | None = None
+    ) -> _Start:
+        order = sorted(self._axes, key=lambda axis: (axis == last, -self._axes[axis].size))
+        return _Start(name, tuple(order), restrictions)
+
+    def _interchangeable(self) -> dict[str, tuple[str, ...]]:
+        """Return for each axis those with its size and links; itself alone beside fixed specs."""
+        graph = self.graph
+        if any(op.fixed is not None for op in graph.operations):
+            return {name: (name,) for name in self._axes}
+        rates = {name: replace(axis, name="") for name, axis in self._axes.items()}
+        return {name: tuple(n for n in rates if rates[n] == rates[name]) for name in rates}
 
     def _layout(self, name: str, assignment: Assignment, seconds: float) -> ProgramLayout:
         self._found[name] = assignment
@@ -211,10 +296,12 @@ class Search:
         names = tuple(self._axes)
         if not names:
             return [_Start("replicated", (), {})]
-        starts = []
+        starts, seen = list[_Start](), set[Hashable]()
         for modes in product(("data", "fsdp", "tensor"), repeat=len(names)):
-            if len(names) > 2 and len(set(modes)) > 2:
+            mirrored = tuple(sorted((self._alike[n], m) for n, m in zip(names, modes, strict=True)))
+            if mirrored in seen or (len(names) > 2 and len(set(modes)) > 2):
                 continue
+            seen.add(mirrored)
             label = "+".join(dict.fromkeys(modes))
             if len(set(modes)) > 1:
                 label = ", ".join(
@@ -230,53 +317,55 @@ class Search:
             order = tuple(sorted(names, key=lambda name: restrictions[name].mode == "tensor"))
             starts.append(_Start(label, order, restrictions))
         # The last axes get what a batch has no more rows for.
-        for name in names[-2:] if self._along else ():
+        for name in dict.fromkeys(self._alike[n][-1] for n in names[-2:]) if self._along else ():
             restrictions = {other: Restriction(self._batch, "major fsdp") for other in names}
             restrictions[name] = Restriction(self._along, "major fsdp")
             order = tuple(sorted(names, key=lambda other: other == name))
             starts.append(_Start(f"fsdp, sequences over {name}", order, restrictions))
-        for overlap in (0.4, 1.0):
-            free = {name: Restriction(overlap=overlap) for name in names}
-            for order in list(permutations(names))[:2]:
-                label = f"auto({'>'.join(order)}, {overlap})"
-                starts.append(_Start(label, order, free))
+        free = dict.fromkeys(names, Restriction())
+        orders = list(permutations(names))[: 1 if self._alike[names[0]] == names else 2]
+        starts += [_Start(f"auto({'>'.join(order)})", order, free) for order in orders]
         return starts
 
-    def _descend(self, start: _Start, assignment: Assignment) -> tuple[Assignment, float]:
-        """Solve axis after axis until nothing changes."""
-        solved: set[str] = set(self._axes) if assignment.factors else set()
-        best, best_seconds = assignment, math.inf
-        current = assignment.without("")
+    def _descend(self, start: _Start, begun: Assignment) -> tuple[Assignment, float]:
+        """Solve axis after axis until nothing changes.
+
+        Args:
+            start: The starting point.
+            begun: Shardings on the axes that are solved before.
+
+        Returns:
+            The best assignment, and its predicted time.
+        """
+        solved = {axis for axis in self._axes if begun.factors.get(axis)}
+        current = best = begun.without("")
+        least = self._predict(best, start) if len(solved) == len(self._axes) else math.inf
         share = self._limit / 12 / max(len(start.order), 1)
-        if not start.order:
-            return current, self._work(current)
         for _ in range(_ROUNDS):
-            before = best_seconds
+            before = least
             for name in start.order:
-                axis = self._axes[name]
                 others = current.without(name)
                 unsolved = math.prod(
                     a.size for a in self._axes.values() if a.name not in solved | {name}
                 )
                 labels, factors, seconds, gap = self._solve(
-                    axis, start.restrictions[name], others, unsolved, share
+                    self._axes[name], start.restrictions[name], others, unsolved, share
                 )
                 if math.isinf(seconds):
                     continue
                 self.gap = max(self.gap, gap)
+                current = others
                 current.labels[name], current.factors[name] = labels, factors
                 solved.add(name)
-                for other in self._axes.values():
-                    if other.name != name:
-                        free = start.restrictions[other.name]
-                        seconds += self.transfer_seconds(current, other, free)
-                if len(solved) == len(self._axes) and seconds < best_seconds * 0.999:
-                    best, best_seconds = current.without(""), seconds
-            if best_seconds >= before * 0.999 and not math.isinf(before):
+                if len(solved) == len(self._axes):
+                    predicted = self._predict(current, start)
+                    if predicted < least * 0.999:
+                        best, least = current.without(""), predicted
+            if least >= before * 0.999 and not math.isinf(before):
                 break
             if len(start.order) == 1:
                 break
-        return best, best_seconds
+        return best, least
 
     def _solve(
         self,
@@ -317,11 +406,28 @@ class Search:
                 return solution
             live[largest] = None
 
-    def _work(self, assignment: Assignment) -> float:
-        axis = MeshAxis("", 1, 1.0, 0.0)
-        model = CostModel(self.graph, self.problem.machine, axis, assignment)
-        operations = enumerate(self.graph.operations)
-        return sum(model.work_seconds(k) * op.times for k, op in operations)
+    def _predict(self, assignment: Assignment, start: _Start | None = None) -> float:
+        """Return the time of a step that the integer programs minimize, with the memory's price.
+
+        Args:
+            assignment: Shardings on all axes.
+            start: Starting point with restrictions of the axes; None for one without any.
+        """
+        graph, machine, alone = self.graph, self.problem.machine, MeshAxis("", 1, 1.0, 0.0)
+        model = CostModel(graph, machine, alone, assignment)
+        seconds = sum(model.work_seconds(k) * op.times for k, op in enumerate(graph.operations))
+        seconds += sum(model.elementwise_seconds(v) * times for v, times in graph.elementwise)
+        held = sum(map(model.local_bytes, graph.arguments))
+        seconds += WHOLE_SHARE * held / machine.rates.hbm_bytes
+        limit = self.problem.memory_bytes
+        for name, axis in self._axes.items():
+            restriction = Restriction() if start is None else start.restrictions[name]
+            limit = min(limit, restriction.memory_bytes)
+            seconds += self.transfer_seconds(assignment, axis, restriction)
+            chosen = assignment.factors[name]
+            raised = restriction.raised
+            seconds += sum(cost for (k, factor), cost in raised if chosen.get(k) == factor)
+        return seconds + EXCESS_SECONDS * max(self._memory.peak(assignment) - limit, 0.0)
 
     def transfer_seconds(
         self, assignment: Assignment, axis: MeshAxis, restriction: Restriction
@@ -335,6 +441,8 @@ class Search:
             share = overlap if self.graph.is_state(value) else 1.0
             once = model.conversion(value, number, slot, stored, needed)
             seconds += once * self.graph.operations[number].times * share
+        for number, factor in assignment.factors[axis.name].items():
+            seconds += model.halo_seconds(number, factor) * self.graph.operations[number].times
         for value, label, times in self.graph.reductions:
             if self.graph.labels.find(label) in assignment.labels[axis.name]:
                 seconds += model.reduce_value(value) * times

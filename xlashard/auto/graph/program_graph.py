@@ -30,7 +30,7 @@ from xlashard.auto.graph.graph_values import (
     operation_kind,
 )
 from xlashard.auto.graph.inner_programs import InnerPrograms
-from xlashard.auto.problem import ConstraintSite
+from xlashard.auto.problem import ConstraintSite, Machine
 from xlashard.auto.rules.factors import Factor, OpRule
 from xlashard.auto.rules.op_rules import op_rule
 from xlashard.core.sharding import PartitionSpec, spec_of
@@ -63,6 +63,7 @@ class ProgramGraph(InnerPrograms):
         spatial: Labels of the spatial dimensions of convolutions.
         state: The tied arguments.
         state_clusters: Clusters of the tied arguments and what is made of them elementwise.
+        work: Times of operations by machine, as far as they are known.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ProgramGraph(InnerPrograms):
         self.reductions: list[tuple[int, int, float]] = []
         self.elementwise: list[tuple[int, float]] = []
         self.spatial: set[int] = set()
+        self.work: dict[Machine, dict[Hashable, float]] = {}
         self.state: set[int] = set()
         self._delayed: list[tuple[GraphOperation, int]] = []
         consts = [self._value(v.aval) for v in jaxpr.constvars]

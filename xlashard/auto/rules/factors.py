@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 _MOST_PADDING = 4 / 3
@@ -37,6 +38,11 @@ class Factor:
     divides_work: bool = True
     halo: float = 0.0
     most_padded: int = 0
+
+    @cached_property
+    def role(self) -> tuple[bool, ...]:
+        """Whether it indexes the first two operands and the result: rows, columns or depth."""
+        return tuple(dim is not None for dim in (*self.operands[:2], self.results[0]))
 
 
 type Factors = Iterator[Factor]
