@@ -350,6 +350,56 @@ def test_auto_shard_accepts_explicit_meshes_and_keyword_arguments():
     assert names["double_sharded"](names["w"], x=names["x"])[0, 0] == 3
 
 
+def typed_product(w, x):
+    h = jnp.einsum("bd,df->bf", x, w, out_sharding=P("data", "model"))
+    return jax.sharding.reshard(jnp.tanh(h), P("data"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", [lambda fun: fun, jax.jit, pjit])
+def test_programs_of_explicit_axes_keep_their_specs_or_are_planned_without_them(wrap):
+    mesh = jax.make_mesh((4, 2), ("data", "model"))
+    assert set(mesh.axis_types) == {jax.sharding.AxisType.Explicit}
+    w = jax.device_put(np.ones((64, 128), np.float32), jax.NamedSharding(mesh, P(None, "model")))
+    x = jax.device_put(np.ones((32, 64), np.float32), jax.NamedSharding(mesh, P("data")))
+    fun = wrap(typed_product)
+    with jax.set_mesh(mesh):
+        expected = jax.jit(typed_product)(w, x)
+        plan = auto_shard(fun, w, x)
+        assert plan == auto_shard(fun, w, x, mesh={"data": 4, "model": 2})
+    assert [(v.spec, v.decided_by) for v in plan.inputs] == [
+        ("P(None, 'model')", "caller"),
+        ("P('data')", "caller"),
+    ]
+    assert plan.outputs[0].spec == "P('data')"
+    for each in (plan, AutoPlan.from_json(plan.to_json())):
+        result = each.apply(fun, mesh=mesh)(w, x)
+        assert jax.typeof(result) == jax.typeof(expected)
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
+    hlo = plan.apply(fun).lower(w, x).as_text()
+    assert '[{"data"}, {"model"}]' in hlo
+    free = auto_shard(fun, w, x, mesh=mesh, ignore_constraints=True)
+    assert {v.decided_by for v in (*free.inputs, *free.outputs)} == {"auto"}
+    assert free.chosen.best_seconds <= plan.chosen.best_seconds
+    moved = jax.device_put((w, x), free.in_shardings)
+    np.testing.assert_allclose(free.apply(fun)(*moved), expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_constraints_of_the_function_are_kept_or_ignored():
+    @jax.jit
+    def columns(w, x):
+        return jax.lax.with_sharding_constraint(w * 2 + x, P(None, "data"))
+
+    kept = auto_shard(columns, DOUBLED, DOUBLED, mesh={"data": 8})
+    free = auto_shard(columns, DOUBLED, DOUBLED, mesh={"data": 8}, ignore_constraints=True)
+    x = np.ones((64, 32), np.float32)
+    for plan, is_kept in ((kept, True), (free, False)):
+        lowered = plan.apply(columns).lower(x, x).as_text()
+        assert ('<@mesh, [{}, {"data"}]>' in lowered) is is_kept
+        assert plan.apply(columns)(x, x)[0, 0] == 3
+
+
 @pytest.mark.slow
 def test_unknown_primitives_are_reported():
     def fun(x):

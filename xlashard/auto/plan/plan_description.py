@@ -85,6 +85,9 @@ def describe_plan(
         least_seconds=layouts.least_seconds,
         unknown_primitives=unknown_primitives(jaxpr),
         held=() if best.fits else _held(best, inputs, source_of(jaxpr)),
+        explicit_axes=program.tracing.explicit_axes,
+        types=tuple(map(text_of_spec, program.tracing.types)),
+        ignores_constraints=program.tracing.ignores_constraints,
     )
     return distinguish_lines(plan).bound_to(program)
 

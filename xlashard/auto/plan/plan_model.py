@@ -168,6 +168,9 @@ class PlanFields:
     smallest_slice: str = ""
     links: Links = "ici"
     excerpts: tuple[Excerpt, ...] = ()
+    explicit_axes: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    ignores_constraints: bool = False
 
     def check(self) -> None:
         """Check the facts that code is written from: a plan may come from a stranger's file.
@@ -189,6 +192,8 @@ class PlanFields:
         for side in ("inputs", "outputs", "constraints"):
             for number, value in enumerate(getattr(self, side)):
                 _check_spec(f"{side}[{number}].spec", value.spec, axes)
+        for number, spec in enumerate(self.types):
+            _check_spec(f"types[{number}]", spec, axes)
 
     @property
     def fits(self) -> bool:
