@@ -123,7 +123,7 @@ def auto_shard(
         program, problem, layouts = min(solved, key=lambda each: each[-1].proven[0].rank)
         if measure:
             layouts = _measured(program, layouts, measure)
-        plan = describe_plan(program, problem, layouts, (args, kwargs))
+        plan = describe_plan(program, problem, layouts, (args, kwargs), fun)
         if plan.fits or program.topology is None:
             return plan
         larger = read_larger(fun, args, kwargs, program)

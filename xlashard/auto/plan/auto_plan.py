@@ -77,6 +77,7 @@ class AutoPlan(SerializableReport, PlanFields):
             function that prescribes nothing by types.
         types: Spec in the type of each argument under explicit axes.
         ignores_constraints: Whether the function's own shardings and constraints are left out.
+        wrapper: Library whose function of `jax.jit` the plan was made for; empty for JAX's own.
 
     Example:
         >>> import jax, xlashard
@@ -255,7 +256,12 @@ class AutoPlan(SerializableReport, PlanFields):
         return tuple(PathRule(pattern, spec_of_text(spec)) for pattern, spec in rules)
 
     def code(self) -> str:
-        """Return the layout as Python code: the mesh, shardings by rules, constraints by line."""
+        """Return the layout as Python code that imports JAX alone.
+
+        It has the mesh, shardings by rules, and a wrapper that inserts the constraints by line and
+        operation; for functions of `nnx.jit` and `eqx.filter_jit` it imports these. The specs of
+        explicit axes belong into `out_sharding=` of the lines that the report lists.
+        """
         return plan_code(self)
 
     def __repr__(self) -> str:

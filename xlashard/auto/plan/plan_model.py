@@ -53,6 +53,9 @@ class PlannedConstraint:
         spec: Spec, as text.
         source: Line of the operation; None if unknown.
         site: Path of the operation in the jaxpr, as in `ConstraintSite`.
+        line: File's name and line of the innermost frame of the operation: `model.py:12`.
+        number: Number of the operation among those of its name and line.
+        body: Number of the inner jaxpr of a parameter.
     """
 
     operation: str
@@ -62,6 +65,9 @@ class PlannedConstraint:
     spec: str
     source: SourceLine | None
     site: tuple[int, ...]
+    line: str = ""
+    number: int = 0
+    body: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,7 @@ class PlanFields:
     explicit_axes: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     ignores_constraints: bool = False
+    wrapper: Literal["", "nnx", "equinox"] = ""
 
     def check(self) -> None:
         """Check the facts that code is written from: a plan may come from a stranger's file.
