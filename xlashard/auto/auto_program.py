@@ -11,10 +11,14 @@ from typing import Any, Self
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
 
 from xlashard._jax.runtime.shardings import is_compile_only
 from xlashard._jax.runtime.topologies import named_topology
 from xlashard._jax.trace.jaxprs import without_high_level
+from xlashard._jax.trace.prescriptions import prescribe_by_constraints
+from xlashard._jax.trace.primitive_names import CONSTRAINT
+from xlashard._jax.trace.tracing import entry_axes, inner_sharding_equations
 from xlashard.analysis.programs.from_jax import unwrap
 from xlashard.analysis.programs.program import LoweredModule, Program, ProgramValue, find_fed_back
 from xlashard.analysis.programs.program_reader import check_tracers, find_stage, read_call
@@ -25,12 +29,15 @@ from xlashard.auto.problem import (
     insert_constraints,
     machine_of,
 )
-from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.core.pjit.constraint import constraint_p, constraint_params
+from xlashard.core.program.signature import function_name
+from xlashard.core.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from xlashard.errors import ArgumentError, MeshError, check_type, counted
 from xlashard.geometry.strides import divisors
 from xlashard.predict.costs.rates import Rates
 from xlashard.predict.preflight.mesh_mapping import (
     MeshLike,
+    argument_placer,
     find_topology,
     meshes_of_function,
     resolve_mesh,
@@ -47,6 +54,58 @@ _LONGEST = 32
 """Longest second axis of the meshes to choose from."""
 
 
+@dataclass(frozen=True)
+class Tracing:
+    """Context in which a function is traced for its layout.
+
+    Attributes:
+        explicit_axes: Mesh axes that are explicit during the trace; empty for a function that
+            prescribes no sharding by types.
+        types: Spec in the type of each argument under explicit axes.
+        ignores_constraints: Whether the function's own constraints are left out.
+    """
+
+    explicit_axes: tuple[str, ...] = ()
+    types: tuple[PartitionSpec, ...] = ()
+    ignores_constraints: bool = False
+
+    def set_axis_types(self, mesh: Mesh) -> Mesh:
+        """Return a mesh with the axis types of the trace."""
+        kinds = [
+            AxisType.Explicit if name in self.explicit_axes else AxisType.Auto
+            for name in mesh.axis_names
+        ]
+        return Mesh(mesh.devices, mesh.axis_names, axis_types=tuple(kinds))
+
+    def place(self, leaves: Sequence[Any], mesh: Mesh) -> list[Any]:
+        """Return the leaves of a call as shapes that the function is traced for."""
+        bare = list(map(unplaced, leaves))
+        if not self.types or len(self.types) != len(bare):
+            return bare
+        places = [NamedSharding(self.set_axis_types(mesh), spec) for spec in self.types]
+        return [
+            leaf.update(sharding=place) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+            for leaf, place in zip(bare, places, strict=True)
+        ]
+
+    def release(self, jaxpr: Any, mesh: Mesh) -> Any:
+        """Return a jaxpr of the trace as a layout is searched for it.
+
+        Args:
+            jaxpr: The closed jaxpr.
+            mesh: Mesh of the constraints that explicit axes become; its axes are automatic.
+        """
+        # A search looks inside of high-level primitives, which have no sharding rules.
+        jaxpr = without_high_level(jaxpr)
+        if not (self.explicit_axes or self.ignores_constraints):
+            return jaxpr
+
+        def constrain(spec: PartitionSpec) -> tuple[Any, dict[str, Any]]:
+            return constraint_p, constraint_params(NamedSharding(mesh, spec))
+
+        return prescribe_by_constraints(jaxpr, None if self.ignores_constraints else constrain)
+
+
 @dataclass(frozen=True, eq=False)
 class AutoProgram:
     """Function traced for a mesh.
@@ -58,6 +117,7 @@ class AutoProgram:
         traced_on: The same mesh over the devices that the program names; None for those of `mesh`.
         at_hand: The same mesh on devices that can run programs; None if there are none.
         rates: Rates of a device; those of published measurements if None.
+        tracing: How the function was traced.
     """
 
     program: Program
@@ -66,6 +126,7 @@ class AutoProgram:
     traced_on: Mesh | None = None
     at_hand: Mesh | None = None
     rates: Rates | None = None
+    tracing: Tracing = Tracing()
 
     @property
     def jaxpr(self) -> Any:
@@ -121,7 +182,14 @@ class AutoProgram:
         """
         machine = machine_of(self.mesh, self.topology, self.rates)
         arguments, results = self.program.arguments, self.program.results
-        ins, outs = self._requested(arguments), self._requested(results)
+        ins, outs = ([self._prescribed(v) for v in side] for side in (arguments, results))
+        if not self.tracing.ignores_constraints:
+            # A type that shards nothing is that of any array without a sharding, too.
+            typed = zip(ins, self.tracing.types or [None] * len(ins), strict=True)
+            ins = [
+                spec if requested is None and spec and any(spec) else requested
+                for requested, spec in typed
+            ]
         if fixed:
             specs = self._fixed(fixed, {value.path: value.aval for value in arguments + results})
             ins = [specs.get(v.path, spec) for v, spec in zip(arguments, ins, strict=True)]
@@ -149,9 +217,9 @@ class AutoProgram:
         calibration = read_calibrations(rates, [chip]).get(chip.name)
         return self if calibration is None else replace(self, rates=calibration.rates(chip))
 
-    def _requested(self, values: Sequence[ProgramValue]) -> list[PartitionSpec | None]:
-        requested = [value.requested for value in values]
-        return [s.spec if isinstance(s, NamedSharding) else None for s in requested]
+    def _prescribed(self, value: ProgramValue) -> PartitionSpec | None:
+        sharding = None if self.tracing.ignores_constraints else value.requested
+        return sharding.spec if isinstance(sharding, NamedSharding) else None
 
     def _fixed(
         self, fixed: Mapping[str, PartitionSpec], avals: Mapping[str, Any]
@@ -178,6 +246,8 @@ def read_program(
     kwargs: Mapping[str, Any],
     mesh: MeshLike | None,
     topology: BaseTopology | str | None = None,
+    *,
+    ignore_constraints: bool = False,
 ) -> AutoProgram:
     """Trace a function for a mesh.
 
@@ -187,6 +257,7 @@ def read_program(
         kwargs: Keyword arguments of the call.
         mesh: Mesh, or its axis sizes; None for the mesh in force.
         topology: Topology of the devices of a mesh that has others, or none.
+        ignore_constraints: Leave out the shardings that the function prescribes.
 
     Raises:
         ArgumentError: If the function or a sharding of it is invalid.
@@ -195,28 +266,68 @@ def read_program(
     """
     fun, args, kwargs = unwrap(fun, args, dict(kwargs))
     check_tracers(fun, args, kwargs)
-    place, on, at_hand = _target(mesh, topology, meshes_of_function(fun))
-    bare = jax.tree.map(unplaced, (args, kwargs))
-    program = _trace(fun, bare[0], bare[1], on)
-    # A search looks inside of high-level primitives, which have no sharding rules.
-    program = replace(program, jaxpr=without_high_level(program.jaxpr))
+    place, typed, at_hand = _target(mesh, topology, meshes_of_function(fun))
+    on = Tracing().set_axis_types(typed)
+    program, tracing = _trace(fun, args, kwargs, typed)
+    tracing = replace(tracing, ignores_constraints=ignore_constraints)
     traced_on, own = None, program.mesh
     if own is not None and set(own.devices.flat) != set(on.devices.flat):
         traced_on = Mesh(own.devices.reshape(on.devices.shape), on.axis_names)
-    return AutoProgram(program, on, place, traced_on, at_hand)
+    program = replace(program, jaxpr=tracing.release(program.jaxpr, traced_on or on))
+    if not ignore_constraints:
+        _check_axes(program, on)
+    return AutoProgram(program, on, place, traced_on, at_hand, tracing=tracing)
 
 
-def _trace(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on: Mesh) -> Program:
-    """Trace a function for a mesh; in the context of the caller if it names devices of its own."""
-    try:
-        with jax.set_mesh(on):
-            return read_call(fun, args, kwargs)
-    except Exception:
-        with suppress(Exception):
-            program = read_call(fun, args, kwargs)
-            if program.mesh is not None and program.mesh.size == on.size:
-                return program
-        raise
+def _trace(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], typed: Mesh
+) -> tuple[Program, Tracing]:
+    """Trace a function for a mesh, on automatic axes if it can be.
+
+    A function that names devices of its own is traced in the context of the caller.
+    """
+    explicit = tuple(map(str, typed.explicit_axes))
+    errors: list[Exception] = []
+    for tracing in (Tracing(), Tracing(explicit))[: 1 + bool(explicit)]:
+        on = tracing.set_axis_types(typed)
+        place = argument_placer(on) if tracing.explicit_axes else unplaced
+        try:
+            with jax.set_mesh(on):
+                program = read_call(fun, *jax.tree.map(place, (args, kwargs)))
+        except Exception as error:
+            errors.append(error)
+        else:
+            types = program.jaxpr.in_avals if tracing.explicit_axes else ()
+            return program, replace(tracing, types=tuple([aval.sharding.spec for aval in types]))
+    with suppress(Exception):
+        program = read_call(fun, *jax.tree.map(unplaced, (args, kwargs)))
+        if program.mesh is not None and program.mesh.size == typed.size:
+            return program, Tracing()
+    missing = re.search(r"axis:? '?(\w+)'?.*(?:not found in mesh|the mesh has)", str(errors[-1]))
+    if missing is not None:
+        raise _missing_axis(function_name(fun), missing[1], typed) from None
+    raise errors[-1]
+
+
+def _missing_axis(name: str, axis: str, mesh: Mesh) -> ArgumentError:
+    sizes = ", ".join(f"{str(own)!r}: {size}" for own, size in mesh.shape.items())
+    return ArgumentError(
+        f"mesh of auto_shard has no axis {axis!r}, which a sharding in {name} names: write "
+        f"mesh={{{sizes}, {axis!r}: 1}}, or a larger size"
+    )
+
+
+def _check_axes(program: Program, mesh: Mesh) -> None:
+    """Check that the mesh has the axes of the shardings that a program prescribes."""
+    values = (*program.arguments, *program.results)
+    eqns = inner_sharding_equations(program.jaxpr)
+    named = [value.requested for value in values]
+    named += [eqn.params["sharding"] for eqn in eqns if eqn.primitive.name == CONSTRAINT]
+    for sharding in named:
+        for entry in getattr(sharding, "spec", ()):
+            for axis in entry_axes(entry):
+                if axis not in mesh.axis_names:
+                    raise _missing_axis(program.name, axis, mesh)
 
 
 _LARGER = 4
@@ -235,10 +346,14 @@ def read_larger(
     """
     place = program.topology
     assert place is not None
-    (first, size), *others = program.mesh.shape.items()
+    (_, size), *others = program.mesh.shape.items()
     for larger in itertools.islice(place.larger(), _LARGER):
-        axes = {first: size * (larger.chips // place.chips), **dict(others)}
-        yield replace(read_program(fun, args, kwargs, axes, larger), rates=program.rates)
+        sizes = size * (larger.chips // place.chips), *(n for _, n in others)
+        kinds = program.tracing.set_axis_types(program.mesh).axis_types
+        mesh = AbstractMesh(sizes, program.mesh.axis_names, axis_types=kinds)
+        ignored = program.tracing.ignores_constraints
+        new = read_program(fun, args, kwargs, mesh, larger, ignore_constraints=ignored)
+        yield replace(new, rates=program.rates)
 
 
 def read_programs(
@@ -247,6 +362,8 @@ def read_programs(
     kwargs: dict[str, Any],
     mesh: Target | None,
     topology: BaseTopology | str | None = None,
+    *,
+    ignore_constraints: bool = False,
 ) -> Iterator[AutoProgram]:
     """Yield the program on the mesh, or on each mesh to choose from.
 
@@ -257,6 +374,7 @@ def read_programs(
         mesh: As for `read_program`; `auto`, or a topology for a function without a mesh, for all
             meshes with the axes `data` and `model`.
         topology: Topology of the devices.
+        ignore_constraints: As for `read_program`.
     """
     if find_stage(fun) is not None or not callable(fun):
         raise ArgumentError(
@@ -272,34 +390,38 @@ def read_programs(
     if topology is not None:
         topology = find_topology(topology)
     if mesh != "auto":
-        yield read_program(fun, args, kwargs, mesh, topology)
+        yield read_program(fun, args, kwargs, mesh, topology, ignore_constraints=ignore_constraints)
         return
     count = len(jax.devices()) if topology is None else topology.num_devices
     first, second = _AXES
     for size in (n for n in divisors(count) if n <= _LONGEST):
         axes = {first: count // size, second: size} if size > 1 else {first: count}
-        yield read_program(fun, args, kwargs, axes, topology)
+        yield read_program(fun, args, kwargs, axes, topology, ignore_constraints=ignore_constraints)
 
 
 def _target(
     mesh: MeshLike | None, topology: BaseTopology | str | None, own: Mapping[str, MeshLike]
 ) -> tuple[BaseTopology | None, Mesh, Mesh | None]:
-    """Return topology, mesh to compile for, and mesh to run on; None for what there isn't."""
+    """Return topology, mesh to compile for with its axis types, and mesh to run on.
+
+    None stands for what there isn't.
+    """
     if isinstance(topology, str):
         topology = find_topology(topology)
-    if mesh is None and own:
-        mesh = next(iter(own.values()))
+    if mesh is None or isinstance(mesh, Mapping):
+        # The function's own mesh has axis types, beside the sizes.
+        sizes = None if mesh is None else dict(mesh)
+        meshes = (each for each in own.values() if not isinstance(each, Mapping))
+        mesh = next((each for each in meshes if sizes in (None, dict(each.shape))), mesh)
     at_hand = None
     if topology is None:
         at_hand = mesh = mesh if isinstance(mesh, Mesh) and not mesh.empty else _local_mesh(mesh)
         topology = topology_of(mesh)
     on = at_hand if topology is None else resolve_mesh(topology, mesh, own)
     assert isinstance(on, Mesh)
-    if at_hand is not None and is_compile_only(at_hand.devices.flat[0]):
-        at_hand = None
-    # Explicit axes are part of types, which no layout may change.
-    auto = None if at_hand is None else Mesh(at_hand.devices, at_hand.axis_names)
-    return topology, Mesh(on.devices, on.axis_names), auto
+    if at_hand is None or is_compile_only(at_hand.devices.flat[0]):
+        return topology, on, None
+    return topology, on, Tracing().set_axis_types(at_hand)
 
 
 def _local_mesh(mesh: MeshLike | None) -> Mesh:
@@ -316,8 +438,10 @@ def _local_mesh(mesh: MeshLike | None) -> Mesh:
             "mesh='v5e-16' for a topology"
         )
     axes = mesh if isinstance(mesh, Mapping) else mesh.shape
+    kinds = None if isinstance(mesh, Mapping) else mesh.axis_types
     sizes = resolve_axis_sizes(axes, len(devices), "this process")
-    return Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
+    grid = np.array(devices).reshape(tuple(sizes.values()))
+    return Mesh(grid, tuple(sizes), axis_types=kinds)
 
 
 def topology_of(mesh: Mesh) -> BaseTopology | None:

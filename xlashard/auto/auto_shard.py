@@ -9,7 +9,7 @@ from typing import Any
 from xlashard._jax.trace.observed_programs import unobserved
 from xlashard.auto.auto_program import AutoProgram, Target, read_larger, read_programs
 from xlashard.auto.corrections import corrected, lightened
-from xlashard.auto.plan.auto_plan import AutoPlan
+from xlashard.auto.plan.auto_plan import AutoPlan, check_applicable
 from xlashard.auto.plan.plan_description import describe_plan
 from xlashard.auto.problem import AutoProblem, ProgramLayout
 from xlashard.auto.proof import COMPILE_SECONDS, ProvenLayout, ProvenLayouts, Prover
@@ -48,6 +48,7 @@ def auto_shard(
     compile_timeout: float = COMPILE_SECONDS,
     fixed: Mapping[str, PartitionSpec] | None = None,
     rates: RatesSources | None = None,
+    ignore_constraints: bool = False,
     **kwargs: Any,
 ) -> AutoPlan:
     """Choose the layout of a function: specs of arguments and results, and constraints inside.
@@ -74,6 +75,8 @@ def auto_shard(
         fixed: Specs that the layout must keep, by regular expressions over the paths of arguments
             and results, such as `{"^batch": P("data")}`; the first that matches holds.
         rates: File of the chip's measured rates, as `preflight` takes it.
+        ignore_constraints: Leave out the function's own shardings and constraints, and the specs
+            of explicit mesh axes, to see whether there is a better layout than its author's.
         **kwargs: Keyword arguments of the call.
 
     Returns:
@@ -106,8 +109,11 @@ def auto_shard(
         # Candidates warn of what the plan does not keep.
         warnings.simplefilter("ignore", XlashardWarning)
         _check_options(memory, measure, compile_timeout)
+        check_applicable(fun)
         solved: list[tuple[AutoProgram, AutoProblem, ProvenLayouts]] = []
-        programs = read_programs(fun, args, kwargs, mesh, topology)
+        programs = read_programs(
+            fun, args, kwargs, mesh, topology, ignore_constraints=ignore_constraints
+        )
         measured = (program.with_rates(rates) for program in programs)
         for program, problem in _promising(measured, memory, fixed, time_limit):
             _check_devices(program, measure)
@@ -117,7 +123,7 @@ def auto_shard(
         program, problem, layouts = min(solved, key=lambda each: each[-1].proven[0].rank)
         if measure:
             layouts = _measured(program, layouts, measure)
-        plan = describe_plan(program, problem, layouts, (args, kwargs))
+        plan = describe_plan(program, problem, layouts, (args, kwargs), fun)
         if plan.fits or program.topology is None:
             return plan
         larger = read_larger(fun, args, kwargs, program)

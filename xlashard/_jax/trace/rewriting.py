@@ -197,7 +197,7 @@ class _Insertion:
         if inner:
             # no-catalogue: sites come from a search in the same jaxpr
             raise IndexError(f"{eqn.primitive} has {len(new)} inner jaxprs, not {max(inner) + 1}")
-        return _replace_bodies(eqn, new)
+        return replace_bodies(eqn, new)
 
 
 class Rewriting:
@@ -223,10 +223,10 @@ class Rewriting:
         """Return the equations that replace one, whose inner jaxprs are rewritten."""
         old = list(bodies(eqn))
         new = list(map(self.jaxpr, old))
-        return [eqn if _all_same(new, old) else _replace_bodies(eqn, new)]
+        return [eqn if _all_same(new, old) else replace_bodies(eqn, new)]
 
 
-def _replace_bodies(eqn: Any, new: Iterable[Jaxpr]) -> Any:
+def replace_bodies(eqn: Any, new: Iterable[Jaxpr]) -> Any:
     """Return an equation with other inner jaxprs, in the order of `bodies`."""
     left = iter(new)
 

@@ -84,9 +84,16 @@ class PjitProgram(Program):
         self, jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], mesh: Mesh | None = None
     ) -> "PjitProgram":
         """Return the program under other shardings; see `Program.with_layout`."""
+        values = [
+            value.update(sharding=None)
+            if new and isinstance(value, jax.ShapeDtypeStruct)
+            else value
+            for value, new in zip(self.call.values, ins, strict=True)
+        ]
         call = replace(
             self.call,
-            traced=self.call.traced._replace(jaxpr=jaxpr, shared={}),
+            traced=self.call.traced._replace(jaxpr=jaxpr, in_avals=(*jaxpr.in_avals,), shared={}),
+            values=tuple(values),
             mesh=mesh or self.call.mesh,
             in_shardings=pick_shardings(ins, self.call.in_shardings),
             out_shardings=pick_shardings(outs, self.call.out_shardings),

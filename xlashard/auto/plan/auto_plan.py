@@ -16,12 +16,12 @@ from xlashard._jax.trace import jitted, tracing
 from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard._jax.trace.tracing import equations
 from xlashard._jax.tree_definitions import outline
-from xlashard.analysis.programs.from_jax import unwrap
+from xlashard.analysis.programs.from_jax import is_wrapper, unwrap
 from xlashard.analysis.programs.program import LoweredModule
 from xlashard.analysis.report.cells import Span, join_cell
 from xlashard.analysis.report.parts import Section
 from xlashard.analysis.report.printable import Part, SerializableReport
-from xlashard.auto.auto_program import AutoProgram, unplaced
+from xlashard.auto.auto_program import AutoProgram, Tracing
 from xlashard.auto.plan.plan_model import PathRule, PlanFields, path_rules, spec_of_text
 from xlashard.auto.plan.plan_text import plan_code, plan_parts
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, check_layout, insert_constraints
@@ -73,6 +73,11 @@ class AutoPlan(SerializableReport, PlanFields):
         smallest_slice: Smallest slice of the same chip that would do; empty if unknown.
         links: Links within a slice or node, for the names of `shares`.
         excerpts: Lines around the source lines of unforeseen collectives and of their callers.
+        explicit_axes: Mesh axes that are explicit while the function is traced; empty for a
+            function that prescribes nothing by types.
+        types: Spec in the type of each argument under explicit axes.
+        ignores_constraints: Whether the function's own shardings and constraints are left out.
+        wrapper: Library whose function of `jax.jit` the plan was made for; empty for JAX's own.
 
     Example:
         >>> import jax, xlashard
@@ -137,7 +142,8 @@ class AutoPlan(SerializableReport, PlanFields):
         """
         with short_tracebacks:
             program = self._bound("in_shardings")
-        leaves = [NamedSharding(program.mesh, spec_of_text(v.spec)) for v in self.inputs]
+        mesh = program.tracing.set_axis_types(program.mesh)
+        leaves = [NamedSharding(mesh, spec_of_text(v.spec)) for v in self.inputs]
         return outline(program.program.in_tree, leaves)[0]
 
     @property
@@ -149,7 +155,8 @@ class AutoPlan(SerializableReport, PlanFields):
         """
         with short_tracebacks:
             program = self._bound("out_shardings")
-        leaves = [NamedSharding(program.mesh, spec_of_text(v.spec)) for v in self.outputs]
+        mesh = program.tracing.set_axis_types(program.mesh)
+        leaves = [NamedSharding(mesh, spec_of_text(v.spec)) for v in self.outputs]
         return outline(program.program.out_tree, leaves)
 
     def lower(self) -> Any:
@@ -213,6 +220,11 @@ class AutoPlan(SerializableReport, PlanFields):
                 results=tuple(value.path for value in self.outputs),
                 fingerprint=self.fingerprint,
                 mesh=self._checked_mesh(self._own_mesh if mesh is None else mesh),
+                tracing=Tracing(
+                    self.explicit_axes,
+                    tuple(map(spec_of_text, self.types)),
+                    self.ignores_constraints,
+                ),
             )
             return planned(fun, applied, options)
 
@@ -287,7 +299,12 @@ class AutoPlan(SerializableReport, PlanFields):
         return tuple(PathRule(pattern, spec_of_text(spec)) for pattern, spec in rules)
 
     def code(self) -> str:
-        """Return the layout as Python code: the mesh, shardings by rules, constraints by line."""
+        """Return the layout as Python code that imports JAX alone.
+
+        It has the mesh, shardings by rules, and a wrapper that inserts the constraints by line and
+        operation; for functions of `nnx.jit` and `eqx.filter_jit` it imports these. The specs of
+        explicit axes belong into `out_sharding=` of the lines that the report lists.
+        """
         return plan_code(self)
 
     def __repr__(self) -> str:
@@ -333,6 +350,7 @@ class PlannedProgram:
         results: Path of each result.
         fingerprint: Digest of its operations.
         mesh: Mesh of the devices.
+        tracing: How the function is traced.
         by_users_paths: Whether the function has its arguments by these paths; a wrapper has others.
     """
 
@@ -342,6 +360,7 @@ class PlannedProgram:
     results: tuple[str, ...]
     fingerprint: str
     mesh: Mesh
+    tracing: Tracing
     by_users_paths: bool = True
 
     def place(self, call: Call) -> Call:
@@ -350,26 +369,30 @@ class PlannedProgram:
         Raises:
             ArgumentError: If the call is one of another program.
         """
-        jaxpr = call.traced.jaxpr
-        if not self.layout.constraints:
-            self._check(call)
+        jaxpr, tracing = call.traced.jaxpr, self.tracing
+        if not (self.layout.constraints or tracing.explicit_axes or tracing.ignores_constraints):
+            self._check(call, jaxpr)
             return self._with_shardings(call, jaxpr)
         # One jaxpr for all calls: its programs are kept by it.
         inside = PROGRAMS.cached(jaxpr, ("plan", self), lambda: self._constrained(call))
         return self._with_shardings(call, inside)
 
     def _with_shardings(self, call: Call, jaxpr: Any) -> Call:
+        ins, outs = (
+            tuple([NamedSharding(self.tracing.set_axis_types(self.mesh), spec) for spec in side])
+            for side in (self.layout.in_specs, self.layout.out_specs)
+        )
         return replace(
             call,
-            traced=call.traced._replace(jaxpr=jaxpr, shared={}),
+            traced=call.traced._replace(jaxpr=jaxpr, in_avals=tuple(jaxpr.in_avals), shared={}),
             mesh=self.mesh,
-            in_shardings=tuple(NamedSharding(self.mesh, spec) for spec in self.layout.in_specs),
-            out_shardings=tuple(NamedSharding(self.mesh, spec) for spec in self.layout.out_specs),
+            in_shardings=ins,
+            out_shardings=outs,
         )
 
     def _constrained(self, call: Call) -> Any:
-        self._check(call)
-        jaxpr = without_high_level(call.traced.jaxpr)
+        jaxpr = self.tracing.release(call.traced.jaxpr, self.mesh)
+        self._check(call, jaxpr)
         try:
             check_layout(jaxpr, self.mesh, self.layout)
         except (IndexError, ValueError) as error:
@@ -379,14 +402,14 @@ class PlannedProgram:
             ) from None
         return insert_constraints(jaxpr, self.mesh, self.layout.constraints)
 
-    def _check(self, call: Call) -> None:
+    def _check(self, call: Call, jaxpr: Any) -> None:
         traced = call.traced
         differs = next((p for p in traced.arg_names if p not in self.arguments), None)
         same = traced.arg_names == self.arguments and traced.result_paths == self.results
         if not self.by_users_paths:
             counts = len(traced.arg_names), len(traced.result_paths)
             differs, same = None, counts == (len(self.arguments), len(self.results))
-        if not same or fingerprint_of(traced.jaxpr) != self.fingerprint:
+        if not same or fingerprint_of(jaxpr) != self.fingerprint:
             what = "other operations" if differs is None else f"the argument {differs}"
             raise ArgumentError(
                 f"{traced.name} has {what}, which the plan of {self.name} doesn't know: make a "
@@ -418,8 +441,10 @@ class PlannedFunction(Function):
         if not tracing.is_top_level():
             return self._program.place(super().trace(args, kwargs))
         # Where arguments are now is no part of the program's types.
-        bare_args, bare_kwargs = jax.tree.map(unplaced, (args, kwargs))
-        with jax.set_mesh(self._program.mesh):
+        program = self._program
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        bare_args, bare_kwargs = tree.unflatten(program.tracing.place(leaves, program.mesh))
+        with jax.set_mesh(program.tracing.set_axis_types(program.mesh)):
             call = super().trace(bare_args, bare_kwargs)
         values = self.parameters.flatten_call(args, kwargs)[0]
         return self._program.place(replace(call, values=tuple(values)))
@@ -460,23 +485,46 @@ def _rewrapped(wrapper: Any, program: PlannedProgram) -> Any:
     """Return a wrapper such as that of `nnx.jit` around its function, compiled with a layout.
 
     Raises:
-        ArgumentError: If it isn't known where the wrapper keeps its function.
+        ArgumentError: As for `_find_held_function`.
     """
-    inside = [name for name, value in vars(wrapper).items() if jitted.is_jitted(value)]
-    if len(inside) != 1:
-        raise ArgumentError(
-            f"fun of apply, {program.name}, is a {type(wrapper).__name__} with a method lower, but "
-            "holds no function of jax.jit that could get the layout: use plan.rules() for its "
-            "arguments, or a pure function of pytrees"
-        )
-    rewrapped, compiled = copy.copy(wrapper), getattr(wrapper, inside[0])
+    held = _find_held_function(wrapper, f"fun of apply, {program.name}, is")
+    rewrapped, compiled = copy.copy(wrapper), getattr(wrapper, held)
     body = copy.copy(compiled._fun)
     for name, value in vars(body).items():
         if value is wrapper:
             # Both share the identities of modules during a call.
             object.__setattr__(body, name, rewrapped)
     inner = pjit(body, **jitted.options_of(compiled))
-    object.__setattr__(
-        rewrapped, inside[0], planned(inner, replace(program, by_users_paths=False), {})
-    )
+    object.__setattr__(rewrapped, held, planned(inner, replace(program, by_users_paths=False), {}))
     return rewrapped
+
+
+def check_applicable(fun: Any) -> None:
+    """Check that a plan could be applied to a function, before it is searched.
+
+    Args:
+        fun: The function.
+
+    Raises:
+        ArgumentError: If it isn't known where a wrapper keeps its function.
+    """
+    fun = unwrap(fun, (), {})[0]
+    is_own = isinstance(getattr(fun, "_function", None), Function)
+    if is_wrapper(fun) and not is_own and not jitted.is_jitted(fun):
+        _find_held_function(fun, "auto_shard takes")
+
+
+def _find_held_function(wrapper: Any, subject: str) -> str:
+    """Return the name of the attribute by which a wrapper holds its function of `jax.jit`.
+
+    Raises:
+        ArgumentError: If it isn't known.
+    """
+    held = [name for name, value in vars(wrapper).items() if jitted.is_jitted(value)]
+    if len(held) != 1:
+        raise ArgumentError(
+            f"{subject} a {type(wrapper).__name__} with a method lower, which holds no function of "
+            "jax.jit that could get the layout: write the function inside it, as a function of "
+            "pytrees"
+        )
+    return held[0]

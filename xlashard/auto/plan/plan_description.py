@@ -1,13 +1,14 @@
 """Describe a proven layout: its values, constraints with their lines, and the alternatives."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
-from xlashard._jax.trace.origins import source_frames
+from xlashard._jax.trace.origins import source_frames, source_line
 from xlashard._jax.trace.tracing import bodies, count_bytes, shaped, source_of
 from xlashard._jax.tree_definitions import outline
 from xlashard.analysis.explain.descriptions import describe_collective
@@ -31,6 +32,7 @@ from xlashard.auto.plan.plan_model import (
 from xlashard.auto.problem import AutoProblem, ProgramLayout, site_value
 from xlashard.auto.proof import ProvenLayout, ProvenLayouts
 from xlashard.auto.rules.op_rules import op_rule
+from xlashard.core.program.wrapper_paths import is_equinox
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.core.sharding.named import grid_of
 from xlashard.errors import counted
@@ -44,7 +46,11 @@ _MOST_HELD = 20
 
 
 def describe_plan(
-    program: AutoProgram, problem: AutoProblem, layouts: ProvenLayouts, arguments: Any
+    program: AutoProgram,
+    problem: AutoProblem,
+    layouts: ProvenLayouts,
+    arguments: Any,
+    fun: Any = None,
 ) -> AutoPlan:
     """Return the report of the best layout.
 
@@ -53,6 +59,7 @@ def describe_plan(
         problem: The problem that was solved.
         layouts: The layouts.
         arguments: Arguments of the call, which may name logical axes.
+        fun: The function.
     """
     best, own = layouts.proven[0], program.program
     jaxpr, layout = own.jaxpr, best.layout
@@ -85,6 +92,10 @@ def describe_plan(
         least_seconds=layouts.least_seconds,
         unknown_primitives=unknown_primitives(jaxpr),
         held=() if best.fits else _held(best, inputs, source_of(jaxpr)),
+        explicit_axes=program.tracing.explicit_axes,
+        types=tuple(map(text_of_spec, program.tracing.types)),
+        ignores_constraints=program.tracing.ignores_constraints,
+        wrapper=_find_library(fun),
     )
     return distinguish_lines(plan).bound_to(program)
 
@@ -104,6 +115,12 @@ def unknown_primitives(jaxpr: Any) -> tuple[str, ...]:
         if not inner and not op_rule(eqn).known:
             unknown.add(eqn.primitive.name)
     return tuple(sorted(unknown))
+
+
+def _find_library(fun: Any) -> Literal["", "nnx", "equinox"]:
+    if is_equinox(fun):
+        return "equinox"
+    return "nnx" if type(fun).__module__.startswith("flax.nnx") else ""
 
 
 def _arguments(program: AutoProgram) -> Iterator[PlannedArgument]:
@@ -164,7 +181,10 @@ def _constraints(program: AutoProgram, layout: ProgramLayout) -> Iterator[Planne
     """Yield the constraints inside, by line of source."""
     jaxpr = program.jaxpr
     sources = SourceLocator.of(source_of(jaxpr))
+    places = dict(_number_operations(jaxpr, (), Counter())) if layout.constraints else {}
     for site, spec in layout.constraints:
+        is_parameter = site.kind == "parameter"
+        line, number = places[site.path[:-1] if is_parameter else site.path]
         eqn, value = site_value(jaxpr, site)
         frames = () if eqn is None else tuple(Frame(*f) for f in source_frames(eqn))
         if not hasattr(value.aval, "shape"):
@@ -177,7 +197,26 @@ def _constraints(program: AutoProgram, layout: ProgramLayout) -> Iterator[Planne
             spec=text_of_spec(spec),
             source=sources.line(frames),
             site=site.path,
+            line=line,
+            number=number,
+            body=site.path[-1] if is_parameter and site.path else 0,
         )
+
+
+def _number_operations(
+    jaxpr: Any, path: tuple[int, ...], counts: Counter[tuple[str, str]]
+) -> Iterator[tuple[tuple[int, ...], tuple[str, int]]]:
+    """Yield the path of each equation with its line, and its number there among its name's."""
+    if not path:
+        yield (), ("", 0)
+    for position, eqn in enumerate(jaxpr.eqns):
+        file, line = source_line(eqn) or ("", 0)
+        place = f"{re.split(r'[/\\\\]', file)[-1]}:{line}" if file else ""
+        key = place, eqn.primitive.name
+        yield (*path, position), (place, counts[key])
+        counts[key] += 1
+        for number, body in enumerate(bodies(eqn) if key[1] != "shard_map" else ()):
+            yield from _number_operations(body, (*path, position, number), counts)
 
 
 def _unforeseen(program: AutoProgram, best: ProvenLayout) -> Iterator[CollectiveReport]:

@@ -53,6 +53,9 @@ class PlannedConstraint:
         spec: Spec, as text.
         source: Line of the operation; None if unknown.
         site: Path of the operation in the jaxpr, as in `ConstraintSite`.
+        line: File's name and line of the innermost frame of the operation: `model.py:12`.
+        number: Number of the operation among those of its name and line.
+        body: Number of the inner jaxpr of a parameter.
     """
 
     operation: str
@@ -62,6 +65,9 @@ class PlannedConstraint:
     spec: str
     source: SourceLine | None
     site: tuple[int, ...]
+    line: str = ""
+    number: int = 0
+    body: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,6 +174,10 @@ class PlanFields:
     smallest_slice: str = ""
     links: Links = "ici"
     excerpts: tuple[Excerpt, ...] = ()
+    explicit_axes: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    ignores_constraints: bool = False
+    wrapper: Literal["", "nnx", "equinox"] = ""
 
     def check(self) -> None:
         """Check the facts that code is written from: a plan may come from a stranger's file.
@@ -189,6 +199,8 @@ class PlanFields:
         for side in ("inputs", "outputs", "constraints"):
             for number, value in enumerate(getattr(self, side)):
                 _check_spec(f"{side}[{number}].spec", value.spec, axes)
+        for number, spec in enumerate(self.types):
+            _check_spec(f"types[{number}]", spec, axes)
 
     @property
     def fits(self) -> bool:

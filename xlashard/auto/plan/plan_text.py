@@ -32,7 +32,6 @@ from xlashard.support.formatting import (
     in_bytes,
     in_percent,
     in_seconds,
-    printable,
     sizes_text,
 )
 
@@ -248,8 +247,6 @@ _COLLECTIVES = Section[CollectiveTotal](
 def _code_template() -> Template:
     environment = make_environment(__package__ or "", autoescape=False, keep_trailing_newline=True)
     environment.filters["repr"] = repr
-    # A line's file may have any name.
-    environment.filters["comment"] = lambda text: printable(" ".join(text.split()))
     return environment.get_template("plan_code.jinja")
 
 
@@ -277,5 +274,16 @@ def plan_code(plan: PlanFields) -> str:
         named=named,
         call=", ".join([fun, *positional, *(f"{path}={path}" for path in named)]),
         donated=tuple(n for n, argument in enumerate(plan.arguments) if argument.donated),
-        constraints=dict.fromkeys(map(_shown, plan.constraints)),
+        inside={} if plan.explicit_axes else _constraint_table(plan),
     )
+
+
+def _constraint_table(plan: PlanFields) -> dict[tuple[str | int, ...], list[str]]:
+    """Return the specs inside by place; one value may get several, in their order."""
+    table: dict[tuple[str | int, ...], list[str]] = {}
+    for c in plan.constraints:
+        kind = f"parameter of body {c.body}" if c.kind == "parameter" else c.kind
+        if c.operation or not plan.wrapper:
+            # Wrappers order the arguments of the function inside in another way.
+            table.setdefault((c.line, c.operation, c.number, kind, c.index), []).append(c.spec)
+    return table
