@@ -91,6 +91,15 @@ _TASKS = {
             tool_parsers.add_pod,
         ),
     },
+    "Look at a running job": {
+        "hosts": _Command(
+            "show step, collective, memory and code of each process",
+            "xlashard hosts --stacks",
+            "xlashard.cli.commands.hosts",
+            tool_parsers.add_hosts,
+            needs_jax=False,
+        ),
+    },
     "Use programs of 2022 and 2023": {
         "legacy": _Command(
             "run them unchanged, list the removed names they use, or rewrite them",

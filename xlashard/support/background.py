@@ -163,34 +163,42 @@ def listening_to_signals(
     handle: SignalHandler,
     listen: Callable[[int], object],
     name: str = "signals",
+    numbers: Iterable[int] = SIGNALS,
 ) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM inside the block, in the main thread and in another one.
+    """Handle signals inside the block, in the main thread and in another one.
 
     Python runs handlers between two bytecodes of the main thread, so a compilation of minutes
     delays them. But it writes the number of the signal to a socket at once, which a thread reads.
-    Outside of the main thread nothing changes, since Python delivers signals there only.
+    Outside of the main thread nothing changes, since Python delivers signals there only. Blocks may
+    be nested: other signals are passed on to the block around.
 
     Args:
         handle: Handler of the signals.
         listen: Called with the number of each signal in the other thread.
         name: Name of the other thread.
+        numbers: The signals; by default SIGINT and SIGTERM.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def read() -> None:
-        while numbers := receiver.recv(64):
-            for number in numbers:
-                if number in SIGNALS:
+        while received := receiver.recv(64):
+            for number in received:
+                if number in numbers:
                     listen(number)
+                elif woken >= 0:
+                    with suppress(OSError):
+                        os.write(woken, bytes([number]))
+
+    woken, numbers = -1, tuple(numbers)
 
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     listener = threading.Thread(target=read, name=name, daemon=True)
     listener.start()
     try:
-        with handling_signals(handle):
+        with handling_signals(handle, numbers):
             woken = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
             try:
                 yield

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import xlashard
-from xlashard.core.processes.stack_dump import waits_for_device
+from xlashard.core.processes.awaited_calls import waits_for_device
 
 SEEN: list[bool] = []
 

@@ -228,7 +228,7 @@ def check_the_watchdog(folder: Path) -> None:
     expected = {
         sleep: "process 1 is stuck in pod_liveness.py:",
         lock: "process 1 is stuck in pod_liveness.py:",
-        stop: "process 1 does not answer: it is stopped (SIGSTOP)",
+        stop: "is stopped by a signal (SIGSTOP) or a debugger: kill -CONT",
     }
     for trouble, words in expected.items():
         LOG.clear()

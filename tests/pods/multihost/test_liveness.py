@@ -1,5 +1,6 @@
 """Pods of real processes that wait for, monitor and end with their peers."""
 
+import json
 import os
 import re
 import subprocess
@@ -16,9 +17,9 @@ from xlashard.pods.testing.supervision import EndingRules, PodRun, run_to_end
 HERE = Path(__file__).parent
 
 
-def ran(script: str, processes: int, *args: str, **variables: str) -> PodRun:
+def ran(script: str, processes: int, *args: str, grace: float = 15, **variables: str) -> PodRun:
     """Run a script in a pod of one device per process."""
-    rules = EndingRules(timeout=200, grace=15)
+    rules = EndingRules(timeout=200, grace=grace)
     return run_pod([str(HERE / script), *args], PodSize(processes, 1), rules, **variables)
 
 
@@ -142,3 +143,45 @@ def test_watchdog_with_crash_ends_the_process() -> None:
     assert set(done.verdict.codes) <= {70, 75} and 70 in done.verdict.codes, done.report()
     assert any("xlashard: the watchdog ends process" in output for output in done.outputs)
     assert all("process 1 is stuck in pod_ending.py" in output for output in done.outputs)
+
+
+@pytest.mark.integration
+def test_signal_and_command_name_each_process_of_a_hung_pod(tmp_path: Path) -> None:
+    variables = {"XLASHARD_TEST_FOLDER": str(tmp_path), "JAX_ENABLE_RECOVERABILITY": "1"}
+    done = ran("pod_hangs.py", 4, grace=120, **variables)
+    assert done.verdict.codes == (0, 0, -9, 0), done.report()
+    report = (tmp_path / "watchdog-0-1.txt").read_text()
+    verdict, _, stacks = report.partition("process 1 is stuck")[2].partition("\n\n")
+    stuck, *lines = verdict.splitlines()
+    lines = [line for line in lines if "made a step just now" not in line]
+    # Stopped in Python, dead, other code, in a collective of devices, in one of hosts.
+    assert re.match(r" in pod_hangs.py:\d+ in main: time.sleep\(300\)", stuck), report
+    patterns = [
+        r"process 2 \(pid \d+ on .*\) is dead: ",
+        r"process 3 \(pid \d+ on .*\) has other code: network \(network.py\) is (\w{8}), and "
+        r"(?!\1)\w{8} in processes 0, 1(, 2)?$",
+        r"process 0 waits in pod_hangs.py:\d+ in main: (float\(loss\)|loss = .*) at step 2, for "
+        r"the result of train_step \(pod_hangs.py:\d+\)",
+        r"process 3 waits in pod_hangs.py:\d+ in main: .* at step 2 \(barrier 'epoch' "
+        r"\(pod_hangs.py:\d+\)\)",
+    ]
+    assert len(lines) == len(patterns), report
+    assert all(map(re.match, patterns, lines)), report
+    assert re.findall(r"^process (\d), thread 'MainThread':", stacks, re.M) == ["1", "3", "0"]
+
+    _, addresses, in_json, in_table = done.outputs[0].split("\n--- ")
+    assert set(re.findall(r"'(\w+)'", addresses)) <= {
+        "0100007F",
+        "0000000000000000FFFF00000100007F",
+    }
+    code, _, text = in_json.partition("\n")
+    job = json.loads(text)
+    rows = job["processes"]
+    assert (code, job["count"]) == ("1", 4) and "pod_hangs.py" in job["command"]
+    assert [row["answers"] for row in rows] == [True, True, False, True]
+    assert [bool(row["other_code"]) for row in rows] == [False, False, False, True]
+    assert rows[0]["awaits"].startswith("train_step (pod_hangs.py:")
+    assert rows[0]["progress"]["step"] == 2 and rows[0]["resident_bytes"] > 50 << 20
+    assert rows[3]["collective"]["waiting"] and rows[3]["collective"]["what"] == "barrier 'epoch'"
+    assert {"jax", "jaxlib", "Python"} <= set(rows[2]["versions"])
+    assert "2     " in in_table and "is dead: " in in_table and "has other code: " in in_table

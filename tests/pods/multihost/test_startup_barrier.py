@@ -340,7 +340,7 @@ class _Three:
         self.lines = {}
         if process_0_watches:
             self.lines[0] = LivenessMonitor(
-                host, lambda gone: self._note(0, gone), self._failing(0)
+                host, lambda gone, _: self._note(0, gone), self._failing(0)
             )
         for process in (1, 2):
             remote = {0: self.connections[process][1]}
@@ -348,7 +348,7 @@ class _Three:
             self.lines[process] = LivenessMonitor(remote, note, self._failing(process))
 
     def _noting(self, process: int) -> Any:
-        return lambda gone: self._note(process, gone)
+        return lambda gone, _: self._note(process, gone)
 
     def _failing(self, process: int) -> Any:
         def note(other: int, error: str) -> None:
@@ -370,9 +370,10 @@ class _Three:
 
 def test_a_peer_that_sends_nothing_is_reported() -> None:
     near, far = socket.socketpair()
-    gone: Future[tuple[int, ...]] = Future()
-    line = LivenessMonitor({1: Connection(near)}, gone.set_result, timeout=0.1)
-    assert gone.result(60) == (1,)
+    gone: Future[tuple[tuple[int, ...], str]] = Future()
+    monitor = LivenessMonitor
+    line = monitor({1: Connection(near)}, lambda *noticed: gone.set_result(noticed), timeout=0.1)
+    assert gone.result(60) == ((1,), "is gone: it was silent for 0.1 s")
     # It was sent beats meanwhile.
     assert {"beat": True} in (Connection(far).receive() or [])
     line.stop()
@@ -382,7 +383,7 @@ def test_a_peer_that_sends_nothing_is_reported() -> None:
 def test_beats_are_compared_with_the_timeout() -> None:
     near, far = socket.socketpair()
     gone: list[tuple[int, ...]] = []
-    line = LivenessMonitor({1: Connection(near)}, gone.append, timeout=1000)
+    line = LivenessMonitor({1: Connection(near)}, lambda who, _: gone.append(who), timeout=1000)
     line._exchange_beats({1: 5000.0}, 6000.0)
     assert gone == []
     line._exchange_beats({1: 5000.0}, 6001.0)

@@ -14,13 +14,13 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import xlashard
 from xlashard.cli.commands.doctor_checks import PREFIXES, Check, shown
 from xlashard.cli.commands.tpu_host import check_tpu_host, list_chips
+from xlashard.core.processes.process_facts import installed_versions
 from xlashard.errors import ProcessesError, counted
 from xlashard.pods.multihost.cluster_info import (
     ClusterInfo,
@@ -113,11 +113,8 @@ def make_report(process: int, count: int, environment: Mapping[str, str]) -> Hos
     """
     facts = {"processes": str(count), "Python": platform.python_version()}
     facts["xlashard"] = _digest_package()
-    for name in _DISTRIBUTIONS:
-        try:
-            facts[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            facts[name] = "not installed"
+    installed = installed_versions(_DISTRIBUTIONS)
+    facts |= {name: installed.get(name, "not installed") for name in _DISTRIBUTIONS}
     facts["code"] = _describe_commit()
     facts["chips"] = str(len(list_chips()))
     variables = {

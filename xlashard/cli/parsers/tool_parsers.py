@@ -303,6 +303,28 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_hosts(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `xlashard hosts`."""
+    parser.description = (
+        "Shows the processes of each job of yours that runs on this machine, on all of its hosts: "
+        "step, memory, last collective of hosts, line, and who has other code, Python, JAX, jaxlib "
+        "or libtpu. It asks a process of the job on this machine, which asks the others through "
+        "JAX's coordination service; nothing else listens on a network. Exit codes: 0 all answered "
+        "and have the same code, 1 one did not or has other code, or there is no job."
+    )
+    parser.add_argument(
+        "--pid", type=count, metavar="PID", help="only the job of this process of the machine"
+    )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument(
+        "--stacks",
+        action="store_true",
+        help="print where each process is in place of the table, with the stacks of all main "
+        "threads, those that the others wait for first",
+    )
+    output.add_argument("--json", action="store_true", help="print one JSON object for each job")
+
+
 def add_completion(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard completion`."""
     parser.usage = "xlashard completion {bash,zsh,fish}"

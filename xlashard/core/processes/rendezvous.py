@@ -19,6 +19,7 @@ from xlashard.core.processes import store
 from xlashard.core.processes.wait_graph import (
     Deadlock,
     WaitReporter,
+    call_site,
     describe_statuses,
     own_status,
 )
@@ -159,7 +160,8 @@ class Rendezvous:
         key = barrier.series, group
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
+        what = barrier.what or barrier.series
+        with own_status.in_collective(what, call_site()), lock:
             while True:
                 number = self._held[key] = self._held.get(key, 0) + 1
                 outcome = _BarrierRound(barrier, group, number, subject).outcome(end)
@@ -169,7 +171,6 @@ class Rendezvous:
         if not isinstance(outcome, _Incomplete):
             return outcome
         if outcome.why:
-            what = barrier.what or barrier.series
             raise DeadlockError(  # no-catalogue: needs several processes
                 f"{what} cannot complete: {outcome.why}", processes=outcome.processes
             )

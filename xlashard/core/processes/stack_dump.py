@@ -8,27 +8,27 @@ Frames below Python, such as those of a running collective, cannot be inspected 
 process.
 """
 
-import ast
-import builtins
-import contextlib
-import inspect
 import linecache
 import math
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any
+from types import FrameType
 
 import jax
 
 from xlashard._jax.runtime import coordination
 from xlashard.core.processes import store
-from xlashard.core.processes.wait_graph import is_package_file
+from xlashard.core.processes.awaited_calls import awaited_program, waits_for_device
+from xlashard.core.processes.process_facts import ProcessFacts, classify_file, read_facts
+from xlashard.core.processes.wait_graph import HostCollective, own_status
+from xlashard.support.background import at_exit
 from xlashard.support.documents import JsonRecord
 from xlashard.support.lazily import dataclass
 
@@ -36,6 +36,8 @@ from xlashard.support.lazily import dataclass
 _WAIT = 20.0
 # Request that a process sends to its own server to stop it.
 _CLOSE = b"close"
+# Request of a command.
+_COMMAND = b"command"
 
 
 OWN_THREADS = "xlashard-"
@@ -83,12 +85,15 @@ class ThreadStack:
         on_device: Whether the innermost call has no Python frame and runs on, or waits for, a
             device.
         frames: Calls of the thread, innermost first.
+        awaits: Compiled function whose result its user's line awaits, with the line of its call;
+            empty if unknown.
     """
 
     name: str
     main: bool
     on_device: bool
     frames: tuple[StackFrame, ...]
+    awaits: str = ""
 
     @property
     def in_runtime(self) -> bool:
@@ -129,9 +134,19 @@ def own_stacks() -> tuple[ThreadStack, ...]:
         thread = threads.get(ident)
         name = thread.name if thread else f"thread {ident}"
         if not name.startswith(OWN_THREADS):
-            on_device = waits_for_device(frame)
-            stacks.append(ThreadStack(name, ident == main, on_device, _frames(frame)))
+            frames, on_device = _frames(frame), waits_for_device(frame)
+            stack = ThreadStack(name, ident == main, on_device, frames)
+            if stack.main and stack.in_runtime:
+                stack = replace(stack, awaits=awaited_program(_find_user_frame(frame)))
+            stacks.append(stack)
     return tuple(sorted(stacks, key=lambda stack: (not stack.main, stack.name)))
+
+
+def _find_user_frame(frame: FrameType) -> FrameType | None:
+    users = (
+        f for f, _ in traceback.walk_stack(frame) if classify_file(f.f_code.co_filename) == "user"
+    )
+    return next(users, None)
 
 
 def _frames(frame: FrameType) -> tuple[StackFrame, ...]:
@@ -139,82 +154,8 @@ def _frames(frame: FrameType) -> tuple[StackFrame, ...]:
     for inner, line in islice(traceback.walk_stack(frame), _DEEPEST):
         file = inner.f_code.co_filename
         source = linecache.getline(file, line).strip()
-        frames.append(StackFrame(file, line, inner.f_code.co_name, source, _kind(file)))
+        frames.append(StackFrame(file, line, inner.f_code.co_name, source, classify_file(file)))
     return tuple(frames)
-
-
-def _kind(file: str) -> str:
-    if is_package_file(file):
-        return "runtime"
-    folders = Path(file).parts
-    if "site-packages" in folders:
-        package = folders[folders.index("site-packages") + 1]
-        return "runtime" if package in _RUNTIME else "library"
-    if file.startswith(("<", sys.base_prefix)):
-        return "library"
-    return "user"
-
-
-_RUNTIME = ("jax", "jaxlib", "xlashard")
-
-
-def current_call(frame: FrameType) -> ast.Call | None:
-    """Return the call expression that a frame is executing, parsed from its source."""
-    code = frame.f_code
-    positions = next(islice(code.co_positions(), frame.f_lasti // 2, None), None)
-    if positions is None or None in positions:
-        return None
-    first, last, start, end = (number or 0 for number in positions)
-    lines = [linecache.getline(code.co_filename, line) for line in range(first, last + 1)]
-    if not all(lines):
-        return None
-    # Columns are byte offsets.
-    encoded = [line.encode() for line in lines]
-    encoded[-1] = encoded[-1][:end]
-    encoded[0] = encoded[0][start:]
-    try:
-        parsed = ast.parse(b"".join(encoded).decode().strip(), mode="eval").body
-    except (SyntaxError, UnicodeDecodeError):
-        return None
-    return parsed if isinstance(parsed, ast.Call) else None
-
-
-def waits_for_device(frame: FrameType) -> bool:
-    """Return whether a frame is executing a call into JAX or a call that reads a JAX array.
-
-    Compiled functions, `x.block_until_ready()` and `float(x)` have no Python frame of their own.
-    """
-    call = current_call(frame)
-    if call is None:
-        return False
-    function = _value(call.func, frame)
-    if _of_runtime(function):
-        return True
-    owner = _value(call.func.value, frame) if isinstance(call.func, ast.Attribute) else None
-    values = [owner, *(_value(argument, frame) for argument in call.args)]
-    return any(isinstance(value, jax.Array) for value in values)
-
-
-def _value(expression: ast.expr, frame: FrameType) -> Any:
-    """Resolve an expression to its value without calling anything."""
-    if isinstance(expression, ast.Name):
-        for names in (frame.f_locals, frame.f_globals, vars(builtins)):
-            if expression.id in names:
-                return names[expression.id]
-    if isinstance(expression, ast.Attribute):
-        owner = _value(expression.value, frame)
-        if isinstance(owner, ModuleType):
-            return vars(owner).get(expression.attr)
-        return inspect.getattr_static(owner, expression.attr, None)
-    return None
-
-
-def _of_runtime(function: Any) -> bool:
-    # A compiled function reports the module of the function that it was made from.
-    modules = {getattr(type(function), "__module__", "")}
-    if not hasattr(type(function), "__wrapped__") and not isinstance(function, type):
-        modules.add(getattr(function, "__module__", "") or "")
-    return any(str(module).partition(".")[0] in _RUNTIME for module in modules)
 
 
 @dataclass(frozen=True)
@@ -239,10 +180,16 @@ class ProcessDump(JsonRecord):
     Attributes:
         progress: Step progress, if the program counts steps.
         threads: Stacks of its threads.
+        facts: Its host, versions, code and memory; None if unknown.
+        collective: The collective of hosts in which it waits, or the last one; None without one.
+        lost: Peers that are gone, each with how that was noticed.
     """
 
     progress: StepProgress | None
     threads: tuple[ThreadStack, ...]
+    facts: ProcessFacts | None = None
+    collective: HostCollective | None = None
+    lost: tuple[tuple[int, str], ...] = ()
 
     @property
     def main(self) -> ThreadStack | None:
@@ -281,38 +228,63 @@ class StackServer:
         self._last = 0
         self._asked = -math.inf
         self._thread: threading.Thread | None = None
+        self._lost: dict[int, str] = {}
         self._lock = threading.Lock()
 
-    def open(self) -> None:
-        """Start to serve requests in a background thread."""
+    def open(self, *, close_at_exit: bool = False) -> None:
+        """Start to serve requests in a background thread, unless it does so already.
+
+        Args:
+            close_at_exit: Whether nothing else will close it.
+        """
         with self._lock:
             if self._thread is not None or coordination.client() is None:
                 return
             name = f"{OWN_THREADS}answers"
             self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
             self._thread.start()
+        if close_at_exit:
+            at_exit(self._close_at_exit)
 
     def close(self) -> None:
         """Stop the server. Python must not exit while a thread blocks in a call of the store."""
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():
             store.write(_call(coordination.process_index()), _CLOSE, overwrite=True)
             self._thread.join(_WAIT)
+
+    def _close_at_exit(self) -> None:
+        # The service may have ended before.
+        with suppress(Exception):
+            self.close()
 
     def set_progress_source(self, progress: Callable[[], StepProgress] | None) -> None:
         """Set the function that returns this process's progress, or None."""
         self._progress = progress
 
+    def lose(self, processes: Iterable[int], how: str) -> None:
+        """Keep that peers are gone, for reports."""
+        self._lost.update(dict.fromkeys(processes, how))
+
     def local_dump(self) -> ProcessDump:
         """Return the answer of this process."""
         progress = self._progress
-        return ProcessDump(None if progress is None else progress(), own_stacks())
+        return ProcessDump(
+            None if progress is None else progress(),
+            own_stacks(),
+            read_facts(),
+            own_status.last_collective,
+            tuple(self._lost.items()),
+        )
 
-    def request_all(self, seconds: float, recent: float) -> DumpRequest:
+    def request_all(
+        self, seconds: float, recent: float = 0, *, by_command: bool = False
+    ) -> DumpRequest:
         """Request the stacks of all processes, unless another process has just done so.
 
         Args:
             seconds: How long to wait for the answers.
             recent: Number of seconds after a request during which no new one is made.
+            by_command: Whether a command makes it, which keeps no watchdog from its own report.
         """
         with self._lock:
             last, since = self._last, time.monotonic() - self._asked
@@ -322,7 +294,7 @@ class StackServer:
         if latest > last:
             return DumpRequest(latest, None)  # Another request is in flight, not yet answered here.
         number = latest + 1
-        if not store.write(f"stacks/{number}/asked", b""):
+        if not store.write(f"stacks/{number}/asked", _COMMAND if by_command else b""):
             return DumpRequest(number, None)
         store.write("stacks/last", str(number).encode(), overwrite=True)
         store.drop(f"stacks/{number - 2}")
@@ -341,7 +313,9 @@ class StackServer:
     def _serve(self) -> None:
         me = coordination.process_index()
         # The coordination service may end before the program.
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
+        with suppress(jax.errors.JaxRuntimeError):
+            facts = replace(read_facts(), resident_bytes=None, device_bytes=None)
+            store.write(_facts(me), facts.to_json().encode(), overwrite=True)
             while True:
                 called = store.read(_call(me), _WAIT)
                 if called == _CLOSE:
@@ -355,8 +329,22 @@ class StackServer:
                 value = self.local_dump().to_json().encode()
                 for number in range(max(self._last, latest - 2) + 1, latest + 1):
                     store.write(f"stacks/{number}/answers/{me}", value)
+                by_command = store.read(f"stacks/{latest}/asked") == _COMMAND
                 with self._lock:
-                    self._last, self._asked = latest, time.monotonic()
+                    self._last = latest
+                    if not by_command:
+                        self._asked = time.monotonic()
+
+
+def read_peer_facts(process: int) -> ProcessFacts | None:
+    """Return the facts that a process published at its start, for one that does not answer."""
+    value = store.read(_facts(process))
+    return None if value is None else ProcessFacts.from_json(value)
+
+
+def _facts(process: int) -> str:
+    """Return the key of the facts that a process publishes."""
+    return f"stacks/facts/{process}"
 
 
 def _call(process: int) -> str:

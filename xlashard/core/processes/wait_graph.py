@@ -13,7 +13,9 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from xlashard._jax.runtime import coordination
@@ -49,6 +51,26 @@ class Wait:
     main: bool
     folder: str
     missing: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.where})"
+
+
+@dataclass(frozen=True)
+class HostCollective:
+    """Barrier, or another call that all processes make together on their hosts.
+
+    Attributes:
+        what: Description: `barrier 'epoch'`.
+        where: File and line of the caller.
+        seconds: Seconds since it began, or since it ended.
+        waiting: True while the process waits in it.
+    """
+
+    what: str
+    where: str
+    seconds: float
+    waiting: bool
 
     def __str__(self) -> str:
         return f"{self.what} ({self.where})"
@@ -93,11 +115,36 @@ class StatusPublisher:
         self._ended = ""
         self._number = 0
         self._lock = threading.Lock()
+        # Of the main thread (True) and the others: what, where, since when, whether it waits.
+        self._collectives: dict[bool, tuple[str, str, float, bool]] = {}
 
     @property
     def main_waits(self) -> bool:
         """True while the main thread waits."""
         return threading.main_thread().ident in self._waits
+
+    @contextmanager
+    def in_collective(self, what: str, where: str) -> Iterator[None]:
+        """Keep the collective of this block, for reports; the last one of each kind of thread."""
+        is_main = threading.current_thread() is threading.main_thread()
+        self._collectives[is_main] = what, where, time.monotonic(), True
+        try:
+            yield
+        finally:
+            self._collectives[is_main] = what, where, time.monotonic(), False
+
+    @property
+    def last_collective(self) -> HostCollective | None:
+        """Collective in which the main thread waits, or the last one of any thread."""
+        kept = max(
+            list(self._collectives.items()),
+            key=lambda item: (item[0] and item[1][3], item[1][2]),
+            default=None,
+        )
+        if kept is None:
+            return None
+        what, where, since, waiting = kept[1]
+        return HostCollective(what, where, time.monotonic() - since, waiting)
 
     def begin(self, wait: Wait) -> None:
         """Publish the wait of this thread, if it is not published already."""

@@ -48,6 +48,8 @@ _BEATS = 8
 # before the connection is considered dead.
 _IDLE, _INTERVAL, _PROBES = 60, 10, 6
 
+_CLOSED = "is dead: its connection closed before its end"
+
 
 @dataclass(frozen=True)
 class ProcessIdentity:
@@ -205,7 +207,8 @@ class LivenessMonitor:
 
     Args:
         connections: Connection of each peer, from the startup barrier.
-        gone: Called in a background thread with the processes that disappeared.
+        gone: Called in a background thread with the processes that disappeared, and how that was
+            noticed.
         failed: Called in a background thread with a process that has ended and its error; "" if its
             program completed.
         timeout: Seconds without a message after which a peer counts as gone.
@@ -217,7 +220,7 @@ class LivenessMonitor:
     def __init__(
         self,
         connections: dict[int, Connection],
-        gone: Callable[[tuple[int, ...]], None],
+        gone: Callable[[tuple[int, ...], str], None],
         failed: Callable[[int, str], None] = lambda process, error: None,
         timeout: float = math.inf,
     ) -> None:
@@ -305,7 +308,7 @@ class LivenessMonitor:
             if p not in self._ended and now - last_messages[p] > self._timeout
         )
         if silent:
-            self._report_gone(silent)
+            self._report_gone(silent, f"is gone: it was silent for {self._timeout:g} s")
 
     def _hear(self, process: int) -> bool:
         """Handle received messages; return whether the connection is still open."""
@@ -320,7 +323,7 @@ class LivenessMonitor:
             # Without process 0 the coordination service is gone, and JAX's client terminates this
             # process if it is still running, whether process 0 ended normally or not.
             if process not in self._ended or (process == 0 and not self.leaving.is_set()):
-                self._report_gone((process,))
+                self._report_gone((process,), _CLOSED)
             return False
         for line in messages:
             failed = line.get("process", process)
@@ -330,7 +333,7 @@ class LivenessMonitor:
                 self._end(process)
             gone = line.get("gone")
             if isinstance(gone, list) and gone and all(type(number) is int for number in gone):
-                self._report_gone(tuple(gone))
+                self._report_gone(tuple(gone), printable(str(line.get("how", _CLOSED))))
         return True
 
     def _end(self, *processes: int) -> None:
@@ -347,13 +350,13 @@ class LivenessMonitor:
                     connection.send(failed=error, process=process)
         self._failed(process, error)
 
-    def _report_gone(self, processes: tuple[int, ...]) -> None:
+    def _report_gone(self, processes: tuple[int, ...], how: str) -> None:
         self._end(*processes)
         if 0 not in self._connections:  # Only process 0 is connected to all processes.
             for process, connection in self._connections.items():
                 if process not in self._ended:
-                    connection.send(gone=processes)
-        self._gone(processes)
+                    connection.send(gone=processes, how=how)
+        self._gone(processes, how)
 
 
 def _keep_open(connection: socket.socket) -> None:

@@ -1,14 +1,13 @@
 """`initialize` and `leave`: entry and exit of a process of a multi-process program."""
 
-import contextlib
 import errno
 import logging
 import os
 import socket
-from importlib import metadata
 from typing import NoReturn
 
 from xlashard._jax.runtime import coordination
+from xlashard.core.processes.process_facts import installed_versions
 from xlashard.core.processes.stack_dump import stack_server
 from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.pods.multihost.cluster_info import (
@@ -23,6 +22,7 @@ from xlashard.pods.multihost.cluster_info import (
     start_text,
 )
 from xlashard.pods.multihost.connections import Connection, ProcessIdentity, address_text
+from xlashard.pods.multihost.job_socket import job_socket
 from xlashard.pods.multihost.shutdown import ShutdownHandler
 from xlashard.pods.multihost.startup_barrier import (
     MissingProcessesError,
@@ -153,6 +153,7 @@ def initialize(
         if pod.count > 1:
             _joined.pod = pod
             stack_server.open()
+            job_socket.open()
         return pod
 
 
@@ -237,9 +238,9 @@ def join_processes(
         ProcessesError: Some processes did not arrive, or are inconsistent.
     """
     host, secured = socket.gethostname(), request.tls is not None
-    me = ProcessIdentity(
-        info.process_id, info.processes, host, os.getpid(), secured, _describe_versions()
-    )
+    installed = installed_versions(("jax", "jaxlib", "libtpu"))
+    versions = ", ".join(f"{name} {version}" for name, version in installed.items())
+    me = ProcessIdentity(info.process_id, info.processes, host, os.getpid(), secured, versions)
     alone, timeout = request.timeout, request.timeout
     if alone is None or timeout is None:
         alone, timeout = info.environment.alone, _ALL
@@ -259,15 +260,6 @@ def join_processes(
     except OSError as error:
         # no-catalogue: needs several processes
         raise ProcessesError(_listen_text(info, bind, error), processes=(0,)) from None
-
-
-def _describe_versions() -> str:
-    """Return the versions on which the programs of equal code depend."""
-    texts = []
-    for name in ("jax", "jaxlib", "libtpu"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            texts.append(f"{name} {metadata.version(name)}")
-    return ", ".join(texts)
 
 
 def _absent_text(info: ClusterInfo, error: MissingProcessesError) -> str:

@@ -103,7 +103,8 @@ class ShutdownHandler:
             error = "" if self._error is None else how_ended(self._error)
             self._lines.goodbye(_ENDING if serves else 0, error)
 
-    def _on_peer_gone(self, processes: tuple[int, ...]) -> None:
+    def _on_peer_gone(self, processes: tuple[int, ...], how: str) -> None:
+        stack_server.lose(processes, how)
         if self._error is not None and self._is_leaving:
             # The error has been reported; only JAX's shutdown still waits for missing peers.
             self._exit_failed()

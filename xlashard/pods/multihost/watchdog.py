@@ -2,157 +2,39 @@
 
 import logging
 import os
+import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from xlashard._jax.runtime import coordination
 from xlashard.core.processes import checked_seconds
 from xlashard.core.processes.stack_dump import (
     OWN_THREADS,
-    DumpRequest,
-    ProcessDump,
     StepProgress,
     stack_server,
 )
-from xlashard.core.processes.wait_graph import read_status
 from xlashard.errors import ArgumentError
-from xlashard.support.background import start_background
-from xlashard.support.formatting import format_processes, group_by_value
-from xlashard.support.lazily import dataclass
+from xlashard.pods.multihost.hang_report import COMMAND_OUTCOME, make_hang_report
+from xlashard.pods.multihost.job_socket import job_socket
+from xlashard.support.background import SIGNALS, listening_to_signals, start_background
 
 logger = logging.getLogger("xlashard.watchdog")
 
 STUCK_EXIT_CODE = 70
 """Exit code of a process that its watchdog has ended (`EX_SOFTWARE`)."""
 
-# Groups of equal stacks shown in full.
-_SHOWN = 4
-
-
 # Number of polls per timeout.
 _LOOKS = 10
 # Seconds for the peers to answer, and for the requesting process to publish the report.
 _ANSWER, _OUTCOME = 5.0, 6.0
+# Seconds in which a signal that all processes of a job get makes one report.
+_SIGNAL_AGAIN = 2.0
 # Seconds for the peers to read a report before the reporting process ends.
 _READ = 1.0
-
-
-@dataclass(frozen=True)
-class HangReport:
-    """State of a pod that makes no progress.
-
-    Attributes:
-        count: Number of processes.
-        answers: Answer of each process that replied.
-        notes: Description of the barrier at which a process waits, by process.
-        recent: Number of seconds after a step during which a process does not count as stuck.
-    """
-
-    count: int
-    answers: Mapping[int, ProcessDump]
-    notes: Mapping[int, str]
-    recent: float = 0.0
-
-    @property
-    def silent(self) -> tuple[int, ...]:
-        """Processes that did not answer."""
-        return tuple(p for p in range(self.count) if p not in self.answers)
-
-    @property
-    def paused(self) -> dict[int, str]:
-        """Processes that have paused their watchdog, with the reason."""
-        return {p: progress.paused for p, progress in self._progress.items() if progress.paused}
-
-    @property
-    def moving(self) -> tuple[int, ...]:
-        """Processes that have just made a step or ended a pause; peers may only be waiting."""
-        return tuple(p for p, progress in self._progress.items() if progress.idle < self.recent)
-
-    @property
-    def behind(self) -> tuple[int, ...]:
-        """Processes that have done fewer steps than the furthest."""
-        return tuple(p for p, progress in self._progress.items() if progress.step < self._furthest)
-
-    @property
-    def elsewhere(self) -> tuple[int, ...]:
-        """Processes that execute their own code while others wait in a JAX call."""
-        mains = {p: answer.main for p, answer in self.answers.items()}
-        running = [p for p, main in mains.items() if main is None or not main.in_runtime]
-        return tuple(running) if len(running) < len(self.answers) else ()
-
-    @property
-    def culprits(self) -> tuple[int, ...]:
-        """Processes that the others wait for, as far as it can be determined."""
-        return tuple(sorted({*self.silent, *self.behind, *self.elsewhere, *self.paused}))
-
-    @property
-    def _progress(self) -> dict[int, StepProgress]:
-        return {p: answer.progress for p, answer in self.answers.items() if answer.progress}
-
-    @property
-    def _furthest(self) -> int:
-        return max(progress.step for progress in self._progress.values())
-
-    def __str__(self) -> str:
-        return "\n".join([*self._verdict(), "", *self._stacks(), _NATIVE_FRAMES])
-
-    def _verdict(self) -> list[str]:
-        lines = [self._about(process) for process in self.culprits]
-        others = [p for p in self.answers if p not in self.culprits]
-        for text, processes in group_by_value({p: self._waits(p) for p in others}):
-            verb = "waits" if len(processes) == 1 else "wait"
-            lines.append(f"{format_processes(processes)} {verb} {text}")
-        if self.moving:
-            lines.append(f"{format_processes(self.moving)} made a step just now")
-        if not self.culprits:
-            lines.append("no process is behind the others: see the line at which each one waits")
-        return lines
-
-    def _about(self, process: int) -> str:
-        """Describe the problem of a process that the others wait for."""
-        if process in self.silent:
-            return (
-                f"process {process} does not answer: it is stopped (SIGSTOP), its machine is, or "
-                "native code keeps Python's lock"
-            )
-        if process in self.paused:
-            return f"process {process} is busy with {self.paused[process]}: {self._at(process)}"
-        behind = ""
-        if process in self.behind:
-            step = self._progress[process].step
-            behind = f" at step {step}, behind the others at step {self._furthest},"
-        return f"process {process} is stuck{behind} in {self._at(process)}"
-
-    def _waits(self, process: int) -> str:
-        progress = self._progress.get(process)
-        at_step = f" at step {progress.step}" if progress else ""
-        note = self.notes.get(process)
-        return f"in {self._at(process)}{at_step}{f' ({note})' if note else ''}"
-
-    def _at(self, process: int) -> str:
-        main = self.answers[process].main
-        frame = main.user_frame if main else None
-        return "no line of Python" if frame is None else str(frame)
-
-    def _stacks(self) -> list[str]:
-        mains = {p: answer.main.text() for p, answer in self.answers.items() if answer.main}
-        groups = group_by_value(mains)
-        # Culprits first.
-        groups.sort(key=lambda group: not set(group[1]) & set(self.culprits))
-        lines = []
-        for text, processes in groups[:_SHOWN]:
-            lines += [f"{format_processes(processes)}, {text}", ""]
-        if len(groups) > _SHOWN:
-            lines += [f"and {len(groups) - _SHOWN} more stacks, in the processes' own logs", ""]
-        return lines
-
-
-_NATIVE_FRAMES = (
-    "Frames below Python are not visible from inside; `py-spy dump --native --pid PID` shows them."
-)
 
 
 class Watchdog:
@@ -173,9 +55,13 @@ class Watchdog:
             restart the pod. A report in which a process has paused its watchdog, or has just made a
             step, ends nothing.
         folder: Folder for copies of the reports, named `watchdog-PROCESS-NUMBER.txt`.
+        report_signal: Signal on which this process reports as after a timeout, and goes on, such
+            as `signal.SIGQUIT`; also while its main thread hangs. The main thread has to enter the
+            block. By default no signal is handled.
 
     Raises:
-        ArgumentError: The timeout is not a positive number.
+        ArgumentError: The timeout is not a positive number, or no handler can be set for the
+            signal.
 
     Example:
         >>> from xlashard import multihost
@@ -187,7 +73,12 @@ class Watchdog:
     """
 
     def __init__(
-        self, timeout: float, *, crash: bool = False, folder: str | os.PathLike[str] | None = None
+        self,
+        timeout: float,
+        *,
+        crash: bool = False,
+        folder: str | os.PathLike[str] | None = None,
+        report_signal: int | None = None,
     ) -> None:
         if not checked_seconds(timeout, "Watchdog: timeout"):
             raise ArgumentError(
@@ -201,11 +92,20 @@ class Watchdog:
                 f"Watchdog: folder must be a path, not {type(folder).__name__}: write "
                 "Watchdog(timeout=300, folder='logs')"
             )
+        if report_signal is not None and not _can_handle(report_signal):
+            raise ArgumentError(
+                f"Watchdog: report_signal={report_signal!r} is invalid: expected a signal that "
+                "neither stops nor ends a program by itself, such as "
+                "Watchdog(timeout=300, report_signal=signal.SIGQUIT)"
+            )
         self._folder = None if folder is None else Path(folder)
+        self._signal = report_signal
+        self._block = ExitStack()
         self._count = 0
         self._step = 0
         self._pauses: list[str] = []
-        self._seen = (0, time.monotonic())
+        self._moved = time.monotonic()
+        self._seen = 0, self._moved
         self._reports = 0
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -218,6 +118,7 @@ class Watchdog:
         """
         self._count += 1
         self._step = self._step + 1 if number is None else number
+        self._moved = time.monotonic()
 
     @contextmanager
     def paused(self, reason: str) -> Iterator[None]:
@@ -228,15 +129,30 @@ class Watchdog:
         finally:
             self._pauses.remove(reason)
             self._count += 1
+            self._moved = time.monotonic()
 
     def __enter__(self) -> "Watchdog":
         stack_server.set_progress_source(self._progress)
-        self._seen = self._count, time.monotonic()
+        self._moved = time.monotonic()
+        self._seen = self._count, self._moved
         self._end.clear()
+        stack_server.open(close_at_exit=True)
+        job_socket.open()
+        if self._signal is not None:
+            name = signal.Signals(self._signal).name
+            self._block.enter_context(
+                listening_to_signals(
+                    lambda *_: None,
+                    lambda _: self._report(f"{name} at step {self._step}", _SIGNAL_AGAIN),
+                    f"{OWN_THREADS}signals",
+                    (self._signal,),
+                )
+            )
         self._thread = start_background(self._watch, self._end.set, f"{OWN_THREADS}watchdog")
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._block.close()
         self._end.set()
         stack_server.set_progress_source(None)
         if self._thread is not None:
@@ -244,9 +160,8 @@ class Watchdog:
             self._thread.join()
 
     def _progress(self) -> StepProgress:
-        return StepProgress(
-            self._step, time.monotonic() - self._seen[1], self._pauses[-1] if self._pauses else ""
-        )
+        paused = self._pauses[-1] if self._pauses else ""
+        return StepProgress(self._step, time.monotonic() - self._moved, paused)
 
     def _watch(self) -> None:
         threshold = self._timeout
@@ -259,52 +174,59 @@ class Watchdog:
                 self._seen, threshold = (self._count, now), self._timeout
             elif now - since >= threshold:
                 threshold *= 2
-                self._report(now - since)
+                why = f"no step for {now - since:.0f} s, since step {self._step}"
+                busy = self._report(why, self._timeout / 2)
+                if self._crash and not busy:
+                    self._end_process()
 
-    def _report(self, idle: float) -> None:
+    def _report(self, why: str, recent: float) -> bool:
+        """Report on all processes; return whether one is busy and has paused its watchdog.
+
+        Args:
+            why: Reason of the report.
+            recent: Number of seconds after a report of another process during which this one shows
+                it again, and after a step during which a process does not count as stuck.
+        """
         me, count = coordination.process_index(), coordination.process_count()
         self._reports += 1
         own = "\n\n".join(thread.text() for thread in stack_server.local_dump().threads)
-        self._write(
-            f"process {me} of {count}: no step for {idle:.0f} s, since step {self._step}:\n{own}"
-        )
-        busy = False
+        self._write(f"process {me} of {count}: {why}:\n{own}")
         if coordination.client() is not None and count > 1:
             try:
-                busy = self._report_all(count)
+                return self._report_all(recent)
             except Exception as error:
                 # The store itself may hang. The report of this process is already written.
                 self._write(
                     f"process {me} of {count} cannot request the stacks of its peers: {error}"
                 )
-        if self._crash and not busy:
-            os.write(2, f"\nxlashard: the watchdog ends process {me} of {count}\n".encode())
-            logging.shutdown()
-            # The peers read the report from this process, or from its service.
-            time.sleep(_READ)
-            os._exit(STUCK_EXIT_CODE)
+        return False
 
-    def _report_all(self, count: int) -> bool:
-        """Report on all processes; return whether one is busy and has paused its watchdog."""
-        request = stack_server.request_all(_ANSWER, recent=self._timeout / 2)
-        if request.answers is None:
-            return self._report_of_another(request)
-        waits = {process: read_status(process).main_wait for process in range(count)}
-        notes = {process: str(wait) for process, wait in waits.items() if wait}
-        report = HangReport(count, request.answers, notes, recent=self._timeout / 2)
+    def _end_process(self) -> NoReturn:
+        me, count = coordination.process_index(), coordination.process_count()
+        os.write(2, f"\nxlashard: the watchdog ends process {me} of {count}\n".encode())
+        logging.shutdown()
+        # The peers read the report from this process, or from its service.
+        time.sleep(_READ)
+        os._exit(STUCK_EXIT_CODE)
+
+    def _report_all(self, recent: float) -> bool:
+        while True:
+            request = stack_server.request_all(_ANSWER, recent)
+            if request.answers is not None:
+                break
+            outcome = request.outcome(_ANSWER + _OUTCOME)
+            if outcome is None:
+                self._write("another process requested all stacks, but published no report")
+                return False
+            if outcome != COMMAND_OUTCOME:
+                state, _, text = outcome.partition("\n")
+                self._write(text)
+                return state == "busy"
+        report = make_hang_report(request.answers, recent)
         text, busy = str(report), bool(report.paused or report.moving)
         request.publish(f"{'busy' if busy else 'stuck'}\n{text}")
         self._write(text)
         return busy
-
-    def _report_of_another(self, request: DumpRequest) -> bool:
-        outcome = request.outcome(_ANSWER + _OUTCOME)
-        if outcome is None:
-            self._write("another process requested all stacks, but published no report")
-            return False
-        state, _, text = outcome.partition("\n")
-        self._write(text)
-        return state == "busy"
 
     def _write(self, text: str) -> None:
         logger.error("%s", text)
@@ -314,3 +236,11 @@ class Watchdog:
         name = f"watchdog-{coordination.process_index()}-{self._reports}.txt"
         with (self._folder / name).open("a", encoding="utf-8") as file:
             file.write(f"{text}\n\n")
+
+
+def _can_handle(number: object) -> bool:
+    return (
+        isinstance(number, int)
+        and number in signal.valid_signals()
+        and number not in (*SIGNALS, signal.SIGKILL, signal.SIGSTOP)
+    )
