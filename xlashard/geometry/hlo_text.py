@@ -99,7 +99,7 @@ def _sharding(reader: _ShardingReader, *, nested: bool) -> Maker:
     if reader.take(r"(?=\{|\})") is not None:
         if nested:
             reader.fail("expected a sharding, not a tuple within a tuple,")
-        return _tuple(reader)
+        return "tuple_of", tuple(_sharding(reader, nested=True) for _ in reader.items())
     word = reader.expect(
         rf"(?:{'|'.join(_WORDS)}|maximal|devices)\b",
         f"{', '.join(_WORDS)}, maximal or devices=[...]",
@@ -116,10 +116,6 @@ def _sharding(reader: _ShardingReader, *, nested: bool) -> Maker:
         _skip_braces(reader)
     reader.expect(r"\}", "'}'")
     return parsed
-
-
-def _tuple(reader: _ShardingReader) -> Maker:
-    return "tuple_of", tuple(_sharding(reader, nested=True) for _ in reader.items())
 
 
 def _tiled(reader: _ShardingReader) -> Maker:

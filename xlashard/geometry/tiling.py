@@ -183,17 +183,9 @@ class Tiling:
             return self._from_tile_ids(self.counts, self._places.all // self.addends)
         return Tiling(self.counts, self.num_devices, steps)
 
-    def addend_ids(self, positions: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
-        """Return the number of the partial result that each device holds of its tile.
-
-        Args:
-            positions: Device positions `[...]`; all of them, in order, if not given.
-
-        Raises:
-            GridError: A position is outside `0 .. num_devices - 1`.
-        """
-        places = self._places.all if positions is None else self._places.at(positions)
-        return places % self.addends
+    def addend_ids(self) -> npt.NDArray[np.int64]:
+        """Return the number of the partial result that each device holds of its tile, in order."""
+        return self._places.all % self.addends
 
     def same_tiles(self, other: "Tiling") -> bool:
         """Return whether every device position holds the same tile in both."""

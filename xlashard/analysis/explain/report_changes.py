@@ -15,7 +15,6 @@ from xlashard.analysis.explain.model import (
     CollectiveReport,
     DonationReport,
     RepeatedReport,
-    ValueReport,
 )
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.sections import sent_by_axes, sharding_text, short_type
@@ -175,8 +174,9 @@ def _list_texts(report: Any) -> dict[str, dict[str, str]]:
     repeated = {_repeated_name(f): f"repeated by {f.devices} devices" for f in report.repeated}
     constants = {c.path: f"{in_bytes(c.nbytes)} closed over" for c in report.constants}
     unmet = (u for u in report.unmet if u.kind != "donation")
+    values = (*report.inputs, *report.outputs)
     return {
-        "shardings": {v.path: _value(v) for v in (*report.inputs, *report.outputs)},
+        "shardings": {v.path: f"{short_type(v)} {sharding_text(v)}" for v in values},
         "donations": {d.path: _fate(d) for d in report.donations},
         "unmet": {u.path: f"{u.requested}: {u.actual}" for u in unmet},
         "findings": {**repeated, **constants},
@@ -192,10 +192,6 @@ def _list_lines(report: Any) -> dict[str, str]:
 
 def _repeated_name(row: RepeatedReport) -> str:
     return f"{row.operation} of {' · '.join(row.operands)}"
-
-
-def _value(v: ValueReport) -> str:
-    return f"{short_type(v)} {sharding_text(v)}"
 
 
 def _fate(d: DonationReport) -> str:

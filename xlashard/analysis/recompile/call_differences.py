@@ -13,7 +13,7 @@ from xlashard._jax.tree_definitions import outline
 from xlashard.core.pjit.arguments import Argument
 from xlashard.core.pjit.cache_miss import LONGEST_TEXT, CallKey, StaticValue
 from xlashard.core.program.wrapper_paths import LEAF, static_parts
-from xlashard.core.sharding import Mesh, Sharding, XLACompatibleSharding
+from xlashard.core.sharding import Sharding, XLACompatibleSharding
 from xlashard.core.sharding.sharding_texts import described
 from xlashard.support.formatting import shortened, sizes_text
 from xlashard.support.lazily import dataclass
@@ -250,9 +250,7 @@ def _sharding_texts(before: Sharding, after: Sharding) -> tuple[str, str]:
 
 
 def _mesh_texts(before: CallKey, after: CallKey) -> tuple[str, str]:
-    olds, news = (
-        (_mesh_text(key.mesh), _entered_text(key), _mesh_devices(key)) for key in (before, after)
-    )
+    olds, news = map(_describe_mesh, (before, after))
     # The mesh alone where the two differ in it.
     shown = [i for i in (0, 1, 2) if i == 0 or (olds[0] == news[0] and olds[i] != news[i])]
     return " ".join(olds[i] for i in shown), " ".join(news[i] for i in shown)
@@ -265,14 +263,12 @@ def _entered_text(key: CallKey) -> str:
     return f"by {' and '.join(contexts) or 'no context'}"
 
 
-def _mesh_devices(key: CallKey) -> str:
-    return f"on {_device_text(None if key.mesh is None else key.mesh._flat_devices_tuple)}"
-
-
-def _mesh_text(mesh: Mesh | None) -> str:
-    if mesh is None:
-        return "none"
-    return sizes_text(mesh.shape.items())
+def _describe_mesh(key: CallKey) -> tuple[str, str, str]:
+    """Return the mesh in force, what put it there, and its devices."""
+    if key.mesh is None:
+        return "none", _entered_text(key), "on no device"
+    devices = _device_text(key.mesh._flat_devices_tuple)
+    return sizes_text(key.mesh.shape.items()), _entered_text(key), f"on {devices}"
 
 
 def _device_text(devices: tuple[Device, ...] | None) -> str:

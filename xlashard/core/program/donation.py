@@ -305,12 +305,8 @@ def path_ends(path: str) -> list[tuple[str, ...]]:
         >>> path_ends("state['w']")
         [('state', "['w']"), ("['w']",), ()]
     """
-    steps = _split_path(path)
+    steps = re.findall(r"\[[^]]*\]|\.?[^.[]+", path)
     return [tuple(steps[start:]) for start in range(len(steps) + 1)]
-
-
-def _split_path(path: str) -> list[str]:
-    return re.findall(r"\[[^]]*\]|\.?[^.[]+", path)
 
 
 def _conflict(plan: ProgramPlan, result: ValuePlan, consumer: int | None) -> str:

@@ -364,14 +364,11 @@ def _check_compiled(compilation: Compilation, topology: BaseTopology) -> None:
     name, devices = compilation.name, compilation.devices
     if topology.match_devices(devices) is None:
         raise ArgumentError(
-            f"{name} is a Compiled, machine code for {_devices_text(devices)}, not for those of "
-            f"{topology.name}: pass its Lowered, or the function and its arguments"
+            f"{name} is a Compiled, machine code for {counted(len(devices), 'device')} of "
+            f"{devices[0].device_kind}, not for those of {topology.name}: pass its Lowered, or the "
+            "function and its arguments"
         )
     _check_size(name, devices, topology)
-
-
-def _devices_text(devices: Sequence[Any]) -> str:
-    return f"{counted(len(devices), 'device')} of {devices[0].device_kind}"
 
 
 def check_devices(lowered: LoweredModule, topology: BaseTopology) -> None:

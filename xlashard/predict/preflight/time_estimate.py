@@ -239,7 +239,11 @@ def error_parts(
     kernels = kernels or KernelSpread()
     waiting = (shares.get("ici", 0.0) + shares.get("host", 0.0)) / whole
     hbm = shares.get("hbm", 0.0) / whole
-    bar = _GPU_BAR if isinstance(chip, GpuModel) else _TPU_BARS.get(_name(chip), _TPU_BAR)
+    bar = (
+        _GPU_BAR
+        if isinstance(chip, GpuModel)
+        else _TPU_BARS.get(chip.name if chip else "", _TPU_BAR)
+    )
     return {
         "model": bar.model,
         "waiting": (bar.waiting[0] * waiting, bar.waiting[1] * waiting),
@@ -252,10 +256,6 @@ def error_parts(
         "kernels": (-kernels.faster / whole, kernels.slower / whole),
         "ragged": (_RAGGED[0] * kernels.ragged / whole, _RAGGED[1] * kernels.ragged / whole),
     }
-
-
-def _name(chip: Chip | None) -> str:
-    return "" if chip is None else chip.name
 
 
 @dataclass(frozen=True)

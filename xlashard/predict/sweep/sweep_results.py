@@ -222,10 +222,11 @@ class ResultStore:
             with contextlib.suppress(ArgumentError):
                 result = _RESULT_FORMAT.read(SweepResult, line)
                 results[result.key] = result
-        return {k: r for k, r in results.items() if self._is_whole(r)}
-
-    def _is_whole(self, result: SweepResult) -> bool:
-        return not result.report or (self.folder / result.report).exists()
+        return {
+            key: result
+            for key, result in results.items()
+            if not result.report or (self.folder / result.report).exists()
+        }
 
     def keep_report(self, name: str, report: PreflightReport) -> str:
         """Write a whole report and return its path in the folder."""
