@@ -36,6 +36,7 @@ COMMANDS = [
     "legacy",
     "pod",
     "preflight",
+    "reshard-checkpoint",
     "run",
     "train",
 ]
