@@ -341,8 +341,8 @@ class AxisProgram:
             for t in needed:
                 seconds = self._model.conversion(value, number, slot, s, t) * times
                 beside = times * sum(
-                    each.conversion(value, number, slot, *states, (self._model.axis, s, t))
-                    for each, *states in others
+                    each.conversion(value, number, slot, before, after, (self._model.axis, s, t))
+                    for each, before, after in others
                 )
                 if shared is None or not seconds:
                     flows[s, t] = self._variable(seconds + beside)

@@ -344,7 +344,7 @@ class Search:
             order = tuple(sorted(names, key=lambda other: other == name))
             starts.append(_Start(f"fsdp, sequences over {name}", order, restrictions))
         free = dict.fromkeys(names, Restriction())
-        orders = list(permutations(names))[: 1 if self._alike[names[0]] == names else 2]
+        orders = list(permutations(names))[: 1 if set(self._alike.values()) == {names} else 2]
         starts += [_Start(f"auto({'>'.join(order)})", order, free) for order in orders]
         return starts
 
