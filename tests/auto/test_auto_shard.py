@@ -29,10 +29,11 @@ from tests.predict.targets.gpu.plugin import needs_plugin
 from tests.terminals import terminal_for_errors
 from tests.waiting import wait_for
 from xlashard import AutoPlan, P, auto_shard, eval_shape, explain, pjit, preflight
+from xlashard.auto import auto_shard as planning
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.auto_shard import solve
 from xlashard.auto.plan.plan_model import PlannedConstraint, spec_of_text, text_of_spec
-from xlashard.auto.problem import machine_of
+from xlashard.auto.problem import ProgramLayout, machine_of
 from xlashard.auto.proof import Prover
 from xlashard.errors import ArgumentError, MeshError, XlashardError
 from xlashard.gpu import topology as gpu_topology
@@ -564,3 +565,17 @@ def test_links_within_a_gpu_node_are_faster_than_between_nodes():
     assert within.bytes_per_second > 5 * between.bytes_per_second
     assert 0 < within.latency < 1e-3
     assert machine_of(mesh, cluster).memory_bytes == cluster.chip.available_bytes
+
+
+def test_ties_and_other_boundaries_are_compiled_before_similar_layouts():
+    drawn = [
+        ("best", P("x"), 1.0),
+        ("like the best", P("x"), 1.01),
+        ("tie", P("y"), 1.02),
+        ("near the tie", P("y"), 1.2),
+        ("other", P(), 1.5),
+        ("hopeless", P(None, "x"), 4.0),
+    ]
+    layouts = [ProgramLayout(name, (spec,), (), (), cost, 1.0) for name, spec, cost in drawn]
+    names = [layout.name for layout in planning._proof_order(layouts)]
+    assert names == ["best", "tie", "like the best", "other", "near the tie"]

@@ -87,6 +87,21 @@ def test_constraints_are_added_at_lines_of_unforeseen_collectives():
     assert corrections(LAYOUT, [moved(1.0, line=1)[0]], JAXPR) == []
 
 
+def test_results_of_gradients_may_stay_unconstrained():
+    def loss(a, b):
+        return jnp.sum(two_products(a, b))
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(X, X)
+    products = [n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name == "dot_general"]
+    sites = tuple((ConstraintSite((n,), "result", 0), P("x")) for n in products)
+    layout = replace(LAYOUT, constraints=sites)
+    found = {c.name: c.constraints for c in corrections(layout, [moved(1.0)[0]], jaxpr)}
+    first, second, *back = sites
+    kept = found["auto; corrected: results going forward"]
+    # The gradient on the other line keeps its constraint.
+    assert kept[:2] == (first, second) and len(back) == 2 and len(kept) == 3
+
+
 class Nearby:
     """Replacement of the search that records the arguments of its calls by layout."""
 

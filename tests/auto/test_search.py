@@ -458,3 +458,54 @@ def test_a_split_of_the_minor_dimension_below_a_tile_saves_no_bytes():
     assert model.work_seconds(number, width) == pytest.approx(whole)
     # The rows that are read, not the table.
     assert whole < 2 * 4096 * 128 * 4 / HBM
+
+
+def triangle(z, w):
+    for equation in ("ikc,jkc->ijc", "kic,kjc->ijc"):
+        z = z + jnp.einsum(equation, z @ w, z) @ w
+    return z
+
+
+STEPS = {
+    "rows": lambda z, w: jnp.einsum("ikc,jkc->ijc", z, z),
+    "columns": lambda z, w: jnp.einsum("kic,kjc->ijc", z, z),
+    "features": lambda z, w: jnp.tanh(z @ w),
+    "softmax": lambda z, w: jax.nn.softmax(z, axis=1),
+}
+
+
+def random_program(dice):
+    """Return a chain of steps on an array, and the shapes of its arguments."""
+    chain = [STEPS[name] for name in dice.choice([*STEPS], dice.integers(2, 5))]
+
+    def run(z, w):
+        for each in chain:
+            z = each(z, w)
+        return z
+
+    size, width = (int(n) for n in dice.choice([64, 128, 256], 2))
+    return run, (size, size, width), (width, width)
+
+
+def random_spec(dice, rank):
+    dims = [()] * rank
+    for axis in ("x", "y"):
+        if (dim := int(dice.integers(-1, rank))) >= 0:
+            dims[dim] += (axis,)
+    return P(*(axes or None for axes in dims))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [None, *range(5)])
+def test_a_free_search_finds_nothing_worse_than_with_a_fixed_spec(seed):
+    dice = np.random.default_rng(seed or 0)
+    on = machine(float(dice.choice([1e10, 1e11])), x=int(dice.choice([2, 4])), y=4)
+    if seed is None:
+        on, drawn = machine(x=4, y=4), (triangle, (512, 512, 128), (128, 128))
+    else:
+        drawn = random_program(dice)
+    free = problem(*drawn, on=on)
+    found = find_layouts(free)[0].seconds
+    for _ in range(2):
+        fixed = replace(free, in_specs=(random_spec(dice, 3), None))
+        assert found <= 1.01 * find_layouts(fixed)[0].seconds

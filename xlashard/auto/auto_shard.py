@@ -2,13 +2,16 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from xlashard._jax.trace.observed_programs import unobserved
 from xlashard.auto.auto_program import AutoProgram, Target, read_larger, read_programs
 from xlashard.auto.corrections import corrected, lightened
+from xlashard.auto.layout_builder import INSIDE
 from xlashard.auto.plan.auto_plan import AutoPlan, check_applicable
 from xlashard.auto.plan.plan_description import describe_plan
 from xlashard.auto.problem import AutoProblem, ProgramLayout
@@ -27,10 +30,16 @@ PROVEN = 6
 """Number of layouts whose programs are compiled, whatever time that takes."""
 PROOF_SECONDS = 60.0
 """CPU seconds of compilation within which further layouts are compiled."""
+_FEW_ELEMENTS, _PROVEN_QUICKLY = 10_000_000, 2
+"""Elements of the arguments below which few layouts are searched and compiled for devices at hand,
+as a step takes milliseconds, and number of these layouts that are compiled."""
+_CLOSE = 1.03
+"""Ties with the best layout are predicted to take at most so many times its time."""
 _HOPELESS = 3.0
 """A layout isn't compiled if its predicted time is so many times that of the best."""
-_THINNED = 2
-"""Number of the fastest layouts for TPUs that are compiled with fewer constraints, too."""
+_VARIED, _THINNED = 4, 2
+"""Number of the fastest layouts for TPUs that are compiled with constraints on results of products
+alone, and in all variants with fewer constraints."""
 _LESS, _LESS_WITHOUT = 0.9, 0.8
 """Largest memory of a search after one, if a layout fits and if none does, as a share of its."""
 _MESHES = 2
@@ -117,9 +126,8 @@ def auto_shard(
         measured = (program.with_rates(rates) for program in programs)
         for program, problem in _promising(measured, memory, fixed, time_limit):
             _check_devices(program, measure)
-            solved.append(
-                (program, problem, solve(program, problem, time_limit, timeout=compile_timeout))
-            )
+            layouts = solve(program, problem, time_limit, timeout=compile_timeout, measure=measure)
+            solved.append((program, problem, layouts))
         program, problem, layouts = min(solved, key=lambda each: each[-1].proven[0].rank)
         if measure:
             layouts = _measured(program, layouts, measure)
@@ -190,6 +198,7 @@ def solve(
     count: int = PROVEN,
     seconds: float = PROOF_SECONDS,
     timeout: float = COMPILE_SECONDS,
+    measure: int = 0,
 ) -> ProvenLayouts:
     """Search for layouts and compile the most promising.
 
@@ -200,9 +209,11 @@ def solve(
         program: The program.
         problem: The problem of its layout.
         time_limit: Seconds that a search may take.
-        count: Number of programs to compile per search, whatever time that takes.
+        count: Number of programs to compile per search, whatever time that takes; fewer if the
+            program is small and its devices are at hand.
         seconds: CPU seconds of compilation per search within which further programs are compiled.
         timeout: Seconds that one compilation for a topology may take; 0 for no limit.
+        measure: Number of programs that are to be run.
 
     Raises:
         CompileError: If the compiler refuses all.
@@ -210,16 +221,21 @@ def solve(
     proven: list[ProvenLayout] = []
     others: dict[str, ProgramLayout] = {}
     limit = problem.memory_bytes
+    elements = sum(math.prod(aval.shape) for aval in problem.jaxpr.in_avals)
+    is_quick = program.topology is None and elements < _FEW_ELEMENTS
+    if is_quick:
+        count, seconds = max(_PROVEN_QUICKLY, measure), 0.0
     with Prover(program, problem.memory_bytes, timeout) as prover:
         while True:
-            search = Search(replace(problem, memory_bytes=limit), time_limit)
+            search = Search(replace(problem, memory_bytes=limit), time_limit, restarts=not is_quick)
             layouts = sorted(search.run(), key=lambda layout: layout.seconds)
-            longest = _HOPELESS * layouts[0].seconds
-            promising = [layout for layout in layouts if layout.seconds <= longest]
-            latest = prover.prove(promising, count, seconds)
+            latest = prover.prove(_proof_order(layouts), count, seconds)
             if program.topology is not None:
-                for fastest in sorted([*proven, *latest], key=lambda p: p.rank)[:_THINNED]:
-                    thinned = search.thinned(fastest.layout)
+                found = {layout.name: layout for layout in layouts}
+                for each in _fastest(latest, found)[:_VARIED]:
+                    latest += prover.prove(search.thinned(each)[:1], 1)
+                for each in _fastest(latest, found)[:_THINNED]:
+                    thinned = search.thinned(each)
                     latest += prover.prove(thinned, len(thinned))
                 fastest = min((p.seconds for p in proven if p.fits), default=math.inf)
                 latest += lightened(latest, prover, search, fastest)
@@ -253,6 +269,39 @@ def solve(
     left = [layout for name, layout in others.items() if name not in known]
     left.sort(key=lambda layout: layout.seconds)
     return ProvenLayouts(tuple(proven), tuple(left), search.gap, search.least_seconds())
+
+
+def _proof_order(layouts: Sequence[ProgramLayout]) -> list[ProgramLayout]:
+    """Return the layouts that may be the fastest, in the order in which they are compiled.
+
+    First come ties with the best prediction, one of each boundary. Their others take turns with
+    the other boundaries: the model errs by more than it tells similar layouts apart.
+
+    Args:
+        layouts: Layouts, the fastest by prediction first.
+    """
+    best, seen = layouts[0].seconds, set[object]()
+    groups: dict[tuple[bool, bool], list[ProgramLayout]] = defaultdict(list)
+    for layout in layouts:
+        if layout.seconds <= _HOPELESS * best:
+            boundary = layout.in_specs, layout.out_specs
+            groups[layout.seconds <= _CLOSE * best, boundary not in seen].append(layout)
+            seen.add(boundary)
+    turns = zip_longest(groups[True, False], groups[False, True])
+    return [
+        *groups[True, True],
+        *(layout for pair in turns for layout in pair if layout is not None),
+        *groups[False, False],
+    ]
+
+
+def _fastest(
+    proven: Iterable[ProvenLayout], found: Mapping[str, ProgramLayout]
+) -> list[ProgramLayout]:
+    """Return the layouts of a search whose programs, in any variant, are the fastest."""
+    ranked = sorted(proven, key=lambda p: p.rank)
+    names = dict.fromkeys(p.layout.name.partition(INSIDE)[0] for p in ranked)
+    return [found[name] for name in names if name in found]
 
 
 def smallest_slice(

@@ -23,6 +23,8 @@ from xlashard.auto.rules.factors import can_shard
 
 EXCESS_SECONDS = 1e-8
 """Price of a byte above the memory, in seconds: a gigabyte costs more than any step."""
+_TIE_SECONDS = 1e-8
+"""Price of a dimension of an argument over the one before it, in seconds."""
 WHOLE_SHARE = 0.1
 """Price of an argument that a device holds whole, as a share of the time to read it."""
 
@@ -212,9 +214,12 @@ class AxisProgram:
         for value, times in graph.elementwise:
             self._save(value, model.elementwise_seconds(value) * times)
         for value in graph.arguments:
-            # Among equally fast shardings of an argument, that with the least memory.
+            # Among equally fast shardings of an argument, that with the least memory, and of these
+            # that of the first dimension, so that similar layers are sharded alike.
             nbytes = model.local_bytes(value)
             self._save(value, WHOLE_SHARE * nbytes / model.machine.rates.hbm_bytes)
+            for dim, variable in self._stored(value).items():
+                self._cost[variable] += dim * _TIE_SECONDS
         for value, label, times in graph.reductions:
             root = graph.labels.find(label)
             if root in self._labels and n > 1:
@@ -336,8 +341,8 @@ class AxisProgram:
             for t in needed:
                 seconds = self._model.conversion(value, number, slot, s, t) * times
                 beside = times * sum(
-                    each.conversion(value, number, slot, *states, (self._model.axis, s, t))
-                    for each, *states in others
+                    each.conversion(value, number, slot, before, after, (self._model.axis, s, t))
+                    for each, before, after in others
                 )
                 if shared is None or not seconds:
                     flows[s, t] = self._variable(seconds + beside)

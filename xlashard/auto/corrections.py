@@ -22,7 +22,7 @@ from xlashard.hlo.collectives import Collective
 
 _ROUNDS = 2
 """Rounds of corrections, each of those before."""
-_LEAST_SHARE = 0.03
+_LEAST_SHARE = 0.02
 """Share of a step that unforeseen collectives take in layouts that are corrected."""
 _MOST = 2
 """Number of layouts that are corrected in a round."""
@@ -30,10 +30,11 @@ _LITTLE = 0.05
 """Share of the memory that a layout may exceed it by, if one near it is searched."""
 _SPARE = 0.002
 """Share of the memory that such a layout saves beyond the excess."""
-_KEPT: dict[str, Callable[[ConstraintSite], bool]] = {
-    "results": lambda site: site.kind == "result",
-    "operands": lambda site: site.kind == "operand",
-    "nothing": lambda site: False,
+_KEPT: dict[str, Callable[[ConstraintSite, Any], bool]] = {
+    "results": lambda site, _: site.kind == "result",
+    "results going forward": lambda site, eqn: site.kind == "result" and not _is_gradient(eqn),
+    "operands": lambda site, _: site.kind == "operand",
+    "nothing": lambda site, _: False,
 }
 """Constraints that remain on the lines of unforeseen collectives."""
 
@@ -129,7 +130,7 @@ def corrections(
 ) -> list[ProgramLayout]:
     """Return a layout with fewer constraints on the lines of its unforeseen collectives.
 
-    There it constrains results only, operands only, or nothing.
+    There it constrains results only, with those of gradients or without, operands only, or nothing.
 
     Args:
         layout: The layout.
@@ -137,19 +138,22 @@ def corrections(
         jaxpr: The closed jaxpr of the program.
     """
     lines = {line for each in unforeseen for line in _lines(each)}
-    removable = {
-        site
-        for site, _ in layout.constraints
-        if site.path and source_line(site_value(jaxpr, site)[0]) in lines
-    }
+    equations = {site: site_value(jaxpr, site)[0] for site, _ in layout.constraints if site.path}
+    removable = {site: eqn for site, eqn in equations.items() if source_line(eqn) in lines}
     layouts = {layout.constraints: layout}
     for what, keeps in _KEPT.items():
         constraints = tuple(
-            each for each in layout.constraints if each[0] not in removable or keeps(each[0])
+            (site, spec)
+            for site, spec in layout.constraints
+            if site not in removable or keeps(site, removable[site])
         )
         name = f"{layout.name}; corrected: {what}"
         layouts.setdefault(constraints, replace(layout, name=name, constraints=constraints))
     return list(layouts.values())[1:]
+
+
+def _is_gradient(eqn: Any) -> bool:
+    return "transpose(" in str(eqn.source_info.name_stack)
 
 
 def _unforeseen_seconds(proven: ProvenLayout, search: Search) -> dict[tuple[str, int], float]:

@@ -5,7 +5,8 @@ import time
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice, permutations, product
+from itertools import islice, permutations, product
+from typing import Any
 
 from xlashard.auto.axis_costs import Assignment, CostModel
 from xlashard.auto.axis_program import (
@@ -50,21 +51,23 @@ class Search:
     Args:
         problem: The problem.
         seconds: Time limit, in seconds that the process computes.
+        restarts: Whether the search starts again from boundaries and from what it has found.
 
     Attributes:
         graph: Graph of the program.
         gap: Largest relative gap of the integer programs, each of one axis given the others.
     """
 
-    def __init__(self, problem: AutoProblem, seconds: float) -> None:
+    def __init__(self, problem: AutoProblem, seconds: float, *, restarts: bool = True) -> None:
         self.problem = problem
         self.graph = ProgramGraph(problem.jaxpr, problem.tied, problem.in_specs, problem.out_specs)
         self.gap = 0.0
+        self._restarts = restarts
         self._axes = {axis.name: axis for axis in problem.machine.axes if axis.size > 1}
         self._limit = seconds
         self._batch, self._along = batch_labels(self.graph)
         self._memory = MemoryModel(self.graph, problem)
-        self._solutions: dict[tuple[object, ...], AxisSolution] = {}
+        self._solutions: dict[tuple[Any, ...], AxisSolution] = {}
         self._found: dict[str, Assignment] = {}
         self._raised: dict[tuple[str, str], RaisedCosts] = {}
         self._started = time.process_time(), time.perf_counter()
@@ -81,14 +84,8 @@ class Search:
             self._keep(start.name, *self._descend(start, Assignment()))
         if not self._axes or math.isinf(self._best[1]):
             return list(self._layouts.values())
-        half = Restriction(memory_bytes=self._memory.peak(self._best[0]) / 2)
-        half_start = self._start("half the memory", dict.fromkeys(self._axes, half))
-        for start in chain([half_start], islice(self._boundaries(), self._most)):
-            self._keep(start.name, *self._descend(start, Assignment()))
-        free = dict.fromkeys(self._axes, Restriction())
-        for number, (axis, begun) in enumerate(islice(self._exchanged(), self._most), 1):
-            start = self._start(f"auto {number}", free, last=axis)
-            self._keep(start.name, *self._descend(start, begun))
+        if self._restarts:
+            self._restart()
         small = self._small_state()
         names = {"auto": frozenset[int](), "auto, small state replicated": small}
         for name, whole in names.items():
@@ -99,8 +96,26 @@ class Search:
                 self._keep(name, *self._descend(start, begun))
         return list(self._layouts.values())
 
+    def _restart(self) -> None:
+        """Search from half of the memory, from boundaries, and from what has been found."""
+        half = Restriction(memory_bytes=self._memory.peak(self._best[0]) / 2)
+        start = self._start("half the memory", dict.fromkeys(self._axes, half))
+        assignment, _ = self._descend(start, Assignment())
+        if assignment.labels:
+            self._keep(start.name, assignment, self._predict(assignment))
+        for start in islice(self._boundaries(), self._most):
+            self._keep(start.name, *self._descend(start, Assignment()))
+        free = dict.fromkeys(self._axes, Restriction())
+        for number, (axis, begun) in enumerate(islice(self._exchanged(), self._most), 1):
+            start = self._start(f"auto {number}", free, last=axis)
+            assignment, seconds = self._descend(start, begun)
+            if seconds < 0.999 * self._best[1]:
+                self._keep(start.name, assignment, seconds)
+
     def _keep(self, name: str, assignment: Assignment, seconds: float) -> None:
         """Keep a layout, unless an equal one or its mirror is kept."""
+        if math.isinf(seconds) and self._layouts:
+            return
         layout, mirrored = self._layout(name, assignment, seconds), Assignment()
         for axes in set(self._alike.values()):
             pairs = [(assignment.labels[a], assignment.factors[a]) for a in axes]
@@ -116,47 +131,53 @@ class Search:
     def _boundaries(self) -> Iterator[_Start]:
         """Yield starts that shard the largest arguments along each dimension over each axis."""
         graph, names, seen = self.graph, tuple(self._axes), set[Hashable]()
-        values = {k: graph.inside.get(v, v) for k, v in enumerate(graph.arguments)}
-        largest = sorted(values, key=lambda k: -graph.values[values[k]].nbytes)
+        values = [graph.inside.get(value, value) for value in graph.arguments]
+        large = sorted(range(len(values)), key=lambda k: -graph.values[values[k]].nbytes)
         # The largest of what is fed back, and of the rest.
-        is_state = [values[k] in graph.state for k in largest]
-        for k in sorted({largest[is_state.index(x)] for x in set(is_state)}, key=largest.index):
-            rank = len(graph.values[values[k]].shape)
-            for dims in product(range(rank), repeat=len(names)):
-                labels = [graph.label(values[k], dim) for dim in dims]
-                key = tuple(sorted((self._alike[n], x) for n, x in zip(names, labels, strict=True)))
-                if key not in seen:
-                    seen.add(key)
-                    states = dict(zip(names, dims, strict=True))
-                    sharded = {
-                        name: Restriction(sharded=frozenset((label,)))
-                        for name, label in zip(names, labels, strict=True)
-                    }
-                    spec = self._builder.spec(values[k], states)
-                    yield self._start(f"argument {k} by {spec}", sharded)
+        first = {values[k] in graph.state: k for k in reversed(large)}
+        for k in sorted(first.values(), key=large.index):
+            shape, is_state = graph.values[values[k]].shape, values[k] in graph.state
+            # Equal layers get equal specs.
+            equal = [
+                value
+                for value in values
+                if (graph.values[value].shape, value in graph.state) == (shape, is_state)
+            ]
+            for dims in product(range(len(shape)), repeat=len(names)):
+                key = k, tuple(sorted(zip(map(self._alike.get, names), dims, strict=True)))
+                if key in seen:
+                    continue
+                seen.add(key)
+                sharded = {
+                    name: Restriction(sharded=frozenset(graph.label(v, dim) for v in equal))
+                    for name, dim in zip(names, dims, strict=True)
+                }
+                spec = self._builder.spec(values[k], dict(zip(names, dims, strict=True)))
+                yield self._start(f"argument {k} by {spec}", sharded)
 
     @cached_property
     def _most(self) -> int:
         """Number of starts of a kind, by the size of the integer programs."""
-        rules = (self.graph.operations[numbers[0]].rule for numbers in self.graph.alike)
-        return max(_FEWEST, _CHOICES // sum(len(rule.factors) + 1 for rule in rules))
+        choices = sum(len(op.rule.factors) + 1 for op in self.graph.operations)
+        return max(_FEWEST, _CHOICES // max(choices, 1))
 
     def _exchanged(self) -> Iterator[tuple[str, Assignment]]:
-        """Yield axes with their solutions of the fastest layouts, to solve the other axes again.
+        """Yield axes with solutions of theirs, for which the other axes are solved again.
 
-        A solution may come from another axis of the same size.
+        They are those of the layouts that were found, the fastest first, and those on the way
+        there. A solution may come from another axis of the same size.
         """
         seen = set[Hashable]()
-        for _, assignment in sorted(self._ended, key=lambda each: each[0]):
-            for source, name in product(self._axes, repeat=2):
-                labels, factors = assignment.labels[source], assignment.factors[source]
-                key = self._alike[name][0], labels, frozenset(factors.items())
-                same_size = self._axes[source].size == self._axes[name].size
-                if factors and same_size and key not in seen:
-                    seen.add(key)
-                    begun = Assignment()
-                    begun.labels[name], begun.factors[name] = labels, factors
-                    yield name, begun
+        ended = sorted(self._ended, key=lambda each: each[0])
+        solutions = [(a, x.labels[a], x.factors[a]) for _, x in ended for a in self._axes]
+        solutions += [(axis, *found[:2]) for (axis, *_), found in self._solutions.items()]
+        for (source, labels, factors), name in product(solutions, self._axes):
+            key = self._alike[name][0], labels, frozenset(factors.items())
+            if factors and key not in seen and self._axes[source].size == self._axes[name].size:
+                seen.add(key)
+                begun = Assignment()
+                begun.labels[name], begun.factors[name] = labels, factors
+                yield name, begun
 
     def lighter(self, layout: ProgramLayout, nbytes: float) -> list[ProgramLayout]:
         """Return a layout near one of this search that takes less memory; none if none does.
@@ -323,7 +344,7 @@ class Search:
             order = tuple(sorted(names, key=lambda other: other == name))
             starts.append(_Start(f"fsdp, sequences over {name}", order, restrictions))
         free = dict.fromkeys(names, Restriction())
-        orders = list(permutations(names))[: 1 if self._alike[names[0]] == names else 2]
+        orders = list(permutations(names))[: 1 if set(self._alike.values()) == {names} else 2]
         starts += [_Start(f"auto({'>'.join(order)})", order, free) for order in orders]
         return starts
 
