@@ -2,12 +2,18 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from xlashard._jax.trace.observed_programs import unobserved
-from xlashard.auto.auto_program import AutoProgram, Target, read_larger, read_programs
+from xlashard.auto.auto_program import (
+    AutoProgram,
+    FixedSpecs,
+    Target,
+    read_larger,
+    read_programs,
+)
 from xlashard.auto.corrections import corrected, lightened
 from xlashard.auto.plan.auto_plan import AutoPlan, check_applicable
 from xlashard.auto.plan.plan_description import describe_plan
@@ -15,7 +21,6 @@ from xlashard.auto.problem import AutoProblem, ProgramLayout
 from xlashard.auto.proof import COMPILE_SECONDS, ProvenLayout, ProvenLayouts, Prover
 from xlashard.auto.proof import measure as run_programs
 from xlashard.auto.search import Search
-from xlashard.core.sharding import PartitionSpec
 from xlashard.errors import ArgumentError, CompileError, XlashardWarning
 from xlashard.predict.preflight.report.measured import RatesSources
 from xlashard.predict.targets.base_topology import BaseTopology
@@ -46,7 +51,7 @@ def auto_shard(
     measure: int = 0,
     time_limit: float = 60.0,
     compile_timeout: float = COMPILE_SECONDS,
-    fixed: Mapping[str, PartitionSpec] | None = None,
+    fixed: FixedSpecs | None = None,
     rates: RatesSources | None = None,
     ignore_constraints: bool = False,
     **kwargs: Any,
@@ -73,7 +78,8 @@ def auto_shard(
         compile_timeout: Seconds that the compilation of one layout for a topology may take; the
             plan refuses one that takes longer. 0 for no limit.
         fixed: Specs that the layout must keep, by regular expressions over the paths of arguments
-            and results, such as `{"^batch": P("data")}`; the first that matches holds.
+            and results, such as `{"^batch": P("data")}`, or `dict(plan.rules())`; the first that
+            matches holds.
         rates: File of the chip's measured rates, as `preflight` takes it.
         ignore_constraints: Leave out the function's own shardings and constraints, and the specs
             of explicit mesh axes, to see whether there is a better layout than its author's.
@@ -133,7 +139,7 @@ def auto_shard(
 def _promising(
     programs: Iterable[AutoProgram],
     memory: float,
-    fixed: Mapping[str, PartitionSpec] | None,
+    fixed: FixedSpecs | None,
     time_limit: float,
 ) -> list[tuple[AutoProgram, AutoProblem]]:
     """Return a program with its problem, or of several those of the fastest predicted layouts."""
@@ -258,7 +264,7 @@ def solve(
 def smallest_slice(
     larger: Iterable[AutoProgram],
     memory: float,
-    fixed: Mapping[str, PartitionSpec] | None,
+    fixed: FixedSpecs | None,
     time_limit: float,
     timeout: float = COMPILE_SECONDS,
 ) -> str:

@@ -5,6 +5,7 @@ Each call of that function is traced, then gets the layout.
 
 import copy
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -352,7 +353,9 @@ class PlannedProgram:
     def _check(self, call: Call, jaxpr: Any) -> None:
         traced = call.traced
         differs = next((p for p in traced.arg_names if p not in self.arguments), None)
-        same = traced.arg_names == self.arguments and traced.result_paths == self.results
+        # A parameter may have another name: its arrays keep their positions and keys.
+        names, own = (list(map(_keys_below, side)) for side in (traced.arg_names, self.arguments))
+        same = names == own and traced.result_paths == self.results
         if not self.by_users_paths:
             counts = len(traced.arg_names), len(traced.result_paths)
             differs, same = None, counts == (len(self.arguments), len(self.results))
@@ -362,6 +365,11 @@ class PlannedProgram:
                 f"{traced.name} has {what}, which the plan of {self.name} doesn't know: make a "
                 f"plan for it, xlashard.auto_shard({traced.name}, ..., mesh=mesh)"
             )
+
+
+def _keys_below(path: str) -> str:
+    """Return the path of an array below the function's parameter."""
+    return re.sub(r"^\w+", "", path)
 
 
 class PlannedFunction(Function):

@@ -2,22 +2,23 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Any, Literal
 
 import jax
 
 from xlashard._jax.trace.origins import source_frames, source_line
-from xlashard._jax.trace.tracing import bodies, count_bytes, shaped, source_of
+from xlashard._jax.trace.tracing import bodies, count_bytes, entry_axes, shaped, source_of
 from xlashard._jax.tree_definitions import outline
 from xlashard.analysis.explain.descriptions import describe_collective
 from xlashard.analysis.explain.model import CollectiveReport, ValueReport
 from xlashard.analysis.explain.sections import read_causes
-from xlashard.analysis.programs.program import ProgramValue
+from xlashard.analysis.programs.program import ProgramValue, find_fed_back
 from xlashard.analysis.programs.source_lines import SourceLocator, distinguish_lines
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.foreseen import link_seconds
+from xlashard.auto.layout_builder import INSIDE
 from xlashard.auto.plan.auto_plan import AutoPlan, fingerprint_of
 from xlashard.auto.plan.plan_model import (
     HeldMemory,
@@ -33,7 +34,7 @@ from xlashard.auto.problem import AutoProblem, ProgramLayout, site_value
 from xlashard.auto.proof import ProvenLayout, ProvenLayouts
 from xlashard.auto.rules.op_rules import op_rule
 from xlashard.core.program.wrapper_paths import is_equinox
-from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, spec_of
 from xlashard.core.sharding.named import grid_of
 from xlashard.errors import counted
 from xlashard.hlo.collectives import add_up
@@ -69,7 +70,13 @@ def describe_plan(
     out_specs = layout.out_specs, second.out_specs, problem.out_specs
     outputs = _values(program.mesh, own.results, *out_specs)
     unforeseen = tuple(_unforeseen(program, best))
-    shown = [*map(_proven_text, layouts.proven), *map(_predicted, layouts.others)]
+    shown = [
+        replace(each, title=describe_axes(program, layout))
+        for each, layout in (
+            *((_proven_text(proven), proven.layout) for proven in layouts.proven),
+            *((_predicted(layout), layout) for layout in layouts.others),
+        )
+    ]
     plan = AutoPlan(
         name=own.name,
         devices=_devices_text(program),
@@ -243,6 +250,54 @@ def _proven_text(proven: ProvenLayout) -> PlannedLayout:
         measured_seconds=proven.measured_seconds,
         reason=proven.reason,
     )
+
+
+def describe_axes(program: AutoProgram, layout: ProgramLayout) -> str:
+    """Return what each mesh axis does in a layout, in the words of parallel training.
+
+    Empty for a program without state, whose arguments show no batch.
+    """
+    own, arguments = program.program, program.program.arguments
+    state = {argument for argument, _ in find_fed_back(own)}
+    batch = {v.aval.shape[0] for i, v in enumerate(arguments) if i not in state and v.aval.shape}
+    if not state or not batch:
+        return ""
+    stored, activations = [], []
+    for i, (value, spec) in enumerate(zip(arguments, layout.in_specs, strict=True)):
+        (stored if i in state else activations).append((value.aval, spec))
+    inside = ((site_value(program.jaxpr, site)[1].aval, spec) for site, spec in layout.constraints)
+    activations += [(aval, spec) for aval, spec in inside if {*aval.shape[:1]} & batch]
+    axes_by_role: dict[str, list[str]] = defaultdict(list)
+    for axis in (str(name) for name, size in program.mesh.shape.items() if size > 1):
+        whole = sum(count_bytes(aval) for aval, _ in stored)
+        sharded = sum(count_bytes(aval) for aval, spec in stored if axis in spec_of(spec).axes)
+        places = {
+            # The second dimension is the sequence, unless it is the last.
+            0 if place == 0 else 1 if place == 1 and aval.ndim > 2 else 2
+            for aval, spec in activations
+            for place, entry in enumerate(spec)
+            if axis in entry_axes(entry)
+        }
+        axes_by_role[_name_role(places, 2 * sharded > whole)].append(axis)
+    roles = [f"{role} over {' × '.join(axes)}" for role, axes in axes_by_role.items()]
+    kept = layout.name.partition(INSIDE)[2]
+    pinned = [f"{'nothing' if kept == 'none' else kept} pinned inside"] if kept else []
+    words = ("corrected", "lighter", "small state replicated")
+    return ", ".join([*roles, *(word for word in words if word in layout.name), *pinned])
+
+
+def _name_role(places: Set[int], shards_state: bool) -> str:
+    """Return the name of what a mesh axis does.
+
+    Args:
+        places: Dimensions of activations that it shards: 0 is the batch, 1 the sequence.
+        shards_state: Whether it shards most of the state.
+    """
+    if 0 in places:
+        return "FSDP" if shards_state else "data"
+    if 1 in places:
+        return "FSDP with sequence" if shards_state else "sequence"
+    return "tensor" if shards_state or places else "replicated"
 
 
 def _predicted(layout: ProgramLayout) -> PlannedLayout:
