@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from xlashard._jax.trace.observed_programs import unobserved
 from xlashard.auto.auto_program import (
@@ -16,7 +16,7 @@ from xlashard.auto.auto_program import (
 )
 from xlashard.auto.corrections import corrected, lightened
 from xlashard.auto.plan.auto_plan import AutoPlan, check_applicable
-from xlashard.auto.plan.plan_description import describe_plan
+from xlashard.auto.plan.plan_description import describe_plan, tie_specs
 from xlashard.auto.problem import AutoProblem, ProgramLayout
 from xlashard.auto.proof import COMPILE_SECONDS, ProvenLayout, ProvenLayouts, Prover
 from xlashard.auto.proof import measure as run_programs
@@ -54,6 +54,7 @@ def auto_shard(
     fixed: FixedSpecs | None = None,
     rates: RatesSources | None = None,
     ignore_constraints: bool = False,
+    tie: Literal["names"] | None = None,
     **kwargs: Any,
 ) -> AutoPlan:
     """Choose the layout of a function: specs of arguments and results, and constraints inside.
@@ -83,14 +84,16 @@ def auto_shard(
         rates: File of the chip's measured rates, as `preflight` takes it.
         ignore_constraints: Leave out the function's own shardings and constraints, and the specs
             of explicit mesh axes, to see whether there is a better layout than its author's.
+        tie: `"names"` for one spec for each logical name of flax's boxes and variables or haliax's
+            arrays, and for equal layers, so that rules express the layout, which is proved so.
         **kwargs: Keyword arguments of the call.
 
     Returns:
         The plan. `print(plan)` displays it, `plan.apply(fun)` compiles the function with it.
 
     Raises:
-        ArgumentError: If `fun`, `memory`, `measure`, `compile_timeout`, `fixed` or `rates` is
-            invalid.
+        ArgumentError: If `fun`, `memory`, `measure`, `compile_timeout`, `fixed`, `rates` or `tie`
+            is invalid.
         MeshError: If there is no mesh.
         TopologyError: If the topology is unknown, or the mesh doesn't match it.
         CompileError: If the compiler refuses the program in every layout.
@@ -115,6 +118,8 @@ def auto_shard(
         # Candidates warn of what the plan does not keep.
         warnings.simplefilter("ignore", XlashardWarning)
         _check_options(memory, measure, compile_timeout)
+        if tie not in (None, "names"):
+            raise ArgumentError(f"tie={tie!r} is invalid: expected 'names' or None")
         check_applicable(fun)
         solved: list[tuple[AutoProgram, AutoProblem, ProvenLayouts]] = []
         programs = read_programs(
@@ -127,9 +132,17 @@ def auto_shard(
                 (program, problem, solve(program, problem, time_limit, timeout=compile_timeout))
             )
         program, problem, layouts = min(solved, key=lambda each: each[-1].proven[0].rank)
+        untied_seconds = None
+        if tie:
+            untied_seconds = layouts.proven[0].seconds
+            specs = tie_specs(program, layouts.proven[0].layout.in_specs, (args, kwargs))
+            pairs = zip(problem.in_specs, specs, strict=True)
+            kept = tuple(tied if fixed is None else fixed for fixed, tied in pairs)
+            tied = replace(problem, in_specs=kept)
+            layouts = solve(program, tied, time_limit, timeout=compile_timeout)
         if measure:
             layouts = _measured(program, layouts, measure)
-        plan = describe_plan(program, problem, layouts, (args, kwargs), fun)
+        plan = describe_plan(program, problem, layouts, (args, kwargs), fun, untied_seconds)
         if plan.fits or program.topology is None:
             return plan
         larger = read_larger(fun, args, kwargs, program)

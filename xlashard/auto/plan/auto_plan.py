@@ -5,6 +5,7 @@ Each call of that function is traced, then gets the layout.
 
 import copy
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -79,6 +80,9 @@ class AutoPlan(SerializableReport, PlanFields):
         types: Spec in the type of each argument under explicit axes.
         ignores_constraints: Whether the function's own shardings and constraints are left out.
         wrapper: Library whose function of `jax.jit` the plan was made for; empty for JAX's own.
+        beyond_rules: Number of arguments with another spec than one for each logical name, and for
+            equal layers, gives them.
+        untied_seconds: Time of a step with a spec for each array, if the plan is tied.
 
     Example:
         >>> import jax, xlashard
@@ -255,6 +259,18 @@ class AutoPlan(SerializableReport, PlanFields):
         """Return the layout of the arguments as rules; the first that matches a path holds."""
         rules = path_rules({value.path: value.spec for value in self.inputs})
         return tuple(PathRule(pattern, spec_of_text(spec)) for pattern, spec in rules)
+
+    def logical_axis_rules(self) -> dict[str, tuple[str, ...] | None]:
+        """Return the mesh axes of each logical axis, as haliax's axis mapping; None for none.
+
+        Its items are the `rules` of `flax.linen.logical_axis_rules`, and of `nnx` metadata.
+        """
+        return {rule.name: rule.axes or None for rule in self.axis_rules}
+
+    def logical_axis_rules_yaml(self) -> str:
+        """Return the mesh axes of each logical axis as `logical_axis_rules` of MaxText's YAML."""
+        rules = [json.dumps([rule.name, list(rule.axes)]) for rule in self.axis_rules]
+        return "logical_axis_rules: [\n" + "".join(f"  {rule},\n" for rule in rules) + "]\n"
 
     def code(self) -> str:
         """Return the layout as Python code that imports JAX alone.

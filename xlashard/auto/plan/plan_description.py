@@ -1,8 +1,10 @@
 """Describe a proven layout: its values, constraints with their lines, and the alternatives."""
 
+import math
+import operator
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -52,6 +54,7 @@ def describe_plan(
     layouts: ProvenLayouts,
     arguments: Any,
     fun: Any = None,
+    untied_seconds: float | None = None,
 ) -> AutoPlan:
     """Return the report of the best layout.
 
@@ -61,6 +64,7 @@ def describe_plan(
         layouts: The layouts.
         arguments: Arguments of the call, which may name logical axes.
         fun: The function.
+        untied_seconds: Time of a step with a spec for each array, if the layout is tied.
     """
     best, own = layouts.proven[0], program.program
     jaxpr, layout = own.jaxpr, best.layout
@@ -70,6 +74,11 @@ def describe_plan(
     out_specs = layout.out_specs, second.out_specs, problem.out_specs
     outputs = _values(program.mesh, own.results, *out_specs)
     unforeseen = tuple(_unforeseen(program, best))
+    names = _read_names([value.shape for value in inputs], arguments)
+    rules = axis_rules(
+        [*zip(names, layout.in_specs, (value.device_bytes for value in inputs), strict=True)]
+    )
+    by_rules = map(text_of_spec, tie_specs(program, layout.in_specs, arguments))
     shown = [
         replace(each, title=describe_axes(program, layout))
         for each, layout in (
@@ -92,7 +101,9 @@ def describe_plan(
         links="ici" if program.topology is None else program.topology.chip.links,
         fingerprint=fingerprint_of(jaxpr),
         arguments=tuple(_arguments(program)),
-        axis_rules=_axis_rules(inputs, layout.in_specs, arguments),
+        axis_rules=tuple(LogicalAxisRule(*rule) for rule in rules),
+        beyond_rules=sum(map(operator.ne, by_rules, (value.spec for value in inputs))),
+        untied_seconds=untied_seconds,
         unforeseen=unforeseen,
         excerpts=read_causes(unforeseen),
         gap=layouts.gap,
@@ -310,18 +321,63 @@ def _devices_text(program: AutoProgram) -> str:
     return counted(program.mesh.size, f"{program.mesh.devices.flat[0].device_kind} device")
 
 
-def _axis_rules(
-    inputs: Sequence[ValueReport], specs: Sequence[PartitionSpec], arguments: Any
-) -> tuple[LogicalAxisRule, ...]:
-    """Return the mesh axes of the logical axes that arguments name."""
-    shapes = [jax.numpy.shape(leaf) for leaf in jax.tree_util.tree_leaves(arguments)]
-    if shapes != [value.shape for value in inputs]:
-        return ()  # A wrapper passes others than it gets.
-    values = [
-        (names, spec, value.device_bytes)
-        for value, spec, names in zip(inputs, specs, logical_axes(arguments), strict=True)
-    ]
-    return tuple(LogicalAxisRule(*rule) for rule in axis_rules(values))
+def _read_names(shapes: Sequence[tuple[int, ...]], arguments: Any) -> list[tuple[Any, ...]]:
+    """Return the names of the dimensions of each argument; none where a wrapper passes others."""
+    passed = [jax.numpy.shape(leaf) for leaf in jax.tree_util.tree_leaves(arguments)]
+    return list(logical_axes(arguments)) if passed == list(shapes) else [()] * len(shapes)
+
+
+def tie_specs(
+    program: AutoProgram, specs: Sequence[PartitionSpec], arguments: Any
+) -> tuple[PartitionSpec, ...]:
+    """Return one spec for each logical name and for equal layers, near those of a layout.
+
+    A name gets the mesh axes that shard most of its bytes, and arrays without names, whose paths
+    differ by numbers alone, the spec of most of them.
+
+    Args:
+        program: The program.
+        specs: Spec of each argument.
+        arguments: Arguments of the call.
+    """
+    own = program.program.arguments
+    shapes = [tuple(value.aval.shape) for value in own]
+    names = _read_names(shapes, arguments)
+    rules = dict(axis_rules([*zip(names, specs, (v.nbytes for v in own), strict=True)]))
+    layers = [(re.sub(r"\d+", "", v.path), s) for v, s in zip(own, shapes, strict=True)]
+    counts: dict[Any, Counter[PartitionSpec]] = defaultdict(Counter)
+    for layer, spec in zip(layers, specs, strict=True):
+        counts[layer][spec] += 1
+    sizes = dict(program.mesh.shape)
+    return tuple(
+        spec_by_names(named, rules, shape, sizes) if named else counts[layer].most_common(1)[0][0]
+        for named, shape, layer in zip(names, shapes, layers, strict=True)
+    )
+
+
+def spec_by_names(
+    names: Sequence[str | None],
+    rules: Mapping[str, tuple[str, ...]],
+    shape: Sequence[int],
+    sizes: Mapping[Any, int],
+) -> PartitionSpec:
+    """Return the spec that rules of logical axes give an array, each mesh axis once.
+
+    Args:
+        names: Names of its dimensions.
+        rules: Mesh axes of each name.
+        shape: Its shape.
+        sizes: Sizes of the mesh axes.
+    """
+    left, entries = set(sizes), []
+    for name, size in zip(names, shape, strict=False):
+        axes = tuple(axis for axis in rules.get(name or "", ()) if axis in left)
+        axes = axes if size % math.prod(sizes[axis] for axis in axes) == 0 else ()
+        left -= set(axes)
+        entries.append(axes[0] if len(axes) == 1 else axes or None)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
 
 
 def logical_axes(args: Any) -> tuple[tuple[str | None, ...], ...]:

@@ -186,6 +186,8 @@ class PlanFields:
     types: tuple[str, ...] = ()
     ignores_constraints: bool = False
     wrapper: Literal["", "nnx", "equinox"] = ""
+    beyond_rules: int = 0
+    untied_seconds: float | None = None
 
     def check(self) -> None:
         """Check the facts that code is written from: a plan may come from a stranger's file.

@@ -120,6 +120,15 @@ def _notes(plan: PlanFields) -> Iterator[tuple[str, Content]]:
     if plan.least_seconds is not None and plan.fits:
         least, predicted = map(in_seconds, (plan.least_seconds, plan.chosen.predicted_seconds))
         yield "model", f"predicted {predicted}, by a model in which the work alone takes {least}"
+    if plan.untied_seconds is not None and plan.fits:
+        text = in_seconds(plan.untied_seconds)
+        yield (
+            "rules",
+            f"one spec for each name and for equal layers; {text} with one for each array",
+        )
+    elif plan.beyond_rules:
+        arrays = counted(plan.beyond_rules, "argument")
+        yield "rules", f"names and equal layers don't express {arrays}: tie='names' does"
     if not plan.fits:
         yield "too large", Span("no layout fits", "bad")
     if plan.smallest_slice:
