@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from xlashard.auto.proof import COMPILE_SECONDS, ProvenLayout, ProvenLayouts, Pr
 from xlashard.auto.proof import measure as run_programs
 from xlashard.auto.search import Search
 from xlashard.errors import ArgumentError, CompileError, XlashardWarning
+from xlashard.hlo.compiler_log import captured_log
 from xlashard.predict.preflight.report.measured import RatesSources
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.support.consoles import show_progress
@@ -229,7 +231,10 @@ def solve(
     proven: list[ProvenLayout] = []
     others: dict[str, ProgramLayout] = {}
     limit = problem.memory_bytes
-    with Prover(program, problem.memory_bytes, timeout) as prover:
+    # Warnings about candidates are of no program that the user has; workers keep theirs.
+    is_here = program.topology is None
+    log = captured_log(hides_warnings=True) if is_here else nullcontext()
+    with log, Prover(program, problem.memory_bytes, timeout) as prover:
         while True:
             search = Search(replace(problem, memory_bytes=limit), time_limit)
             layouts = sorted(search.run(), key=lambda layout: layout.seconds)
