@@ -1,4 +1,4 @@
-"""What the compiler writes to standard error while it is collected."""
+"""Log of the compiler, collected from standard error."""
 
 import os
 import threading
