@@ -268,7 +268,7 @@ def test_generated_code_inserts_the_constraints_without_this_package():
 def test_plan_report_shows_layouts_rules_and_lines():
     plan = mlp_plan()
     text = str(plan)
-    names = " ".join(layout.name for layout in plan.layouts)
+    names = " ".join(layout.label for layout in plan.layouts)
     # A narrow terminal breaks names between words.
     assert all(fact in text for fact in ("data=4", "model=2", *names.split()))
     assert all(rule.pattern in text for rule in plan.rules())
@@ -305,6 +305,9 @@ def test_program_that_fits_in_no_layout_is_reported():
     assert any(each.name.startswith("state") for each in plan.held)
     text = str(plan)
     assert "no layout fits" in text
+    assert "does not fit" in text
+    # A time of what doesn't fit is the search's penalty, or none at all.
+    assert not re.search(r"\d (?:s|ms|µs)\b", text)
     assert "v5e:2x2" in text
     with pytest.raises(MemoryError, match=naming("step", "v5e:2x2")):
         plan.apply(step)
@@ -364,6 +367,8 @@ def test_a_transformer_on_a_topology_is_no_slower_than_plain_data_parallelism():
 def test_plan_refuses_a_different_program():
     plan = small_plan()
     assert plan.apply(double)(jnp.ones((64, 32)), jnp.ones((64, 32)))[0, 0] == 3
+    # Another name of a parameter is the same program.
+    assert plan.apply(lambda weights, x: weights * 2 + x)(*[jnp.ones((64, 32))] * 2)[0, 0] == 3
     with pytest.raises(ValueError, match=naming("other operations", "double")):
         plan.apply(lambda w, x: w * 2 - x)(jnp.ones((64, 32)), jnp.ones((64, 32)))
 

@@ -22,6 +22,7 @@ from xlashard._jax.trace.tracing import entry_axes, inner_sharding_equations
 from xlashard.analysis.programs.from_jax import unwrap
 from xlashard.analysis.programs.program import LoweredModule, Program, ProgramValue, find_fed_back
 from xlashard.analysis.programs.program_reader import check_tracers, find_stage, read_call
+from xlashard.auto.plan.plan_model import spec_of_text
 from xlashard.auto.problem import (
     AutoProblem,
     ProgramLayout,
@@ -48,6 +49,9 @@ from xlashard.predict.targets.mesh_layout import resolve_axis_sizes
 
 type Target = MeshLike | BaseTopology | str
 """A mesh, its axis sizes, a topology, or `auto` to choose the sizes."""
+
+type FixedSpecs = Mapping[str, PartitionSpec | str]
+"""Specs, or their text in reports, by regular expressions over paths."""
 
 _AXES = ("data", "model")
 _LONGEST = 32
@@ -168,9 +172,7 @@ class AutoProgram:
         devices = dict(zip(own.devices.flat, new.devices.flat, strict=True))
         return self.with_layout(layout, marks).lower(None if own == new else devices)
 
-    def problem(
-        self, memory: float = 0.9, fixed: Mapping[str, PartitionSpec] | None = None
-    ) -> AutoProblem:
+    def problem(self, memory: float = 0.9, fixed: FixedSpecs | None = None) -> AutoProblem:
         """Return the problem of its layout.
 
         Args:
@@ -221,9 +223,7 @@ class AutoProgram:
         sharding = None if self.tracing.ignores_constraints else value.requested
         return sharding.spec if isinstance(sharding, NamedSharding) else None
 
-    def _fixed(
-        self, fixed: Mapping[str, PartitionSpec], avals: Mapping[str, Any]
-    ) -> dict[str, PartitionSpec]:
+    def _fixed(self, fixed: FixedSpecs, avals: Mapping[str, Any]) -> dict[str, PartitionSpec]:
         specs: dict[str, PartitionSpec] = {}
         for pattern, spec in fixed.items():
             matching = [path for path in avals if re.search(pattern, path)]
@@ -232,12 +232,24 @@ class AutoProgram:
                     f"fixed[{pattern!r}] matches no argument and no result: expected a regular "
                     f"expression that matches paths such as {next(iter(avals), '')!r}"
                 )
-            sharding = NamedSharding(self.mesh, spec)
+            sharding = NamedSharding(self.mesh, _read_spec(pattern, spec))
             for path in matching:
                 if path not in specs:  # The first expression that matches holds.
                     sharding.check_compatible_aval(avals[path].shape)
-                    specs[path] = spec
+                    specs[path] = sharding.spec
         return specs
+
+
+def _read_spec(pattern: str, spec: object) -> PartitionSpec:
+    """Return a fixed spec, also of the text that reports have."""
+    with suppress(ValueError):
+        spec = spec_of_text(spec) if isinstance(spec, str) else spec
+    if not isinstance(spec, PartitionSpec):
+        raise ArgumentError(
+            f"fixed[{pattern!r}] is {spec!r}: expected a PartitionSpec, such as P('data'), or its "
+            "text in a report"
+        )
+    return spec
 
 
 def read_program(

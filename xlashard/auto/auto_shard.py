@@ -4,22 +4,29 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal
 
 from xlashard._jax.trace.observed_programs import unobserved
-from xlashard.auto.auto_program import AutoProgram, Target, read_larger, read_programs
+from xlashard.auto.auto_program import (
+    AutoProgram,
+    FixedSpecs,
+    Target,
+    read_larger,
+    read_programs,
+)
 from xlashard.auto.corrections import corrected, lightened
 from xlashard.auto.layout_builder import INSIDE
 from xlashard.auto.plan.auto_plan import AutoPlan, check_applicable
-from xlashard.auto.plan.plan_description import describe_plan
+from xlashard.auto.plan.plan_description import describe_plan, tie_specs
 from xlashard.auto.problem import AutoProblem, ProgramLayout
 from xlashard.auto.proof import COMPILE_SECONDS, ProvenLayout, ProvenLayouts, Prover
 from xlashard.auto.proof import measure as run_programs
 from xlashard.auto.search import Search
-from xlashard.core.sharding import PartitionSpec
 from xlashard.errors import ArgumentError, CompileError, XlashardWarning
+from xlashard.hlo.compiler_log import captured_log
 from xlashard.predict.preflight.report.measured import RatesSources
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.support.consoles import show_progress
@@ -55,9 +62,10 @@ def auto_shard(
     measure: int = 0,
     time_limit: float = 60.0,
     compile_timeout: float = COMPILE_SECONDS,
-    fixed: Mapping[str, PartitionSpec] | None = None,
+    fixed: FixedSpecs | None = None,
     rates: RatesSources | None = None,
     ignore_constraints: bool = False,
+    tie: Literal["names"] | None = None,
     **kwargs: Any,
 ) -> AutoPlan:
     """Choose the layout of a function: specs of arguments and results, and constraints inside.
@@ -82,18 +90,21 @@ def auto_shard(
         compile_timeout: Seconds that the compilation of one layout for a topology may take; the
             plan refuses one that takes longer. 0 for no limit.
         fixed: Specs that the layout must keep, by regular expressions over the paths of arguments
-            and results, such as `{"^batch": P("data")}`; the first that matches holds.
+            and results, such as `{"^batch": P("data")}`, or `dict(plan.rules())`; the first that
+            matches holds.
         rates: File of the chip's measured rates, as `preflight` takes it.
         ignore_constraints: Leave out the function's own shardings and constraints, and the specs
             of explicit mesh axes, to see whether there is a better layout than its author's.
+        tie: `"names"` for one spec for each logical name of flax's boxes and variables or haliax's
+            arrays, and for equal layers, so that rules express the layout, which is proved so.
         **kwargs: Keyword arguments of the call.
 
     Returns:
         The plan. `print(plan)` displays it, `plan.apply(fun)` compiles the function with it.
 
     Raises:
-        ArgumentError: If `fun`, `memory`, `measure`, `compile_timeout`, `fixed` or `rates` is
-            invalid.
+        ArgumentError: If `fun`, `memory`, `measure`, `compile_timeout`, `fixed`, `rates` or `tie`
+            is invalid.
         MeshError: If there is no mesh.
         TopologyError: If the topology is unknown, or the mesh doesn't match it.
         CompileError: If the compiler refuses the program in every layout.
@@ -118,6 +129,8 @@ def auto_shard(
         # Candidates warn of what the plan does not keep.
         warnings.simplefilter("ignore", XlashardWarning)
         _check_options(memory, measure, compile_timeout)
+        if tie not in (None, "names"):
+            raise ArgumentError(f"tie={tie!r} is invalid: expected 'names' or None")
         check_applicable(fun)
         solved: list[tuple[AutoProgram, AutoProblem, ProvenLayouts]] = []
         programs = read_programs(
@@ -129,9 +142,17 @@ def auto_shard(
             layouts = solve(program, problem, time_limit, timeout=compile_timeout, measure=measure)
             solved.append((program, problem, layouts))
         program, problem, layouts = min(solved, key=lambda each: each[-1].proven[0].rank)
+        untied_seconds = None
+        if tie:
+            untied_seconds = layouts.proven[0].seconds
+            specs = tie_specs(program, layouts.proven[0].layout.in_specs, (args, kwargs))
+            pairs = zip(problem.in_specs, specs, strict=True)
+            kept = tuple(tied if fixed is None else fixed for fixed, tied in pairs)
+            tied = replace(problem, in_specs=kept)
+            layouts = solve(program, tied, time_limit, timeout=compile_timeout, measure=measure)
         if measure:
             layouts = _measured(program, layouts, measure)
-        plan = describe_plan(program, problem, layouts, (args, kwargs), fun)
+        plan = describe_plan(program, problem, layouts, (args, kwargs), fun, untied_seconds)
         if plan.fits or program.topology is None:
             return plan
         larger = read_larger(fun, args, kwargs, program)
@@ -141,7 +162,7 @@ def auto_shard(
 def _promising(
     programs: Iterable[AutoProgram],
     memory: float,
-    fixed: Mapping[str, PartitionSpec] | None,
+    fixed: FixedSpecs | None,
     time_limit: float,
 ) -> list[tuple[AutoProgram, AutoProblem]]:
     """Return a program with its problem, or of several those of the fastest predicted layouts."""
@@ -222,10 +243,13 @@ def solve(
     others: dict[str, ProgramLayout] = {}
     limit = problem.memory_bytes
     elements = sum(math.prod(aval.shape) for aval in problem.jaxpr.in_avals)
-    is_quick = program.topology is None and elements < _FEW_ELEMENTS
+    is_here = program.topology is None
+    is_quick = is_here and elements < _FEW_ELEMENTS
     if is_quick:
         count, seconds = max(_PROVEN_QUICKLY, measure), 0.0
-    with Prover(program, problem.memory_bytes, timeout) as prover:
+    # Warnings about candidates are of no program that the user has; workers keep theirs.
+    log = captured_log(hides_warnings=True) if is_here else nullcontext()
+    with log, Prover(program, problem.memory_bytes, timeout) as prover:
         while True:
             search = Search(replace(problem, memory_bytes=limit), time_limit, restarts=not is_quick)
             layouts = sorted(search.run(), key=lambda layout: layout.seconds)
@@ -307,7 +331,7 @@ def _fastest(
 def smallest_slice(
     larger: Iterable[AutoProgram],
     memory: float,
-    fixed: Mapping[str, PartitionSpec] | None,
+    fixed: FixedSpecs | None,
     time_limit: float,
     timeout: float = COMPILE_SECONDS,
 ) -> str:

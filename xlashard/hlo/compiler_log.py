@@ -108,12 +108,18 @@ def _messages(log: str, levels: str = "WE") -> Iterator[str]:
             yield " ".join(_ENTRY.sub("", entry).split())
 
 
+_WARNING_LINE = re.compile(rb"(?m)^W\d{4} .*\n?")
+
+
 @contextmanager
-def captured_log() -> Iterator[list[str]]:
+def captured_log(*, hides_warnings: bool = False) -> Iterator[list[str]]:
     """Collect what this process writes to its standard error within a block, and pass it on.
 
     The one text is there after the block. Other threads and their subprocesses would write to the
     pipe, too: a process that has some collects nothing.
+
+    Args:
+        hides_warnings: Pass on all but the compiler's warnings.
     """
     texts: list[str] = []
     own = None
@@ -133,7 +139,7 @@ def captured_log() -> Iterator[list[str]]:
     def pass_on() -> None:
         while part := os.read(ready, 1 << 16):
             parts.append(part)
-            os.write(own, part)
+            os.write(own, _WARNING_LINE.sub(b"", part) if hides_warnings else part)
 
     thread = threading.Thread(target=pass_on, name="log of the compiler")
     thread.start()

@@ -5,6 +5,8 @@ Each call of that function is traced, then gets the layout.
 
 import copy
 import hashlib
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,6 +80,9 @@ class AutoPlan(SerializableReport, PlanFields):
         types: Spec in the type of each argument under explicit axes.
         ignores_constraints: Whether the function's own shardings and constraints are left out.
         wrapper: Library whose function of `jax.jit` the plan was made for; empty for JAX's own.
+        beyond_rules: Number of arguments with another spec than one for each logical name, and for
+            equal layers, gives them.
+        untied_seconds: Time of a step with a spec for each array, if the plan is tied.
 
     Example:
         >>> import jax, xlashard
@@ -298,6 +303,18 @@ class AutoPlan(SerializableReport, PlanFields):
         rules = path_rules({value.path: value.spec for value in self.inputs})
         return tuple(PathRule(pattern, spec_of_text(spec)) for pattern, spec in rules)
 
+    def logical_axis_rules(self) -> dict[str, tuple[str, ...] | None]:
+        """Return the mesh axes of each logical axis, as haliax's axis mapping; None for none.
+
+        Its items are the `rules` of `flax.linen.logical_axis_rules`, and of `nnx` metadata.
+        """
+        return {rule.name: rule.axes or None for rule in self.axis_rules}
+
+    def logical_axis_rules_yaml(self) -> str:
+        """Return the mesh axes of each logical axis as `logical_axis_rules` of MaxText's YAML."""
+        rules = [json.dumps([rule.name, list(rule.axes)]) for rule in self.axis_rules]
+        return "logical_axis_rules: [\n" + "".join(f"  {rule},\n" for rule in rules) + "]\n"
+
     def code(self) -> str:
         """Return the layout as Python code that imports JAX alone.
 
@@ -405,7 +422,9 @@ class PlannedProgram:
     def _check(self, call: Call, jaxpr: Any) -> None:
         traced = call.traced
         differs = next((p for p in traced.arg_names if p not in self.arguments), None)
-        same = traced.arg_names == self.arguments and traced.result_paths == self.results
+        # A parameter may have another name: its arrays keep their positions and keys.
+        names, own = (list(map(_keys_below, side)) for side in (traced.arg_names, self.arguments))
+        same = names == own and traced.result_paths == self.results
         if not self.by_users_paths:
             counts = len(traced.arg_names), len(traced.result_paths)
             differs, same = None, counts == (len(self.arguments), len(self.results))
@@ -415,6 +434,11 @@ class PlannedProgram:
                 f"{traced.name} has {what}, which the plan of {self.name} doesn't know: make a "
                 f"plan for it, xlashard.auto_shard({traced.name}, ..., mesh=mesh)"
             )
+
+
+def _keys_below(path: str) -> str:
+    """Return the path of an array below the function's parameter."""
+    return re.sub(r"^\w+", "", path)
 
 
 class PlannedFunction(Function):

@@ -1,23 +1,26 @@
 """Describe a proven layout: its values, constraints with their lines, and the alternatives."""
 
+import math
+import operator
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Literal
 
 import jax
 
 from xlashard._jax.trace.origins import source_frames, source_line
-from xlashard._jax.trace.tracing import bodies, count_bytes, shaped, source_of
+from xlashard._jax.trace.tracing import bodies, count_bytes, entry_axes, shaped, source_of
 from xlashard._jax.tree_definitions import outline
 from xlashard.analysis.explain.descriptions import describe_collective
 from xlashard.analysis.explain.model import CollectiveReport, ValueReport
 from xlashard.analysis.explain.sections import read_causes
-from xlashard.analysis.programs.program import ProgramValue
+from xlashard.analysis.programs.program import ProgramValue, find_fed_back
 from xlashard.analysis.programs.source_lines import SourceLocator, distinguish_lines
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.foreseen import link_seconds
+from xlashard.auto.layout_builder import INSIDE
 from xlashard.auto.plan.auto_plan import AutoPlan, fingerprint_of
 from xlashard.auto.plan.plan_model import (
     HeldMemory,
@@ -33,7 +36,7 @@ from xlashard.auto.problem import AutoProblem, ProgramLayout, site_value
 from xlashard.auto.proof import ProvenLayout, ProvenLayouts
 from xlashard.auto.rules.op_rules import op_rule
 from xlashard.core.program.wrapper_paths import is_equinox
-from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec, spec_of
 from xlashard.core.sharding.named import grid_of
 from xlashard.errors import counted
 from xlashard.hlo.collectives import add_up
@@ -51,6 +54,7 @@ def describe_plan(
     layouts: ProvenLayouts,
     arguments: Any,
     fun: Any = None,
+    untied_seconds: float | None = None,
 ) -> AutoPlan:
     """Return the report of the best layout.
 
@@ -60,6 +64,7 @@ def describe_plan(
         layouts: The layouts.
         arguments: Arguments of the call, which may name logical axes.
         fun: The function.
+        untied_seconds: Time of a step with a spec for each array, if the layout is tied.
     """
     best, own = layouts.proven[0], program.program
     jaxpr, layout = own.jaxpr, best.layout
@@ -69,7 +74,18 @@ def describe_plan(
     out_specs = layout.out_specs, second.out_specs, problem.out_specs
     outputs = _values(program.mesh, own.results, *out_specs)
     unforeseen = tuple(_unforeseen(program, best))
-    shown = [*map(_proven_text, layouts.proven), *map(_predicted, layouts.others)]
+    names = _read_names([value.shape for value in inputs], arguments)
+    rules = axis_rules(
+        [*zip(names, layout.in_specs, (value.device_bytes for value in inputs), strict=True)]
+    )
+    by_rules = map(text_of_spec, tie_specs(program, layout.in_specs, arguments))
+    shown = [
+        replace(each, title=describe_axes(program, layout))
+        for each, layout in (
+            *((_proven_text(proven), proven.layout) for proven in layouts.proven),
+            *((_predicted(layout), layout) for layout in layouts.others),
+        )
+    ]
     plan = AutoPlan(
         name=own.name,
         devices=_devices_text(program),
@@ -85,7 +101,9 @@ def describe_plan(
         links="ici" if program.topology is None else program.topology.chip.links,
         fingerprint=fingerprint_of(jaxpr),
         arguments=tuple(_arguments(program)),
-        axis_rules=_axis_rules(inputs, layout.in_specs, arguments),
+        axis_rules=tuple(LogicalAxisRule(*rule) for rule in rules),
+        beyond_rules=sum(map(operator.ne, by_rules, (value.spec for value in inputs))),
+        untied_seconds=untied_seconds,
         unforeseen=unforeseen,
         excerpts=read_causes(unforeseen),
         gap=layouts.gap,
@@ -245,6 +263,54 @@ def _proven_text(proven: ProvenLayout) -> PlannedLayout:
     )
 
 
+def describe_axes(program: AutoProgram, layout: ProgramLayout) -> str:
+    """Return what each mesh axis does in a layout, in the words of parallel training.
+
+    Empty for a program without state, whose arguments show no batch.
+    """
+    own, arguments = program.program, program.program.arguments
+    state = {argument for argument, _ in find_fed_back(own)}
+    batch = {v.aval.shape[0] for i, v in enumerate(arguments) if i not in state and v.aval.shape}
+    if not state or not batch:
+        return ""
+    stored, activations = [], []
+    for i, (value, spec) in enumerate(zip(arguments, layout.in_specs, strict=True)):
+        (stored if i in state else activations).append((value.aval, spec))
+    inside = ((site_value(program.jaxpr, site)[1].aval, spec) for site, spec in layout.constraints)
+    activations += [(aval, spec) for aval, spec in inside if {*aval.shape[:1]} & batch]
+    axes_by_role: dict[str, list[str]] = defaultdict(list)
+    for axis in (str(name) for name, size in program.mesh.shape.items() if size > 1):
+        whole = sum(count_bytes(aval) for aval, _ in stored)
+        sharded = sum(count_bytes(aval) for aval, spec in stored if axis in spec_of(spec).axes)
+        places = {
+            # The second dimension is the sequence, unless it is the last.
+            0 if place == 0 else 1 if place == 1 and aval.ndim > 2 else 2
+            for aval, spec in activations
+            for place, entry in enumerate(spec)
+            if axis in entry_axes(entry)
+        }
+        axes_by_role[_name_role(places, 2 * sharded > whole)].append(axis)
+    roles = [f"{role} over {' × '.join(axes)}" for role, axes in axes_by_role.items()]
+    kept = layout.name.partition(INSIDE)[2]
+    pinned = [f"{'nothing' if kept == 'none' else kept} pinned inside"] if kept else []
+    words = ("corrected", "lighter", "small state replicated")
+    return ", ".join([*roles, *(word for word in words if word in layout.name), *pinned])
+
+
+def _name_role(places: Set[int], shards_state: bool) -> str:
+    """Return the name of what a mesh axis does.
+
+    Args:
+        places: Dimensions of activations that it shards: 0 is the batch, 1 the sequence.
+        shards_state: Whether it shards most of the state.
+    """
+    if 0 in places:
+        return "FSDP" if shards_state else "data"
+    if 1 in places:
+        return "FSDP with sequence" if shards_state else "sequence"
+    return "tensor" if shards_state or places else "replicated"
+
+
 def _predicted(layout: ProgramLayout) -> PlannedLayout:
     return PlannedLayout(layout.name, "not compiled", layout.seconds, round(layout.memory_bytes))
 
@@ -255,18 +321,63 @@ def _devices_text(program: AutoProgram) -> str:
     return counted(program.mesh.size, f"{program.mesh.devices.flat[0].device_kind} device")
 
 
-def _axis_rules(
-    inputs: Sequence[ValueReport], specs: Sequence[PartitionSpec], arguments: Any
-) -> tuple[LogicalAxisRule, ...]:
-    """Return the mesh axes of the logical axes that arguments name."""
-    shapes = [jax.numpy.shape(leaf) for leaf in jax.tree_util.tree_leaves(arguments)]
-    if shapes != [value.shape for value in inputs]:
-        return ()  # A wrapper passes others than it gets.
-    values = [
-        (names, spec, value.device_bytes)
-        for value, spec, names in zip(inputs, specs, logical_axes(arguments), strict=True)
-    ]
-    return tuple(LogicalAxisRule(*rule) for rule in axis_rules(values))
+def _read_names(shapes: Sequence[tuple[int, ...]], arguments: Any) -> list[tuple[Any, ...]]:
+    """Return the names of the dimensions of each argument; none where a wrapper passes others."""
+    passed = [jax.numpy.shape(leaf) for leaf in jax.tree_util.tree_leaves(arguments)]
+    return list(logical_axes(arguments)) if passed == list(shapes) else [()] * len(shapes)
+
+
+def tie_specs(
+    program: AutoProgram, specs: Sequence[PartitionSpec], arguments: Any
+) -> tuple[PartitionSpec, ...]:
+    """Return one spec for each logical name and for equal layers, near those of a layout.
+
+    A name gets the mesh axes that shard most of its bytes, and arrays without names, whose paths
+    differ by numbers alone, the spec of most of them.
+
+    Args:
+        program: The program.
+        specs: Spec of each argument.
+        arguments: Arguments of the call.
+    """
+    own = program.program.arguments
+    shapes = [tuple(value.aval.shape) for value in own]
+    names = _read_names(shapes, arguments)
+    rules = dict(axis_rules([*zip(names, specs, (v.nbytes for v in own), strict=True)]))
+    layers = [(re.sub(r"\d+", "", v.path), s) for v, s in zip(own, shapes, strict=True)]
+    counts: dict[Any, Counter[PartitionSpec]] = defaultdict(Counter)
+    for layer, spec in zip(layers, specs, strict=True):
+        counts[layer][spec] += 1
+    sizes = dict(program.mesh.shape)
+    return tuple(
+        spec_by_names(named, rules, shape, sizes) if named else counts[layer].most_common(1)[0][0]
+        for named, shape, layer in zip(names, shapes, layers, strict=True)
+    )
+
+
+def spec_by_names(
+    names: Sequence[str | None],
+    rules: Mapping[str, tuple[str, ...]],
+    shape: Sequence[int],
+    sizes: Mapping[Any, int],
+) -> PartitionSpec:
+    """Return the spec that rules of logical axes give an array, each mesh axis once.
+
+    Args:
+        names: Names of its dimensions.
+        rules: Mesh axes of each name.
+        shape: Its shape.
+        sizes: Sizes of the mesh axes.
+    """
+    left, entries = set(sizes), []
+    for name, size in zip(names, shape, strict=False):
+        axes = tuple(axis for axis in rules.get(name or "", ()) if axis in left)
+        axes = axes if size % math.prod(sizes[axis] for axis in axes) == 0 else ()
+        left -= set(axes)
+        entries.append(axes[0] if len(axes) == 1 else axes or None)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
 
 
 def logical_axes(args: Any) -> tuple[tuple[str | None, ...], ...]:

@@ -83,6 +83,8 @@ class PlannedLayout:
         total_bytes: Memory of a device of the compiled program; None likewise.
         measured_seconds: Median time of a step on the devices; None if not measured.
         reason: The compiler's error, or empty.
+        title: What each mesh axis does: `FSDP over data, tensor over model`; empty if the
+            arguments don't show it.
     """
 
     name: str
@@ -93,6 +95,12 @@ class PlannedLayout:
     total_bytes: int | None = None
     measured_seconds: float | None = None
     reason: str = ""
+    title: str = ""
+
+    @property
+    def label(self) -> str:
+        """The title, or the name without one."""
+        return self.title or self.name
 
     @property
     def best_seconds(self) -> float:
@@ -178,6 +186,8 @@ class PlanFields:
     types: tuple[str, ...] = ()
     ignores_constraints: bool = False
     wrapper: Literal["", "nnx", "equinox"] = ""
+    beyond_rules: int = 0
+    untied_seconds: float | None = None
 
     def check(self) -> None:
         """Check the facts that code is written from: a plan may come from a stranger's file.

@@ -94,11 +94,12 @@ def _head(plan: PlanFields) -> Head:
 def _key_figures(plan: PlanFields) -> Iterator[KeyFigure]:
     chosen, second = plan.chosen, plan.runner_up
     used, whole = in_bytes(chosen.best_bytes), in_bytes(plan.memory_bytes)
-    note = f"of the layout {chosen.name}{', if it fitted' * (not plan.fits)}"
-    yield KeyFigure("step", in_seconds(chosen.best_seconds), chosen.best_seconds, note)
+    if plan.fits:
+        seconds, note = chosen.best_seconds, f"of the layout {chosen.label}"
+        yield KeyFigure("step", in_seconds(seconds), seconds, note)
     yield KeyFigure("memory", used, chosen.best_bytes, f"of {whole} on each device")
     if second is not None:
-        seconds, note = second.best_seconds, f"of the layout {second.name}"
+        seconds, note = second.best_seconds, f"of the layout {second.label}"
         if chosen.best_seconds:
             note += f", {in_percent(seconds / chosen.best_seconds - 1)} slower"
         yield KeyFigure("second", in_seconds(seconds), seconds, note)
@@ -108,7 +109,7 @@ def _key_figures(plan: PlanFields) -> Iterator[KeyFigure]:
 
 
 def _notes(plan: PlanFields) -> Iterator[tuple[str, Content]]:
-    if plan.shares:
+    if plan.shares and plan.fits:
         whole = sum(seconds for _, seconds in plan.shares) or 1.0
         names = WORDS[plan.links].shares
         parts = (
@@ -116,9 +117,18 @@ def _notes(plan: PlanFields) -> Iterator[tuple[str, Content]]:
             for name, seconds in plan.shares[:4]
         )
         yield "time", ", ".join(parts)
-    if plan.least_seconds is not None:
+    if plan.least_seconds is not None and plan.fits:
         least, predicted = map(in_seconds, (plan.least_seconds, plan.chosen.predicted_seconds))
         yield "model", f"predicted {predicted}, by a model in which the work alone takes {least}"
+    if plan.untied_seconds is not None and plan.fits:
+        text = in_seconds(plan.untied_seconds)
+        yield (
+            "rules",
+            f"one spec for each name and for equal layers; {text} with one for each array",
+        )
+    elif plan.beyond_rules:
+        arrays = counted(plan.beyond_rules, "argument")
+        yield "rules", f"names and equal layers don't express {arrays}: tie='names' does"
     if not plan.fits:
         yield "too large", Span("no layout fits", "bad")
     if plan.smallest_slice:
@@ -131,12 +141,21 @@ def _layouts(plan: PlanFields) -> Section[PlannedLayout]:
     best = plan.chosen
 
     def name(layout: PlannedLayout) -> TableCell:
-        return join_cell(Span(layout.name, "strong" if layout is best else "name"))
+        return join_cell(Span(layout.label, "strong" if layout is best else "name"))
+
+    def step(layout: PlannedLayout) -> float | None:
+        return layout.best_seconds if layout.outcome == "fits" and layout.seconds else None
+
+    def predicted(layout: PlannedLayout) -> float | None:
+        # The search counts bytes above the memory as time.
+        too_large = layout.predicted_bytes > plan.memory_bytes
+        return None if too_large else layout.predicted_seconds
 
     def factor(layout: PlannedLayout) -> str:
-        if layout is best or not best.best_seconds or not layout.seconds:
+        seconds = step(layout)
+        if layout is best or not best.best_seconds or seconds is None:
             return ""
-        return f"{layout.best_seconds / best.best_seconds:.2f} x"
+        return f"{seconds / best.best_seconds:.2f} x"
 
     return Section(
         "layouts",
@@ -144,10 +163,10 @@ def _layouts(plan: PlanFields) -> Section[PlannedLayout]:
         "time of a step, memory of a device; predicted: by the search",
         columns=(
             Column("layout", name),
-            Column(">step", lambda p: None if p.seconds is None else p.best_seconds, "seconds"),
+            Column(">step", step, "seconds"),
             Column(">", factor, "", "of the best"),
             Column(">memory", "total_bytes", "bytes"),
-            Column(">predicted", "predicted_seconds", "seconds"),
+            Column(">predicted", predicted, "seconds"),
             Column("> ", "predicted_bytes", "bytes", "predicted memory"),
             Column("verdict", lambda p: Span(_verdict(p), OUTCOME_STYLES[p.outcome])),
         ),
@@ -157,6 +176,8 @@ def _layouts(plan: PlanFields) -> Section[PlannedLayout]:
 
 
 def _verdict(layout: PlannedLayout) -> str:
+    if layout.outcome == "out of memory":
+        return "does not fit"
     if layout.measured_seconds is not None and layout.seconds is not None:
         return f"{layout.outcome}, measured; estimated {in_seconds(layout.seconds)}"
     return outcome_text(layout.outcome, re.sub(_REFUSED, "", " ".join(layout.reason.split())))
