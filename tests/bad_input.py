@@ -246,7 +246,7 @@ def calls(array: Array) -> dict[str, Good]:
         "initialize": good(
             multihost.initialize, None, 1, None, timeout=1.0, heartbeat=1.0, bind=None, tls=None
         ),
-        "Watchdog": good(multihost.Watchdog, 100.0, folder=None),
+        "Watchdog": good(multihost.Watchdog, 100.0, folder=None, report_signal=None),
     }
     for name, sharding in (("ROWS", ROWS), ("TILES", TILES), ("ONE", ONE), ("STACKED", STACKED)):
         shape = (8, 4)

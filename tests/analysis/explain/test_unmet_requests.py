@@ -159,6 +159,43 @@ def test_a_callbacks_result_is_listed_as_unspecified(mesh):
     assert found(explain(requested, x), "result of a callback") == []
 
 
+def test_a_callback_that_gathers_is_listed(mesh):
+    def step(x):
+        y = jnp.sin(x)
+        jax.debug.print("{}", y)
+        jax.debug.print("sum {}", y.sum())
+
+        def layer(x, _):
+            jax.debug.callback(lambda x: None, x)
+            return jnp.sin(x), None
+
+        y = jax.lax.scan(layer, y, None, length=3)[0]
+        return jax.pure_callback(np.tanh, jax.ShapeDtypeStruct((64, 128), "f4"), y * 2).sum()
+
+    x = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=named(mesh, "x", "y"))
+    report = explain(jax.jit(step), x)
+    rows = {u.requested: u for u in report.unmet if u.kind == "callback that gathers"}
+    # Of 32 KiB each device holds an eighth; the loop runs three times.
+    times = {"debug_print": 1, "debug_callback": 3, "pure_callback": 1}
+    assert {name: u.nbytes for name, u in rows.items()} == {
+        name: count * (28 << 10) for name, count in times.items()
+    }
+    for row in rows.values():
+        assert (row.path, row.actual) == ("float32[64,128]", "gathered along x, y")
+        assert "shard_map" in row.advice and row.is_whole
+    assert rows["debug_print"].source.line == step.__code__.co_firstlineno + 2
+    # XLA's own words of the same, "shard it as {maximal device=0}", would mislead.
+    assert not any("maximal" in u.advice for u in report.unmet)
+
+    def each(x):
+        return jax.pure_callback(np.tanh, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    specs = P("x", "y")
+    per_shard = jax.shard_map(each, mesh=mesh, in_specs=specs, out_specs=specs)
+    report = explain(jax.jit(per_shard), x)
+    assert report.unmet == () and report.collectives == ()
+
+
 def donated(report):
     return {u.path: (u.reason, u.advice) for u in report.unmet if u.kind == "donation"}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import xlashard
-from xlashard.core.processes.awaited_calls import waits_for_device
+from xlashard.core.processes.awaited_calls import awaited_program, waits_for_device
 
 SEEN: list[bool] = []
 
@@ -84,3 +84,32 @@ def test_locks_properties_and_code_without_source_are_no_device_wait() -> None:
     assert not inside(caller)
     names: dict[str, Any] = {"spy": spy, "x": jnp.ones(2)}
     assert not inside(lambda: exec("spy(x)", names))
+
+
+def test_an_awaited_result_names_the_compiled_function_and_its_line() -> None:
+    @jax.jit
+    def train_step(x: Any) -> Any:
+        return {"loss": x}
+
+    names: list[str] = []
+
+    def awaited(*_: Any) -> None:
+        names.append(awaited_program(sys._getframe(1)))
+
+    def loop() -> int:
+        x, metrics = 1.0, {}
+        for number in range(2):
+            if number:
+                awaited(metrics["loss"])
+            metrics = train_step(x)
+            awaited(metrics["loss"].sum())
+            awaited(train_step(x)["loss"])
+            awaited(number, x)
+        return sys._getframe().f_lineno - 4
+
+    line = loop()
+    name = "train_step (test_stack_dump.py:{})".format
+    first, nested, nothing, again = names[:4]
+    assert (first, nested, nothing) == (name(line), name(line + 2), "")
+    # Of the iteration before.
+    assert again == name(line)

@@ -1,4 +1,4 @@
-"""Gathering, broadcasting and comparing, and batches of data loaders, in 2 and 4 real processes."""
+"""Collectives of hosts, batches of data loaders, and callbacks, in 2 and 4 real processes."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from tests.core.processes import run_in_one_pod, run_many
 
 @pytest.mark.integration
 @pytest.mark.parametrize("processes", [2, 4])
-def test_host_collectives_and_batches_in_a_pod(processes: int) -> None:
-    names = ("pod_collectives.py", "pod_batches.py")
+def test_host_collectives_batches_and_callbacks_in_a_pod(processes: int) -> None:
+    names = ("pod_collectives.py", "pod_batches.py", "pod_callbacks.py")
     scripts = [Path(__file__).with_name(name) for name in names]
     for outputs in run_in_one_pod(scripts, processes, 2):
         assert all("all agree" in outputs[name] for name in names), outputs

@@ -272,8 +272,8 @@ def test_the_guide_shows_what_is_printed() -> None:
             3, 'train.py: multihost.barrier("epoch", processes=(1, 3))', 58, collective=epoch
         ),
     }
-    lost = shown_process(2, "train.py", 1).facts
-    facts = {p: answer.facts for p, answer in answers.items() if answer.facts} | {2: lost}
+    each = {**answers, 2: shown_process(2, "train.py", 1)}
+    facts = {p: answer.facts for p, answer in each.items() if answer.facts}
     silence = {2: "is dead: its connection closed before its end"}
     report = HangReport(4, answers, silence, dict(sorted(facts.items())))
     guide = (ROOT / "docs/guides/pods.md").read_text(encoding="utf-8")

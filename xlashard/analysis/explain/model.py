@@ -279,6 +279,7 @@ class PlaceReport:
 type UnmetKind = Literal[
     "argument",
     "argument without sharding",
+    "callback that gathers",
     "compiler warning",
     "constraint",
     "constraint that gathers",
@@ -295,8 +296,8 @@ type UnmetKind = Literal[
 
 WHOLE: frozenset[UnmetKind] = frozenset(
     (
-        *("argument without sharding", "constraint that gathers", "result"),
-        *("result of a callback", "unconstrained dimension"),
+        *("argument without sharding", "callback that gathers", "constraint that gathers"),
+        *("result", "result of a callback", "unconstrained dimension"),
     )
 )
 """Kinds of values that each device holds or gathers whole without a request."""
@@ -309,21 +310,23 @@ class UnmetRequest:
     Attributes:
         kind: `miscompilation`: an operation that this release of jaxlib is known to compile to
             wrong values; `argument`: the sharding of an argument of which the program takes the
-            shape only; `argument without sharding`: large, and left whole; `compiler warning`: of
-            XLA, about one operation; `constraint`: on an abstract mesh, where nothing else places
-            the program; `constraint that gathers`: it unshards dimensions, for which the program
-            gathers the value at its line; `device_put`: inside of the program, on automatic axes;
-            `donation`: no result takes over the buffers; `rematerialization`: XLA replicates a
-            value on its way from one sharding to another; `result` and `result of a callback`:
-            whole, without a requested sharding; `unconstrained dimension`: left whole; `uneven
-            constraint`: it shards a dimension that it does not divide.
+            shape only; `argument without sharding`: large, and left whole; `callback that gathers`:
+            one device calls a Python function with the whole of a sharded value; `compiler
+            warning`: of XLA, about one operation; `constraint`: on an abstract mesh, where nothing
+            else places the program; `constraint that gathers`: it unshards dimensions, for which
+            the program gathers the value at its line; `device_put`: inside of the program, on
+            automatic axes; `donation`: no result takes over the buffers; `rematerialization`: XLA
+            replicates a value on its way from one sharding to another; `result` and `result of a
+            callback`: whole, without a requested sharding; `unconstrained dimension`: left whole;
+            `uneven constraint`: it shards a dimension that it does not divide.
         path: The argument or result; for others the type of the value.
         requested: The requested sharding, `donated`, or `unspecified`.
         actual: What the program does instead.
         nbytes: For a value that is left whole, bytes on one device in excess of a sharded one; for
-            a constraint that gathers, the bytes that the gathers add on one device, all executions
-            together; for an uneven constraint, those of padding in one copy of the value; for a
-            donation, those of the argument on one device; else those of the whole value.
+            a constraint or callback that gathers, the bytes that the gathers add on one device, all
+            executions together; for an uneven constraint, those of padding in one copy of the
+            value; for a donation, those of the argument on one device; else those of the whole
+            value.
         reason: Why; empty if unknown.
         advice: What to write instead; empty without advice.
         source: Line of a constraint, `device_put` or operation.

@@ -9,7 +9,7 @@ from typing import Any
 from xlashard._jax.runtime.shardings import tile_texts
 from xlashard._jax.trace.jaxprs import callback_results
 from xlashard._jax.trace.origins import Scope, source_frames, source_line
-from xlashard._jax.trace.primitive_names import CONSTRAINTS
+from xlashard._jax.trace.primitive_names import CALLBACKS, CONSTRAINTS
 from xlashard.analysis.explain.closed_dimensions import (
     ClosedDimension,
     constraint_of,
@@ -296,10 +296,49 @@ def _closed(program: Compilation) -> Iterator[UnmetRequest]:
         )
 
 
+def _callbacks(program: Compilation) -> Iterator[UnmetRequest]:
+    """Yield the callbacks for which the program gathers a sharded value.
+
+    Outside of shard_map one device calls the function, with the whole value, which the partitioner
+    gathers on all devices: often along one axis after the other, with an operation in between.
+    """
+    gathers = [c for c in program.collectives if c.kind == "all-gather"]
+    for gather in gathers:
+        name = gather.cause[0].rpartition("/")[2]
+        if name not in CALLBACKS or program.mesh is None or not gather.results[0].arrays:
+            continue
+        if any(_precedes(gather, other, other) for other in gathers):
+            continue
+        steps = [gather]
+        while before := [c for c in gathers if _precedes(c, steps[-1], gather)]:
+            steps.append(before[0])
+        grid = grid_of(program.mesh)
+        names = {part.name for c in steps for part in c.axes(grid) or ()}
+        array = gather.results[0].arrays[0]
+        yield UnmetRequest(
+            kind="callback that gathers",
+            path=typed(dtype_name(array.dtype), array.dims),
+            requested=name,
+            actual=f"gathered along {', '.join(a for a in program.mesh.axis_names if a in names)}",
+            nbytes=sum(c.times * (c.result_bytes - c.operand_bytes) for c in steps),
+            reason="one device calls the function, with the whole value",
+            advice="call it in shard_map, once per shard, or pass a sum or a slice of the value",
+            source=program.sources.line(gather.cause[1]),
+        )
+
+
+def _precedes(one: Collective, other: Collective, last: Collective) -> bool:
+    """Return whether one gather makes the operand of another, for the cause of the last."""
+    source, target = ([a.dims for s in x for a in s.arrays] for x in (one.results, other.operands))
+    return source == target and (one.frames == last.frames or one.cause == last.cause)
+
+
 def _warnings(program: Compilation) -> Iterator[UnmetRequest]:
     """Yield the compiler's warnings about operations, where its log is known."""
     mesh = program.mesh
     for warning in read_warnings(program.log) if mesh is not None else ():
+        if any("maximal" in text for text in (warning.source, warning.target)):
+            continue  # Of a callback, on one device: `_callbacks`.
         operation, array = warning.operation, warning.operation.shape.arrays[:1]
         shape = array[0].dims if array else ()
         ways = [_named(text, program) for text in (warning.source, warning.target) if text]
@@ -413,6 +452,7 @@ _FINDERS: tuple[Callable[[Compilation], Iterator[UnmetRequest]], ...] = (
     _results,
     _open_dims,
     _closed,
+    _callbacks,
     _warnings,
     _uneven,
     _ignored,

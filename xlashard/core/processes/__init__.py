@@ -7,6 +7,8 @@
 | `wait_graph` | published status of waiting processes, and deadlock detection |
 | `equality` | comparison of values between processes, by digests |
 | `stack_dump` | Python stacks of every process, also of a hung one |
+| `process_facts` | host, versions, digests of code and memory of a process |
+| `awaited_calls` | calls that a frame waits for, read from its source |
 | `startup_barrier` | TCP barrier before JAX's runtime starts |
 | `connections` | TCP connections that stay open, and detection of killed peers |
 | `dump_folder` | temporary folders that are removed even after their process is killed |
