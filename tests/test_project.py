@@ -50,9 +50,11 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     names = ("equinox", "flatbuffers", "flax", "ipython", "orbax")
     libraries = [entry for entry in EXTRAS["dev"] if entry.startswith(names)]
-    used = [*EXTRAS["train"], *EXTRAS["legacy"], *EXTRAS["gpu-target"], *libraries]
+    extras = ("train", "gcs", "legacy", "gpu-target")
+    used = [*(entry for extra in extras for entry in EXTRAS[extra]), *libraries]
     bounds = lower_bounds([*PROJECT["project"]["dependencies"], *used])
     assert set(pinned) == set(bounds)
+    assert EXTRAS["gcs"][0] in EXTRAS["dev"]
     # The libraries among them work with no older JAX; `make check-jax` tests the bound itself.
     everything = ".".join(map(str, _jax.MINIMUM))
     bounds |= dict.fromkeys(("jax", "jaxlib", "jax-cuda13-plugin"), everything)
@@ -82,6 +84,7 @@ EXTRA_MODULES = {
     "legacy": ("xlashard._jax.array_serialization", "xlashard.legacy.migration"),
     "tpu": ("xlashard._jax.private", "xlashard._jax.runtime.topologies"),
     "train": ("xlashard.train",),
+    "gcs": ("xlashard.train.stores",),
     # pytest loads its plugin.
     "dev": ("xlashard.pods.testing.pytest_plugin", "xlashard_pytest"),
 }

@@ -231,6 +231,22 @@ def list_missing(value: Any, typed: Any, path: str = "") -> list[str]:
     return [each for pair in pairs for each in list_missing(*pair)]
 
 
+@pytest.mark.slow
+def test_skypilot_task_counts_the_starts_of_each_host_from_1(tmp_path: Path) -> None:
+    program = tmp_path / "venv/bin/xlashard"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho $LAUNCHER_ATTEMPT\n")
+    program.chmod(0o755)
+    run = yaml.safe_load((SCRIPTS / "sky.yaml").read_text())["run"]
+    run = run.replace("/mnt/runs", str(tmp_path / "runs"))
+    counts = []
+    for task, rank in [("one", 0), ("one", 1), ("one", 0), ("one", 1), ("two", 0)]:
+        names = {"SKYPILOT_TASK_ID": task, "SKYPILOT_NODE_RANK": str(rank), "HOME": str(tmp_path)}
+        words = ["bash", "-euc", run]
+        counts.append(subprocess.check_output(words, env={**os.environ, **names}, text=True))
+    assert counts == ["1\n", "1\n", "2\n", "2\n", "1\n"]
+
+
 def test_skypilot_task_resumes_on_the_image_of_its_accelerator() -> None:
     task = yaml.safe_load((SCRIPTS / "sky.yaml").read_text())
     resources = task["resources"]

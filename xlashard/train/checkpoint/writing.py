@@ -11,6 +11,9 @@ checkpoints/
         parts/            digests by process, gathered in checkpoint.json
     .deleting-00000100/   being deleted, or left by a killed process
 ```
+
+On an object store, which renames nothing, a step is written in its own folder: `checkpoint.json` is
+the last object to appear there, and the first to be deleted.
 """
 
 import os
@@ -36,6 +39,7 @@ from xlashard.train.checkpoint.arrays import (
     reason,
 )
 from xlashard.train.checkpoint.manifest import (
+    NAME,
     Manifest,
     RunMetadata,
     array_types,
@@ -46,6 +50,13 @@ from xlashard.train.checkpoint.manifest import (
     writer_of,
 )
 from xlashard.train.errors import CheckpointError
+from xlashard.train.stores import (
+    is_object,
+    move_command,
+    remove_objects,
+    reporting_store,
+    write_copy,
+)
 
 ARRAYS = "arrays"
 """Subfolder of a step that orbax writes."""
@@ -64,12 +75,21 @@ def path_of(folder: Path, step: int) -> Path:
 def steps_in(folder: Path) -> list[int]:
     """Return the committed steps of a folder, in order; none for a missing folder."""
     try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+        if is_object(folder):
+            with reporting_store(folder):
+                names = [x for x in _list_folders(folder) if (folder / x / NAME).exists()]
+        else:
+            names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise CheckpointError(f"{folder} can't be read: {error.strerror}") from None
     return sorted(int(name) for name in names if _STEP.fullmatch(name))
+
+
+def _list_folders(folder: Path) -> list[str]:
+    """Return the folders of steps of an object store, also of those that are not committed."""
+    return [path.name for path in folder.iterdir() if _STEP.fullmatch(path.name)]
 
 
 def _staging_path(folder: Path, step: int, token: str) -> Path:
@@ -78,11 +98,16 @@ def _staging_path(folder: Path, step: int, token: str) -> Path:
     The token makes it unique: orbax may still write into the folder of a failed save, and so may
     processes of an earlier run.
     """
+    if is_object(folder):
+        return path_of(folder, step)
     return folder / f"{SAVING}{step:08d}-{token}"
 
 
 def _make_folder(staging: Path) -> None:
     """Create a staging folder, and remove those that killed processes left."""
+    if is_object(staging):
+        _remove_unfinished(staging.parent)
+        return
     # Not its parents, or a run whose folder was just renamed would go on in a new one.
     staging.parent.mkdir(exist_ok=True)
     for entry in list(os.scandir(staging.parent)):
@@ -90,6 +115,15 @@ def _make_folder(staging: Path) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
     staging.mkdir()
     (staging / _PARTS).mkdir()
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Delete the steps of an object store that killed processes left without their last object."""
+    committed = steps_in(folder)
+    with suppress(FileNotFoundError), reporting_store(folder):
+        for name in _list_folders(folder):
+            if int(name) not in committed:
+                remove_objects(folder / name, NAME)
 
 
 def _check_still_there(staging: Path) -> None:
@@ -100,7 +134,7 @@ def _check_still_there(staging: Path) -> None:
     Raises:
         CheckpointError: The folder was renamed or removed; what orbax created is removed again.
     """
-    if (staging / _PARTS).is_dir():
+    if is_object(staging) or (staging / _PARTS).is_dir():
         return
     shutil.rmtree(staging, ignore_errors=True)
     for empty in (staging.parent, staging.parent.parent):
@@ -122,9 +156,23 @@ def _commit(staging: Path, step: int) -> None:
 
 def _remove(folder: Path, step: int) -> None:
     """Delete a committed step; an interrupted deletion leaves no step."""
+    if is_object(folder):
+        remove_objects(path_of(folder, step), NAME)
+        return
     away = folder / f"{_DELETING}{step:08d}"
     path_of(folder, step).rename(away)
     shutil.rmtree(away)
+
+
+def _discard(staging: Path) -> None:
+    """Remove the folder of a failed save, as far as possible."""
+    if not is_object(staging):
+        shutil.rmtree(staging, ignore_errors=True)
+        return
+    with suppress(OSError), reporting_store(staging):
+        # It may be the folder of an earlier save, or committed by a write whose answer was lost.
+        if not (staging / NAME).exists():
+            remove_objects(staging, NAME)
 
 
 class Writer:
@@ -194,13 +242,13 @@ class Writer:
         result = self._sync.exchange(f"save step {step}", problem, token)
         staging = _staging_path(self._folder, step, result.first)
         if result.problems:
-            shutil.rmtree(staging, ignore_errors=True)
+            _discard(staging)
             raise self._failed(step, str(result))
-        if not self._is_shared and jax.process_count() > 1:
+        if not (self._is_shared or is_object(staging)) and jax.process_count() > 1:
             unseen = f"{staging}, created by process 0, is not visible. {_SHARE}"
             result = self._sync.exchange(f"see step {step}", "" if staging.is_dir() else unseen)
             if result.problems:
-                shutil.rmtree(staging, ignore_errors=True)
+                _discard(staging)
                 raise self._failed(step, str(result))
             self._is_shared = True
         return staging
@@ -212,13 +260,14 @@ class Writer:
             raise CheckpointError(
                 f"the folder has checkpoints of the same or later steps: {later}. A run would "
                 f"resume from them. Choose another folder, or, if no other program writes into "
-                f"this one, move them away:\n  mv {' '.join(paths)} ELSEWHERE"
+                f"this one, move them away:\n  {move_command(self._folder)} {' '.join(paths)} "
+                f"ELSEWHERE"
             )
         _make_folder(staging)
         for path in copied:
             # A file that was removed meanwhile is no part of the state.
             with suppress(FileNotFoundError):
-                shutil.copyfile(path, staging / path.name)
+                write_copy(path, staging / path.name)
 
     def _write_part(self, staging: Path) -> None:
         """Wait for the arrays, and compute the digests of this process's files in a pod."""
@@ -226,7 +275,7 @@ class Writer:
             self._arrays.wait()
         except OthersFailedError:
             return  # The other processes report the error.
-        if jax.process_count() > 1:
+        if jax.process_count() > 1 and not is_object(staging):
             _check_still_there(staging)
             me = jax.process_index()
             own = [name for name in files_in(staging) if writer_of(name) == me]
@@ -235,11 +284,12 @@ class Writer:
     def _write_rest(self, staging: Path, types: Mapping[str, str], metadata: RunMetadata) -> None:
         """Write the manifest with the digests of all processes, and commit."""
         _check_still_there(staging)
-        known = take_digests(staging / _PARTS, jax.process_count())
+        known = {} if is_object(staging) else take_digests(staging / _PARTS, jax.process_count())
         names = files_in(staging)
         known |= digests(staging, [name for name in names if name not in known], durable=True)
         Manifest(metadata, types, {name: known[name] for name in names}).write(staging)
-        _commit(staging, metadata.step)
+        if not is_object(staging):
+            _commit(staging, metadata.step)
 
     def _delete_old(self) -> None:
         for step in steps_in(self._folder)[: -self._keep] if self._keep else ():
@@ -256,12 +306,15 @@ class Writer:
     def _exchange(self, staging: Path, step: int, what: str, problem: str) -> None:
         result = self._sync.exchange(f"{what} step {step}", problem)
         if result.problems:
-            shutil.rmtree(staging, ignore_errors=True)
+            _discard(staging)
             raise self._failed(step, str(result))
 
     def _failed(self, step: int, problem: str) -> CheckpointError:
-        steps = steps_in(self._folder)
-        left = f"the last one is of step {steps[-1]}" if steps else "no earlier one exists"
+        try:
+            steps = steps_in(self._folder)
+            left = f"the last one is of step {steps[-1]}" if steps else "no earlier one exists"
+        except CheckpointError as error:
+            left = str(error)
         return CheckpointError(
             f"the checkpoint of step {step} could not be written to {self._folder} ({left}): "
             f"{problem}",

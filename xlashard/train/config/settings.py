@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from pathlib import Path
-from typing import Any, Literal
+from pathlib import Path, PurePath
+from typing import Any, Literal, cast
 
 from xlashard.support.documents import LARGEST_SETTINGS, parse_toml, read_text
 from xlashard.train.config.schema import Bounds, read, section, setting, toml_value
@@ -432,7 +432,8 @@ def load_settings(
         >>> settings.model.layers
         2
     """
-    path = Path(path)
+    # A URL of an object store has a class of its own.
+    path = cast(Path, path) if isinstance(path, PurePath) else Path(path)
     try:
         table = parse(read_text(_find_settings_file(path), LARGEST_SETTINGS))
     except FileNotFoundError:

@@ -42,6 +42,7 @@ from xlashard.train.loop.stop import Group, Stop, make_stop
 from xlashard.train.model.checks import check_settings
 from xlashard.train.model.layout import Layout, build_mesh, path_name
 from xlashard.train.model.programs import State, initial_state, make_recipe, state_shapes
+from xlashard.train.stores import is_object, locate
 
 _DRAWN = 4
 """Number of the largest parameters whose sharding is drawn before training."""
@@ -167,7 +168,10 @@ def _run(settings: Settings, layout: Layout, place: _Place) -> Progress:
         _claim_folder(place, settings.run.name) as (path, check_folder),
         Checkpoints(path / CHECKPOINTS, keep=settings.checkpoint.keep or None) as checkpoints,
         _screen(place, path, settings) as screen,
-        Watchdog(timeout, folder=path) if timeout else nullcontext() as watchdog,
+        # The watchdog writes while the process is stuck, perhaps in the store's client.
+        Watchdog(timeout, folder=None if is_object(path) else path)
+        if timeout
+        else nullcontext() as watchdog,
     ):
         kept = checkpoints if settings.checkpoint.keep else None
         run = Run(settings, layout, corpus, recipe, screen, path, _ignore, stop, watchdog, kept)
@@ -180,8 +184,8 @@ def _run(settings: Settings, layout: Layout, place: _Place) -> Progress:
             _introduce(run)
             with run.paused("starting"):
                 state, progress = _first_state(run, checkpoints, resumed)
-            with _records(place, path, settings, progress.steps) as record:
-                finished = _train(replace(run, record=record), state, progress)
+            with _records(place, path, settings, progress.steps) as (record, flush):
+                finished = _train(replace(run, record=record, flush=flush), state, progress)
         if not finished:
             progress.stopped = True
             progress.signal = stop.call.reason if stop.call else "SIGINT"
@@ -245,7 +249,7 @@ def _claim_folder(place: _Place, name: str) -> Iterator[tuple[Path, Callable[[],
         return folder
 
     try:
-        path = Path(stop.broadcast("the folder", claim))
+        path = locate(stop.broadcast("the folder", claim))
         yield path, locks[0].check if locks else _ignore
     finally:
         for lock in locks:
@@ -255,10 +259,14 @@ def _claim_folder(place: _Place, name: str) -> Iterator[tuple[Path, Callable[[],
 @contextmanager
 def _records(
     place: _Place, path: Path, settings: Settings, done: int
-) -> Iterator[Callable[..., None]]:
-    """Open the records: the run's folder in the first process, none in the others."""
+) -> Iterator[tuple[Callable[..., None], Callable[[], None]]]:
+    """Open the records: the run's folder in the first process, none in the others.
+
+    Yields:
+        A function that records, and one that writes all records.
+    """
     if place.stop.group.index:
-        yield _ignore
+        yield _ignore, _ignore
         return
     kept = KeptRecords([])
     if place.resumed:
@@ -270,7 +278,7 @@ def _records(
         if place.resumed:
             changed = changes(place.resumed.before, settings)
             folder.record("resume", steps=done, processes=place.stop.group.count, changed=changed)
-        yield folder.record
+        yield folder.record, folder.flush
 
 
 @contextmanager

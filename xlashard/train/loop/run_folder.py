@@ -17,12 +17,20 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from xlashard.errors import counted
-from xlashard.support.documents import parse_json, parse_toml, write_whole
+from xlashard.support.documents import parse_json, parse_toml
 from xlashard.train.checkpoint.manifest import Damage, read_manifest
 from xlashard.train.checkpoint.writing import path_of, steps_in
 from xlashard.train.config.schema import leaves, read, to_toml, toml_value
 from xlashard.train.config.settings import Settings, load_settings
 from xlashard.train.errors import RunError, SettingsError
+from xlashard.train.stores import (
+    is_object,
+    make_new_folder,
+    open_appended,
+    read_time,
+    write_appended,
+    write_file,
+)
 
 SETTINGS, METRICS, CHECKPOINTS = "config.toml", "metrics.jsonl", "checkpoints"
 """Names in a run's folder."""
@@ -52,10 +60,10 @@ class RunFolder:
         for line in kept:
             self._draw(**line)
         with _reporting(path / SETTINGS):
-            write_whole(path / SETTINGS, to_toml(settings))
+            write_file(path / SETTINGS, to_toml(settings))
         with _reporting(path / METRICS):
-            write_whole(path / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
-            self._metrics = (path / METRICS).open("a", encoding="utf-8")
+            write_file(path / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+            self._metrics = io.TextIOWrapper(open_appended(path / METRICS), encoding="utf-8")
 
     def __enter__(self) -> Self:
         return self
@@ -69,6 +77,11 @@ class RunFolder:
             self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
             self._metrics.flush()
         self._draw(kind, **values)
+
+    def flush(self) -> None:
+        """Write the records to where others, and a resumed run, read them."""
+        with _reporting(self.path / METRICS):
+            write_appended(self._metrics)
 
     def close(self) -> None:
         """Close the records and draw the curve if it has a point."""
@@ -117,8 +130,9 @@ class LogFile(io.TextIOWrapper):
     def __init__(self, path: Path) -> None:
         self._path = path
         with _reporting(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            super().__init__(path.open("ab"), encoding="utf-8")
+            if not is_object(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            super().__init__(open_appended(path), encoding="utf-8")
 
     def write(self, text: str, /) -> int:
         """Append text."""
@@ -153,7 +167,7 @@ def new_folder(runs: Path, name: str) -> Path:
     while True:
         path = runs / (name if number == 1 else f"{name}-{number}")
         try:
-            path.mkdir(parents=True)
+            make_new_folder(path)
         except FileExistsError:
             number += 1
         except OSError as error:
@@ -243,7 +257,7 @@ def run_folders(runs: Path) -> list[Path]:
 
 
 def _written(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else 0.0
+    return read_time(path) if path.exists() else 0.0
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -292,7 +306,9 @@ def draw_curve(path: Path, train: Points, held_out: Points) -> None:
     axes.set_ylabel("loss (nats per byte)")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path)
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    write_file(path, image.getvalue())
 
 
 def running_mean(values: list[float]) -> np.ndarray:

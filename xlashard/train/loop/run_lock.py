@@ -7,7 +7,8 @@ seconds is stale. No clocks of two machines are compared.
 
 A file system that creates files exclusively (all local ones, NFS) lets one of two simultaneous
 launches in. On a mounted object store the last writer wins, so each reads its lock back, and again
-with every touch.
+with every touch. A lock on an object store is an object, which is only written in place of the
+generation that was read; each touch makes a new one.
 """
 
 import fcntl
@@ -18,7 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -27,6 +28,13 @@ from xlashard.core.processes.stack_dump import OWN_THREADS
 from xlashard.support.background import read_process_stat, start_background
 from xlashard.support.documents import decode, parse_json, read_text, write_whole
 from xlashard.train.errors import RunError, SettingsError
+from xlashard.train.stores import (
+    is_object,
+    open_objects,
+    read_object,
+    replace_object,
+    reporting_store,
+)
 
 LOCK = "run.lock"
 """Name of the lock in a run's folder."""
@@ -76,7 +84,7 @@ class Owner:
             machine=_identify_machine(),
             pid=pid,
             started=_read_start(pid) or "",
-            folder=folder.stat().st_ino,
+            folder=_read_inode(folder),
             token=secrets.token_hex(8),
             since=time.strftime("%Y-%m-%d %H:%M:%S"),
         )
@@ -88,7 +96,7 @@ class Owner:
         """Return whether the owner still uses the folder; None if this machine can't see it."""
         if self.machine != _identify_machine():
             return None
-        if self.folder != folder.stat().st_ino:
+        if self.folder != _read_inode(folder):
             return False
         try:
             os.kill(self.pid, 0)
@@ -102,57 +110,137 @@ class Owner:
         return None
 
 
+type Stamp = bytes | tuple[int, int] | None
+"""Mark of a lock that every touch changes; None without a lock."""
+
+
+class _LockFile:
+    """Lock in a folder of a file system.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LOCK
+
+    def read(self) -> tuple[Owner | None, Stamp]:
+        """Return the owner, None without a lock or for a damaged one, and the stamp."""
+        return _read_owner(self.path), _read_stamp(self.path)
+
+    def write(self, own: Owner, stamp: Stamp) -> None:
+        """Write the lock, in place of a stale or damaged one."""
+        _write_lock(self.path, own)
+
+    def touch(self, own: Owner, stamp: Stamp) -> None:
+        """Show others that the owner lives."""
+        os.utime(self.path)
+
+    def restore(self, own: Owner, stamp: Stamp) -> None:
+        """Write the lock again after its removal; raise RunError if its folder is gone."""
+        folder = self.path.parent
+        if not folder.is_dir() or folder.stat().st_ino != own.folder:
+            raise RunError(
+                f"the folder {folder} of the run was renamed or removed. Rename it back, or resume "
+                f"the run in its new place:\n  xlashard train --resume FOLDER"
+            )
+        write_whole(self.path, json.dumps(asdict(own)))
+
+    def remove(self, stamp: Stamp) -> None:
+        """Remove the lock."""
+        self.path.unlink()
+
+
+class _LockObject:
+    """Lock on an object store, whose stamp is a generation.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LOCK
+        with reporting_store(folder):
+            self._objects = open_objects(folder)
+
+    def read(self) -> tuple[Owner | None, Stamp]:
+        """Return the owner, None without a lock or for a damaged one, and the stamp."""
+        with reporting_store(self.path):
+            text, generation = read_object(self._objects, LOCK)
+        return _parse_owner(text or b""), generation
+
+    def write(self, own: Owner, stamp: Stamp) -> None:
+        """Write the lock in place of the generation that was read; raise an error for another."""
+        if not self._replace(json.dumps(asdict(own)).encode(), stamp):
+            holder, _ = self.read()
+            # A write that took effect, but whose answer was lost, is repeated and finds itself.
+            if holder is None or holder.token != own.token:
+                raise _describe_owner(self.path.parent, holder)
+
+    touch = restore = write
+
+    def remove(self, stamp: Stamp) -> None:
+        """Remove the lock, if it still has the generation that was read."""
+        self._replace(None, stamp)
+
+    def _replace(self, text: bytes | None, stamp: Stamp) -> bool:
+        with reporting_store(self.path):
+            return replace_object(self._objects, LOCK, text, stamp)
+
+
 class RunLock:
     """Held lock of a run's folder.
 
     Args:
-        folder: The run's folder.
+        lock: The file or object.
         owner: This process.
         lost: Called in a background thread, with the error, when the lock is no longer this one.
     """
 
-    def __init__(self, folder: Path, owner: Owner, lost: Callable[[RunError], object]) -> None:
-        self._path, self._owner, self._lost = folder / LOCK, owner, lost
+    def __init__(
+        self, lock: _LockFile | _LockObject, owner: Owner, lost: Callable[[RunError], object]
+    ) -> None:
+        self._lock, self._owner, self._lost = lock, owner, lost
         self._end = threading.Event()
         self._thread = start_background(self._beat, self._end.set, f"{OWN_THREADS}lock")
 
-    def check(self) -> None:
+    def check(self) -> Stamp:
         """Check that the folder is still there and still this launch's.
+
+        Returns:
+            The stamp of the lock; None if it had to be written again.
 
         Raises:
             RunError: The folder was moved or removed, or another launch has taken its lock.
             OSError: The file system does not answer.
         """
-        holder, folder = _read_owner(self._path), self._path.parent
-        if holder is not None and holder.token == self._owner.token:
-            return
-        if holder is not None:
+        (holder, stamp), path = self._lock.read(), self._lock.path
+        if holder is None:
+            # The lock was removed or damaged, and perhaps its folder.
+            self._lock.restore(self._owner, stamp)
+            return None
+        if holder.token != self._owner.token:
             raise RunError(
-                f"the folder {folder} was taken over by {holder}: this process had not touched "
-                f"{self._path} for {LEASE:g} s. The other launch continues the run."
+                f"the folder {path.parent} was taken over by {holder}: this process had not "
+                f"touched {path} for {LEASE:g} s. The other launch continues the run."
             )
-        if not folder.is_dir() or folder.stat().st_ino != self._owner.folder:
-            raise RunError(
-                f"the folder {folder} of the run was renamed or removed. Rename it back, or resume "
-                f"the run in its new place:\n  xlashard train --resume FOLDER"
-            )
-        # The lock alone was removed or damaged.
-        write_whole(self._path, json.dumps(asdict(self._owner)))
+        return stamp
 
     def release(self) -> None:
         """Remove the lock, if it is still this one."""
         self._end.set()
         self._thread.join()
-        holder = _read_owner(self._path)
-        if holder is not None and holder.token == self._owner.token:
-            with suppress(OSError):
-                self._path.unlink()
+        with suppress(OSError):
+            holder, stamp = self._lock.read()
+            if holder is not None and holder.token == self._owner.token:
+                self._lock.remove(stamp)
 
     def _beat(self) -> None:
         while not self._end.wait(BEAT):
             try:
-                self.check()
-                os.utime(self._path)
+                stamp = self.check()
+                if stamp is not None:
+                    self._lock.touch(self._owner, stamp)
             except RunError as error:
                 self._lost(error)
                 return
@@ -173,30 +261,32 @@ def take_lock(
     Raises:
         SettingsError: Another launch uses the folder, or the lock can't be written.
     """
-    path = folder / LOCK
     try:
         own = Owner.of_this_process(folder)
-        silent = _find_silent_owner(folder, show)
-        with _claiming(folder):
-            holder = _read_owner(path)
+        lock = _LockObject(folder) if is_object(folder) else _LockFile(folder)
+        silent = _find_silent_owner(lock, show)
+        with nullcontext() if is_object(folder) else _claiming(folder):
+            holder, stamp = lock.read()
             if holder not in (None, silent) and holder.is_alive(folder) is not False:
                 raise _describe_owner(folder, holder)
-            _write_lock(path, own)
+            lock.write(own, stamp)
     except OSError as error:
         raise SettingsError(
             f"the folder {folder} cannot be used for a run: {error.strerror}. Make it writable, or "
             f"copy it to a folder that is"
         ) from None
-    return RunLock(folder, own, lost)
+    return RunLock(lock, own, lost)
 
 
-def _find_silent_owner(folder: Path, show: Callable[[str], object]) -> Owner | None:
+def _find_silent_owner(
+    lock: _LockFile | _LockObject, show: Callable[[str], object]
+) -> Owner | None:
     """Return the owner on another machine if it does not touch its lock for a lease."""
-    holder = _read_owner(folder / LOCK)
+    (holder, stamp), folder = lock.read(), lock.path.parent
     if holder is None or holder.is_alive(folder) is not None:
         return None
     show(f"Waiting     for a sign of {holder}, which used {folder}: {LEASE:g} s at most")
-    return None if _is_touched(folder / LOCK) else holder
+    return None if _is_touched(lock, stamp) else holder
 
 
 def _write_lock(path: Path, own: Owner) -> None:
@@ -255,18 +345,18 @@ def _claiming(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _is_touched(path: Path) -> bool:
-    """Return True once a lock is touched; False without a touch within the lease."""
-    first, end = _stamp(path), time.monotonic() + LEASE
+def _is_touched(lock: _LockFile | _LockObject, first: Stamp) -> bool:
+    """Return True once a lock has another stamp; False if it keeps its stamp for the lease."""
+    end = time.monotonic() + LEASE
     while time.monotonic() < end:
         time.sleep(_LOOK)
-        now = _stamp(path)
+        holder, now = lock.read()
         if now != first:
-            return now is not None
+            return holder is not None
     return False
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _read_stamp(path: Path) -> tuple[int, int] | None:
     """Return what a touch of a file changes; an opened file is not answered from a cache."""
     try:
         with path.open("rb") as file:
@@ -279,9 +369,21 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 def _read_owner(path: Path) -> Owner | None:
     """Return the owner in a lock; None without a lock, or for a damaged one."""
     try:
-        return decode(Owner, parse_json(read_text(path, largest=1 << 16)))
+        return _parse_owner(read_text(path, largest=1 << 16))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
+
+
+def _parse_owner(text: str | bytes) -> Owner | None:
+    try:
+        return decode(Owner, parse_json(text))
+    except ValueError:
+        return None
+
+
+def _read_inode(folder: Path) -> int:
+    """Return the inode of a folder; 0 for one of an object store, which is only a prefix."""
+    return 0 if is_object(folder) else folder.stat().st_ino
 
 
 def _identify_machine() -> str:

@@ -48,6 +48,7 @@ class Run:
     Attributes:
         programs: Programs of an automatic layout, which are compiled before the first state exists.
         check_folder: Raises an error if the folder was renamed or taken over by another launch.
+        flush: Writes all records.
     """
 
     settings: Settings
@@ -62,6 +63,7 @@ class Run:
     checkpoints: Checkpoints | None
     programs: Programs | None = None
     check_folder: Callable[[], object] = lambda: None
+    flush: Callable[[], object] = lambda: None
 
     @property
     def state_shardings(self) -> State:
@@ -283,6 +285,7 @@ def _save(run: Run, state: State, progress: Progress, batches: GlobalBatches) ->
         mesh=dict(run.layout.mesh.shape),
     )
     run.check_folder()
+    run.flush()
     with run.paused(f"saving step {metadata.step}"):
         run.checkpoints.save(state, metadata, [run.folder / METRICS])
     progress.checkpoint = progress.steps
