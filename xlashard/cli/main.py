@@ -137,7 +137,7 @@ _REQUIREMENTS = {
     # For all but scripts of another environment, stored reports and the migration.
     "jax": "jax",
     "libcst": "'xlashard[legacy]'",
-    **dict.fromkeys(("matplotlib", "optax", "orbax", "tensorstore"), _TRAIN),
+    **dict.fromkeys(("matplotlib", "optax", "orbax"), _TRAIN),
 }
 _VERSIONS = ("xlashard", "jax", "jaxlib", "libtpu")
 

@@ -190,8 +190,10 @@ def test_64_mebibytes_are_copied_in_16_and_a_kill_leaves_no_copy(tmp_path: Path)
     arrays = large_file(source, 64)
     rows = ("--mesh", "data=4,model=8", "--rules", "kernel=P('data')", "--memory-limit", "16MiB")
     columns = (*rows[:3], "kernel=P(None, ('data', 'model'))", *rows[4:])
+    # Chunks of 2 MiB, the largest that can be read under the limit.
+    finish(start(source, tmp_path / "rows", *rows[:5], "32MiB", "--json"))
     steps: list[tuple[Path, Path, tuple[str, ...]]] = [
-        (source, tmp_path / "rows", rows),
+        (source, tmp_path / "small", rows),
         (tmp_path / "rows", tmp_path / "columns", columns),
         (tmp_path / "columns", tmp_path / "dst.safetensors", rows[4:]),
     ]
@@ -253,7 +255,7 @@ def test_what_cannot_be_copied_is_refused_before_anything_is_written(
         ((saved, dst, *mesh, "--rules", "b.0=P('data')"), ("params.b.0", "size 3")),
         ((saved, dst, *mesh, "--rules", "w"), ("--rules w", "PATTERN=SPEC")),
         ((saved, dst, *mesh, "--rules", "w=P(1)"), ("--rules w=P(1)", "not a spec")),
-        ((saved, dst, *mesh, "--memory-limit", "1KiB"), ("--memory-limit", "1MiB")),
+        ((saved, dst, *mesh, "--memory-limit", "1KiB"), ("1.0 KiB", "--memory-limit 16MiB")),
         ((saved, tmp_path / "x.safetensors", *mesh), ("--mesh", "--format orbax")),
     ]
     before = sorted(tmp_path.rglob("*"))

@@ -43,8 +43,10 @@ type Format = Literal["orbax", "safetensors"]
 _TREE, _SHARDINGS, _ARRAYS = "_METADATA", "_sharding", "array_metadatas"
 _MANIFEST = "manifest.ocdbt"
 # Shares of the limit: of a block, of a chunk that is written, and the least number of chunks of
-# the source. TensorStore holds a chunk compressed, decoded, and as the part that was requested.
-_BLOCK, _WRITTEN, _READ = 1 / 4, 1 / 16, 4
+# the source. TensorStore holds a chunk compressed, decoded, and as the part that was requested; its
+# threads and code take a few MiB more.
+_BLOCK, _WRITTEN, _READ = 1 / 6, 1 / 16, 8
+_LEAST_LIMIT = 16 * 2**20
 # Array types of orbax; others, such as strings, are in files that are copied.
 _ARRAY_TYPES = ("jax.Array", "np.ndarray", "scalar")
 
@@ -283,7 +285,8 @@ class CheckpointCopy:
         Raises:
             ArgumentError: The destination exists, or the memory is too little.
         """
-        path, needed = self.destination, _READ * self.source.largest_chunk
+        path, chunk = self.destination, self.source.largest_chunk
+        needed = max(_READ * chunk, _LEAST_LIMIT)
         if path.exists():
             raise ArgumentError(f"DST is {path}, which exists: write another path, or remove it")
         if not path.absolute().parent.is_dir():
@@ -292,9 +295,9 @@ class CheckpointCopy:
             )
         if needed > self.limit:
             raise ArgumentError(
-                f"--memory-limit {in_bytes(self.limit)} is too little for the chunks of SRC, of "
-                f"up to {in_bytes(self.source.largest_chunk)}: each is read whole. Write "
-                f"--memory-limit {-(-needed // 2**20)}MiB"
+                f"--memory-limit {in_bytes(self.limit)} is too little to copy SRC, whose chunks, "
+                f"of up to {in_bytes(chunk)}, are read whole: write --memory-limit "
+                f"{-(-needed // 2**20)}MiB"
             )
 
     def find_shardings(self) -> dict[str, NamedSharding]:
