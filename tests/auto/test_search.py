@@ -496,7 +496,7 @@ def random_spec(dice, rank):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [None, *range(5)])
+@pytest.mark.parametrize("seed", [None, 0, 1])
 def test_a_free_search_finds_nothing_worse_than_with_a_fixed_spec(seed):
     dice = np.random.default_rng(seed or 0)
     on = machine(float(dice.choice([1e10, 1e11])), x=int(dice.choice([2, 4])), y=4)
