@@ -73,7 +73,7 @@ PURE = frozenset(
         *("legacy.entries", "legacy.migration", "train.config"),
         *("cli.main", "cli.parsers", "cli.commands.completion"),
         *("cli.commands.explain_command", "cli.commands.doctor", "cli.commands.legacy"),
-        *("cli.commands.doctor_checks", "cli.commands.tpu_host"),
+        *("cli.commands.doctor_checks", "cli.commands.hosts", "cli.commands.tpu_host"),
         *("cli.commands.result_files", "cli.commands.script_run"),
     }
 )

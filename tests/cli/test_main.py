@@ -33,6 +33,7 @@ COMMANDS = [
     "completion",
     "doctor",
     "explain",
+    "hosts",
     "legacy",
     "pod",
     "preflight",
@@ -188,7 +189,7 @@ def test_help_lists_each_command_once_below_a_task(capsys: pytest.CaptureFixture
         for line in lines
         if not line.strip().startswith("$ ")
     ]
-    assert len(tasks) == 6
+    assert len(tasks) == 7
     assert sorted(listed) == sorted(set(listed)) == COMMANDS
     assert max(map(len, out.splitlines())) <= 100
 
