@@ -112,17 +112,17 @@ def _find_shardings(types: dict[str, Any], requested: Any) -> dict[str, XLACompa
         sharding = read_sharding(resource, mesh, value)
         if sharding is None:
             raise ArgumentError(
-                f"shardings of {name} is {resource.value!r}, which leaves it to a program: write "
-                "P(...) or a Sharding"
+                f"shardings of {name} is UNSPECIFIED, AUTO or FROM_GDA, which a program resolves: "
+                "write P(...) or a Sharding"
             )
         shardings[name] = fit_sharding(sharding, value, (), None)
     return shardings
 
 
-def _load(stored: StoredArray, wanted: Any, sharding: XLACompatibleSharding) -> Any:
+def _load(stored: StoredArray, expected: Any, sharding: XLACompatibleSharding) -> Any:
     def read(index: tuple[slice, ...]) -> np.ndarray:
         ranges = zip(index, stored.shape, strict=True)
         box = tuple(part.indices(size)[:2] for part, size in ranges)
-        return stored.read(box).astype(wanted.dtype, copy=False)
+        return stored.read(box).astype(expected.dtype, copy=False)
 
-    return make_array_from_callback(stored.shape, sharding, read, dtype=wanted.dtype)
+    return make_array_from_callback(stored.shape, sharding, read, dtype=expected.dtype)
