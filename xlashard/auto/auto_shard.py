@@ -255,10 +255,10 @@ def solve(
             layouts = sorted(search.run(), key=lambda layout: layout.seconds)
             latest = prover.prove(_proof_order(layouts), count, seconds)
             if program.topology is not None:
-                found = {layout.name: layout for layout in layouts}
-                for each in _fastest(latest, found)[:_VARIED]:
+                by_name = {layout.name: layout for layout in layouts}
+                for each in _fastest(latest, by_name)[:_VARIED]:
                     latest += prover.prove(search.thinned(each)[:1], 1)
-                for each in _fastest(latest, found)[:_THINNED]:
+                for each in _fastest(latest, by_name)[:_THINNED]:
                     thinned = search.thinned(each)
                     latest += prover.prove(thinned, len(thinned))
                 fastest = min((p.seconds for p in proven if p.fits), default=math.inf)
@@ -299,7 +299,7 @@ def _proof_order(layouts: Sequence[ProgramLayout]) -> list[ProgramLayout]:
     """Return the layouts that may be the fastest, in the order in which they are compiled.
 
     First come ties with the best prediction, one of each boundary. Their others take turns with
-    the other boundaries: the model errs by more than it tells similar layouts apart.
+    the other boundaries: the model errs by more than similar layouts differ.
 
     Args:
         layouts: Layouts, the fastest by prediction first.
@@ -320,12 +320,12 @@ def _proof_order(layouts: Sequence[ProgramLayout]) -> list[ProgramLayout]:
 
 
 def _fastest(
-    proven: Iterable[ProvenLayout], found: Mapping[str, ProgramLayout]
+    proven: Iterable[ProvenLayout], layouts: Mapping[str, ProgramLayout]
 ) -> list[ProgramLayout]:
     """Return the layouts of a search whose programs, in any variant, are the fastest."""
     ranked = sorted(proven, key=lambda p: p.rank)
     names = dict.fromkeys(p.layout.name.partition(INSIDE)[0] for p in ranked)
-    return [found[name] for name in names if name in found]
+    return [layouts[name] for name in names if name in layouts]
 
 
 def smallest_slice(

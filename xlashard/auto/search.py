@@ -170,7 +170,7 @@ class Search:
         seen = set[Hashable]()
         ended = sorted(self._ended, key=lambda each: each[0])
         solutions = [(a, x.labels[a], x.factors[a]) for _, x in ended for a in self._axes]
-        solutions += [(axis, *found[:2]) for (axis, *_), found in self._solutions.items()]
+        solutions += [(axis, *solution[:2]) for (axis, *_), solution in self._solutions.items()]
         for (source, labels, factors), name in product(solutions, self._axes):
             key = self._alike[name][0], labels, frozenset(factors.items())
             if factors and key not in seen and self._axes[source].size == self._axes[name].size:

@@ -41,7 +41,7 @@ class Factor:
 
     @cached_property
     def role(self) -> tuple[bool, ...]:
-        """Whether it indexes the first two operands and the result: rows, columns or depth."""
+        """Return the sides of a product that it indexes: the first two operands, and the result."""
         return tuple(dim is not None for dim in (*self.operands[:2], self.results[0]))
 
 
