@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from xlashard._jax.trace.rewriting import ConstraintChanges
+from xlashard._jax.trace.constraint_changes import ConstraintChanges
 from xlashard.analysis.explain.model import CollectiveReport
 from xlashard.analysis.programs.program import (
     Compilation,
