@@ -24,7 +24,7 @@ from xlashard.auto.rules.factors import can_shard
 EXCESS_SECONDS = 1e-8
 """Price of a byte above the memory, in seconds: a gigabyte costs more than any step."""
 _TIE_SECONDS = 1e-8
-"""Price of a dimension of an argument over the one before it, in seconds."""
+"""Price of a dimension of an argument over the one before it at most, in seconds."""
 WHOLE_SHARE = 0.1
 """Price of an argument that a device holds whole, as a share of the time to read it."""
 
@@ -216,10 +216,12 @@ class AxisProgram:
         for value in graph.arguments:
             # Among equally fast shardings of an argument, that with the least memory, and of these
             # that of the first dimension, so that similar layers are sharded alike.
-            nbytes = model.local_bytes(value)
-            self._save(value, WHOLE_SHARE * nbytes / model.machine.rates.hbm_bytes)
+            price = WHOLE_SHARE * model.local_bytes(value) / model.machine.rates.hbm_bytes
+            self._save(value, price)
+            # Less than any sharding saves of the price of a whole argument.
+            tie = min(_TIE_SECONDS, price / 2 / max(len(graph.values[value].shape), 1))
             for dim, variable in self._stored(value).items():
-                self._cost[variable] += dim * _TIE_SECONDS
+                self._cost[variable] += dim * tie
         for value, label, times in graph.reductions:
             root = graph.labels.find(label)
             if root in self._labels and n > 1:
