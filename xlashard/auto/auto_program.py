@@ -184,7 +184,7 @@ class AutoProgram:
         """
         machine = machine_of(self.mesh, self.topology, self.rates)
         arguments, results = self.program.arguments, self.program.results
-        ins, outs = ([self._prescribed(v) for v in side] for side in (arguments, results))
+        ins, outs = ([self._find_spec(v) for v in side] for side in (arguments, results))
         if not self.tracing.ignores_constraints:
             # A type that shards nothing is that of any array without a sharding, too.
             typed = zip(ins, self.tracing.types or [None] * len(ins), strict=True)
@@ -193,7 +193,8 @@ class AutoProgram:
                 for requested, spec in typed
             ]
         if fixed:
-            specs = self._fixed(fixed, {value.path: value.aval for value in arguments + results})
+            avals = {value.path: value.aval for value in arguments + results}
+            specs = self._read_fixed(fixed, avals)
             ins = [specs.get(v.path, spec) for v, spec in zip(arguments, ins, strict=True)]
             outs = [specs.get(v.path, spec) for v, spec in zip(results, outs, strict=True)]
         return AutoProblem(
@@ -219,11 +220,11 @@ class AutoProgram:
         calibration = read_calibrations(rates, [chip]).get(chip.name)
         return self if calibration is None else replace(self, rates=calibration.rates(chip))
 
-    def _prescribed(self, value: ProgramValue) -> PartitionSpec | None:
+    def _find_spec(self, value: ProgramValue) -> PartitionSpec | None:
         sharding = None if self.tracing.ignores_constraints else value.requested
         return sharding.spec if isinstance(sharding, NamedSharding) else None
 
-    def _fixed(self, fixed: FixedSpecs, avals: Mapping[str, Any]) -> dict[str, PartitionSpec]:
+    def _read_fixed(self, fixed: FixedSpecs, avals: Mapping[str, Any]) -> dict[str, PartitionSpec]:
         specs: dict[str, PartitionSpec] = {}
         for pattern, spec in fixed.items():
             matching = [path for path in avals if re.search(pattern, path)]

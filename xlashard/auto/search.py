@@ -106,7 +106,7 @@ class Search:
         for start in islice(self._boundaries(), self._most):
             self._keep(start.name, *self._descend(start, Assignment()))
         free = dict.fromkeys(self._axes, Restriction())
-        for number, (axis, begun) in enumerate(islice(self._exchanged(), self._most), 1):
+        for number, (axis, begun) in enumerate(islice(self._exchange_solutions(), self._most), 1):
             start = self._start(f"auto {number}", free, last=axis)
             assignment, seconds = self._descend(start, begun)
             if seconds < 0.999 * self._best[1]:
@@ -161,7 +161,7 @@ class Search:
         choices = sum(len(op.rule.factors) + 1 for op in self.graph.operations)
         return max(_FEWEST, _CHOICES // max(choices, 1))
 
-    def _exchanged(self) -> Iterator[tuple[str, Assignment]]:
+    def _exchange_solutions(self) -> Iterator[tuple[str, Assignment]]:
         """Yield axes with solutions of theirs, for which the other axes are solved again.
 
         They are those of the layouts that were found, the fastest first, and those on the way

@@ -42,10 +42,10 @@ class _Prescriptions:
         """Return a jaxpr, closed or not, on automatic axes."""
         known = self._jaxprs.get(id(jaxpr))
         if known is None:
-            known = self._jaxprs[id(jaxpr)] = jaxpr, self._converted(jaxpr)
+            known = self._jaxprs[id(jaxpr)] = jaxpr, self._convert_jaxpr(jaxpr)
         return known[1]
 
-    def _converted(self, jaxpr: Jaxpr) -> Jaxpr:
+    def _convert_jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
         variables: dict[Any, Any] = {}
 
         def convert_atom(atom: Any) -> Any:

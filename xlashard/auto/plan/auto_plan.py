@@ -263,7 +263,7 @@ class AutoPlan(SerializableReport, PlanFields):
             named = {path: value for path, value in inputs.items() if value is not None}
             shapes = {path: value.shape for path, value in named.items()}
             if shapes and shapes == {path: tuple(value.shape) for path, value in values.items()}:
-                on = self._mesh_of_state(mesh)
+                on = self._find_state_mesh(mesh)
                 return {p: NamedSharding(on, spec_of_text(v.spec)) for p, v in named.items()}
         path, aval = next(iter(values.items()), ("result", None))
         raise ArgumentError(
@@ -272,7 +272,7 @@ class AutoPlan(SerializableReport, PlanFields):
             f"return what {self.name} takes, or write shardings=rules, such as plan.rules()"
         )
 
-    def _mesh_of_state(self, mesh: Mesh | None) -> Mesh:
+    def _find_state_mesh(self, mesh: Mesh | None) -> Mesh:
         own = self._own_mesh or mesh
         if own is not None and dict(own.shape) == dict(self.mesh):
             return own

@@ -146,7 +146,7 @@ def _layouts(plan: PlanFields) -> Section[PlannedLayout]:
     def step(layout: PlannedLayout) -> float | None:
         return layout.best_seconds if layout.outcome == "fits" and layout.seconds else None
 
-    def predicted(layout: PlannedLayout) -> float | None:
+    def predict(layout: PlannedLayout) -> float | None:
         # The search counts bytes above the memory as time.
         too_large = layout.predicted_bytes > plan.memory_bytes
         return None if too_large else layout.predicted_seconds
@@ -166,7 +166,7 @@ def _layouts(plan: PlanFields) -> Section[PlannedLayout]:
             Column(">step", step, "seconds"),
             Column(">", factor, "", "of the best"),
             Column(">memory", "total_bytes", "bytes"),
-            Column(">predicted", predicted, "seconds"),
+            Column(">predicted", predict, "seconds"),
             Column("> ", "predicted_bytes", "bytes", "predicted memory"),
             Column("verdict", lambda p: Span(_verdict(p), OUTCOME_STYLES[p.outcome])),
         ),

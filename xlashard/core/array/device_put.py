@@ -177,7 +177,7 @@ class ArrayTransfer(NamedTuple):
         """
         check_alive(self.array)
         array, end = self.array, self.target or self.source
-        out = place_within_memory(self._moved, lambda: [memory_required(end, array.dtype)])
+        out = place_within_memory(self._move_array, lambda: [memory_required(end, array.dtype)])
         if self.donate:
             array._deleted_by = "device_put(..., donate=True)"
             array._value_cache = None
@@ -185,7 +185,7 @@ class ArrayTransfer(NamedTuple):
                 array._handle.delete()
         return out if self.keys is None else keys_over(out._handle, self.keys)
 
-    def _moved(self) -> Array:
+    def _move_array(self) -> Array:
         array = self.array
         handle = array._handle
         out = self._wrapped(handle)

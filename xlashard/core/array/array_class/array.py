@@ -183,13 +183,13 @@ class Updates[A: NumpyMethods]:
 
 
 def _update(name: str) -> Callable[..., Any]:
-    def updated(x: Any, index: Any, *values: Any, **options: Any) -> Any:
+    def update_array(x: Any, index: Any, *values: Any, **options: Any) -> Any:
         if not is_long(x):
             return getattr(x.at[index], name)(*values, **options)
         with wide_integers(x):
             return getattr(x.at[widened(index)], name)(*values, **options)
 
-    wrapper = wrap_jax_function(updated, f"x.at[index].{name}", None)
+    wrapper = wrap_jax_function(update_array, f"x.at[index].{name}", None)
 
     @shortened
     def update(self: "PartUpdates[Any]", *args: Any, **kwargs: Any) -> Any:
