@@ -32,7 +32,8 @@ from tests.errors.catalogue import read_topics
 from tests.fork_server import python_command
 from tests.goldens import check_golden
 from tests.predict.targets.gpu.plugin import marks_of
-from xlashard.cli.commands.common import find_program, read_mesh, topologies_for
+from xlashard.cli.commands.option_words import read_mesh
+from xlashard.cli.commands.targets import find_program, topologies_for
 from xlashard.cli.main import make_parser
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -62,6 +62,7 @@ PURE = frozenset(
         *("analysis.pictures.picture_plan", "analysis.pictures.picture_text"),
         *("analysis.pictures.subject", "analysis.pictures.svg_html", "analysis.pictures.terminal"),
         *("predict.targets", "predict.costs", "predict.preflight.time_estimate"),
+        *("predict.preflight.error_bar",),
         *("predict.preflight.attribution.hlo_dataflow", "predict.preflight.render"),
         *("predict.preflight.report.comparison", "predict.preflight.report.measured"),
         *("predict.preflight.report.preflight_model", "predict.preflight.report.preflight_report"),
@@ -75,6 +76,7 @@ PURE = frozenset(
         *("cli.commands.explain_command", "cli.commands.doctor", "cli.commands.legacy"),
         *("cli.commands.doctor_checks", "cli.commands.hosts", "cli.commands.tpu_host"),
         *("cli.commands.result_files", "cli.commands.script_run"),
+        *("cli.commands.status_line",),
     }
 )
 """Rooms and modules that work where JAX is absent, beside those that all may import."""
@@ -108,7 +110,7 @@ XLASHARD = Layers(
         {
             ("xlashard.core.pjit.stages.compiled", "xlashard.core.pjit.stages.serialization"),
             # A script imports JAX itself, after it has set the variables that JAX reads.
-            ("xlashard.cli.commands.explain_command", "xlashard.cli.commands.common"),
+            ("xlashard.cli.commands.explain_command", "xlashard.cli.commands.targets"),
             ("xlashard.cli.commands.explain_command", "xlashard.analysis.explain.report_changes"),
             ("xlashard.cli.commands.explain_command", "xlashard.analysis.explain.script_report"),
             ("xlashard.cli.commands.script_run", "xlashard._jax.runtime.topologies"),
@@ -121,7 +123,7 @@ XLASHARD = Layers(
             # The search for layouts loads SciPy's solver; other preflights don't.
             ("xlashard.cli.commands.preflight", "xlashard.cli.commands.automatic_layouts"),
             # A step of training needs the packages of the extra `train`; other programs don't.
-            ("xlashard.cli.commands.common", "xlashard.train.model.programs"),
+            ("xlashard.cli.commands.targets", "xlashard.train.model.programs"),
             # The migration needs the extra `legacy`; running a program doesn't.
             ("xlashard.cli.commands.legacy", "xlashard.legacy.migration"),
         }
@@ -140,7 +142,7 @@ XLASHARD = Layers(
             {
                 "xlashard.cli.commands.automatic_layouts",
                 "xlashard.cli.parsers.tool_parsers",
-                "xlashard.cli.commands.common",
+                "xlashard.cli.commands.targets",
                 "xlashard.cli.commands.reshard_checkpoint",
             }
         ),

@@ -23,7 +23,7 @@ from xlashard.analysis.explain.script_report import (
 )
 from xlashard.analysis.recompile.call_differences import CallDifference
 from xlashard.analysis.recompile.recompile_report import Explanation, RecompileReport
-from xlashard.auto.choices import LayoutReport
+from xlashard.auto.layout_report import LayoutReport
 from xlashard.auto.plan.auto_plan import AutoPlan
 from xlashard.auto.plan.plan_model import HeldMemory, PlannedConstraint, PlannedLayout
 from xlashard.hlo.collectives import CollectiveTotal

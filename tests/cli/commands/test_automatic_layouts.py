@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.cli.commands.test_preflight import Run, run
-from xlashard.auto.choices import LayoutReport, try_layouts
+from xlashard.auto.layout_report import LayoutReport
+from xlashard.auto.sweep_layouts import try_layouts
 from xlashard.cli.commands.automatic_layouts import (
     choice_words,
     choose_program,

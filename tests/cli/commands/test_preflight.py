@@ -16,8 +16,8 @@ from tests.predict.targets.gpu.plugin import needs_plugin
 from xlashard import PreflightReport
 from xlashard._jax.runtime import topologies
 from xlashard.cli.commands import preflight as commands
-from xlashard.cli.commands.common import topologies_for
 from xlashard.cli.commands.result_files import check_writable
+from xlashard.cli.commands.targets import topologies_for
 from xlashard.cli.main import main
 from xlashard.predict.preflight.report.comparison import PreflightReports
 from xlashard.predict.preflight.report.measured import MeasuredStep

@@ -12,8 +12,8 @@ import pytest
 from tests.fork_server import python_command
 from tests.waiting import wait_for
 from xlashard.cli import main as cli
-from xlashard.cli.commands import common
-from xlashard.cli.commands.common import status_line
+from xlashard.cli.commands import status_line as status_module
+from xlashard.cli.commands.status_line import status_line
 from xlashard.support import background, consoles
 from xlashard.support.background import SIGNALS, StopSignal
 from xlashard.workers.dump_folder import remove_own_folders, temporary_dump_folder
@@ -55,8 +55,8 @@ def test_signal_raises_an_exception_in_the_main_thread(
             cleaned.append(True)
         return 0
 
-    monkeypatch.setattr(common, "run", run, raising=False)
-    command = cli._COMMANDS["compile"]._replace(module="xlashard.cli.commands.common")
+    monkeypatch.setattr(status_module, "run", run, raising=False)
+    command = cli._COMMANDS["compile"]._replace(module="xlashard.cli.commands.status_line")
     monkeypatch.setitem(cli._COMMANDS, "compile", command)
     assert cli.main(["compile", "f"]) == 128 + number
     name = {signal.SIGINT: "Ctrl-C"}.get(number, number.name)

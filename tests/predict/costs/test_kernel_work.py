@@ -26,11 +26,11 @@ from xlashard.predict.costs.kernel_work import is_kernel, is_ragged, kernel_esti
 from xlashard.predict.costs.operation import OperationModel, padding
 from xlashard.predict.costs.rates import borrowed_rates, rates_of
 from xlashard.predict.costs.schedule import walk_schedule
-from xlashard.predict.preflight.time_estimate import (
+from xlashard.predict.preflight.error_bar import (
     KernelSpread,
     error_bar,
     error_parts,
-    kernel_spread,
+    measure_kernel_spread,
 )
 from xlashard.predict.targets.tpu.generations import BY_NAME
 from xlashard.tpu import topology
@@ -458,7 +458,7 @@ def spread_on(name, module):
     (kernel,) = [operation for operation, _ in schedule if is_kernel(operation.instruction)]
     computation = module.computations[kernel.computation]
     time = OperationModel(module, rates).of(computation, kernel.instruction)
-    return kernel_spread(module, schedule, generation), time, rates
+    return measure_kernel_spread(module, schedule, generation), time, rates
 
 
 def test_chip_without_published_kernels_widens_the_error_bar():

@@ -12,12 +12,8 @@ from xlashard.predict.costs.network_model import NetworkCost, NetworkModel
 from xlashard.predict.costs.operation import OperationModel, padding
 from xlashard.predict.costs.rates import Rates, rates_of
 from xlashard.predict.costs.schedule import StepSchedule, walk_schedule
-from xlashard.predict.preflight.time_estimate import (
-    error_bar,
-    error_parts,
-    schedule_step,
-    slowest_slice_seconds,
-)
+from xlashard.predict.preflight.error_bar import error_bar, error_parts
+from xlashard.predict.preflight.time_estimate import schedule_step, slowest_slice_seconds
 from xlashard.predict.targets.gpu.gpu_models import BY_NAME
 from xlashard.predict.targets.tpu.generations import BY_NAME as TPUS
 from xlashard.tpu import topology

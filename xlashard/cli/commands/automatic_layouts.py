@@ -7,18 +7,18 @@ from typing import Any
 
 from xlashard._jax.trace.jitted import inner_stage
 from xlashard.auto.auto_shard import auto_shard
-from xlashard.auto.choices import LayoutReport, try_layouts
+from xlashard.auto.layout_report import LayoutReport
+from xlashard.auto.sweep_layouts import try_layouts
 from xlashard.cli.commands import sweep
-from xlashard.cli.commands.common import (
+from xlashard.cli.commands.option_words import preflight_options, read_mesh
+from xlashard.cli.commands.result_files import check_outputs, print_reports, write_results
+from xlashard.cli.commands.status_line import status_line
+from xlashard.cli.commands.targets import (
     check_budget,
     find_program,
-    preflight_options,
     read_calibration_files,
-    read_mesh,
-    status_line,
     topologies_for,
 )
-from xlashard.cli.commands.result_files import check_outputs, print_reports, write_results
 from xlashard.errors import ArgumentError
 from xlashard.predict.preflight.preflight_run import preflight
 from xlashard.predict.preflight.report.comparison import read_budget

@@ -6,16 +6,10 @@ from pathlib import Path
 
 from xlashard.analysis.programs.from_pjit import make_stage
 from xlashard.analysis.programs.program import Compilation
-from xlashard.cli.commands.common import (
-    command_line_message,
-    find_program,
-    quiet_start,
-    read_mesh,
-    read_options,
-    status_line,
-    topologies_for,
-)
+from xlashard.cli.commands.option_words import command_line_message, read_mesh, read_options
 from xlashard.cli.commands.result_files import check_writable
+from xlashard.cli.commands.status_line import status_line
+from xlashard.cli.commands.targets import find_program, quiet_start, topologies_for
 from xlashard.core.pjit.stages.compiled import Compiled
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.predict.preflight.preflight_run import read_on_topology
@@ -38,10 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _run(arguments)
     except ProgramTooLargeError as error:
         print_error(error)
-        print(
-            f"What takes so much: xlashard preflight {_chips(arguments)}{arguments.target}",
-            file=sys.stderr,
-        )
+        chips = f"--topology {arguments.topology} " if arguments.topology else ""
+        words = f"xlashard preflight {chips}{arguments.target}"
+        print(f"What takes so much: {words}", file=sys.stderr)
         return 1
     except XlashardError as error:
         print_error(command_line_message(error))
@@ -78,10 +71,6 @@ def _run(arguments: argparse.Namespace) -> int:
     print(f"{file}: {_described(compiled, file)}, for {place} as {axes_text}")
     print(f'Compiled.deserialize(Path("{file}").read_bytes()) loads it where they are')
     return 0
-
-
-def _chips(arguments: argparse.Namespace) -> str:
-    return f"--topology {arguments.topology} " if arguments.topology else ""
 
 
 def _described(compiled: Compiled, file: Path) -> str:

@@ -27,6 +27,7 @@ from xlashard.cli.commands.script_run import (
     run_script,
     select,
 )
+from xlashard.cli.commands.status_line import status_line
 from xlashard.config import read_flags
 from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
 from xlashard.support.consoles import print_json
@@ -42,10 +43,10 @@ if TYPE_CHECKING:
     from xlashard.analysis.explain.program_report import ProgramReport
     from xlashard.analysis.programs import from_script
     from xlashard.analysis.programs.from_script import RecordedProgram
-    from xlashard.cli.commands import common
+    from xlashard.cli.commands import targets
 else:
     # A script imports JAX itself, after it has set the variables that JAX reads.
-    common = deferred("xlashard.cli.commands.common")
+    targets = deferred("xlashard.cli.commands.targets")
     from_script = deferred("xlashard.analysis.programs.from_script")
     stand_in_values = deferred("xlashard._jax.runtime.stand_in_values")
     report_changes = deferred("xlashard.analysis.explain.report_changes")
@@ -125,7 +126,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         # The script has warned, and the reports have what the compilation here would warn of.
         warnings.simplefilter("ignore", XlashardWarning)
         for each in selected:
-            with common.status_line(f"compiling {each.name} for its report"):
+            with status_line(f"compiling {each.name} for its report"):
                 explained.append(script_report.explain_recorded(each, arguments.values))
     report = script_report.ScriptReport(
         script=result.title,
@@ -154,7 +155,7 @@ def _run_target(arguments: argparse.Namespace) -> int:
         report = _read(arguments.target)
     else:
         _ = xlashard.Array  # Runs the body of the package, which waits in a command line.
-        report = common.explain_target(arguments.target, arguments.mesh, arguments.values)
+        report = targets.explain_target(arguments.target, arguments.mesh, arguments.values)
     return 0 if _finish(arguments, report) else 1
 
 

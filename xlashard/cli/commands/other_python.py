@@ -136,7 +136,8 @@ def _find_other_python(script: Script) -> PythonEnvironment | None:
             f"-- .venv/bin/python {target}"
         )
     other = None
-    is_current = _is_current(path)
+    # Of this environment, as far as its path shows it.
+    is_current = _find_environment(path) == _find_environment(sys.executable)
     if not is_current:
         other = inspect_python(path, script.options)
         is_current = other is not None and _is_same_folder(other.prefix, sys.prefix)
@@ -169,11 +170,6 @@ def _search_path() -> str:
 
 def _is_same_folder(one: str, other: str) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
-
-
-def _is_current(path: str) -> bool:
-    """Return True for an interpreter of this environment, as far as its path shows it."""
-    return _find_environment(path) == _find_environment(sys.executable)
 
 
 def _find_environment(interpreter: str) -> Path:

@@ -15,17 +15,7 @@ from xlashard._jax.trace.observed_programs import ObservedCall
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.report.parts import distinct_names
 from xlashard.cli.commands import sweep
-from xlashard.cli.commands.common import (
-    check_budget,
-    command_line_message,
-    find_program,
-    preflight_options,
-    quiet_start,
-    read_calibration_files,
-    read_mesh,
-    status_line,
-    topologies_for,
-)
+from xlashard.cli.commands.option_words import command_line_message, preflight_options, read_mesh
 from xlashard.cli.commands.result_files import (
     OF_ONE_REPORT,
     RESULTS,
@@ -49,6 +39,14 @@ from xlashard.cli.commands.script_run import (
     matches,
     run_script,
     select,
+)
+from xlashard.cli.commands.status_line import status_line
+from xlashard.cli.commands.targets import (
+    check_budget,
+    find_program,
+    quiet_start,
+    read_calibration_files,
+    topologies_for,
 )
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words

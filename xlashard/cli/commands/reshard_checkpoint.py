@@ -10,14 +10,15 @@ from typing import Any
 from jax.sharding import AxisType
 
 from xlashard.auto.plan.plan_model import spec_of_text
-from xlashard.cli.commands.common import command_line_message, read_mesh, status_line
+from xlashard.cli.commands.option_words import command_line_message, read_mesh
+from xlashard.cli.commands.status_line import status_line
 from xlashard.core.pjit.shardings.path_rules import PathRules, read_path_rules
 from xlashard.core.sharding import AbstractMesh
 from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.support.consoles import print_json
 from xlashard.support.formatting import in_bytes, print_error, sizes_text
 from xlashard.support.host_memory import PeakMemory
-from xlashard.train.checkpoint.arrays import reason
+from xlashard.train.checkpoint.process_sync import find_reason
 from xlashard.train.checkpoint.resharding import CheckpointCopy, open_source
 
 
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     except (OSError, ValueError) as error:
         # ValueErrors are those of TensorStore.
-        print_error(f"{arguments.destination} was not written: {reason(error)}")
+        print_error(f"{arguments.destination} was not written: {find_reason(error)}")
         return 1
 
 

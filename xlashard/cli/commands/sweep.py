@@ -10,20 +10,20 @@ from typing import Any
 
 from xlashard.analysis.explain.comparison import Comparison
 from xlashard.analysis.report.printable import PrintableReport
-from xlashard.cli.commands.common import (
-    check_budget,
-    find_program,
-    read_calibration_files,
-    read_options,
-    settings_of,
-    status_line,
-    topologies_for,
-)
+from xlashard.cli.commands.option_words import read_options
 from xlashard.cli.commands.result_files import (
     check_outputs,
     check_writable,
     print_reports,
     write_results,
+)
+from xlashard.cli.commands.status_line import status_line
+from xlashard.cli.commands.targets import (
+    check_budget,
+    find_program,
+    read_calibration_files,
+    settings_of,
+    topologies_for,
 )
 from xlashard.errors import ArgumentError, counted
 from xlashard.predict.costs.kernel_costs import read_kernel_cost_words

@@ -20,12 +20,16 @@ from xlashard.predict.costs.network_model import NetworkCost
 from xlashard.predict.costs.operation import OperationModel, OperationTime
 from xlashard.predict.costs.rates import Rates
 
+# Asynchronous copies between memories, which wait in one queue for the bandwidth of HBM.
 _COPIES = (
     *("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start"),
     "fusion-start",  # GPUs copy slices of loops by fusions beside the others.
 )
 _CALLS = ("async-start", "call-start")
 _NETWORKS = ("ici", "dcn")
+
+# Network costs of collectives, by the names of their instructions.
+type _Costs = dict[str, NetworkCost]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def walk_schedule(
         rates: Rates of the device.
     """
     walk = _Walk(module, collectives, model, rates)
-    seconds = walk.length(module.entry) if module.entry in module.computations else 0.0
+    seconds = walk.time_run(module.entry) if module.entry in module.computations else 0.0
     runs, core_runs = walk.count_runs(), walk.count_runs(asynchronous=False)
     return StepSchedule(seconds, walk.operations, runs, core_runs, walk.lengths)
 
@@ -128,38 +132,38 @@ class _Walk:
         self.operations: dict[str, list[ScheduledOperation]] = {}
         self.lengths: dict[str, float] = {}
         self._called: dict[str, list[tuple[str, float, bool]]] = defaultdict(list)
-        self._costs: dict[str, dict[str, NetworkCost]] = defaultdict(dict)
+        self._costs: dict[str, _Costs] = defaultdict(dict)
         for collective, cost in collectives:
             self._costs[collective.computation][collective.name] = cost
 
-    def length(self, name: str) -> float:
+    def time_run(self, name: str) -> float:
         """Return the time of one run of a computation."""
         if name not in self.lengths:
             run = _Run(self, self.module.computations[name])
-            self.lengths[name] = run.seconds()
+            self.lengths[name] = run.simulate()
             self.operations[name] = run.operations
         return self.lengths[name]
 
-    def cost(self, computation: Computation, instruction: Instruction) -> NetworkCost | None:
+    def find_cost(self, computation: Computation, instruction: Instruction) -> NetworkCost | None:
         """Return the network cost of an instruction."""
         return self._costs.get(computation.name, {}).get(instruction.name)
 
-    def fused_costs(self, fusion: Instruction) -> tuple[Computation | None, dict[str, NetworkCost]]:
+    def find_fused_costs(self, fusion: Instruction) -> tuple[Computation | None, _Costs]:
         """Return the computation of a fusion, and the network costs of its collectives."""
         inner = self.module.callee(fusion)
         return inner, {} if inner is None else self._costs.get(inner.name, {})
 
-    def call(self, computation: Computation, instruction: Instruction) -> float:
+    def time_callees(self, computation: Computation, instruction: Instruction) -> float:
         """Return the time of the computations that an instruction runs."""
         names = [n for n in instruction.repeated_calls if n in self.module.computations]
         times = 1.0
         if instruction.opcode == "while":
             times = float(trip_count(self.module, computation, instruction) or 1)
         elif instruction.opcode == "conditional" and names:
-            names = [max(names, key=self.length)]
+            names = [max(names, key=self.time_run)]
         asynchronous = instruction.opcode in _CALLS
         self._called[computation.name] += [(name, times, asynchronous) for name in names]
-        return times * sum(self.length(name) for name in names)
+        return times * sum(self.time_run(name) for name in names)
 
     def count_runs(self, *, asynchronous: bool = True) -> dict[str, float]:
         """Return the number of runs of each computation in one execution.
@@ -190,54 +194,57 @@ class _Run:
     copies: deque[tuple[str, float]] = field(default_factory=deque)
     received: dict[str, str] = field(default_factory=dict)
 
-    def seconds(self) -> float:
+    def simulate(self) -> float:
         """Return the time of the run, including the asynchronous operations that it started."""
         for instruction in self.computation.instructions.values():
-            self._step(instruction)
+            self._start_instruction(instruction)
         last = [end for end, _ in self.pending.values()]
         return max(self.now + sum(s for _, s in self.copies), *self.busy.values(), *last, 0.0)
 
-    def _step(self, instruction: Instruction) -> None:
+    def _start_instruction(self, instruction: Instruction) -> None:
         opcode = instruction.opcode
-        cost = self.walk.cost(self.computation, instruction)
+        cost = self.walk.find_cost(self.computation, instruction)
         if cost is not None:
             apart = opcode.endswith("-start")
             key = instruction.name if apart else instruction.rendezvous
-            self._collective(instruction, cost, key)
+            self._start_collective(instruction, cost, key)
         elif opcode == "recv":
             # The recv completes when the matching send has arrived.
             self.received[instruction.name] = instruction.rendezvous
         elif opcode == "recv-done":
-            self._wait(instruction, [self.received.get(name, "") for name in instruction.operands])
-        elif opcode == "fusion-start" and self.walk.fused_costs(instruction)[1]:
+            self._await(instruction, [self.received.get(name, "") for name in instruction.operands])
+        elif opcode == "fusion-start" and self.walk.find_fused_costs(instruction)[1]:
             # XLA's own kernel for a small value: as NCCL, for its times are not published.
-            for cost in self.walk.fused_costs(instruction)[1].values():
-                self._collective(instruction, cost, instruction.name)
+            for cost in self.walk.find_fused_costs(instruction)[1].values():
+                self._start_collective(instruction, cost, instruction.name)
         elif opcode in _COPIES:
-            self._copy(instruction)
+            self._start_copy(instruction)
         elif opcode in _CALLS:
-            seconds = self.walk.call(self.computation, instruction)
-            self._background(instruction, seconds, f"{opcode} {instruction.name}", "vector")
+            seconds = self.walk.time_callees(self.computation, instruction)
+            self._start_background(instruction, seconds, f"{opcode} {instruction.name}", "vector")
         elif opcode in ("async-update", "call-update"):
-            self._pass_on(instruction)
+            self._rename_pending(instruction)
         elif opcode.endswith("-done"):
-            self._wait(instruction, instruction.operands)
+            self._await(instruction, instruction.operands)
         elif opcode in ("while", "conditional", "call"):
-            self._run(instruction, self.walk.call(self.computation, instruction), "loop")
+            self._occupy(instruction, self.walk.time_callees(self.computation, instruction), "loop")
         else:
-            self._operation(instruction)
+            self._run_operation(instruction)
 
-    def _operation(self, instruction: Instruction) -> None:
+    def _run_operation(self, instruction: Instruction) -> None:
         time = self.walk.model.of(self.computation, instruction)
-        seconds = time.seconds + self._slowed(time)
+        seconds = time.seconds + self._find_slowdown(time)
         if seconds:
-            self._run(instruction, seconds, time.bound, time.known)
-            self._drain(seconds - time.hbm)
+            self._occupy(instruction, seconds, time.bound, time.known)
+            self._drain_copies(seconds - time.hbm)
         if instruction.opcode == "fusion":
-            self._fused_collectives(instruction)
+            self._start_fused_collectives(instruction)
 
-    def _slowed(self, time: OperationTime) -> float:
-        """Return the seconds that an operation loses to collectives that run on the same cores."""
+    def _find_slowdown(self, time: OperationTime) -> float:
+        """Return the seconds that an operation loses to collectives that run on the same cores.
+
+        NCCL's kernels take some of a GPU's cores; TPUs send without their cores.
+        """
         share = self.walk.rates.collective_cores
         if not share or time.bound in ("hbm", "launch"):
             return 0.0
@@ -245,13 +252,13 @@ class _Run:
         beside = min(max(running - self.now, 0.0) * (1 - share), time.seconds)
         return beside * share / (1 - share)
 
-    def _run(
+    def _occupy(
         self, instruction: Instruction, seconds: float, resource: str, known: bool = True
     ) -> None:
-        self._note(instruction, self.now, seconds, resource, known=known)
+        self._record(instruction, self.now, seconds, resource, known=known)
         self.now += seconds
 
-    def _note(
+    def _record(
         self,
         instruction: Instruction,
         start: float,
@@ -267,7 +274,8 @@ class _Run:
             )
         )
 
-    def _collective(self, instruction: Instruction, cost: NetworkCost, key: str) -> None:
+    def _start_collective(self, instruction: Instruction, cost: NetworkCost, key: str) -> None:
+        # It begins once all of its links are free, and keeps them until its slowest one is done.
         links = (*cost.links, "dcn") if cost.dcn_bytes else cost.links
         resource = cost.resource
         begin = max([self.now, *(self.busy[link] for link in links)])
@@ -276,42 +284,42 @@ class _Run:
             self.busy[link] = end
         if key:
             self.pending[key] = (end, resource)
-            self._note(instruction, begin, end - begin, resource, in_background=True)
+            self._record(instruction, begin, end - begin, resource, in_background=True)
         else:
-            self._run(instruction, end - self.now, resource)
+            self._occupy(instruction, end - self.now, resource)
 
-    def _fused_collectives(self, fusion: Instruction) -> None:
-        inner, costs = self.walk.fused_costs(fusion)
+    def _start_fused_collectives(self, fusion: Instruction) -> None:
+        inner, costs = self.walk.find_fused_costs(fusion)
         if inner is None:
             return
         for name, cost in costs.items():
             instruction = inner.instructions[name]
-            key = _channel(instruction) if inner.starts_collective else ""
-            self._collective(instruction, cost, key)
+            key = _name_channel(instruction) if inner.starts_collective else ""
+            self._start_collective(instruction, cost, key)
         if inner.ends_collective:
-            self._wait(fusion, [_channel(i) for i in inner.instructions.values()])
+            self._await(fusion, [_name_channel(i) for i in inner.instructions.values()])
 
-    def _copy(self, instruction: Instruction) -> None:
+    def _start_copy(self, instruction: Instruction) -> None:
         rates = self.walk.rates
         if nbytes := host_bytes(self.computation, instruction):
             # A copy starts with its result, the other operations with their operands.
             result = instruction.shape.parts[0 if instruction.opcode == "copy-start" else 1]
             way = "to host" if result.arrays[0].memory_space == HOST else "from host"
-            self._background(instruction, nbytes / rates.host_bytes, way, "host")
+            self._start_background(instruction, nbytes / rates.host_bytes, way, "host")
             return
         nbytes = hbm_bytes(self.walk.module, self.computation, instruction)
         self.copies.append((instruction.name, nbytes / rates.hbm_bytes))
-        self._note(instruction, self.now, nbytes / rates.hbm_bytes, "hbm", in_background=True)
+        self._record(instruction, self.now, nbytes / rates.hbm_bytes, "hbm", in_background=True)
 
-    def _background(
+    def _start_background(
         self, instruction: Instruction, seconds: float, unit: str, resource: str
     ) -> None:
         begin = max(self.now, self.busy[unit])
         self.busy[unit] = begin + seconds
         self.pending[instruction.name] = (begin + seconds, resource)
-        self._note(instruction, begin, seconds, resource, in_background=True)
+        self._record(instruction, begin, seconds, resource, in_background=True)
 
-    def _drain(self, seconds: float) -> None:
+    def _drain_copies(self, seconds: float) -> None:
         """Let the copies between memories use the HBM bandwidth of some seconds."""
         while self.copies and seconds > 0:
             name, left = self.copies[0]
@@ -321,33 +329,34 @@ class _Run:
             seconds -= left
             self.copies.popleft()
 
-    def _wait(self, instruction: Instruction, names: Sequence[str]) -> None:
+    def _await(self, instruction: Instruction, names: Sequence[str]) -> None:
         for name in names:
             end, resource = self.pending.pop(name, (0.0, ""))
             if end > self.now:
                 waited = end - self.now
-                self._run(instruction, waited, resource)
-                self._drain(waited)
+                self._occupy(instruction, waited, resource)
+                self._drain_copies(waited)
             self._finish_copy(instruction, name)
 
     def _finish_copy(self, instruction: Instruction, name: str) -> None:
         if not any(waiting == name for waiting, _ in self.copies):
             return
+        # Copies end in the order in which they started: one waits for all before it.
         waited = 0.0
         while self.copies:
             done, left = self.copies.popleft()
             waited += left
             if done == name:
                 break
-        self._run(instruction, waited, "hbm")
+        self._occupy(instruction, waited, "hbm")
 
-    def _pass_on(self, instruction: Instruction) -> None:
+    def _rename_pending(self, instruction: Instruction) -> None:
         for name in instruction.operands:
             if name in self.pending:
                 self.pending[instruction.name] = self.pending.pop(name)
 
 
-def _channel(instruction: Instruction) -> str:
+def _name_channel(instruction: Instruction) -> str:
     """Return the channel that copies of one collective in several fusions share."""
     number = instruction.attributes.channel
     return "" if number is None else f"channel {number}"

@@ -85,7 +85,7 @@ class SweepRequest:
 
 RUNNERS = {
     None: "xlashard.predict.sweep.evaluate:run_target",
-    "auto": "xlashard.auto.choices:run_target",
+    "auto": "xlashard.auto.sweep_layouts:run_target",
 }
 """Functions that evaluate one mesh in a worker process, by the shardings of the program."""
 

@@ -1,16 +1,11 @@
-"""Arrays of a checkpoint, written and read with orbax, and barriers with an exchange of errors."""
+"""Arrays of a checkpoint, written and read with orbax, whose logs of failed saves stay silent."""
 
 import asyncio.base_events
-import errno
 import gc
-import json
 import logging
-import os
-import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,87 +16,13 @@ import orbax.checkpoint as ocp
 from absl.logging import get_absl_logger
 
 from xlashard import Array, device_put
-from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
-from xlashard.errors import DeadlockError
-from xlashard.support.formatting import error_line, format_by_process
-from xlashard.train.errors import CheckpointError
+from xlashard.train.checkpoint.process_sync import (
+    MissingProcessError,
+    OthersFailedError,
+    ProcessSync,
+    find_reason,
+)
 from xlashard.train.stores import make_absolute
-
-
-class MissingProcessError(CheckpointError):
-    """Some processes missed a barrier, so the operation is abandoned."""
-
-
-@dataclass(frozen=True)
-class SyncResult:
-    """Result of an exchange, identical in all processes.
-
-    Attributes:
-        problems: Error texts by process; empty if all succeeded.
-        first: Value of the first process.
-    """
-
-    problems: Mapping[int, str]
-    first: str
-
-    def __str__(self) -> str:
-        if len(self.problems) == jax.process_count() and len(set(self.problems.values())) == 1:
-            return self.problems[0]
-        return format_by_process(self.problems)
-
-
-@dataclass(frozen=True)
-class ProcessSync:
-    """Barriers of all processes of the run, in the same order everywhere.
-
-    Attributes:
-        series: Name of the sequence of barriers.
-        timeout: Timeout of a barrier in seconds.
-    """
-
-    series: str
-    timeout: float
-
-    @property
-    def first(self) -> bool:
-        """Return True in the process that performs the shared writes."""
-        return jax.process_index() == 0
-
-    def exchange(self, what: str, problem: str = "", word: str = "") -> SyncResult:
-        """Wait for all processes, and exchange errors.
-
-        Args:
-            what: Name of the operation.
-            problem: Error of this process; empty on success.
-            word: Value to broadcast; that of the first process counts.
-
-        Raises:
-            MissingProcessError: Processes missed the barrier, or wait elsewhere.
-            CheckpointError: Processes are in different operations.
-        """
-        processes = tuple(range(jax.process_count()))
-        series = f"checkpoints/{self.series}"
-        barrier = Barrier(processes, series, self.timeout, what=f"{what} (checkpoints)")
-        try:
-            received = RENDEZVOUS.exchange(barrier, json.dumps([what, problem, word]))
-        except BarrierTimeoutError as missed:
-            absent = missed.missing(f"did not arrive within {self.timeout:g} s")
-            raise MissingProcessError(f"{what}: {absent}") from None
-        except DeadlockError as error:
-            raise MissingProcessError(str(error)) from None
-        values = {process: json.loads(word) for process, word in received.items()}
-        _check_same({process: step for process, (step, _, _) in values.items()})
-        problems = {process: problem for process, (_, problem, _) in values.items() if problem}
-        return SyncResult(problems, values[min(values)][2])
-
-
-def _check_same(what: Mapping[int, str]) -> None:
-    if len(set(what.values())) > 1:
-        raise CheckpointError(
-            f"the processes are not in step: {format_by_process(what)}. All must call the methods "
-            "of Checkpoints in the same order, with the same steps"
-        )
-
 
 SAVING = ".saving-"
 """Beginning of the name of a folder that is being written."""
@@ -110,8 +31,6 @@ _ORBAX = Path(ocp.__file__).parent
 # Bytes. Orbax cuts replicated arrays into slices, one for each replica to write. Every shape and
 # offset of a slice is a program, and small slices take longer to compile than to write.
 _LEAST_SLICE = 2**20
-# Error numbers of a full disk, an exceeded quota, or a file at its maximum size.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BASE_EVENTS = asyncio.base_events.__file__
 # Loggers of orbax, and of its concurrent writes that continue after a failed one.
 _LOGGERS = (get_absl_logger(), logging.getLogger("asyncio"))
@@ -137,21 +56,21 @@ class ArrayFiles:
         )
         self._saving: ocp.AsyncCheckpointer | None = None
         self._failed = False
-        self._quiet = _Quiet()
+        self._log_filter = _OrbaxLogFilter()
 
     def __enter__(self) -> Self:
         for logger in _LOGGERS:
-            logger.addFilter(self._quiet)
-        _LATE.install()
+            logger.addFilter(self._log_filter)
+        _LATE_WRITES.install()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._failed:
             gc.collect()  # asyncio logs failed tasks when they are collected.
         else:
-            _LATE.uninstall()
+            _LATE_WRITES.uninstall()
         for logger in _LOGGERS:
-            logger.removeFilter(self._quiet)
+            logger.removeFilter(self._log_filter)
 
     def save(self, folder: Path, state: Any) -> None:
         """Begin to write a state; afterwards its buffers may be donated.
@@ -162,8 +81,8 @@ class ArrayFiles:
         """
         try:
             # One per save: after a failure a checkpointer raises the same error at later saves.
-            self._saving = self._checkpointer(**_handlers(state))
-            args = ocp.args.PyTreeSave(_with_elements(state))
+            self._saving = self._checkpointer(**_make_handlers(state))
+            args = ocp.args.PyTreeSave(_drop_empty_arrays(state))
             self._saving.save(make_absolute(folder), args=args)
         except Exception as error:
             self._saving = None
@@ -196,14 +115,14 @@ class ArrayFiles:
         Returns:
             The same tree of Arrays.
         """
-        item = _with_elements(like)
+        item = _drop_empty_arrays(like)
         shardings = jax.tree.map(lambda x: x.sharding, item)
         restored_as = ocp.checkpoint_utils.construct_restore_args(item, shardings)
         args = ocp.args.PyTreeRestore(item, restore_args=restored_as)
         with self._checkpointer() as checkpointer:
             read = checkpointer.restore(make_absolute(folder), args=args)
         leaves, tree = jax.tree.flatten(like)
-        return tree.unflatten(map(_as_requested, leaves, tree.flatten_up_to(read)))
+        return tree.unflatten(map(_place_restored, leaves, tree.flatten_up_to(read)))
 
     def _checkpointer(self, **handlers: Any) -> ocp.AsyncCheckpointer:
         return ocp.AsyncCheckpointer(
@@ -216,7 +135,7 @@ class ArrayFiles:
         """Report a failure to the processes that wait at orbax's next barrier."""
         self._failed = True
         if not isinstance(error, OthersFailedError | MissingProcessError):
-            self._sync.exchange("writing", reason(error))
+            self._sync.exchange("writing", find_reason(error))
 
     def _barrier(self, *, key: str, timeout_ms: int) -> None:
         result = self._sync.exchange("writing")
@@ -224,7 +143,7 @@ class ArrayFiles:
             raise OthersFailedError(str(result))
 
 
-def _handlers(state: Any) -> dict[str, Any]:
+def _make_handlers(state: Any) -> dict[str, Any]:
     """Return the handlers of a state's arrays, as keywords; none for a state with random keys.
 
     Only orbax's default handler stores the kind of random keys.
@@ -236,12 +155,12 @@ def _handlers(state: Any) -> dict[str, Any]:
     return {"type_handler_registry": registry}
 
 
-def _with_elements(tree: Any) -> Any:
+def _drop_empty_arrays(tree: Any) -> Any:
     """Replace arrays of size zero, which orbax rejects, by None."""
     return jax.tree.map(lambda x: x if x.size else None, tree)
 
 
-def _as_requested(shape: jax.ShapeDtypeStruct, read: Any) -> Array:
+def _place_restored(shape: jax.ShapeDtypeStruct, read: Any) -> Array:
     if read is None:
         read = np.zeros(shape.shape, shape.dtype)
     return device_put(read, shape.sharding)
@@ -255,11 +174,7 @@ def is_saving() -> bool:
     return any(type(thread).__module__.startswith("orbax.") for thread in threading.enumerate())
 
 
-class OthersFailedError(CheckpointError):
-    """Another process failed to write its shards."""
-
-
-class _Quiet(logging.Filter):
+class _OrbaxLogFilter(logging.Filter):
     """Filter that drops orbax's log records; errors are raised."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -269,7 +184,7 @@ class _Quiet(logging.Filter):
         return record.name != "asyncio" or SAVING not in record.getMessage()
 
 
-class _LateWrites(logging.Filter):
+class _LateWriteFilter(logging.Filter):
     """Filter of errors of writes that continue after a failed one, when their event loop is closed.
 
     TensorStore prints thousands of tracebacks before the one error that is raised. After a failure
@@ -309,15 +224,4 @@ class _LateWrites(logging.Filter):
         return SAVING not in record.getMessage()
 
 
-_LATE = _LateWrites()
-
-
-def reason(error: BaseException) -> str:
-    """Return the first line of an error, without TensorStore specifications."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    if code and int(code[1]) in _FULL:
-        return os.strerror(int(code[1]))
-    # ValueErrors of TensorStore include their kind in the text.
-    return error_line(error, ValueError, CheckpointError).partition(" [tensorstore_spec=")[0]
+_LATE_WRITES = _LateWriteFilter()

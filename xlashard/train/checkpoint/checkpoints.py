@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import jax
 
-from xlashard.train.checkpoint.arrays import ArrayFiles, ProcessSync, reason
+from xlashard.train.checkpoint.arrays import ArrayFiles
 from xlashard.train.checkpoint.manifest import (
     Damage,
     Manifest,
@@ -21,6 +21,7 @@ from xlashard.train.checkpoint.manifest import (
     leaves_of,
     read_manifest,
 )
+from xlashard.train.checkpoint.process_sync import ProcessSync, find_reason
 from xlashard.train.checkpoint.writing import ARRAYS, Writer, path_of, steps_in
 from xlashard.train.errors import CheckpointError
 from xlashard.train.stores import move_command
@@ -174,7 +175,8 @@ class Checkpoints:
         except Exception as error:
             raise CheckpointError(
                 f"the checkpoint of step {step} in {self.folder} is undamaged, written by "
-                f"{_ORBAX} {metadata.versions.get(_ORBAX)}, but cannot be read: {reason(error)}",
+                f"{_ORBAX} {metadata.versions.get(_ORBAX)}, but cannot be read: "
+                f"{find_reason(error)}",
                 step=step,
             ) from error
         self._held = metadata.step

@@ -30,14 +30,7 @@ from typing import Any
 import jax
 
 from xlashard.support.documents import sync_folder
-from xlashard.train.checkpoint.arrays import (
-    SAVING,
-    ArrayFiles,
-    MissingProcessError,
-    OthersFailedError,
-    ProcessSync,
-    reason,
-)
+from xlashard.train.checkpoint.arrays import SAVING, ArrayFiles
 from xlashard.train.checkpoint.manifest import (
     NAME,
     Manifest,
@@ -48,6 +41,12 @@ from xlashard.train.checkpoint.manifest import (
     take_digests,
     write_digests,
     writer_of,
+)
+from xlashard.train.checkpoint.process_sync import (
+    MissingProcessError,
+    OthersFailedError,
+    ProcessSync,
+    find_reason,
 )
 from xlashard.train.errors import CheckpointError
 from xlashard.train.stores import (
@@ -298,7 +297,7 @@ class Writer:
             except OSError as error:
                 warnings.warn(
                     f"the checkpoint of step {step} is obsolete but cannot be deleted: "
-                    f"{reason(error)}",
+                    f"{find_reason(error)}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -331,5 +330,5 @@ def _attempt(work: Callable[[], Any]) -> str:
     except CheckpointError as error:
         return str(error)
     except Exception as error:
-        return reason(error)
+        return find_reason(error)
     return ""

@@ -190,7 +190,7 @@ def test_profile_calibrates_kernels_separately_from_matmuls(tmp_path: Path):
 def test_calibrated_kernels_add_no_uncertainty():
     from tests.predict.costs.test_kernel_work import accumulate, arrays, kernels_in, module_of
     from xlashard.predict.costs.schedule import walk_schedule
-    from xlashard.predict.preflight.time_estimate import KernelSpread, kernel_spread
+    from xlashard.predict.preflight.error_bar import KernelSpread, measure_kernel_spread
 
     module = module_of(accumulate, *arrays((1024, 1024), (1024, 1024)))
     chip = BY_NAME["v4"]
@@ -202,4 +202,4 @@ def test_calibrated_kernels_add_no_uncertainty():
     assert slow.matrix + slow.hbm == pytest.approx(1.5 * (usual.matrix + usual.hbm), rel=0.01)
     assert abs(launch) < 0.5 * usual.launch
     schedule = walk_schedule(module, [], OperationModel(module, measured), measured)
-    assert kernel_spread(module, schedule, chip, rates=measured) == KernelSpread()
+    assert measure_kernel_spread(module, schedule, chip, rates=measured) == KernelSpread()

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from xlashard.core.processes import RENDEZVOUS, BarrierTimeoutError
-from xlashard.train.checkpoint.arrays import (
-    ArrayFiles,
+from xlashard.train.checkpoint.arrays import ArrayFiles
+from xlashard.train.checkpoint.process_sync import (
     MissingProcessError,
     ProcessSync,
     SyncResult,
-    reason,
+    find_reason,
 )
 from xlashard.train.errors import CheckpointError
 
@@ -59,10 +59,10 @@ def test_barrier_is_not_retried_after_a_missing_process(
 
 
 def test_reasons_are_one_readable_line() -> None:
-    assert reason(FileNotFoundError(2, "No such file", "a/b")) == "No such file: a/b"
-    assert reason(OSError(28, "No space left on device")) == "No space left on device"
+    assert find_reason(FileNotFoundError(2, "No such file", "a/b")) == "No such file: a/b"
+    assert find_reason(OSError(28, "No space left on device")) == "No space left on device"
     spec = 'DATA_LOSS: a is short [tensorstore_spec={"driver": "zarr"}]\nmore'
-    assert reason(ValueError(spec)) == "DATA_LOSS: a is short"
-    assert reason(CheckpointError("first\nsecond")) == "first"
-    assert reason(AttributeError("no attribute x")) == "AttributeError: no attribute x"
-    assert reason(MemoryError()) == "MemoryError"
+    assert find_reason(ValueError(spec)) == "DATA_LOSS: a is short"
+    assert find_reason(CheckpointError("first\nsecond")) == "first"
+    assert find_reason(AttributeError("no attribute x")) == "AttributeError: no attribute x"
+    assert find_reason(MemoryError()) == "MemoryError"
