@@ -27,8 +27,8 @@ from xlashard._jax.private import (
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.compiler import note_event
 from xlashard._jax.runtime.coordination import exit_on_uncaught_error, listen_on_loopback
-from xlashard._jax.runtime.execute import watch_flags
 from xlashard._jax.runtime.global_state import clear_caches_with_jax
+from xlashard._jax.runtime.run_checks import watch_flags
 from xlashard._jax.runtime.tracebacks import hide_frames
 from xlashard.config import RECOMPILE_LOGGER, Flags
 from xlashard.support.tracebacks import INNER_FOLDERS

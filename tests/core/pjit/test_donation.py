@@ -24,7 +24,7 @@ from xlashard import (
 )
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.transfer import aligned_empty
-from xlashard.core.array.array_class import base
+from xlashard.core.array.array_class import base, deletion
 from xlashard.core.pjit import arguments
 from xlashard.errors import (
     DeletedError,
@@ -434,7 +434,7 @@ class TestSharedBuffers:
         x, _ = f(f(jnp.ones(8), jnp.ones(8))[0], jnp.ones(8))
         with monkeypatch.context() as patch:
             patch.setattr(f._function, "parameters", None)  # XLA alone checks the arguments
-            patch.setattr(base, "SHARDS", {})  # no shards of other tests are alive
+            patch.setattr(deletion, "SHARDS", {})  # no shards of other tests are alive
             x, y = f(x, jnp.ones(8))
         for call in (f, f.lower(x, y).compile()):
             with pytest.raises(

@@ -10,13 +10,8 @@ from xlashard._jax.runtime.dispatch import ARRAY_TYPES
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, split
 from xlashard.core.array.array_class.array import Array, wrap
-from xlashard.core.array.array_class.base import (
-    ArrayBase,
-    arrays_with_shard,
-    check_alive_as,
-    handle_of,
-    record_shards,
-)
+from xlashard.core.array.array_class.base import ArrayBase, check_alive_as, handle_of
+from xlashard.core.array.array_class.deletion import list_arrays_with_shard, record_shards
 from xlashard.core.array.array_class.handles import canonical_dtype, key_handle
 from xlashard.core.array.constructors import finished
 from xlashard.core.array.placement.put import gather_pieces
@@ -124,7 +119,7 @@ def _are_shards(handles: Sequence[Handle], whole: Array) -> bool:
 def _join(handles: list[Handle], arrays: Sequence[Any], target: ResolvedSharding) -> Array:
     """Return the array over checked handles of arrays, and record that they are its shards."""
     pieces = handles
-    if not any([_are_shards(handles, whole) for whole in arrays_with_shard(handles[0])]):
+    if not any([_are_shards(handles, whole) for whole in list_arrays_with_shard(handles[0])]):
         pieces = unify_layouts(handles)  # those of one array have one, which takes 1 µs to read
     out = wrap(gather_pieces(pieces, handles[0].dtype, target), target.sharding)
     if len(handles) > 1:

@@ -19,7 +19,7 @@ import jax
 from xlashard._jax import originals
 from xlashard._jax.trace.tracing import is_batch_sharded
 from xlashard.core.array.array_class.handles import wrap_result
-from xlashard.core.pjit.callables import dispatched
+from xlashard.core.pjit.callables import make_callable
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.options import (
     DonationMode,
@@ -268,7 +268,7 @@ def callable_of(function: Function) -> Any:
             return stages.eval_shape(function, args, kwargs)
 
     methods = {"lower": lower, "trace": trace, "eval_shape": eval_shape, "_function": function}
-    return dispatched(function, methods, callable_of)
+    return make_callable(function, methods, callable_of)
 
 
 def reshard[T](xs: T, out_shardings: Any) -> T:

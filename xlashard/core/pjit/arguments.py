@@ -33,7 +33,8 @@ from xlashard._jax.runtime.transfer import (
 from xlashard._jax.trace.jaxprs import buffer_of, is_ref
 from xlashard._jax.trace.tracing import Tracer, abstractify, all_shaped, escaped_tracer_error
 from xlashard.core.array import Array
-from xlashard.core.array.array_class.base import deleted_text, type_text
+from xlashard.core.array.array_class.base import type_text
+from xlashard.core.array.array_class.deletion import describe_deleted
 from xlashard.core.sharding import Sharding, XLACompatibleSharding, as_tiles, from_jax
 from xlashard.core.sharding.replicated import custom_memory_kind, names_devices
 from xlashard.errors import ArgumentError, DeletedError, DonationError
@@ -143,7 +144,7 @@ def check_alive(value: Any, path: str, aval: Any) -> None:
     name = f"{path} ({aval_text(aval)})"
     if handle.is_deleted():
         consumer = value._deleted_by if isinstance(value, Array) else None
-        raise DeletedError(deleted_text(name, bare(value), consumer))
+        raise DeletedError(describe_deleted(name, bare(value), consumer))
     raise DeletedError(_lost_shard_text(name))
 
 

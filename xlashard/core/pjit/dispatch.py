@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from xlashard._jax.runtime import compiler, dispatch, execute
+from xlashard._jax.runtime import compiler, dispatch, run_checks
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace import jaxprs
 from xlashard.core.array import Array, device_put, wrap_kinds, wrap_tree
-from xlashard.core.array.array_class.base import DonationTracker
+from xlashard.core.array.array_class.deletion import DonationTracker
 from xlashard.core.array.array_class.handles import KindOf, unwrapped, wrap_result
 from xlashard.core.array.cross_process_check import process_copies
 from xlashard.core.array.reshard.execute import with_device_order
@@ -98,7 +98,7 @@ def run_repeatably(
     """Run a program for a call that missed the dispatcher's cache.
 
     Args:
-        compiled: The compiled.
+        compiled: The compiled program.
         values: All arguments of the call, flat.
         results: Tree and classes of its results.
         donation: Paths of the arguments, and those that the call donates.
@@ -112,7 +112,7 @@ def run_repeatably(
     handles = bare_values(kept_values)
     typed = _typed(handles, compiled.in_avals[len(compiled.consts) :])
     repeatable = typed is handles and _is_repeatable(compiled, kept_values, handles)
-    execute.check_may_run(name)
+    run_checks.check_may_run(name)
     check_closed_alive(compiled.consts, name, donation.naming)
     copies = partial(process_copies, handles, list(compress(paths, compiled.kept)))
     compiled.admit(donation.naming, copies)
@@ -141,7 +141,7 @@ def _run(
     """Place the arguments that a program takes, run it, and return the handles of its results.
 
     Args:
-        compiled: The compiled.
+        compiled: The compiled program.
         values: All arguments of the call.
         kept_handles: The handles of those that the program takes.
         paths: The paths of all arguments.
@@ -164,7 +164,7 @@ def _run(
 
 
 def _typed(handles: list[Any], avals: Sequence[Any]) -> list[Any]:
-    """Return the same list, or a new one with 64-bit handles cast to the types of a compiled.
+    """Return the same list, or a new one with 64-bit handles cast to the types of a program.
 
     Such handles come from a caller with `jax_enable_x64`.
     """
@@ -196,7 +196,7 @@ def _mark_donated(values: Sequence[Any], donation: DonationInfo, tracker: Donati
     for value, handle, path in zip(donated, bare_values(donated), paths, strict=True):
         if not isinstance(handle, jax.Array) or not handle.is_deleted():
             continue
-        cause = tracker.note(path, handle)
+        cause = tracker.record(path, handle)
         if isinstance(value, Array):
             value._deleted_by = cause
 
@@ -209,7 +209,7 @@ def _is_repeatable(
     It changes no layouts, and moves only uncommitted arguments and those on a single device.
 
     Args:
-        compiled: The compiled.
+        compiled: The compiled program.
         values: The arguments that it takes.
         handles: Their handles.
     """
@@ -237,7 +237,7 @@ def _is_repeatable(
 
 def _fast_path(compiled: CompiledProgram, wrapping: Any, handles: Sequence[Any]) -> Any:
     """Return the dispatcher's cache entry, or None for a program that it can't run."""
-    if compiled.stateful or compiled.body.has_effects or execute.checks_runs():
+    if compiled.stateful or compiled.body.has_effects or run_checks.checks_runs():
         return None
     return dispatch.FastPath(
         xla_executable=compiled.executable,
@@ -265,7 +265,7 @@ def explained_nan(
         paths: Their paths.
     """
     kind = error.kind
-    flag, origin = execute.debug_flag(kind), _nan_origin(body, values, paths)
+    flag, origin = run_checks.debug_flag(kind), _nan_origin(body, values, paths)
     return NonFiniteError(
         f"{error.result} of {name} holds {kind}, which {flag} forbids: {origin}; "
         f"`with jax.{flag.removeprefix('jax_')}(False):` lets it pass",
@@ -276,10 +276,10 @@ def explained_nan(
 
 def _nan_origin(body: Any, values: Sequence[Any], paths: Sequence[str]) -> str:
     """Describe the origin of the value."""
-    forbidden = execute.NonFinite()
+    forbidden = run_checks.NonFinite()
     args = [bare(value) for value in values]
     for arg, path in zip(args, paths, strict=True):
-        kind = forbidden.kind_in(arg)
+        kind = forbidden.find_kind(arg)
         if kind is not None:
             return f"{path} holds {kind} already"
     arrays = [arg for arg in args if isinstance(arg, jax.Array)]
@@ -290,8 +290,8 @@ def _nan_origin(body: Any, values: Sequence[Any], paths: Sequence[str]) -> str:
             "makes it"
         )
     try:
-        with execute.unchecked():
-            origin = origins.find_nan_origin(body, args, lambda x: forbidden.kind_in(bare(x)))
+        with run_checks.skip_result_checks():
+            origin = origins.find_nan_origin(body, args, lambda x: forbidden.find_kind(bare(x)))
     except Exception as error:  # an error of this second run; the first one counts
         return (
             f"the operation that makes it is unknown, since operations run one by one fail: {error}"

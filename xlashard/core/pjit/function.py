@@ -17,7 +17,7 @@ from xlashard._jax.runtime.topologies import unassigned_devices
 from xlashard._jax.trace import observed_programs, tracing
 from xlashard._jax.trace.jaxprs import is_reference
 from xlashard._jax.trace.primitives import complete_params
-from xlashard.core.array.array_class.base import DonationTracker
+from xlashard.core.array.array_class.deletion import DonationTracker
 from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.arguments import (
     Argument,
@@ -27,7 +27,6 @@ from xlashard.core.pjit.arguments import (
 )
 from xlashard.core.pjit.cache_key import LoweringRequest
 from xlashard.core.pjit.cache_miss import CacheMiss
-from xlashard.core.pjit.callables import constrained_body, pjit_p
 from xlashard.core.pjit.compile import PROGRAMS
 from xlashard.core.pjit.compile_log import CompileLog, make_call_key
 from xlashard.core.pjit.constraint import BoundaryArgument, constraint_p
@@ -40,6 +39,7 @@ from xlashard.core.pjit.lower import (
 )
 from xlashard.core.pjit.options import PjitOptions, Selected
 from xlashard.core.pjit.parameters import Parameters
+from xlashard.core.pjit.pjit_primitive import constrain_body, pjit_p
 from xlashard.core.pjit.shardings.automatic import planned_call, report_replicated
 from xlashard.core.pjit.shardings.device_assignment import ShardingRequest, find_spec_mesh
 from xlashard.core.pjit.shardings.resolve import resolve, resolve_layouts
@@ -505,7 +505,7 @@ class Function:
             keyword = repeat(options.in_resources.what)
             named = tuple(map(BoundaryArgument, keyword, traced.arg_names, call.layouts[0]))
             names = names[len(named) :] + named
-        body, closed = constrained_body(traced.jaxpr, ins, outs, names)
+        body, closed = constrain_body(traced.jaxpr, ins, outs, names)
         num_first = len(closed) + len(traced.consts)
         donated = *(False,) * num_first, *call.donated
         params = {

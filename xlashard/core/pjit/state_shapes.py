@@ -222,7 +222,8 @@ class _State:
         if not unknown:
             return
         self._replicated(unknown[0])  # raises without a mesh
-        ins = tuple(map(_either, self.arguments, self.call.in_shardings))
+        pairs = zip(self.arguments, self.call.in_shardings, strict=True)
+        ins = tuple([requested if own is None else own for own, requested in pairs])
         mesh = self.mesh if isinstance(self.mesh, Mesh) else self.call.mesh
         request = replace(
             self.call, mesh=mesh, in_shardings=ins, out_shardings=tuple(self.shardings)
@@ -234,10 +235,6 @@ class _State:
             sharding = chosen[number]
             on_axes = mesh is not None and on_mesh(sharding, mesh, avals[number].ndim)
             self.shardings[number] = on_axes or sharding
-
-
-def _either(first: Any, second: Any) -> Any:
-    return second if first is None else first
 
 
 def _find_mesh(shardings: Sequence[Any]) -> Mesh | AbstractMesh | None:

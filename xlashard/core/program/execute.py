@@ -9,7 +9,7 @@ import numpy as np
 
 from xlashard._jax import stablehlo_modules as modules
 from xlashard._jax.lowering import LoweredBody
-from xlashard._jax.runtime import compiler, dispatch, executables, execute
+from xlashard._jax.runtime import compiler, dispatch, executables, execute, run_checks
 from xlashard._jax.runtime.shardings import is_compile_only, layout_text
 from xlashard._jax.runtime.topologies import compile_only_error
 from xlashard._jax.runtime.transfer import shared_pair
@@ -200,7 +200,7 @@ class CompiledProgram:
     @cached_property
     def handlers(self) -> list[Any]:
         """Return the function that makes a handle of each result's buffers."""
-        make_handler = cache(partial(execute.result_handler, committed=self.committed))
+        make_handler = cache(partial(execute.make_result_handler, committed=self.committed))
         return list(map(make_handler, self.out_avals, self.out_jax_shardings))
 
     @cached_property
@@ -300,15 +300,15 @@ class CompiledProgram:
         executable, handlers = self.executable, self.handlers
         plan, body = self.plan, self.body
         names = [v.name or "a result" for v in plan.results]
-        checks = execute.RunChecks(self.name, names, plan.donated)
+        checks = run_checks.RunChecks(self.name, names, plan.donated)
         if not body.has_effects:
-            return execute.runner(executable, handlers, checks, self._may_take_over, out)
+            return execute.make_runner(executable, handlers, checks, self._may_take_over, out)
 
         effects = body.ordered_effects
         run_with_tokens = partial(execute.run_with_tokens, executable, handlers, effects)
 
         def run(handles: Sequence[Handle]) -> None:
-            if execute.checks_runs():
+            if run_checks.checks_runs():
                 checks.run(run_with_tokens, handles, out)
             else:
                 run_with_tokens(handles, out)

@@ -20,7 +20,7 @@ from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.runtime.transfer import Handle, Tracer, host_view, put, split
 from xlashard._jax.tree_definitions import leaf_paths
 from xlashard.core.array.array_class.array import Array, wrap
-from xlashard.core.array.array_class.base import check_alive, reshape_buffer
+from xlashard.core.array.array_class.base import check_alive
 from xlashard.core.array.array_class.handles import (
     PieceInput,
     as_piece_input,
@@ -30,6 +30,7 @@ from xlashard.core.array.array_class.handles import (
 from xlashard.core.array.array_class.shard import Shard
 from xlashard.core.array.placement.copying import private_copy
 from xlashard.core.array.placement.put import put_on
+from xlashard.core.array.placement.reshape import reshape_buffer
 from xlashard.core.array.placement.target import ResolvedSharding, leaf_path, resolve_sharding
 from xlashard.core.sharding.base import checked_devices
 from xlashard.errors import ArgumentError, PlacementError, counted

@@ -106,7 +106,7 @@ ENTRIES: EntryTable = {
             "0.4.2", "sharding.shard_shape(shape)", f"{_INTERNALS}:check_aval_shardings"
         ),
         "_create_sharding_for_array": works("0.4.2", _NAMED, _INTERNALS),
-        "pjit_p": works("0.7.0", _PRIMITIVE, "xlashard.core.pjit.callables"),
+        "pjit_p": works("0.7.0", _PRIMITIVE, "xlashard.core.pjit.pjit_primitive"),
         "sharding_constraint_p": works(
             "0.4.2", _PRIMITIVE, "xlashard.core.pjit.constraint:constraint_p"
         ),

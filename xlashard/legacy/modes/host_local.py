@@ -20,7 +20,7 @@ from xlashard.core.array import Array, device_put
 from xlashard.core.array.array_class.handles import is_key_array, key_handle, keys_over, wrap_result
 from xlashard.core.array.device_buffers import make_array_from_single_device_arrays
 from xlashard.core.array.placement.target import resolve_sharding
-from xlashard.core.pjit.callables import dispatcher_of
+from xlashard.core.pjit.callables import make_dispatcher
 from xlashard.core.pjit.shardings.resolve import to_sharding
 from xlashard.core.pjit.shardings.resources import Auto, FromGda, Resource, expand
 from xlashard.core.pjit.stages import compiled
@@ -63,7 +63,7 @@ class HostLocal:
         of_results = partial(expand, results, name="result")
         self._in_specs = lru_cache(256)(partial(self._specs, of_arguments, arguments.what))
         self._out_specs = lru_cache(256)(partial(self._specs, of_results, results.what))
-        self._run = dispatcher_of(function)
+        self._run = make_dispatcher(function)
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
         """Call the function with host-local arguments and results."""

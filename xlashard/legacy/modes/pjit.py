@@ -11,7 +11,7 @@ import jax
 from xlashard._jax.runtime.dispatch import SeenCalls
 from xlashard._jax.trace import tracing
 from xlashard.core.pjit import constraint
-from xlashard.core.pjit.callables import dispatched
+from xlashard.core.pjit.callables import make_callable
 from xlashard.core.pjit.options import (
     DonationMode,
     PjitOptions,
@@ -128,7 +128,7 @@ def pjit(
             out_resources=_as_then(options.out_resources),
         )
         static = Selected.of(static_argnums, static_argnames, "static")
-        return made_or_decorator(fun, lambda f: _dispatched(LegacyFunction(f, options, static)))
+        return made_or_decorator(fun, lambda f: _make_callable(LegacyFunction(f, options, static)))
 
 
 def _as_then(resources: ResourceTree) -> ResourceTree:
@@ -233,7 +233,7 @@ def _is_here(mesh: Mesh) -> bool:
     return jax.process_count() == 1 or all(d.process_index == me for d in mesh.devices.flat)
 
 
-def _dispatched(function: LegacyFunction) -> Any:
+def _make_callable(function: LegacyFunction) -> Any:
     def trace(*args: Any, **kwargs: Any) -> stages.Traced:
         with short_tracebacks:
             return _traced(function, args, kwargs)
@@ -247,7 +247,7 @@ def _dispatched(function: LegacyFunction) -> Any:
             return _traced(function, args, kwargs).out_info
 
     methods = {"lower": lower, "trace": trace, "eval_shape": eval_shape}
-    return dispatched(function, {**methods, "_function": function.today}, _dispatched)
+    return make_callable(function, {**methods, "_function": function.today}, _make_callable)
 
 
 def _traced(

@@ -10,8 +10,9 @@ import numpy as np
 from xlashard._jax.registration import install_shardings
 from xlashard._jax.runtime.shardings import Device, Mesh, default_memory_kind
 from xlashard._jax.runtime.transfer import Tracer
-from xlashard.core.array.array_class.base import check_alive, handle_of, reshape_buffer
+from xlashard.core.array.array_class.base import check_alive, handle_of
 from xlashard.core.array.array_class.handles import is_key_dtype, key_handle, keys_over
+from xlashard.core.array.placement.reshape import reshape_buffer
 from xlashard.core.sharding.axes import made_up_grid
 from xlashard.core.sharding.base import (
     Shape,

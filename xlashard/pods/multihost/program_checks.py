@@ -12,7 +12,7 @@ import numpy as np
 
 from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime.compiler import CompileRequest
-from xlashard._jax.runtime.execute import JitExecution, watch_first_runs
+from xlashard._jax.runtime.first_runs import JitExecution, watch_first_runs
 from xlashard._jax.runtime.global_state import BoundedCache
 from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard._jax.runtime.transfer import Tracer, host_view, split

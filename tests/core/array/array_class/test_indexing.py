@@ -23,7 +23,8 @@ from xlashard import (
     device_put_replicated,
     pjit,
 )
-from xlashard.core.array.array_class import base, indexing
+from xlashard.core.array.array_class import indexing
+from xlashard.core.array.placement import reshape
 from xlashard.errors import ArgumentError, DeletedError
 
 V = value(np.float32)
@@ -240,19 +241,19 @@ def test_weak_types_and_memories_stay() -> None:
 def test_reshaping_a_buffer_by_program_equals_host_reshape() -> None:
     """The path of other platforms, run on a CPU, where the result must be the same."""
     (shard,) = device_put(V[:1], DEVICES[3]).addressable_shards
-    for program in (base.reshape_by_program, base.reshape_buffer):
+    for program in (reshape.reshape_by_program, reshape.reshape_buffer):
         out = program(shard.data.to_jax(), (16,))
         assert out.devices() == {DEVICES[3]}
         assert same(out, V[0])
     kinds = [memory.kind for memory in DEVICES[3].addressable_memories()]
     pinned = device_put(V[:1], SingleDeviceSharding(DEVICES[3], memory_kind=kinds[-1]))
-    out = base.reshape_by_program(pinned.to_jax(), (16,))
+    out = reshape.reshape_by_program(pinned.to_jax(), (16,))
     assert out.sharding.memory_kind == kinds[-1]
     assert same(out, V[0])
 
     @jax.jit
     def traced(t: Any) -> Any:
-        row = base.reshape_by_program(shard.data.to_jax(), (16,))
+        row = reshape.reshape_by_program(shard.data.to_jax(), (16,))
         assert not isinstance(row, jax.core.Tracer)
         return row * t
 

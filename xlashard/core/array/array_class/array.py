@@ -21,15 +21,8 @@ from xlashard._jax.runtime.transfer import (
     split,
     with_sharding,
 )
-from xlashard.core.array.array_class.base import (
-    DELETE,
-    SHARDS,
-    ArrayBase,
-    check_alive,
-    record_shards,
-    release_shards,
-    type_text,
-)
+from xlashard.core.array.array_class.base import ArrayBase, check_alive, type_text
+from xlashard.core.array.array_class.deletion import DELETE, SHARDS, record_shards, release_shards
 from xlashard.core.array.array_class.indexing import Indexing, is_long, wide_integers, widened
 from xlashard.core.array.array_class.protocols import HostProtocols
 from xlashard.core.array.array_class.shard import Shard
@@ -488,7 +481,7 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         start_read(self)
 
 
-def wrap(handle: Handle, sharding: Any = None) -> Array:
+def wrap(handle: Handle, sharding: Sharding | None = None) -> Array:
     """Return an `Array` that shares the buffers of a handle.
 
     Args:
@@ -498,7 +491,7 @@ def wrap(handle: Handle, sharding: Any = None) -> Array:
     """
     out = Array()
     out._handle = handle
-    if sharding is not None and isinstance(sharding, jax.sharding.Sharding):
+    if isinstance(sharding, jax.sharding.Sharding):
         out._own_sharding = sharding
     return out
 

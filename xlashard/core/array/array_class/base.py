@@ -1,168 +1,21 @@
-"""`ArrayBase`: slots of an `Array`; records of donations, for errors; reshapes of single buffers.
+"""`ArrayBase`: the slots of an `Array` and the properties that read its buffers."""
 
-The first call of a program marks the arrays that it donates. Repeat calls go from the dispatcher to
-PJRT without entering Python and cannot mark anything; but they donate arrays of the shapes, dtypes
-and shardings of the first call, which are recorded here.
-"""
-
-import threading
-import weakref
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from xlashard._jax import originals
-from xlashard._jax.runtime.global_state import BoundedCache
-from xlashard._jax.runtime.shardings import default_memory_kind
-from xlashard._jax.runtime.transfer import (
-    Handle,
-    HandleType,
-    assemble,
-    copy_to,
-    deleted_like,
-    host_view,
-    lacks_buffer,
-    make_aval,
-    put,
+from xlashard._jax.runtime.transfer import Handle, HandleType, deleted_like, lacks_buffer
+from xlashard.core.array.array_class.deletion import (
+    SHARD,
+    describe_deleted,
+    list_arrays_with_shard,
+    shards_lock,
 )
-from xlashard.core.sharding import SingleDeviceSharding
+from xlashard.core.sharding import Sharding
 from xlashard.errors import ArgumentError, DeletedError
 from xlashard.support.formatting import typed
-
-_SHOWN = 3
-
-type _Kind = tuple[Any, ...]
-
-
-class DonationTracker:
-    """Record of the arrays that a callable donates; it is dropped with the callable.
-
-    Args:
-        name: Name of the callable.
-
-    Attributes:
-        paths: Path of the argument that donates handles of a kind.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        # Bounds the memory of a function that is called with ever new shapes.
-        self.paths = BoundedCache(4096)
-        with _lock:
-            _trackers.add(self)
-
-    def note(self, path: str, handle: Any) -> str:
-        """Record that the callable donates handles of the type and sharding of this one.
-
-        Args:
-            path: Path of the donated argument.
-            handle: A handle, which may be deleted.
-
-        Returns:
-            Name of the callable with the path of the argument.
-        """
-        kind = _kind(handle)
-        if self.paths.get(kind) is None:
-            self.paths.add(kind, path)
-        return self.takes(path)
-
-    def takes(self, path: str) -> str:
-        """Return the name with the path of an argument: `update, as state['w']`."""
-        return f"{self.name}, as {path}"
-
-
-_trackers: weakref.WeakSet[DonationTracker] = weakref.WeakSet()
-_lock = threading.Lock()
-
-
-def _kind(handle: Any) -> _Kind:
-    return handle.shape, handle.dtype, handle.sharding
-
-
-def likely_donations(handle: Any) -> list[str]:
-    """Return the callables that donate handles like this one, sorted by name."""
-    kind = _kind(handle)
-    with _lock:
-        known = list(_trackers)
-    paths = ((tracker, tracker.paths.get(kind)) for tracker in known)
-    return sorted(tracker.takes(path) for tracker, path in paths if path is not None)
-
-
-def _deletion_cause(handle: Any, consumer: str | None) -> tuple[str, bool]:
-    """Describe why a handle is deleted; return True, too, if it may have been donated to a call.
-
-    Args:
-        handle: The deleted handle.
-        consumer: The callable that it was donated to, if known.
-    """
-    if consumer == SHARD:
-        return "one of its shards was deleted or donated by itself", False
-    if consumer is not None:
-        target = "one of its shards" if consumer.startswith(SHARD) else "it"
-        consumer = consumer.removeprefix(SHARD)
-        if consumer == DELETE:
-            return f"{DELETE} was called on {target}", False
-        return f"{target} was donated to {consumer}", True
-    likely = likely_donations(handle)
-    if not likely:
-        return f"{DELETE} was called on it, or it was donated to a program", True
-    if len(likely) == 1:
-        return f"it was most likely donated to {likely[0]}", True
-    more = f" ({len(likely) - _SHOWN} more take such arrays)" if len(likely) > _SHOWN else ""
-    return f"it was most likely donated to one of: {'; '.join(likely[:_SHOWN])}{more}", True
-
-
-DELETE = "delete()"
-"""Marks an array that `delete()` deleted."""
-
-SHARD = "a shard: "
-"""Prefix of the mark of an array one of whose shards was deleted or donated."""
-
-SHARDS: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Any]]]] = {}
-"""Handles that are one shard of larger Arrays, by id, each with those Arrays."""
-
-
-# Reentrant, as a finalizer or a signal handler may delete an array meanwhile.
-_shards_lock = threading.RLock()
-
-
-def record_shards(handles: Iterable[Any], whole: Any) -> None:
-    """Record that deleting or donating one of some handles deletes a shard of an Array."""
-    ref = weakref.ref(whole)
-    with _shards_lock:
-        for handle in handles:
-            key = id(handle)
-            known = SHARDS.get(key)
-            if known is None:
-                # Python clears modules before it frees some handles: the callback reads no global.
-                SHARDS[key] = (weakref.ref(handle, partial(SHARDS.pop, key)), [ref])
-            elif ref is not known[1][-1]:
-                known[1][:] = [r for r in known[1] if r is not ref and r() is not None]
-                known[1].append(ref)
-
-
-def arrays_with_shard(handle: Any) -> list[Any]:
-    """Return the recorded Arrays of which a handle is one shard."""
-    _, wholes = SHARDS.get(id(handle), (None, ()))
-    return [whole for known in wholes if (whole := known()) is not None]
-
-
-def release_shards(values: Iterable[Any], consumer: str) -> None:
-    """Delete the Arrays that lost a shard because values were deleted or donated.
-
-    Args:
-        values: Leaves of donated arguments, whether a program has taken them over or not.
-        consumer: The callable that they were donated to, or `DELETE`.
-    """
-    for value in values:
-        handle = getattr(value, "_buffers", value)
-        if id(handle) in SHARDS and handle.is_deleted():
-            for array in arrays_with_shard(handle):
-                array._lose_shard(consumer)
-
 
 # Slots that may be unset; an unset slot reads as None.
 _OPTIONAL = frozenset(
@@ -202,7 +55,7 @@ class ArrayBase(jax.Array):
     _exclusive: bool | None
 
     _exposed: Handle | None
-    _own_sharding: Any
+    _own_sharding: Sharding | None
     _shards_or_cause: Any
     _value_cache: Any
 
@@ -214,7 +67,7 @@ class ArrayBase(jax.Array):
 
     @_deleted_by.setter
     def _deleted_by(self, cause: str | None) -> None:
-        with _shards_lock:
+        with shards_lock:
             self._shards_or_cause = cause
 
     def _keep_shards(self, shards: list[Any]) -> list[Any]:
@@ -222,7 +75,7 @@ class ArrayBase(jax.Array):
 
         If another thread has deleted the array meanwhile, nothing is kept.
         """
-        with _shards_lock:
+        with shards_lock:
             kept = self._shards_or_cause
             if type(kept) is list:
                 return kept
@@ -319,8 +172,8 @@ class ArrayBase(jax.Array):
         self._exposed = handle = self._buffers
         if handle.sharding.num_devices > 1:
             del self._buffers
-        elif SHARDS:
-            for whole in arrays_with_shard(handle):
+        else:
+            for whole in list_arrays_with_shard(handle):
                 whole._expose()
 
     def _lose_shard(self, consumer: str) -> Handle:
@@ -397,11 +250,11 @@ def check_alive(*operands: Any) -> None:
         DeletedError: An operand is deleted; the message names the first.
     """
     for x in operands:
-        if isinstance(x, ArrayBase):
-            if x._buffers.is_deleted():
-                raise DeletedError(_deleted_array_text(x._buffers, x._deleted_by)) from None
-        elif type(x) is HandleType and x.is_deleted():
-            raise DeletedError(_deleted_array_text(x, None)) from None
+        handle = x._buffers if isinstance(x, ArrayBase) else x
+        if type(handle) is HandleType and handle.is_deleted():
+            consumer = None if handle is x else x._deleted_by
+            text = describe_deleted(f"an Array {type_text(handle)}", handle, consumer)
+            raise DeletedError(text) from None
 
 
 def check_alive_as(name: Callable[[], str], x: Any) -> None:
@@ -414,65 +267,3 @@ def check_alive_as(name: Callable[[], str], x: Any) -> None:
         check_alive(x)
     except DeletedError as error:
         raise DeletedError(f"{name()}: {error}") from None
-
-
-def _deleted_array_text(handle: Handle, consumer: str | None) -> str:
-    return deleted_text(f"an Array {type_text(handle)}", handle, consumer)
-
-
-def deleted_text(name: str, handle: Handle, consumer: str | None) -> str:
-    """Describe a deleted array: what deleted it, and what to do instead.
-
-    Args:
-        name: The array as errors name it.
-        handle: Its handle.
-        consumer: The callable that it was donated to, if known.
-    """
-    how, is_donated = _deletion_cause(handle, consumer)
-    advice = "make it anew"
-    if is_donated:
-        advice = (
-            "use what that call returned, or leave the array out of what it donates "
-            "(donate_argnums, donate=True)"
-        )
-    return f"{name} has been deleted: {how}; {advice}"
-
-
-def reshape_buffer(handle: Handle, shape: tuple[int, ...], weak_type: bool | None = None) -> Handle:
-    """Return an uncommitted copy of a single-device handle in another shape.
-
-    On a CPU the host copies the elements. Elsewhere no transfer can change the shape of a buffer,
-    and a program on the device copies them.
-
-    Args:
-        handle: A single-device handle.
-        shape: A shape with as many elements.
-        weak_type: Whether the dtype of the result is weak; by default that of the handle.
-    """
-    sharding = handle.sharding
-    (device,) = sharding.device_set
-    aval = make_aval(
-        shape, handle.dtype, sharding, handle.weak_type if weak_type is None else weak_type
-    )
-    if device.platform == "cpu":
-        window = host_view(handle)[0].reshape(shape)
-        return put(aval, sharding, [window], [device], committed=False)
-    return assemble(aval, sharding, [reshape_by_program(handle, shape)], committed=False)
-
-
-def reshape_by_program(handle: Handle, shape: tuple[int, ...]) -> Handle:
-    """Reshape by a program, on any platform."""
-    (device,) = handle.sharding.device_set
-    kind, normal = handle.sharding.memory_kind, default_memory_kind(device)
-    # Within a trace too, where the handle is a concrete value.
-    with jax.ensure_compile_time_eval():
-        if kind in (None, normal):
-            return _in_shape(handle, shape)
-        # Programs run on the default memory of the device.
-        own = SingleDeviceSharding(device, memory_kind=normal).jax_sharding()
-        return copy_to(_in_shape(copy_to(handle, own), shape), handle.sharding)
-
-
-@partial(originals.jit, static_argnums=1)
-def _in_shape(x: Any, shape: tuple[int, ...]) -> Any:
-    return jax.lax.reshape(x, shape)

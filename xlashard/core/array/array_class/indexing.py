@@ -15,15 +15,10 @@ from xlashard._jax import originals
 from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, copy_to, make_aval, split
-from xlashard.core.array.array_class.base import (
-    ArrayBase,
-    check_alive,
-    own_handles,
-    reshape_buffer,
-    type_text,
-)
+from xlashard.core.array.array_class.base import ArrayBase, check_alive, own_handles, type_text
 from xlashard.core.array.array_class.wrappers import unwrap, wrap_jax_function, wrap_results
 from xlashard.core.array.placement.read import check_reduced
+from xlashard.core.array.placement.reshape import reshape_buffer
 from xlashard.core.array.reshard.execute import uncommit
 from xlashard.core.sharding import from_jax
 from xlashard.errors import ArgumentError

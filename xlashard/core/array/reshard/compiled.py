@@ -174,7 +174,7 @@ def reshard_by_program(
         donate=donate,
         partitioner=_partitioner(source.tiling, target.tiling),
     )
-    result = execute.result_handler(task.aval, target.jax_sharding, True)
+    result = execute.make_result_handler(task.aval, target.jax_sharding, True)
     move = compiled_reshard_for(request)
     if not alike:
         move.program.admit()

@@ -19,8 +19,8 @@ import numpy as np
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import Handle, assemble, copy_to, make_aval, split
 from xlashard._jax.trace.tracing import no_mesh_in_force
-from xlashard.core.array.array_class.base import reshape_by_program as in_shape
 from xlashard.core.array.placement.put import put_on
+from xlashard.core.array.placement.reshape import reshape_by_program
 from xlashard.core.array.placement.target import resolve_sharding
 from xlashard.core.array.reshard import ReshardTask, TilingOnDevices
 from xlashard.core.array.reshard.compiled import reshard_by_program, unusual_layout
@@ -143,7 +143,7 @@ class PermuteReshard:
         for number in own_numbers:
             piece = one.by_sender.get(number)
             block = self._blank(number, shape) if piece is None else self._piece_on_source(piece)
-            blocks.append(block if block.shape == shape else in_shape(block, shape))
+            blocks.append(block if block.shape == shape else reshape_by_program(block, shape))
         received = dict(
             zip(own_numbers, split(_permuted(blocks, devices, one, shape)), strict=True)
         )
@@ -151,7 +151,7 @@ class PermuteReshard:
             if number in one.by_receiver:
                 block = received[number]
                 if not one.shape:
-                    block = in_shape(block, ())
+                    block = reshape_by_program(block, ())
                 self._put_in_place(one.by_receiver[number], block)
             if number in one.by_sender:
                 self._count_sent(one.by_sender[number])

@@ -16,7 +16,7 @@ from xlashard._jax.runtime.transfer import HandleType, base_handle, lacks_buffer
 from xlashard._jax.trace.tracing import Tracer, is_extended
 from xlashard._jax.tree_definitions import find_tree_difference
 from xlashard.core.array import Array, wrap_tree
-from xlashard.core.array.array_class.base import SHARDS, release_shards
+from xlashard.core.array.array_class.deletion import SHARDS, release_shards
 from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.array.cross_process_check import process_copies
 from xlashard.core.pjit.arguments import (

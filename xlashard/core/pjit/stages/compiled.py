@@ -11,7 +11,7 @@ import jax
 from xlashard._jax.runtime import dispatch, executables
 from xlashard._jax.runtime.shardings import Device, Format, if_reported
 from xlashard._jax.tree_definitions import outline
-from xlashard.core.array.array_class.base import SHARDS, DonationTracker, release_shards
+from xlashard.core.array.array_class.deletion import SHARDS, DonationTracker, release_shards
 from xlashard.core.pjit.arguments import describe_arguments, may_share, split_by_donation
 from xlashard.core.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.core.pjit.shardings.resolve import check_committed_layout
