@@ -36,9 +36,10 @@ from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
 from xlashard.support.formatting import typed
 
+# Share of all work of its kind below which work is not listed: without it a step takes as long.
 _LEAST_SHARE = 0.01
+# Bytes of other work than products and FFTs, below which it is not listed.
 _LEAST_BYTES = 2**16
-"""Bytes of other work than products and FFTs, below which it is not listed."""
 
 type _Kind = Literal["product", "elementwise", "random", "gather", "scatter", "update", "other"]
 type _Sizes = tuple[int, ...]
@@ -57,9 +58,9 @@ _KINDS: Mapping[str, _Kind] = {
 """Primitives that take time, by what is compared with the compiled operation."""
 
 _OPCODES = {"gather": "gather", "scatter": "scatter", "update": "dynamic-update-slice"}
-_NAMES = {"argmax": "reduce", "argmin": "reduce", "qr": "geqrf"}
+_NAMES_IN_MODULE = {"argmax": "reduce", "argmin": "reduce", "qr": "geqrf"}
 """Names in the module of operations that JAX lowers as another one."""
-_CALLS = ("async-start", "call", "call-start", "conditional", "while")
+_CALL_OPCODES = ("async-start", "call", "call-start", "conditional", "while")
 _CUTS = ("slice", "dynamic-slice", "gather")
 _MOVE_NAMES = """
     bitcast broadcast call concatenate conditional constant copy dynamic-slice fusion gather
@@ -101,16 +102,16 @@ class _Operation:
 
     @cached_property
     def sizes(self) -> _Sizes:
-        """Return the elements of whole operands and results, as `_sizes` does."""
+        """Return the elements of whole operands and results, as `_select_sizes` does."""
         sides = self.eqn.invars, self.eqn.outvars
         ins, outs = ([math.prod(getattr(v.aval, "shape", ())) for v in side] for side in sides)
-        return _sizes(self.kind, ins, outs)
+        return _select_sizes(self.kind, ins, outs)
 
     @cached_property
     def flops(self) -> int:
         """Return the FLOP of a product or FFT on whole operands; 0 for other operations."""
         if self.name == "fft":
-            return _fft_flops(self.sizes, self.eqn.params["fft_lengths"])
+            return _count_fft_flops(self.sizes, self.eqn.params["fft_lengths"])
         return round(product_flops(self.eqn))
 
     def dims(self) -> Iterator[tuple[Any, int]]:
@@ -132,7 +133,7 @@ class _Operation:
             yield from ((value, d) for d in range(ndim) if d not in whole)
 
 
-def _sizes(kind: _Kind, ins: Sequence[int], outs: Sequence[int]) -> _Sizes:
+def _select_sizes(kind: _Kind, ins: Sequence[int], outs: Sequence[int]) -> _Sizes:
     """Return the sizes by which an operation of a kind is whole on a device."""
     match kind:
         case "product":
@@ -148,7 +149,7 @@ def _sizes(kind: _Kind, ins: Sequence[int], outs: Sequence[int]) -> _Sizes:
     return max(ins, default=0), max(outs, default=0)
 
 
-def _fft_flops(sizes: _Sizes, lengths: Sequence[int]) -> int:
+def _count_fft_flops(sizes: _Sizes, lengths: Sequence[int]) -> int:
     return round(5 * max(sizes) * math.log2(max(math.prod(lengths), 2)))
 
 
@@ -191,11 +192,11 @@ def describe_repeated(program: Compilation) -> tuple[RepeatedReport, ...]:
     works: dict[Any, _Work] = defaultdict(_Work)
     flops, nbytes = 0, 0
     for module in program.modules if finder.places else ():
-        for computation, instruction, times in _instructions(module):
-            moved = times * _moved_bytes(module, computation, instruction)
+        for computation, instruction, times in _list_instructions(module):
+            moved = times * _count_traffic(module, computation, instruction)
             nbytes += moved
             operations: dict[_Operation, None] = {}
-            for inner, each in _computed(module, computation, instruction):
+            for inner, each in _list_computed(module, computation, instruction):
                 whole = finder.find(inner, each)
                 if whole is not None and whole.flops:
                     works[whole].operations[whole] = None
@@ -204,7 +205,7 @@ def describe_repeated(program: Compilation) -> tuple[RepeatedReport, ...]:
                 elif whole is not None:
                     operations[whole] = None
                 else:
-                    flops += times * _compiled_flops(inner, each)
+                    flops += times * _count_compiled_flops(inner, each)
             if operations:
                 # A chain of elementwise operations is one row for each line.
                 first = next(iter(operations))
@@ -213,7 +214,7 @@ def describe_repeated(program: Compilation) -> tuple[RepeatedReport, ...]:
                 work.operations |= operations
                 work.times.append(times)
                 work.nbytes += moved
-    return _reports(list(works.values()), (flops, nbytes), program, mesh)
+    return _describe_works(list(works.values()), (flops, nbytes), program, mesh)
 
 
 class _WholeOperations:
@@ -234,16 +235,16 @@ class _WholeOperations:
             if eqn.primitive.name in _KINDS:
                 operation = _Operation(inner, eqn, site)
                 self._results |= {math.prod(v.aval.shape) for v in eqn.outvars}
-                for place in self._places_of(operation):
+                for place in self._list_places(operation):
                     if on_shards:
                         self._on_shards[place].add(operation.sizes)
                     else:
                         self.places[place].append(operation)
 
-    def _places_of(self, operation: _Operation) -> Iterator[tuple[Line | None, str]]:
+    def _list_places(self, operation: _Operation) -> Iterator[tuple[Line | None, str]]:
         line, name, kind = operation.line, operation.name, operation.kind
         # XLA gives products other names, and loses the lines of some convolutions and scans.
-        yield line, kind if kind in ("product", "random") else _NAMES.get(name, name)
+        yield line, kind if kind in ("product", "random") else _NAMES_IN_MODULE.get(name, name)
         if kind == "product" or name in CUMULATIVE:
             yield None, "product" if kind == "product" else "reduce-window"
 
@@ -258,13 +259,13 @@ class _WholeOperations:
         name = instruction.op_name.rpartition("/")[2]
         names = [name, "random"] if line is not None else [opcode]
         names = ["product"] if _is_product(instruction) else names
-        ins, outs = _element_counts(computation, instruction)
+        ins, outs = _count_elements(computation, instruction)
         match = None
         for place in [(line, name) for name in names]:
             for operation in self.places.get(place, ()):
                 if opcode != _OPCODES.get(operation.kind, opcode):
                     continue
-                sizes = _sizes(operation.kind, ins, outs)
+                sizes = _select_sizes(operation.kind, ins, outs)
                 if sizes == operation.sizes and max(sizes) > 1:
                     match = match or operation
                 elif self._is_shard(sizes, operation.sizes):
@@ -281,10 +282,10 @@ class _WholeOperations:
         )
 
 
-def _instructions(module: HloProgram) -> Iterator[tuple[Computation, Instruction, int]]:
+def _list_instructions(module: HloProgram) -> Iterator[tuple[Computation, Instruction, int]]:
     """Yield the instructions outside of fusions, with the number of their executions."""
     for name, site in module.call_sites.items():
-        if site.caller is not None and site.caller.opcode not in _CALLS:
+        if site.caller is not None and site.caller.opcode not in _CALL_OPCODES:
             continue
         for instruction in module.computations[name].instructions.values():
             is_other = instruction.opcode.startswith(KINDS) or instruction.opcode in _MOVES
@@ -292,7 +293,7 @@ def _instructions(module: HloProgram) -> Iterator[tuple[Computation, Instruction
                 yield module.computations[name], instruction, site.times
 
 
-def _computed(
+def _list_computed(
     module: HloProgram, computation: Computation, instruction: Instruction
 ) -> Iterator[tuple[Computation, Instruction]]:
     """Yield an instruction, or those that a fusion computes on all of their elements."""
@@ -313,7 +314,7 @@ def _computed(
             waiting += [inner.instructions[name] for name in names if name in inner.instructions]
 
 
-def _moved_bytes(module: HloProgram, computation: Computation, instruction: Instruction) -> int:
+def _count_traffic(module: HloProgram, computation: Computation, instruction: Instruction) -> int:
     """Return the bytes that an instruction reads and writes; of cut operands those of the cuts."""
     inner = module.callee(instruction) if instruction.opcode == "fusion" else None
     if inner is None:
@@ -321,27 +322,27 @@ def _moved_bytes(module: HloProgram, computation: Computation, instruction: Inst
         return sum(array.nbytes for array in (*arrays, *instruction.shape.arrays))
     total = 0
     for parameter in inner.parameters:
-        users, whole = inner.users.get(parameter.name, []), _bytes(parameter)
+        users, whole = inner.users.get(parameter.name, []), _count_bytes(parameter)
         if users and all(user.opcode in _CUTS for user in users):
-            whole = min(whole, sum(map(_bytes, users)))
+            whole = min(whole, sum(map(_count_bytes, users)))
         elif all(_is_updated(parameter, user) for user in users):
             whole = 0
         total += whole
     root = inner.root
     if root is not None and root.opcode == "dynamic-update-slice":
-        return total + _bytes(inner.instructions[root.operands[1]])
-    return total + _bytes(instruction)
+        return total + _count_bytes(inner.instructions[root.operands[1]])
+    return total + _count_bytes(instruction)
 
 
 def _is_updated(value: Instruction, user: Instruction) -> bool:
     return user.opcode == "dynamic-update-slice" and value.name not in user.operands[1:]
 
 
-def _bytes(instruction: Instruction) -> int:
+def _count_bytes(instruction: Instruction) -> int:
     return sum(array.nbytes for array in instruction.shape.arrays)
 
 
-def _element_counts(
+def _count_elements(
     computation: Computation, instruction: Instruction
 ) -> tuple[list[int], list[int]]:
     """Return the elements of each operand and of each result."""
@@ -355,11 +356,11 @@ def _is_product(instruction: Instruction) -> bool:
     return is_named or instruction.opcode in ("dot", "convolution")
 
 
-def _compiled_flops(computation: Computation, instruction: Instruction) -> int:
+def _count_compiled_flops(computation: Computation, instruction: Instruction) -> int:
     """Return the FLOP of a product without a batch of its own, or of an FFT."""
-    ins, outs = _element_counts(computation, instruction)
+    ins, outs = _count_elements(computation, instruction)
     if instruction.opcode == "fft":
-        return _fft_flops((*ins, *outs), instruction.attributes.fft_length)
+        return _count_fft_flops((*ins, *outs), instruction.attributes.fft_length)
     sizes = (*ins[:2], *outs[:1])
     if not _is_product(instruction) or len(sizes) != 3:
         return 0
@@ -367,7 +368,7 @@ def _compiled_flops(computation: Computation, instruction: Instruction) -> int:
     return 2 * result * math.isqrt(left * right // result) if all(sizes) else 0
 
 
-def _reports(
+def _describe_works(
     works: Sequence[_Work], totals: tuple[int, int], program: Compilation, mesh: Mesh
 ) -> tuple[RepeatedReport, ...]:
     """Return the reports of works of some weight.
@@ -378,7 +379,7 @@ def _reports(
         program: The program.
         mesh: Its mesh.
     """
-    remedies = [_remedies(work.first, program, mesh) for work in works]
+    remedies = [_find_remedies(work.first, program, mesh) for work in works]
     # An argument that much work comes from is the one to shard.
     shared: Counter[_Remedy] = Counter()
     for work, (arguments, _) in zip(works, remedies, strict=True):
@@ -412,26 +413,26 @@ def _reports(
     return tuple(sorted(reports, key=lambda r: (-r.share, -r.flops)))
 
 
-def _remedies(operation: _Operation, program: Compilation, mesh: Mesh) -> tuple[list[_Remedy], Any]:
+def _find_remedies(op: _Operation, program: Compilation, mesh: Mesh) -> tuple[list[_Remedy], Any]:
     """Return the arguments to shard, and the equation of a constraint that makes an operand."""
     assert program.jaxpr is not None
     by_variable = dict(zip(program.jaxpr.invars, program.arguments, strict=True))
     remedies: dict[_Remedy, bool] = {}
     constraint = None
-    for value, dim in operation.dims():
+    for value, dim in op.dims():
         if not is_variable(value):
             continue
-        for origin in origins(operation.scope, value, dim, CONSTRAINTS):
+        for origin in origins(op.scope, value, dim, CONSTRAINTS):
             if origin.eqn is not None:
                 constraint = constraint or origin.eqn
                 continue
             argument = by_variable.get(origin.variable)
-            spec = _spec(origin, argument, mesh)
+            spec = _suggest_spec(origin, argument, mesh)
             if argument is not None and spec:
                 remedies[argument.path, spec] = _is_sharded(argument)
     # To move the shards of an argument, such as a batch, repeats other work in its place.
     unsharded = [remedy for remedy, is_sharded in remedies.items() if not is_sharded]
-    return unsharded or list(remedies if operation.kind != "product" else ()), constraint
+    return unsharded or list(remedies if op.kind != "product" else ()), constraint
 
 
 def _is_sharded(argument: ProgramValue) -> bool:
@@ -439,7 +440,7 @@ def _is_sharded(argument: ProgramValue) -> bool:
     return sharding is not None and not sharding.rank_tiling(argument.aval.ndim).is_replicated
 
 
-def _spec(origin: Origin, argument: ProgramValue | None, mesh: Mesh) -> str:
+def _suggest_spec(origin: Origin, argument: ProgramValue | None, mesh: Mesh) -> str:
     """Return the spec of an argument that shards the dimension of an origin; empty without one."""
     if argument is None or argument.sharding is None:
         return ""

@@ -39,19 +39,15 @@ logger = logging.getLogger("xlashard.multihost")
 
 
 # Seconds for all processes to arrive once one other has; JAX waits as long.
-_ALL = 300.0
-
-
+_ARRIVAL_TIMEOUT = 300.0
 # Seconds before the first log message; doubled after each message.
-_FIRST_LOG = 5.0
-
-
+_FIRST_LOG_SECONDS = 5.0
 # Seconds for JAX's own client to connect; all processes are present by then.
-_CONNECT = 60
+_JAX_CONNECT_TIMEOUT = 60
 # Seconds by which JAX's heartbeats, which abort this process, time out later than ours.
-_JAX_LATER = 30
+_JAX_HEARTBEAT_MARGIN = 30
 # Largest exit code; the system keeps eight bits.
-_LAST_CODE = 255
+_LARGEST_EXIT_CODE = 255
 
 
 @dataclass(frozen=True)
@@ -170,10 +166,10 @@ def leave(code: int, how: str) -> NoReturn:
     Raises:
         ArgumentError: `code` is not an exit code, or `how` is not a string; the process continues.
     """
-    if type(code) is not int or not 0 <= code <= _LAST_CODE:
+    if type(code) is not int or not 0 <= code <= _LARGEST_EXIT_CODE:
         shown = repr(code) if isinstance(code, int | float | str) else type(code).__name__
         raise ArgumentError(
-            f"leave: code must be an integer from 0 to {_LAST_CODE}, not {shown}: write "
+            f"leave: code must be an integer from 0 to {_LARGEST_EXIT_CODE}, not {shown}: write "
             "leave(1, 'ValueError: no more data')"
         )
     if not isinstance(how, str):
@@ -199,7 +195,9 @@ def _join(request: InitializeRequest) -> Pod:
             processes=(info.process_id,),
         )
     bind = bind_address(info, request)
+    # All processes are here before JAX's service starts, which names no process that is missing.
     connections = join_processes(info, request, bind)
+    # The address that peers reach; others of this machine may be closed to them.
     own = next(iter(connections.values())).socket.getsockname()[0]
     coordination.set_cpu_collectives_address(own.removeprefix("::ffff:"))
     coordination.join(
@@ -207,8 +205,8 @@ def _join(request: InitializeRequest) -> Pod:
         bind=address_text(bind),
         processes=info.processes,
         process_id=info.process_id,
-        timeout=_CONNECT,
-        heartbeat=max(1, round(request.heartbeat)) + _JAX_LATER,
+        timeout=_JAX_CONNECT_TIMEOUT,
+        heartbeat=max(1, round(request.heartbeat)) + _JAX_HEARTBEAT_MARGIN,
         local_devices=info.local_devices,
         credentials=None if request.tls is None else request.tls.for_jax(),
     )
@@ -243,9 +241,9 @@ def join_processes(
     me = ProcessIdentity(info.process_id, info.processes, host, os.getpid(), secured, versions)
     alone, timeout = request.timeout, request.timeout
     if alone is None or timeout is None:
-        alone, timeout = info.environment.alone, _ALL
-    coordinator, on_wait = split_address(info.coordinator), _WaitLog(info).on_wait
-    call = StartupBarrier(me, coordinator, bind, alone, timeout, on_wait)
+        alone, timeout = info.environment.alone, _ARRIVAL_TIMEOUT
+    coordinator, log_missing = split_address(info.coordinator), _WaitLog(info).log_missing
+    call = StartupBarrier(me, coordinator, bind, alone, timeout, log_missing)
     try:
         return wait_for_all(call)
     except MissingProcessesError as error:
@@ -292,12 +290,12 @@ class _WaitLog:
 
     def __init__(self, info: ClusterInfo) -> None:
         self._place = info
-        self._next = _FIRST_LOG
+        self._next = _FIRST_LOG_SECONDS
 
-    def on_wait(self, missing: tuple[int, ...], seconds: float) -> None:
+    def log_missing(self, missing: tuple[int, ...], seconds: float) -> None:
         if seconds < self._next:
             return
-        start = self._next == _FIRST_LOG
+        start = self._next == _FIRST_LOG_SECONDS
         self._next = max(2 * self._next, seconds)
         advice = start_text(self._place.environment, self._place.processes) if start else ""
         logger.warning(

@@ -227,7 +227,7 @@ class ProcessState:
 
     def _find_damage(self) -> Iterator[str]:
         """Return what the test has broken for good."""
-        if any(map(_is_closed, (sys.stdout, sys.stderr))):
+        if any(getattr(stream, "closed", False) for stream in (sys.stdout, sys.stderr)):
             yield "sys.stdout or sys.stderr was closed"
         closed = [n for n, before in self._descriptors.items() if _identify(n) != before]
         if closed:
@@ -277,10 +277,6 @@ def _identify(descriptor: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _is_closed(stream: Any) -> bool:
-    return getattr(stream, "closed", False)
 
 
 def _has_children() -> bool:
