@@ -253,7 +253,7 @@ def shown_process(
     gib = 1 << 30
     code = {"network (network.py)": "409f619d" if process == 3 else "97c3a485"}
     modules = {"__main__ (train.py)": "5096f3cd", "data (data.py)": "1f0c77a2"}
-    versions = {"Python": "3.13.0", "xlashard": "0.1.0", "jax": "0.12.0.1"}
+    versions = {"Python": "3.13.0", "xlashard": "0.2.0", "jax": "0.12.0.1"}
     versions |= {"jaxlib": "0.12.0.1", "libtpu": "0.0.50.1"}
     facts = ProcessFacts(
         f"host-{process}", 4711 + process, versions, modules | code, 3 * gib, 24 * gib, 31 * gib
