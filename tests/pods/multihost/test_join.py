@@ -63,11 +63,11 @@ def test_timeout_shows_the_process_ids_to_pass() -> None:
 def test_missing_processes_are_logged_while_waiting(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(join, "_FIRST_LOG", 0.9)
-    on_wait, calls = join._WaitLog.on_wait, []
+    monkeypatch.setattr(join, "_FIRST_LOG_SECONDS", 0.9)
+    log_missing, calls = join._WaitLog.log_missing, []
 
     def ending(log: join._WaitLog, missing: tuple[int, ...], seconds: float) -> None:
-        on_wait(log, missing, seconds)
+        log_missing(log, missing, seconds)
         if caplog.messages:
             # The wait ends with the message, however long a busy machine takes for it.
             object.__setattr__(calls[0], "alone", 0.0)
@@ -77,7 +77,7 @@ def test_missing_processes_are_logged_while_waiting(
         return calls[-1]
 
     monkeypatch.setattr(join, "StartupBarrier", called)
-    monkeypatch.setattr(join._WaitLog, "on_wait", ending)
+    monkeypatch.setattr(join._WaitLog, "log_missing", ending)
     with caplog.at_level(logging.WARNING, "xlashard.multihost"):
         come(0, free_port(), timeout=30)
     (line,) = caplog.messages
@@ -89,7 +89,7 @@ def test_wait_messages_are_logged_at_growing_intervals(caplog: pytest.LogCapture
     log = join._WaitLog(ClusterInfo(SLURM, 3, 0, "10.0.0.1:8476", None))
     with caplog.at_level(logging.WARNING, "xlashard.multihost"):
         for second in range(60):
-            log.on_wait((1, 2), float(second))
+            log.log_missing((1, 2), float(second))
     assert [int(re.findall(r"\((\d+) s\)", line)[0]) for line in caplog.messages] == [
         *(5, 10, 20, 40)
     ]
