@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks._preflights import read_facts, topology_settings
 from tests.train.examples import MESHES, settings
+from tests.train.step_formulas import step_flops
 from xlashard.train import formulas
 from xlashard.train.config.settings import ModelSettings
 from xlashard.train.model.layout import declare, declared_arrays
@@ -66,13 +67,13 @@ def test_state_bytes_depend_on_parameter_and_moment_dtypes() -> None:
 
 def test_saved_residuals_are_not_recomputed() -> None:
     def again(*words: str) -> float:
-        return formulas.step_flops(settings("model.remat=true", *words)).recomputed
+        return step_flops(settings("model.remat=true", *words)).recomputed
 
     plain, some = again(), again("model.kept=['gate']")
     run = settings().model
     tokens = settings().training.batch * run.length
     assert plain - some == 2 * run.layers * tokens * run.width * run.mlp
-    assert formulas.step_flops(settings()).recomputed == 0
+    assert step_flops(settings()).recomputed == 0
     # Results of experts are multiplied by their shares, whose gradient needs them again.
     experts = ["model.experts=4", "model.active_experts=1", "model.dropless=true"]
     whole = again(*experts)
@@ -87,9 +88,9 @@ def test_attention_kernels_visit_only_unmasked_blocks() -> None:
 
     def change(*more: str) -> tuple[float, float]:
         """Return the FLOP of attention, by hand those of all scores less."""
-        plain = formulas.step_flops(settings(*base))
+        plain = step_flops(settings(*base))
         scores = 2 * batch * heads * 4 * 2048**2
-        found = formulas.step_flops(settings(*words, *more))
+        found = step_flops(settings(*words, *more))
         forward = found.forward - plain.forward + 2 * scores
         return forward, found.backward - plain.backward + 4 * scores
 
@@ -109,14 +110,14 @@ def test_attention_kernels_visit_only_unmasked_blocks() -> None:
     assert change(*fused, "devices.topology=v5e-8") == pytest.approx(wide)
     assert change(*fused, "devices.topology=h100-8") == pytest.approx((2 * some, 5 * some))
     kept = [*words, "model.remat=true", "model.kept=['attention']"]
-    again = formulas.step_flops(settings(*words, "model.remat=true")).recomputed
-    assert again - formulas.step_flops(settings(*kept)).recomputed == pytest.approx(wide[0])
+    again = step_flops(settings(*words, "model.remat=true")).recomputed
+    assert again - step_flops(settings(*kept)).recomputed == pytest.approx(wide[0])
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_flops_of_compiled_programs_match_the_formula(name: str) -> None:
     facts = FACTS[name]
-    expected = formulas.step_flops(REAL[name]).total / facts.devices
+    expected = step_flops(REAL[name]).total / facts.devices
     assert facts.product_flops == pytest.approx(expected, rel=1e-2)
     assert facts.unknown_loops == 0
 

@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from tests.predict.preflight.scheduled import scheduled
+from tests.train.step_formulas import sent_bytes, step_flops
 from xlashard import Mesh
 from xlashard._jax.lowering import uses_shardy
 from xlashard.analysis.programs.program import Compilation
@@ -107,7 +108,7 @@ def test_flops_and_parameter_bytes_match_the_formulas(compiled: Compiled) -> Non
     work = analyze_cost(compiled.compilation.module)
     assert (work.unknown_loops, work.unknown_calls) == (0, {})
     counted = sum(work.matmul_flops.values()) * PLACE.num_devices
-    assert counted == pytest.approx(formulas.step_flops(compiled.settings).total, rel=0.01)
+    assert counted == pytest.approx(step_flops(compiled.settings).total, rel=0.01)
     leaves = jax.tree.leaves(compiled.target.args[0]["parameters"])
     held = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
     assert held == pytest.approx(formulas.parameter_bytes(compiled.settings), rel=0.01)
@@ -115,7 +116,7 @@ def test_flops_and_parameter_bytes_match_the_formulas(compiled: Compiled) -> Non
 
 @pytest.mark.integration
 def test_sent_bytes_match_the_formulas(compiled: Compiled) -> None:
-    expected = formulas.sent_bytes(compiled.settings)
+    expected = sent_bytes(compiled.settings)
     sent: Counter[tuple[str, ...]] = Counter()
     for report in describe_traffic(compiled.compilation, PLACE, compiled.mesh)[0]:
         sent[report.axes] += report.sent_bytes

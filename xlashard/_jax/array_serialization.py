@@ -28,6 +28,12 @@ CHUNK_LAYOUT: Any = tensorstore_impl._TS_CHUNK_LAYOUT
 ManagerBase = serialization.GlobalAsyncCheckpointManagerBase
 """Base class by which other libraries recognise a checkpoint manager."""
 
+AsyncManager: Any = serialization.AsyncManager
+"""Manager that waits in a thread for pending writes."""
+
+CheckpointManager: Any = serialization.GlobalAsyncCheckpointManager
+"""Manager of asynchronous checkpoints of arrays."""
+
 LimitInFlightBytes = tensorstore_impl._LimitInFlightBytes
 """Budget of bytes in flight that concurrent reads share."""
 

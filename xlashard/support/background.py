@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,26 @@ def at_exit(act: Callable[..., object], *args: Any) -> Callable[[], None]:
 
     atexit.register(act_in_owner)
     return partial(atexit.unregister, act_in_owner)
+
+
+def run_in_thread[T](work: Callable[[], T], name: str, *, daemon: bool = False) -> Future[T]:
+    """Run a function in a thread of its own, and return the future of its result.
+
+    Args:
+        work: The function.
+        name: Name of the thread.
+        daemon: True if Python does not wait for it at exit.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=daemon).start()
+    return result
 
 
 def start_background(

@@ -8,7 +8,7 @@
 | `model/` | layout, transformer, training step, compiled programs |
 | `loop/` | run folder, steps, console, stop and resume, agreement between processes |
 | `checkpoint/` | atomic checkpoints with digests |
-| `formulas` | parameters, FLOP, bytes and traffic of a step in closed form |
+| `formulas` | parameters, bytes and model FLOP of a step in closed form |
 
 It requires the extra packages of ``pip install 'xlashard[train]'``.
 """

@@ -71,15 +71,8 @@ class Text:
             DataError: A token id is not less than the size of the vocabulary.
         """
         windows = np.empty((len(starts), size), self.pieces[0].dtype)
-        places = np.asarray(starts, np.int64) + self.begin
-        first = np.searchsorted(self.starts, places, side="right") - 1
-        last = np.searchsorted(self.starts, places + size - 1, side="right") - 1
-        for number in np.unique(first[first == last]):
-            rows = np.flatnonzero((first == number) & (last == number))
-            inside = places[rows] - self.starts[number]
-            windows[rows] = self.pieces[number][inside[:, None] + np.arange(size)]
-        for row in np.flatnonzero(first != last):
-            windows[row] = self._across(int(places[row]), size, int(first[row]), int(last[row]))
+        for window, start in zip(windows, starts, strict=True):
+            self._read(self.begin + int(start), window)
         if windows.dtype.itemsize > 1 and windows.size and windows.max() >= self.below:
             raise DataError(
                 f"the data has a token {windows.max()}, but model.vocab = {self.below} has tokens "
@@ -92,14 +85,15 @@ class Text:
         """Return the whole text."""
         return self.windows(np.zeros(1, np.int64), len(self)).tobytes()
 
-    def _across(self, place: int, size: int, first: int, last: int) -> np.ndarray:
-        """Read a window that spans several pieces."""
-        parts = []
-        for number in range(first, last + 1):
-            begin = max(place - int(self.starts[number]), 0)
-            end = place + size - int(self.starts[number])
-            parts.append(self.pieces[number][begin:end])
-        return np.concatenate(parts)
+    def _read(self, place: int, window: np.ndarray) -> None:
+        """Fill a window from a place on, with parts of as many pieces as it spans."""
+        number = int(np.searchsorted(self.starts, place, side="right")) - 1
+        filled = 0
+        while filled < len(window):
+            begin = place + filled - int(self.starts[number])
+            part = self.pieces[number][begin : begin + len(window) - filled]
+            window[filled : filled + len(part)] = part
+            filled, number = filled + len(part), number + 1
 
 
 def in_memory(text: bytes) -> Bytes:

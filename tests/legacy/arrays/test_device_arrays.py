@@ -25,8 +25,8 @@ from xlashard.core.array import wrap_kinds
 from xlashard.errors import DeletedError, TilingError
 from xlashard.legacy import DeviceArray, GlobalDeviceArray, ShardedDeviceArray
 from xlashard.legacy.arrays.device_arrays import device_array_class
-from xlashard.legacy.modules.sharding import DeviceRow, PmapSharding
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
+from xlashard.legacy.shardings.pmap import DeviceRow, PmapSharding
 
 pytestmark = pytest.mark.partitioner
 

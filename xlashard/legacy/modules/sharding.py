@@ -20,11 +20,10 @@ from xlashard.core.sharding.named import DeviceNames, devices_of, names_of
 from xlashard.errors import ArgumentError, ShardingError
 from xlashard.geometry import TileAssignment
 from xlashard.legacy.modules.maps import Mesh
-from xlashard.legacy.shardings import pmap
 from xlashard.legacy.shardings.op_shardings import OpShardingSharding
 from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
-from xlashard.legacy.shardings.sharding_spec import ShardingSpec
+from xlashard.legacy.shardings.pmap import PmapSharding
 from xlashard.support.tracebacks import short_tracebacks
 
 MeshPspecSharding = NamedSharding
@@ -54,64 +53,6 @@ class XLACompatibleSharding(todays.XLACompatibleSharding, metaclass=_CompatibleT
         >>> isinstance(jax.numpy.zeros(3).sharding, XLACompatibleSharding)
         True
     """
-
-
-class DeviceRow(tuple[Device, ...]):
-    """Tuple of devices with the attributes of a one-dimensional NumPy array.
-
-    Example:
-        >>> import jax
-        >>> row = DeviceRow(jax.devices()[:1])
-        >>> row.shape, len(row), row == tuple(row.flat)
-        ((1,), 1, True)
-    """
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            return super().__getattribute__(name)  # raises AttributeError
-        return getattr(np.array(list(self), dtype=object), name)
-
-
-class _ArrayDevicesPmapSharding(pmap.PmapSharding):
-    """`PmapSharding` whose `devices` have the attributes of a NumPy array."""
-
-    @property
-    def devices(self) -> Any:
-        """The devices of the grid in row-major order."""
-        return DeviceRow(super().devices)
-
-
-# Not a subclass of the class above: jaxlib's metaclass cannot be subclassed.
-class _PmapType(type):
-    """Metaclass that makes shardings of the class above, and counts today's as instances."""
-
-    def __call__(cls, devices: Any, sharding_spec: ShardingSpec) -> pmap.PmapSharding:
-        return _ArrayDevicesPmapSharding(devices, sharding_spec)
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, pmap.PmapSharding)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return subclass is cls or issubclass(subclass, pmap.PmapSharding)
-
-
-class PmapSharding(metaclass=_PmapType):
-    """Sharding of `pmap`, whose `devices` have the attributes of a NumPy array.
-
-    Args:
-        devices: The devices, in the order of the spec's grid: an array of any shape, or a list.
-        sharding_spec: The `ShardingSpec`.
-
-    Example:
-        >>> import jax
-        >>> made = PmapSharding.default((1, 4), devices=jax.devices()[:1])
-        >>> isinstance(made, PmapSharding), made.devices.shape
-        (True, (1,))
-    """
-
-    default = _ArrayDevicesPmapSharding.default
 
 
 def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:

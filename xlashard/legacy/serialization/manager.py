@@ -10,14 +10,13 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.array_serialization import ManagerBase, is_remote_storage
-from xlashard._jax.runtime import coordination
+from xlashard._jax import array_serialization as door
 from xlashard.core.array import Array
 from xlashard.core.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.errors import ArgumentError, DeadlockError, ProcessesError, SerializationError
 from xlashard.legacy.serialization.array_writing import serialize_all
 from xlashard.legacy.serialization.reading import deserialize_all
-from xlashard.legacy.serialization.tensorstore_specs import get_tensorstore_spec, run_coroutine
+from xlashard.legacy.serialization.tensorstore_specs import run_coroutine
 from xlashard.support.formatting import error_line, format_by_process
 from xlashard.support.tracebacks import short_tracebacks
 
@@ -29,54 +28,27 @@ _numbers = count()
 _WRITING, _COMMITTING = "writing a checkpoint", "committing a checkpoint"
 
 
-class AsyncManager:
+class AsyncManager(door.AsyncManager):
     """Base class that waits in a thread for pending writes and for the other processes.
 
-    Subclasses call `_add_futures(futures)`, then `_start_async_commit(on_commit_callback)`.
+    Subclasses call `_add_futures(futures)`, then `_start_async_commit(on_commit_callback)`. Errors
+    of this process are `SerializationError`s, those of others `ProcessesError`s.
 
     Args:
         timeout_secs: The timeout for the other processes, in seconds.
     """
 
+    _series = ""
+
     def __init__(self, timeout_secs: float = 300) -> None:
-        if jax.process_count() > 1 and coordination.client() is None:
+        try:
+            super().__init__(timeout_secs)
+        except ValueError:
             raise ProcessesError(  # no-catalogue: needs processes without a coordinator
                 f"this program has {jax.process_count()} processes but no coordination service: "
                 "call jax.distributed.initialize() at its start",
                 processes=(),
-            )
-        self._timeout_secs = timeout_secs
-        self._commit_futures: Sequence[Any] = ()
-        self._thread: threading.Thread | None = None
-        self._exception: BaseException | None = None
-        self._series = ""
-
-    def check_for_errors(self) -> None:
-        """Raise the error of the last checkpoint once, without waiting.
-
-        Raises:
-            SerializationError: An array could not be written.
-            ProcessesError: Another process failed, or timed out.
-        """
-        error, self._exception = self._exception, None
-        if error is not None:
-            raise error  # no-catalogue: raises an error of JAX or of the caller again
-
-    def wait_until_finished(self) -> None:
-        """Wait until all processes have written their shards and the checkpoint is committed.
-
-        Raises:
-            SerializationError: An array could not be written.
-            ProcessesError: Another process failed, or timed out.
-        """
-        with short_tracebacks:
-            if self._thread is not None:
-                self._thread.join()
-                self._thread = None
-            self.check_for_errors()
-
-    def _add_futures(self, futures: Sequence[Any]) -> None:
-        self._commit_futures = futures
+            ) from None
 
     def _start_async_commit(self, on_commit_callback: Callable[[], None] | None) -> None:
         self._number()
@@ -102,7 +74,7 @@ class AsyncManager:
         self._exception = error
 
     def _wait_for_futures(self) -> None:
-        futures, self._commit_futures = self._commit_futures, ()
+        futures, self._commit_futures = self._commit_futures or (), ()
         for future in futures:
             future.result()
 
@@ -141,7 +113,7 @@ def _failure(act: Callable[[], Any]) -> BaseException | None:
     return None
 
 
-class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
+class GlobalAsyncCheckpointManager(AsyncManager, door.CheckpointManager):
     """Asynchronous checkpoint manager that writes one checkpoint at a time.
 
     With several processes, each has a manager and calls its methods in the same order.
@@ -215,34 +187,11 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
         reporting.start()
         reporting.join()
 
-    def serialize_with_paths(
-        self,
-        arrays: Sequence[Any],
-        paths: Sequence[str],
-        *,
-        on_commit_callback: Callable[[], None] | None = None,
-        transaction: Any = None,
-    ) -> None:
-        """Start writing arrays to paths; see `serialize`."""
-        self.serialize(
-            arrays,
-            [get_tensorstore_spec(path) for path in paths],
-            on_commit_callback=on_commit_callback,
-            transaction=transaction,
-        )
-
     def deserialize(self, *args: Any, **kwargs: Any) -> list[Array]:
         """Wait for the pending checkpoint, then read arrays; see `run_deserialization`."""
         with short_tracebacks:
             self.wait_until_finished()
             return deserialize_all("deserialize", args, kwargs)
-
-    def deserialize_with_paths(
-        self, shardings: Sequence[Any], paths: Sequence[str], *args: Any, **kwargs: Any
-    ) -> list[Array]:
-        """Read arrays from paths; see `deserialize`."""
-        specs = [get_tensorstore_spec(path) for path in paths]
-        return self.deserialize(shardings, specs, *args, **kwargs)
 
 
 def _commit_action(
@@ -260,7 +209,7 @@ def _commit_action(
     def rename() -> None:
         # Object stores cannot rename: programs write to the final folder directly.
         if str(temporary) != str(final):
-            if is_remote_storage(str(temporary)):
+            if door.is_remote_storage(str(temporary)):
                 raise SerializationError(
                     f"{temporary!r} cannot be renamed to {final!r}, because an object store has no "
                     "folders: pass final_checkpoint_dir for both",

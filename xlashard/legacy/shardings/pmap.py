@@ -35,6 +35,24 @@ from xlashard.legacy.shardings.sharding_spec import ShardingSpec, spec_over_one_
 from xlashard.support.tracebacks import short_tracebacks
 
 
+class DeviceRow(tuple[Device, ...]):
+    """Tuple of devices with the attributes of a one-dimensional NumPy array.
+
+    Example:
+        >>> import jax
+        >>> row = DeviceRow(jax.devices()[:1])
+        >>> row.shape, len(row), row == tuple(row.flat)
+        ((1,), 1, True)
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            return super().__getattribute__(name)  # raises AttributeError
+        return getattr(np.array(list(self), dtype=object), name)
+
+
 class PmapSharding(MeshSharding):
     """Sharding by a `ShardingSpec` over a grid of devices, as of `pmap`.
 
@@ -86,7 +104,7 @@ class PmapSharding(MeshSharding):
         spec = partition_spec(sharding_spec.on_axes(grid.axis_names))
         super().__init__(Mesh(on_mesh, grid.axis_names), spec, memory_kind=memory_kind)
         self.sharding_spec = sharding_spec
-        self._ordered = ordered
+        self._ordered = DeviceRow(ordered)
 
     @classmethod
     def default(
@@ -173,8 +191,8 @@ class PmapSharding(MeshSharding):
         return [_in_shape(x, shape) for x in pieces] if lacking else pieces
 
     @property
-    def devices(self) -> tuple[Device, ...]:
-        """Return the devices of the grid in row-major order."""
+    def devices(self) -> DeviceRow:
+        """Return the devices of the grid in row-major order, also as an array of rank 1."""
         return self._ordered
 
     def with_memory_kind(self, kind: str) -> Self:

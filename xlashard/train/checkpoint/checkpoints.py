@@ -1,14 +1,15 @@
 """Checkpoints of a run: saved in the background, committed atomically, verified on restore."""
 
 import json
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 
+from xlashard.support.background import run_in_thread
 from xlashard.train.checkpoint.arrays import ArrayFiles
 from xlashard.train.checkpoint.manifest import (
     Damage,
@@ -78,7 +79,7 @@ class Checkpoints:
         self._arrays = ArrayFiles(timeout)
         self._sync = ProcessSync("steps", timeout)
         self._writer = Writer(folder, keep, self._arrays, self._sync)
-        self._pending: _Pending | None = None
+        self._pending: tuple[int, Future[None]] | None = None
         self._held: int | None = None
 
     def __enter__(self) -> Self:
@@ -121,7 +122,9 @@ class Checkpoints:
         self.wait()
         if metadata.step == self._held:
             return
-        self._pending = _Pending(metadata.step, self._writer.begin(state, metadata, copied))
+        work = self._writer.begin(state, metadata, copied)
+        thread = f"checkpoint of step {metadata.step}"
+        self._pending = metadata.step, run_in_thread(work, thread)
 
     def wait(self) -> None:
         """Wait until the pending save is committed.
@@ -129,14 +132,13 @@ class Checkpoints:
         Raises:
             CheckpointError: The save failed.
         """
-        pending = self._pending
-        if pending is None:
+        if self._pending is None:
             return
-        pending.join()  # After an interrupt the save is still pending.
+        step, saving = self._pending
+        wait([saving])  # After an interrupt the save is still pending.
         self._pending = None
-        if pending.error is not None:
-            raise pending.error
-        self._held = pending.step
+        saving.result()
+        self._held = step
 
     def restore(self, like: Any, step: int | None = None, *, settings: str = "") -> Restored:
         """Read a checkpoint, on any mesh and with any number of processes.
@@ -250,29 +252,6 @@ class Checkpoints:
         if isinstance(manifest, Damage):
             return False
         return check_contents(folder, manifest, manifest.files) is None
-
-
-class _Pending(threading.Thread):
-    """Save in a background thread.
-
-    Attributes:
-        step: Step of the checkpoint.
-        error: Exception of the save, if it failed.
-    """
-
-    def __init__(self, step: int, work: Callable[[], None]) -> None:
-        super().__init__(name=f"checkpoint of step {step}")
-        self.step = step
-        self.error: BaseException | None = None
-        self._work = work
-        self.start()
-
-    def run(self) -> None:
-        """Write the checkpoint."""
-        try:
-            self._work()
-        except BaseException as error:
-            self.error = error
 
 
 def _manifest_of(folder: Path, step: int) -> Manifest | Damage:

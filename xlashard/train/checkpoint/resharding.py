@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -49,24 +49,6 @@ _BLOCK, _WRITTEN, _READ = 1 / 6, 1 / 16, 8
 _LEAST_LIMIT = 16 * 2**20
 # Array types of orbax; others, such as strings, are in files that are copied.
 _ARRAY_TYPES = ("jax.Array", "np.ndarray", "scalar")
-
-
-class SourceArray(Protocol):
-    """Array of a checkpoint, which is read in parts."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Return the dtype."""
-        ...
-
-    def read(self, box: Box) -> np.ndarray:
-        """Return a part."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -110,6 +92,10 @@ class _TensorstoreArray:
             inside = zip(piece, box, strict=True)
             source = tuple(slice(start - low, end - low) for (start, end), (low, _) in inside)
             self.store[_index(piece)].write(part[source]).result()
+
+
+type SourceArray = _TensorstoreArray | StoredArray
+"""Array of a checkpoint, which is read in parts."""
 
 
 def _index(box: Box) -> tuple[slice, ...]:

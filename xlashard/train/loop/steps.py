@@ -3,7 +3,6 @@
 import math
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from xlashard import GlobalBatches
 from xlashard.multihost import Watchdog
+from xlashard.support.background import run_in_thread
 from xlashard.train.checkpoint import Checkpoints, RunMetadata
 from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings
@@ -324,15 +324,7 @@ def is_compiling() -> bool:
 
 def _in_thread[T](run: Run, work: Callable[[], T]) -> T | None:
     """Compile beside the main thread; return None if the run is stopped before it is done."""
-    result: Future[T] = Future()
-
-    def do() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error)
-
     # XLA cannot be interrupted: a process that ends before it is done must leave (`is_compiling`).
-    threading.Thread(target=do, name=_COMPILING, daemon=True).start()
+    result = run_in_thread(work, _COMPILING, daemon=True)
     with run.paused("compiling"):
         return run.stop.unless_stopped(result)

@@ -94,23 +94,13 @@ def _scaled_product(
     terms, out = spec.split("->")
     letters = terms.split(",")
     contracted = [x for x in letters[0] if x in letters[1] and x not in out]
-    batch = [x for x in letters[0] if x in letters[1] and x in out]
     dims = [tuple(term.index(x) for x in contracted) for term in letters]
-    batched = [tuple(term.index(x) for x in batch) for term in letters]
     values, scales = zip(
         *(rounded(x, at, role) for x, at, role in zip(factors, dims, roles, strict=True)),
         strict=True,
     )
-    is_int = values[0].dtype == jnp.int8
-    result = jax.lax.dot_general(
-        values[0],
-        values[1],
-        ((dims[0], dims[1]), (batched[0], batched[1])),
-        preferred_element_type=jnp.int32 if is_int else jnp.float32,
-    )
-    free = [x for term in letters for x in term if x not in contracted and x not in batch]
-    names = [*batch, *free]
-    result = result.transpose([names.index(x) for x in out]).astype(jnp.float32)
+    stored = jnp.int32 if values[0].dtype == jnp.int8 else jnp.float32
+    result = jnp.einsum(spec, *values, preferred_element_type=stored).astype(jnp.float32)
     for term, scale in zip(letters, scales, strict=True):
         if scale is not None:
             result *= _spread(scale, term, out)
