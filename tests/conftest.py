@@ -102,10 +102,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# Folders whose tests all run under GSPMD as well, and with the oldest versions. Single files of
+# Folders whose fast tests run under GSPMD as well, and with the oldest versions. Single files of
 # others carry the marker themselves.
 _LAYER = ("analysis/explain", "analysis/recompile", "core/array", "core/pjit", "core/program")
 PARTITIONER_FOLDERS = (*_LAYER, "core/sharding", "errors", "hlo")
+# Those of them whose slow tests run under GSPMD too: what they compile is written for one
+# partitioner. The slow tests of others read and move values, which partitioners do not change.
+LOWERING_FOLDERS = ("core/pjit/shardings", "core/pjit/transformations", "core/program")
 JAX_VERSION_FOLDERS = (*_LAYER, "_jax", "core/sharding", "hlo", "legacy", "predict/targets/gpu")
 # Folders and files of the pure ring: their tests run without JAX too, except those that are slow
 # or marked `needs_jax`.
@@ -199,7 +202,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--update-goldens"):
         items[:] = [item for item in items if "update_goldens" in getattr(item, "fixturenames", ())]
     for item in items:
-        if _lies_in(item.path, PARTITIONER_FOLDERS) and not _chooses_partitioner(item):
+        if _depends_on_partitioner(item):
             item.add_marker("partitioner")
         if _lies_in(item.path, EIGHT_DEVICES):
             item.add_marker(pytest.mark.devices(USUAL))
@@ -226,6 +229,13 @@ def _lies_in(path: Path, folders: tuple[str, ...]) -> bool:
     here = os.path.dirname(__file__)
     # Comparisons of paths as such took a twentieth of the collection.
     return any(f"{path}/".startswith(f"{here}/{folder}/") for folder in folders)
+
+
+def _depends_on_partitioner(item: pytest.Item) -> bool:
+    """Return whether a test of a folder runs under GSPMD as well."""
+    is_slow = item.get_closest_marker("slow") is not None
+    folders = LOWERING_FOLDERS if is_slow else PARTITIONER_FOLDERS
+    return _lies_in(item.path, folders) and not _chooses_partitioner(item)
 
 
 def _chooses_partitioner(item: pytest.Item) -> bool:
