@@ -22,9 +22,6 @@ from tests.core.pjit.random_programs.running import run
 from tests.core.pjit.random_programs.shrinking import SIMPLE, shrink
 from tests.core.pjit.random_programs.text import program_text
 
-# `jax.jit` and this package compile the same program.
-pytestmark = pytest.mark.usefixtures("shared_programs")
-
 KEPT = sorted((Path(__file__).parent / "random_programs" / "kept").glob("*.txt"))
 PER_TEST = 10
 # The partitioner before jaxlib 0.12 ends the process there, with jax.jit too: a gather in a batch
