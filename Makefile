@@ -102,7 +102,7 @@ environments: .venv-jax-$(JAX)/.installed ## Make those of check-jax and test-ol
 
 .PHONY: test-all
 test-all: ## Run every test on everything: both partitioners, the oldest versions, PyTorch (an hour)
-	$(MAKE) --no-print-directory test lint ARGS="--full-size $(ARGS)"
+	$(MAKE) --no-print-directory test lint ARGS="--full-size --random-programs 200 $(ARGS)"
 	XLASHARD_PARTITIONER=gspmd $(pytest) $(ARGS)
 	$(MAKE) --no-print-directory test $(oldest) ARGS="-m '' $(ARGS)"
 	$(MAKE) --no-print-directory test-torch

@@ -98,7 +98,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--random-programs",
         type=int,
-        default=100,
+        default=60,
         metavar="N",
         help="how many random programs pjit is tested with",
     )
