@@ -83,7 +83,7 @@ test-pure: $(developing) ## Run the tests of the pure ring as if JAX were not in
 
 .PHONY: test-one-device
 test-one-device: $(developing) ## Run fast tests of arrays and programs on one device
-	XLASHARD_TEST_DEVICES=1 $(pytest) -m 'not slow and not integration' \
+	XLASHARD_TEST_DEVICES=1 $(pytest) -m 'not slow and not integration and not without_jax' \
 		$(or $(ARGS),tests/core tests/_jax tests/errors tests/hlo tests/numpy tests/train/checkpoint)
 
 .PHONY: test-gspmd
@@ -102,7 +102,7 @@ environments: .venv-jax-$(JAX)/.installed ## Make those of check-jax and test-ol
 
 .PHONY: test-all
 test-all: ## Run every test on everything: both partitioners, the oldest versions, PyTorch (an hour)
-	$(MAKE) --no-print-directory test lint ARGS="--full-size $(ARGS)"
+	$(MAKE) --no-print-directory test lint ARGS="--full-size --random-programs 200 $(ARGS)"
 	XLASHARD_PARTITIONER=gspmd $(pytest) $(ARGS)
 	$(MAKE) --no-print-directory test $(oldest) ARGS="-m '' $(ARGS)"
 	$(MAKE) --no-print-directory test-torch
@@ -138,7 +138,8 @@ check-jax: .venv-jax-$(JAX)/.installed ## Try another release of JAX: private na
 	@python=.venv-jax-$(JAX)/bin/python; failed=; \
 	$$python -m tests.private_names --check || failed="$$failed names"; \
 	$$python -m tests.private_names --features || failed="$$failed features"; \
-	$$python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow and not integration' $(ARGS) \
+	$$python -m pytest -q -n $(JOBS) --dist worksteal \
+		-m 'not slow and not integration and not without_jax' $(ARGS) \
 		$$($$python -m tests.private_names --rings) || failed="$$failed tests"; \
 	if [ -n "$$failed" ]; then echo "jax $(JAX) failed:$$failed"; exit 1; fi
 

@@ -21,7 +21,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.device_counts import EMULATED, USUAL, count_devices, describe_missing_devices
+from tests.device_counts import (
+    COUNT_FLAG,
+    EMULATED,
+    QUICK_COMPILE,
+    USUAL,
+    count_devices,
+    describe_missing_devices,
+)
 from tests.without_jax import HAS_JAX
 
 # An installed xlashard has it as an entry point; here it is found without one.
@@ -30,11 +37,6 @@ pytest_plugins = ["xlashard_pytest"]
 # They need the built site; `make docs` builds it and selects them.
 collect_ignore = [] if any("tests/site" in word for word in sys.argv) else ["site"]
 
-COUNT_FLAG = "--xla_force_host_platform_device_count"
-# Test programs run once or twice on a few numbers, so XLA's time for optimised code is lost:
-# without it they compile in two thirds of the time. The partitioner works the same.
-# A flag of the same name in XLA_FLAGS wins.
-QUICK_COMPILE = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
 # Eight devices on two shared cores may wait for each other longer than the 40 s after which XLA
 # takes a collective for stuck and ends the process.
 PATIENCE = ("--xla_cpu_collective_call_terminate_timeout_seconds=1200",)
@@ -63,7 +65,7 @@ def _prepare_jax() -> None:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if COUNT_FLAG not in flag]
     os.environ["XLA_FLAGS"] = " ".join(
-        [*QUICK_COMPILE, *PATIENCE, *kept, f"{COUNT_FLAG}={EMULATED}"]
+        [QUICK_COMPILE, *PATIENCE, *kept, f"{COUNT_FLAG}={EMULATED}"]
     )
 
 
@@ -96,16 +98,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--random-programs",
         type=int,
-        default=100,
+        default=60,
         metavar="N",
         help="how many random programs pjit is tested with",
     )
 
 
-# Folders whose tests all run under GSPMD as well, and with the oldest versions. Single files of
+# Folders whose fast tests run under GSPMD as well, and with the oldest versions. Single files of
 # others carry the marker themselves.
 _LAYER = ("analysis/explain", "analysis/recompile", "core/array", "core/pjit", "core/program")
 PARTITIONER_FOLDERS = (*_LAYER, "core/sharding", "errors", "hlo")
+# Those of them whose slow tests run under GSPMD too: what they compile is written for one
+# partitioner. The slow tests of others read and move values, which partitioners do not change.
+LOWERING_FOLDERS = ("core/pjit/shardings", "core/pjit/transformations", "core/program")
 JAX_VERSION_FOLDERS = (*_LAYER, "_jax", "core/sharding", "hlo", "legacy", "predict/targets/gpu")
 # Folders and files of the pure ring: their tests run without JAX too, except those that are slow
 # or marked `needs_jax`.
@@ -199,15 +204,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--update-goldens"):
         items[:] = [item for item in items if "update_goldens" in getattr(item, "fixturenames", ())]
     for item in items:
-        if _lies_in(item.path, PARTITIONER_FOLDERS) and not _chooses_partitioner(item):
+        others = map(item.get_closest_marker, ("needs_jax", "slow", "integration"))
+        if _lies_in(item.path, WITHOUT_JAX) and not any(others):
+            # It shows all once: it depends neither on the partitioner nor on JAX's version.
+            item.add_marker("without_jax")
+            continue
+        if _depends_on_partitioner(item):
             item.add_marker("partitioner")
         if _lies_in(item.path, EIGHT_DEVICES):
             item.add_marker(pytest.mark.devices(USUAL))
         if _lies_in(item.path, JAX_VERSION_FOLDERS):
             item.add_marker("jax_version")
-        others = map(item.get_closest_marker, ("needs_jax", "slow", "integration"))
-        if _lies_in(item.path, WITHOUT_JAX) and not any(others):
-            item.add_marker("without_jax")
     _check_marks_are_found(items)
 
 
@@ -226,6 +233,13 @@ def _lies_in(path: Path, folders: tuple[str, ...]) -> bool:
     here = os.path.dirname(__file__)
     # Comparisons of paths as such took a twentieth of the collection.
     return any(f"{path}/".startswith(f"{here}/{folder}/") for folder in folders)
+
+
+def _depends_on_partitioner(item: pytest.Item) -> bool:
+    """Return whether a test of a folder runs under GSPMD as well."""
+    is_slow = item.get_closest_marker("slow") is not None
+    folders = LOWERING_FOLDERS if is_slow else PARTITIONER_FOLDERS
+    return _lies_in(item.path, folders) and not _chooses_partitioner(item)
 
 
 def _chooses_partitioner(item: pytest.Item) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks._published_runs import published_runs
 from benchmarks.truth import Comparison, list_refuted, ranking, read_kept, validate_bars, write_page
+from tests.device_counts import QUICK_COMPILE
 from tests.fork_server import python_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,8 +86,8 @@ def test_predictions_are_kept_of_published_runs_alone() -> None:
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python as `make bench` does, without the tests' settings for JAX."""
-    kept = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    """Run Python as `make bench` does, with its own number of devices."""
+    kept = {**os.environ, "XLA_FLAGS": QUICK_COMPILE}
     return subprocess.run(
         [*python_command(kept), *words],
         cwd=ROOT,

@@ -15,6 +15,7 @@ import pytest
 
 from tests.core.array.cases import DEVICES, DTYPES, HALF, SHARDINGS, named, same, value
 from tests.core.processes import run_many
+from tests.device_counts import emulate_devices
 from tests.fork_server import python_command
 from tests.message_patterns import naming
 from xlashard import Array, Mesh, NamedSharding, P, SingleDeviceSharding, device_put, pjit
@@ -280,8 +281,7 @@ print("devices:", len(jax.devices()))
 def test_restore_with_a_different_device_count(count: int, tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "here", {"w": device_put(V, named("x", "y"))})
-    flags = f"--xla_force_host_platform_device_count={count}"
-    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **emulate_devices(count), "PYTHONPATH": str(ROOT)}
     words = ["-c", ELSEWHERE, str(tmp_path / "here"), str(tmp_path / "there")]
     done = subprocess.run(
         [*python_command(environment), *words],

@@ -78,20 +78,6 @@ def test_the_corrected_call_runs(mistake: Mistake) -> None:
     assert run(SETUP, mistake.setup + mistake.right) == Outcome()
 
 
-@pytest.mark.own_partitioner
-@pytest.mark.slow  # All together; they do not test this package.
-@pytest.mark.parametrize("mistake", WITH_JAX)
-def test_jax_messages_have_fewer_facts(mistake: Mistake) -> None:
-    outcome = theirs(mistake)
-    score = jax_score(mistake, outcome)
-    assert mistake.jax_is_as_good or not score.is_whole, outcome
-    if jax.__version__ != JAX_VERSION:
-        return
-    assert score.is_whole == mistake.jax_is_as_good, outcome
-    assert mistake.jax_path in outcome.text
-    assert mistake.jax_fix in outcome.text
-
-
 # JAX's own code fails there, on a value that it does not check.
 ACCIDENTS = frozenset(
     {
@@ -109,11 +95,26 @@ ACCIDENTS = frozenset(
 )
 
 
+# One test for both: each mistake runs with JAX once, whichever worker has the test.
 @pytest.mark.own_partitioner
-@pytest.mark.slow  # All together, for they run JAX; those above have run most of them.
+@pytest.mark.slow  # All together.
 @pytest.mark.parametrize("mistake", WITH_JAX)
-def test_handlers_of_jax_classes_catch_the_same_mistake(mistake: Mistake) -> None:
-    theirs_cls, our_cls = theirs(mistake).cls, ours(mistake).cls
+def test_jax_has_fewer_facts_and_its_handlers_catch_the_same_mistake(mistake: Mistake) -> None:
+    outcome = theirs(mistake)
+    check_handlers_catch(mistake, outcome.cls, ours(mistake).cls)
+    score = jax_score(mistake, outcome)
+    assert mistake.jax_is_as_good or not score.is_whole, outcome
+    if jax.__version__ != JAX_VERSION:
+        return
+    assert score.is_whole == mistake.jax_is_as_good, outcome
+    assert mistake.jax_path in outcome.text
+    assert mistake.jax_fix in outcome.text
+
+
+def check_handlers_catch(
+    mistake: Mistake, theirs_cls: type[Exception] | None, our_cls: type[Exception] | None
+) -> None:
+    """Check that a handler of JAX's error catches that of this package."""
     if theirs_cls is None or our_cls is None or issubclass(our_cls, Warning):
         return
     if theirs_cls.__module__ == "jax._src.dtypes":

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.device_counts import emulate_devices
 from tests.fork_server import python_command
 from tests.private_names.features import FEATURES
 from tests.private_names.names import read_uses
@@ -25,8 +26,7 @@ def run_features(**request: Any) -> dict[str, Any]:
     """Run features in a process of their own, and return their outcomes."""
     environment = {
         **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        **emulate_devices(2),
         "XLASHARD_DOCS_URL": "",
     }
     request.setdefault("features", list(FEATURES))

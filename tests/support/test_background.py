@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.device_counts import emulate_devices
 from tests.fork_server import python_command
 from xlashard.support.background import end_thread, handling_signals, repeating, start_background
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "xlashard"
-EMULATED = {
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    "JAX_PLATFORMS": "cpu",
-}
+EMULATED = emulate_devices(8)
 
 # The thread holds the lock of stderr most of the time, and prints after its stop.
 _PRINTING = """

@@ -60,14 +60,33 @@ MESHES = {
         Rules(batch=("data", "fsdp"), embed=("fsdp",), **TENSOR),
     ),
 }
-CASES = [
-    (shape, mesh)
-    for shape in SHAPES
-    for mesh in (MESHES if uses_shardy() else ("fsdp_tensor", "three"))
-    if shape != "kinds" or mesh == "data_fsdp"
-]
-"""A compilation takes a second or two, and more for layers of several kinds. GSPMD has those of the
-most collectives."""
+MOST_COLLECTIVES = ("fsdp_tensor", "three")
+# A compilation takes seconds. What `dense` is on every mesh shows what a mesh adds; the others
+# differ from it in what is gathered along `fsdp`, and in what is summed along `tensor`.
+MESHES_BY_SHAPE = {
+    "dense": tuple(MESHES),
+    "grouped": ("fsdp", "data_tensor", "three"),
+    "blocks": MOST_COLLECTIVES,
+    "experts": ("fsdp", "data_tensor", "three"),
+    "kinds": ("data_fsdp",),
+}
+
+
+def choose_cases(*, is_full_size: bool) -> list[tuple[str, str]]:
+    """Return shapes and meshes; every pair at full size, but for the layers of several kinds."""
+    if not uses_shardy():
+        return [(shape, mesh) for shape in SHAPES if shape != "kinds" for mesh in MOST_COLLECTIVES]
+    every = {shape: tuple(MESHES) for shape in SHAPES if shape != "kinds"}
+    meshes = MESHES_BY_SHAPE | every if is_full_size else MESHES_BY_SHAPE
+    return [(shape, mesh) for shape in SHAPES for mesh in meshes[shape]]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "compiled" in metafunc.fixturenames:
+        cases = choose_cases(is_full_size=metafunc.config.getoption("--full-size"))
+        metafunc.parametrize("compiled", cases, ids="-".join, indirect=True, scope="module")
+
+
 GSPMD_SENDS_MORE = {("experts", name) for name, (axes, _) in MESHES.items() if "tensor" in axes}
 """Pairs that GSPMD partitions otherwise than Shardy, along `tensor` alone: it keeps the tokens of
 experts sharded over `tensor`, and gathers them in the backward pass, for 5 % to 6 % more."""
@@ -84,7 +103,7 @@ class Compiled:
     compilation: Compilation
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
+@pytest.fixture(scope="module")
 def compiled(request: pytest.FixtureRequest) -> Compiled:
     shape, mesh_name = request.param
     axes, rules = MESHES[mesh_name]

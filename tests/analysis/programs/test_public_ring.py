@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.device_counts import emulate_devices
 from tests.fork_server import python_command
 
 pytestmark = pytest.mark.jax_version
@@ -66,8 +67,7 @@ READERS = {
 def test_reports_of_jitted_functions_need_no_private_ring() -> None:
     environment = {
         **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        **emulate_devices(8),
     }
     command = [*python_command(environment), "-m", "tests.analysis.programs.public_ring"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)

@@ -33,6 +33,9 @@ from xlashard import (
 )
 from xlashard.errors import UnevenShardingError, UnevenShardingWarning
 
+# The same program is compiled by `jax.jit` and by two ways of importing this package.
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 PROGRAMS = {
     **linen_programs.PROGRAMS,
     **equinox_programs.PROGRAMS,

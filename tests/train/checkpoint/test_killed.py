@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.device_counts import emulate_devices
 from tests.fork_server import python_command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -17,8 +18,7 @@ SCRIPT = Path(__file__).with_name("killed.py")
 def run_script(folder: Path, *args: str) -> str:
     environment = {
         **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "JAX_PLATFORMS": "cpu",
+        **emulate_devices(2),
         "PYTHONPATH": str(ROOT),
     }
     process = subprocess.Popen(

@@ -17,7 +17,7 @@ from xlashard.train.data import Text, plan_batch, read_corpus, training_starts
 from xlashard.train.model.layout import Layout, build_mesh
 from xlashard.train.model.programs import Programs, build_programs, initial_state, make_recipe
 
-STEPS = 50
+STEPS = 20
 CLOSE = 1e-4
 RUN = f"training.steps={STEPS}"
 
