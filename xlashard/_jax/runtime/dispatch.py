@@ -178,12 +178,14 @@ class SeenCalls:
         fast: jaxlib's cache of the calls that it repeats itself.
         checked: That of the calls with arrays to check.
         closed: The closed-over arrays of the programs of checked calls, by id.
+        is_spread: True once a program of the function runs on several devices.
     """
 
     def __init__(self) -> None:
         self.fast = lib_jax.PjitFunctionCache()
         self.checked = lib_jax.PjitFunctionCache()
         self.closed: dict[int, Handle] = {}
+        self.is_spread = False
         _ALL_SEEN_CALLS.add(self)
 
     def clear(self) -> None:

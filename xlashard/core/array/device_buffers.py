@@ -81,24 +81,22 @@ def _match_handles(arrays: Any, target: ResolvedSharding, dtype: Any) -> list[Ha
     if not isinstance(arrays, list | tuple) or len(arrays) != len(target.devices) or not arrays:
         return None
     by_device: dict[Device, Handle] = {}
-    shape, kind = target.shard_shape, target.memory_kind
+    shape, kind, known = target.shard_shape, target.memory_kind, None
     for array in arrays:
         # Not isinstance: JAX's metaclass makes it take ten times as long.
         if type(array) in ARRAY_TYPES:
-            handle = array._handle
+            array._exclusive = False  # as reading `_handle` does, written out
+            handle = array._buffers
         elif type(array) is HandleType:
             handle = array
         else:
             return None
-        sharding = handle.sharding
-        if dtype is None:
-            dtype = handle.dtype
-        if (
-            handle.is_deleted()
-            or handle.shape != shape
-            or handle.dtype != dtype
-            or sharding.memory_kind != kind
-        ):
+        aval, sharding = handle.aval, handle.sharding
+        if aval is not known:  # the shards of an array have one in common
+            known, dtype = aval, aval.dtype if dtype is None else dtype
+            if aval.shape != shape or aval.dtype != dtype:
+                return None
+        if handle.is_deleted() or sharding.memory_kind != kind:
             return None
         devices = sharding._device_assignment
         if len(devices) != 1:

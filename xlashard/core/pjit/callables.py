@@ -40,17 +40,6 @@ class DispatchTarget(Protocol):
         """Run a call that missed the dispatcher's cache, and return its entry for that cache."""
         ...
 
-    @property
-    def is_spread(self) -> bool:
-        """Return True once a program of the function runs on several devices."""
-        ...
-
-    def donated_leaves(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], list[Any]]:
-        """Return the leaves of donated arguments, and all other arrays that a call passes."""
-        ...
-
     def clear_cache(self) -> None:
         """Drop everything that was traced and compiled."""
         ...
@@ -142,8 +131,14 @@ def _wrap_in_checks(call: Any, function: DispatchTarget) -> Any:
     they are placed as its program takes them: before the call if other devices could start, and
     otherwise for the error. A static argument that jaxlib refuses gets its name.
     """
-    donates, check_call = function.parameters.donates, function.parameters.check_call
-    donated_leaves, miss = function.donated_leaves, function.cache_miss
+    parameters = function.parameters
+    donates, check_call = parameters.donates, parameters.check_call
+    are_exclusive, donated_leaves = parameters.are_exclusive, parameters.donated_leaves
+    miss = function.cache_miss
+
+    def shares(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        donated, others = donated_leaves(args, kwargs)
+        return may_share(donated, [*others, *function.calls.closed.values()])
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         # Not by short_tracebacks, which costs something where nothing goes wrong.
@@ -151,16 +146,16 @@ def _wrap_in_checks(call: Any, function: DispatchTarget) -> Any:
             try:
                 if (
                     donates
-                    and function.is_spread
-                    and may_share(*donated_leaves(args, kwargs))
+                    and function.calls.is_spread
+                    and not are_exclusive(args, kwargs)
+                    and shares(args, kwargs)
                     and not jax.config.jax_disable_jit
                 ):
                     return miss(*args, **kwargs)[0]
                 return call(*args, **kwargs)
             except ValueError as error:
                 check_call(args, kwargs)
-                shares = donates and may_share(*donated_leaves(args, kwargs))
-                if shares and type(error) is ValueError:
+                if donates and type(error) is ValueError and shares(args, kwargs):
                     return miss(*args, **kwargs)[0]
                 raise
             finally:

@@ -79,11 +79,6 @@ class _FunctionState:
         fun: The Python function.
         options: The checked options.
         static: Positions and names of static arguments.
-
-    Attributes:
-        is_spread: True once a program of it runs on several devices.
-        closes_over: Programs with closed-over arrays as arguments, which a call could donate too;
-            None before the first of them, as each donating call reads it.
     """
 
     def __init__(self, fun: Callable[..., Any], options: PjitOptions, static: Selected) -> None:
@@ -96,9 +91,7 @@ class _FunctionState:
             self.parameters.static_argnames,
         )
         self.calls = SeenCalls()
-        self.is_spread = False
         self.planned: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.closes_over: weakref.WeakSet[CompiledProgram] | None = None
 
     @cached_property
     def tracker(self) -> DonationTracker:
@@ -180,11 +173,6 @@ class Function:
         self.planned = self._state.planned
         self.tracer = self._state.tracer
         self.calls = self._state.calls
-
-    @property
-    def is_spread(self) -> bool:
-        """Return True once a program of the function runs on several devices."""
-        return self._state.is_spread
 
     @property
     def _donation_mode(self) -> str:
@@ -388,11 +376,7 @@ class Function:
         except BaseException:
             self.report_stages(call, request)
             raise
-        self._state.is_spread |= compiled.is_spread
-        if compiled.consts and self.parameters.donates:
-            if self._state.closes_over is None:
-                self._state.closes_over = weakref.WeakSet()
-            self._state.closes_over.add(compiled)
+        self.calls.is_spread |= compiled.is_spread
         return compiled
 
     def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
@@ -428,16 +412,6 @@ class Function:
         donation = DonationInfo(call.donated, traced.arg_names, self.name, tracker, naming)
         results = Results(traced.out_tree, call.kind_of)
         return run_repeatably(compiled, call.values, results, donation, traced.jaxpr)
-
-    def donated_leaves(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], list[Any]]:
-        """Return the leaves of donated arguments, and all other arrays that a call passes."""
-        donated, others = self.parameters.donated_leaves(args, kwargs)
-        if self._state.closes_over is not None:
-            for compiled in list(self._state.closes_over):
-                others.extend(compiled.consts)
-        return donated, others
 
     def _bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Bind a call under a transformation or a trace, by what an earlier one has found."""

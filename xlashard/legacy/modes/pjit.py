@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.runtime.dispatch import SeenCalls
 from xlashard._jax.trace import tracing
 from xlashard.core.pjit import constraint
 from xlashard.core.pjit.callables import make_callable
@@ -161,7 +160,7 @@ class LegacyFunction:
         self._host_local: dict[tuple[CallFlags, Mesh], HostLocal] = {}
         self.parameters = self.today.parameters
         self.tracer = self.today.tracer
-        self.calls = SeenCalls()
+        self.calls = self.today.calls
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.fun, self._options, self._static)
@@ -182,6 +181,7 @@ class LegacyFunction:
             if call_flags not in self._by_flags:
                 function = ModeFunction(self.fun, self._options, self._static, call_flags)
                 function.compile_log = self.today.compile_log
+                function.calls = self.calls
                 self._by_flags[call_flags] = function
             return self._by_flags[call_flags]
 
@@ -206,17 +206,6 @@ class LegacyFunction:
             if key not in self._host_local:
                 self._host_local[key] = HostLocal(function, mesh)
             return self._host_local[key]
-
-    @property
-    def is_spread(self) -> bool:
-        """True once a program of the function runs on several devices."""
-        return any(function.is_spread for function in tuple(self._by_flags.values()))
-
-    def donated_leaves(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], list[Any]]:
-        """Return the leaves of donated arguments, and all other arrays that a call passes."""
-        return self.in_force().donated_leaves(args, kwargs)
 
     def clear_cache(self) -> None:
         """Drop the traced and compiled programs of all array modes."""
