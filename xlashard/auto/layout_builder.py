@@ -48,16 +48,16 @@ class LayoutBuilder:
     def thinned(self, layout: ProgramLayout) -> list[ProgramLayout]:
         """Return a layout with fewer constraints, as the partitioner may do better alone.
 
-        Constraints remain on results of products, on products, on operands, or nowhere. Or partial
+        Constraints remain on results of products, nowhere, on products, or on operands. Or partial
         sums are constrained to be whole before they are sharded, so that the partitioner doesn't
         turn their products into loops.
         """
         products = {op.path for op in self._graph.operations if op.rule.flops}
         kept = {
             "results of products": lambda site: site.path in products and site.kind == "result",
+            "none": lambda site: False,
             "products": lambda site: site.path in products,
             "operands": lambda site: site.kind == "operand",
-            "none": lambda site: False,
         }
         sums = self._whole_sums.get(layout_key(layout), layout.constraints)
         apart = [replace(layout, name=f"{layout.name}{INSIDE}whole sums", constraints=sums)]
