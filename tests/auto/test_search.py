@@ -12,6 +12,7 @@ from tests.auto.random_layouts import check_layout
 from tests.core.pjit.helpers import make_mesh
 from xlashard import P
 from xlashard.auto.axis_costs import Assignment, CostModel
+from xlashard.auto.axis_program import Restriction
 from xlashard.auto.graph import program_graph
 from xlashard.auto.plan.plan_description import unknown_primitives
 from xlashard.auto.problem import AutoProblem, ConstraintSite, Machine, MeshAxis, insert_constraints
@@ -371,6 +372,38 @@ def test_value_is_reduced_jointly_over_several_axes():
     share = rows * columns * 4 / 4 / LINK
     expected = 2 * (2 * LATENCY + share * (3 / 4 + 1 / 2))
     assert slow.seconds - fast.seconds == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("spec", "order"), [(P("x", "y"), ("y", "x")), (P("y", "x"), ("x", "y"))])
+def test_an_axis_that_stays_on_a_dimension_is_the_major_one(spec, order):
+    columns = {"ins": (spec,), "outs": (spec,)}
+    found = problem(lambda z: jnp.sort(z, axis=0), (4096, 4096), on=machine(x=4, y=4), **columns)
+    layout = find_layouts(found)[0]
+    # The other order would take a permutation of all devices before the sort, and one after it.
+    assert {s for _, s in layout.constraints if s != spec} == {P(None, order)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "exchanges"),
+    [
+        (P("x", "y"), P(None, "y", "x"), 1),
+        (P(("x", "y")), P(None, ("x", "y")), 1),
+        (P("x", "y"), P("y", "x"), 2.5),
+        (P("x", "y"), P(None, "x", "y"), 3.5),
+        (P(("x", "y")), P(None, "x", "y"), 8),
+        (P("x", None, "y"), P(None, ("x", "y")), 8),
+    ],
+)
+def test_changes_along_two_axes_cost_what_the_partitioner_does(before, after, exchanges):
+    found = problem(lambda z: z + 1, (256, 256, 256), on=machine(x=4, y=4), ins=(before,))
+    search, stored = Search(found, 1.0), Assignment()
+    (value,) = search.graph.arguments
+    for dim, axes in enumerate(after):
+        for axis in (axes,) if isinstance(axes, str) else axes or ():
+            stored.labels[axis] = frozenset([search.graph.label(search.graph.inside[value], dim)])
+    seconds = sum(search.transfer_seconds(stored, a, Restriction()) for a in found.machine.axes)
+    exchange = 256**3 * 4 / 4 / 4 / LINK
+    assert seconds == pytest.approx(exchanges * exchange, rel=0.1)
 
 
 def test_one_variant_replicates_reduced_partial_sums():

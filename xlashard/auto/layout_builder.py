@@ -1,13 +1,14 @@
 """Layouts of assignments: specs of arguments and results, and constraints inside."""
 
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from itertools import product
 
 from xlashard._jax.trace.primitive_names import SCATTERS
 from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
 from xlashard.auto.foreseen import foreseen_transfers
-from xlashard.auto.graph.graph_values import GraphOperation
+from xlashard.auto.graph.graph_values import GraphOperation, Labels
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import AutoProblem, ConstraintSite, ProgramLayout
 from xlashard.auto.rules.factors import can_shard
@@ -18,6 +19,9 @@ SMALL_BYTES = 1 << 12
 
 INSIDE = "; inside: "
 """Ends the name of a layout, before that of its constraints."""
+
+type AxisOrders = Mapping[Hashable, tuple[str, ...]]
+"""Mesh axes in the order in which they shard a label, or a factor of an operation."""
 
 type LayoutKey = tuple[object, ...]
 """Shardings of a layout, which equal layouts share."""
@@ -44,16 +48,16 @@ class LayoutBuilder:
     def thinned(self, layout: ProgramLayout) -> list[ProgramLayout]:
         """Return a layout with fewer constraints, as the partitioner may do better alone.
 
-        Constraints remain on results of products, on products, on operands, or nowhere. Or partial
+        Constraints remain on results of products, nowhere, on products, or on operands. Or partial
         sums are constrained to be whole before they are sharded, so that the partitioner doesn't
         turn their products into loops.
         """
         products = {op.path for op in self._graph.operations if op.rule.flops}
         kept = {
             "results of products": lambda site: site.path in products and site.kind == "result",
+            "none": lambda site: False,
             "products": lambda site: site.path in products,
             "operands": lambda site: site.kind == "operand",
-            "none": lambda site: False,
         }
         sums = self._whole_sums.get(layout_key(layout), layout.constraints)
         apart = [replace(layout, name=f"{layout.name}{INSIDE}whole sums", constraints=sums)]
@@ -78,41 +82,92 @@ class LayoutBuilder:
             seconds: Predicted time of a step.
             memory_bytes: Predicted memory per device.
         """
+        orders = self._orders(assignment)
 
         def stored(value: int | None) -> PartitionSpec:
             if value is None:
                 return PartitionSpec()
-            return self.spec(value, assignment.states(self._graph, self._axes, value))
+            return self.spec(value, assignment.states(self._graph, self._axes, value), orders)
 
         ins, outs = self._graph.fixed
         layout = ProgramLayout(
             name=name,
             in_specs=tuple(ins.get(i, stored(v)) for i, v in enumerate(self._graph.arguments)),
             out_specs=tuple(outs.get(i, stored(v)) for i, v in enumerate(self._graph.results)),
-            constraints=tuple(self._constraints(assignment)),
+            constraints=tuple(self._constraints(assignment, orders)),
             seconds=seconds,
             memory_bytes=memory_bytes,
             transfers=tuple(foreseen_transfers(self._graph, tuple(self._axes), assignment)),
         )
-        whole = self._constraints(assignment, sums_whole=True)
+        whole = self._constraints(assignment, orders, sums_whole=True)
         self._whole_sums.setdefault(layout_key(layout), tuple(whole))
         return layout
 
-    def spec(self, value: int, states: dict[str, int]) -> PartitionSpec:
+    def spec(
+        self,
+        value: int,
+        states: dict[str, int],
+        orders: AxisOrders | None = None,
+        factors: Mapping[int, Hashable] | None = None,
+    ) -> PartitionSpec:
         """Return the spec of a value.
 
         Args:
             value: The value.
             states: By axis, the dimension that is sharded over it, or WHOLE.
+            orders: Orders of the axes of labels and of factors; None for that of the mesh.
+            factors: By dimension, the factor of the operation that needs the value so; None for a
+                value as it is stored.
         """
-        rank = len(self._graph.values[value].shape)
         entries: list[str | tuple[str, ...] | None] = []
-        for dim in range(rank):
+        for dim in range(len(self._graph.values[value].shape)):
             axes = tuple(axis for axis, state in states.items() if state == dim)
+            if len(axes) > 1 and orders:
+                key = (factors or {}).get(dim, self._graph.label(value, dim))
+                axes = tuple(axis for axis in orders.get(key, axes) if axis in axes)
             entries.append(axes[0] if len(axes) == 1 else axes or None)
         while entries and entries[-1] is None:
             entries.pop()
         return PartitionSpec(*entries)
+
+    def _orders(self, assignment: Assignment) -> AxisOrders:
+        """Return the order of axes of the labels and factors that several axes shard.
+
+        An axis that stays while another one comes or goes is the major one, as the other order
+        takes a permutation of devices besides. Labels and factors between which values pass as
+        they are have one order.
+        """
+        if len(self._axes) < 2:
+            return {}
+        graph, joined = self._graph, Labels()
+        keys: dict[Hashable, int] = defaultdict(lambda: joined.new(0))
+        votes: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
+        for number, op in enumerate(graph.operations):
+            for slot, value in op.slots:
+                weight = graph.values[value].nbytes * op.times
+                stored = assignment.states(graph, self._axes, value)
+                needed = self._needed(assignment, number, slot)
+                for dim, factor in _factors(assignment, op, number, slot, needed).items():
+                    before = {axis for axis, state in stored.items() if state == dim}
+                    after = {axis for axis, state in needed.items() if state == dim}
+                    kept = before & after
+                    label, factor_key = keys[graph.label(value, dim)], keys[factor]
+                    if len(kept) > 1:
+                        joined.join(label, factor_key)
+                    votes[label].update(dict.fromkeys(product(kept, before - kept), weight))
+                    votes[factor_key].update(dict.fromkeys(product(kept, after - kept), weight))
+        total: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
+        for key, pairs in votes.items():
+            total[joined.find(key)].update(pairs)
+        return {name: self._order(total[joined.find(key)]) for name, key in keys.items()}
+
+    def _order(self, votes: Mapping[tuple[str, str], float]) -> tuple[str, ...]:
+        """Return the axes, those first that most votes place before others."""
+
+        def lost(axis: str) -> float:
+            return sum(votes[b, axis] - votes[axis, b] for b in self._axes)
+
+        return tuple(sorted(self._axes, key=lost))
 
     def _divides(self, value: int, states: dict[str, int]) -> bool:
         """Return True if the axes that shard a value divide its dimensions, or nearly so."""
@@ -159,16 +214,18 @@ class LayoutBuilder:
         return sums
 
     def _of_total(
-        self, assignment: Assignment, op: GraphOperation
+        self, assignment: Assignment, op: GraphOperation, orders: AxisOrders
     ) -> Iterable[tuple[ConstraintSite, PartitionSpec]]:
         """Yield the constraints of a total that is sharded otherwise than its loop's carry."""
-        specs = [self.spec(v, assignment.states(self._graph, self._axes, v)) for _, v in op.slots]
+        specs = [
+            self.spec(v, assignment.states(self._graph, self._axes, v), orders) for _, v in op.slots
+        ]
         carried = self._graph.values[op.slots[0][1]]
         if specs[0] != specs[1] and carried.nbytes >= SMALL_BYTES * self._problem.machine.size:
             yield from product(carried.sites, specs)
 
     def _constraints(
-        self, assignment: Assignment, *, sums_whole: bool = False
+        self, assignment: Assignment, orders: AxisOrders, *, sums_whole: bool = False
     ) -> Iterable[tuple[ConstraintSite, PartitionSpec]]:
         """Yield the constraints inside: what operations need and make, and the carries of loops."""
         graph = self._graph
@@ -179,35 +236,39 @@ class LayoutBuilder:
             if op.fixed is not None:
                 continue
             if not op.path:
-                yield from self._of_total(assignment, op)
+                yield from self._of_total(assignment, op, orders)
                 continue
             for slot, value in op.slots:
                 if graph.values[value].nbytes < small:
                     continue
                 stored = assignment.states(graph, self._axes, value)
                 needed = self._needed(assignment, number, slot)
+                factors = _factors(assignment, op, number, slot, needed)
                 if slot < 0:
                     # First as the operation makes it: its result decides how it is partitioned.
                     total = sums.get(graph.sums.get(value, value))
                     constrained = total or self._constrained_state(stored, needed, sums_whole)
                     site = ConstraintSite(op.path, "result", -1 - slot)
                     if constrained != stored and self._divides(value, constrained):
-                        yield site, self.spec(value, constrained)
+                        yield site, self.spec(value, constrained, orders, factors)
                     if graph.is_state(value) and set(stored.values()) == {WHOLE}:
                         # A gradient that is added up needs no constraint, which costs a copy.
                         continue
                     if total is None:
-                        yield site, self.spec(value, stored)
+                        yield site, self.spec(value, stored, orders)
                 elif needed != stored or (slot == 1 and op.name in SCATTERS):
                     # The partitioner splits a scatter whose indices are open by its own costs.
                     states = {a: WHOLE if s is None else s for a, s in needed.items()}
-                    yield ConstraintSite(op.path, "operand", slot), self.spec(value, states)
+                    yield (
+                        ConstraintSite(op.path, "operand", slot),
+                        self.spec(value, states, orders, factors),
+                    )
         for value, constrained in sums.items():
             stored = assignment.states(graph, self._axes, value)
             for site in graph.values[value].sites if graph.values[value].nbytes >= small else ():
                 if site.kind == "result":
-                    yield site, self.spec(value, constrained)
-                    yield site, self.spec(value, stored)
+                    yield site, self.spec(value, constrained, orders)
+                    yield site, self.spec(value, stored, orders)
         arguments = set(graph.arguments)
         for index, value in enumerate(graph.values):
             if not value.is_stored or value.nbytes < small:
@@ -215,4 +276,24 @@ class LayoutBuilder:
             for site in value.sites:
                 if site.kind == "parameter" and (site.path or index not in arguments):
                     stored = assignment.states(graph, self._axes, index)
-                    yield site, self.spec(index, stored)
+                    yield site, self.spec(index, stored, orders)
+
+
+def _factors(
+    assignment: Assignment,
+    op: GraphOperation,
+    number: int,
+    slot: int,
+    needed: Mapping[str, int | None],
+) -> dict[int, Hashable]:
+    """Return by dimension the factor along which an operation splits an operand or a result.
+
+    What a spec prescribes stands for itself.
+    """
+    return {
+        dim: (number, slot, dim)
+        if op.fixed is not None
+        else (number, assignment.factors[axis].get(number))
+        for axis, dim in needed.items()
+        if dim is not None and dim >= 0
+    }

@@ -51,7 +51,7 @@ class Search:
     Args:
         problem: The problem.
         seconds: Time limit, in seconds that the process computes.
-        restarts: Whether the search starts again from boundaries and from what it has found.
+        restarts: Whether the search starts again from half of the memory and from boundaries.
 
     Attributes:
         graph: Graph of the program.
@@ -73,7 +73,6 @@ class Search:
         self._started = time.process_time(), time.perf_counter()
         self._builder = LayoutBuilder(self.graph, problem)
         self._layouts: dict[LayoutKey, ProgramLayout] = {}
-        self._ended: list[tuple[float, Assignment]] = []
         self._best = Assignment(), math.inf
         self._alike = self._interchangeable()
         self.thinned = self._builder.thinned
@@ -97,7 +96,7 @@ class Search:
         return list(self._layouts.values())
 
     def _restart(self) -> None:
-        """Search from half of the memory, from boundaries, and from what has been found."""
+        """Search from half of the memory, and from boundaries."""
         half = Restriction(memory_bytes=self._memory.peak(self._best[0]) / 2)
         start = self._start("half the memory", dict.fromkeys(self._axes, half))
         assignment, _ = self._descend(start, Assignment())
@@ -105,12 +104,6 @@ class Search:
             self._keep(start.name, assignment, self._predict(assignment))
         for start in islice(self._boundaries(), self._most):
             self._keep(start.name, *self._descend(start, Assignment()))
-        free = dict.fromkeys(self._axes, Restriction())
-        for number, (axis, begun) in enumerate(islice(self._exchange_solutions(), self._most), 1):
-            start = self._start(f"auto {number}", free, last=axis)
-            assignment, seconds = self._descend(start, begun)
-            if seconds < 0.999 * self._best[1]:
-                self._keep(start.name, assignment, seconds)
 
     def _keep(self, name: str, assignment: Assignment, seconds: float) -> None:
         """Keep a layout, unless an equal one or its mirror is kept."""
@@ -124,7 +117,6 @@ class Search:
                 mirrored.labels[axis], mirrored.factors[axis] = pair
         key = layout_key(self._builder.layout(name, mirrored, seconds, 0.0))
         self._layouts.setdefault(key, layout)
-        self._ended.append((seconds, assignment))
         if seconds < self._best[1]:
             self._best = assignment, seconds
 
@@ -160,24 +152,6 @@ class Search:
         """Number of starts of a kind, by the size of the integer programs."""
         choices = sum(len(op.rule.factors) + 1 for op in self.graph.operations)
         return max(_FEWEST, _CHOICES // max(choices, 1))
-
-    def _exchange_solutions(self) -> Iterator[tuple[str, Assignment]]:
-        """Yield axes with solutions of theirs, for which the other axes are solved again.
-
-        They are those of the layouts that were found, the fastest first, and those on the way
-        there. A solution may come from another axis of the same size.
-        """
-        seen = set[Hashable]()
-        ended = sorted(self._ended, key=lambda each: each[0])
-        solutions = [(a, x.labels[a], x.factors[a]) for _, x in ended for a in self._axes]
-        solutions += [(axis, *solution[:2]) for (axis, *_), solution in self._solutions.items()]
-        for (source, labels, factors), name in product(solutions, self._axes):
-            key = self._alike[name][0], labels, frozenset(factors.items())
-            if factors and key not in seen and self._axes[source].size == self._axes[name].size:
-                seen.add(key)
-                begun = Assignment()
-                begun.labels[name], begun.factors[name] = labels, factors
-                yield name, begun
 
     def lighter(self, layout: ProgramLayout, nbytes: float) -> list[ProgramLayout]:
         """Return a layout near one of this search that takes less memory; none if none does.
@@ -283,10 +257,8 @@ class Search:
             ):
                 yield split
 
-    def _start(
-        self, name: str, restrictions: dict[str, Restriction], last: str | None = None
-    ) -> _Start:
-        order = sorted(self._axes, key=lambda axis: (axis == last, -self._axes[axis].size))
+    def _start(self, name: str, restrictions: dict[str, Restriction]) -> _Start:
+        order = sorted(self._axes, key=lambda axis: -self._axes[axis].size)
         return _Start(name, tuple(order), restrictions)
 
     def _interchangeable(self) -> dict[str, tuple[str, ...]]:
