@@ -165,6 +165,23 @@ def test_host_with_another_jax_is_named_in_all_processes() -> None:
     assert all(re.search(text, each) for each in named), errors
 
 
+def test_host_with_other_code_is_named_and_admitted(
+    opened: list[Connection], caplog: pytest.LogCaptureFixture
+) -> None:
+    code = {"__main__ (train.py)": "aa", "model (model.py)": "bb"}
+    host, *guests = (replace(c, me=replace(c.me, code=code)) for c in calls(3))
+    guests[1] = replace(guests[1], me=replace(guests[1].me, code={**code, "model (model.py)": "c"}))
+    with ThreadPoolExecutor(3) as pool:
+        guesting = [pool.submit(wait_for_all, guest) for guest in guests]
+        opened += wait_for_all(host).values()
+        with listen(host.bind):
+            opened += [one.result()[0] for one in guesting]
+    text = (
+        "process 2 (pid 1002 on host2) has other code: model (model.py) is c, and bb in processes"
+    )
+    assert [line.startswith(text) for line in caplog.messages] == [True] * 3, caplog.messages
+
+
 def test_foreign_and_closed_connections_are_ignored(opened: list[Connection]) -> None:
     host, *guests = calls(3)
     with ThreadPoolExecutor(3) as pool:
@@ -285,7 +302,7 @@ def test_foreign_server_at_the_address_is_reported(
     with listen(guest.coordinator) as listener, ThreadPoolExecutor(1) as pool:
         guesting = pool.submit(wait_for_all, guest)
         accepted, _ = listener.accept()
-        accepted.recv(100)
+        accepted.recv(1 << 16)
         accepted.sendall(answer)
         accepted.close()
         error = guesting.exception()
