@@ -179,3 +179,62 @@ def test_kubectl_parses_its_command_lines(tmp_path: Path) -> None:
             timeout=100,
         )
         assert "connection refused" in done.stderr or "was refused" in done.stderr, done.stderr
+
+
+# Run by the Python of the tool with its command lines, in JSON. SkyPilot prints the task as its
+# client sends it to the server.
+PARSERS = {
+    "sky": """
+import json, sys
+import click, sky, sky.client.cli.command
+for words in json.loads(sys.argv[1]):
+    command, context = sky.client.cli.command.cli, None
+    while isinstance(command, click.Group):
+        context = click.Context(command, parent=context, info_name="sky")
+        command, words = command.get_command(context, words[0]), words[1:]
+    command.make_context("sky", list(words), parent=context)
+    for path in (word for word in words if word.endswith(".yaml")):
+        pairs = zip(words, words[1:])
+        values = [tuple(word.split("=")) for before, word in pairs if before == "--env"]
+        read = sky.utils.yaml_utils.read_yaml(path)
+        print(json.dumps(sky.Task.from_yaml_config(read, values).to_yaml_config()))
+""",
+    "xpk": """
+import argparse, json, sys
+from xpk.parser.core import set_parser
+parser = argparse.ArgumentParser("xpk")
+set_parser(parser)
+for words in json.loads(sys.argv[1]):
+    print(json.dumps(parser.parse_args(words).func.__name__))
+""",
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("tool", PARSERS)
+def test_sky_and_xpk_parse_their_command_lines_and_task(tool: str, tmp_path: Path) -> None:
+    path = shutil.which(tool)
+    if path is None:
+        pytest.skip(f"{tool} is not installed")
+    with Path(path).open(encoding="utf-8") as script:
+        python = script.readline().removeprefix("#!").strip()
+    lines = find_commands(tool)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run(
+        [python, "-c", PARSERS[tool], json.dumps(lines)],
+        cwd=ROOT,
+        env={**environment, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    read = [json.loads(line) for line in done.stdout.splitlines()]
+    if tool == "xpk":
+        assert len(read) == len(lines)
+        return
+    (task,) = read
+    assert task["resources"]["accelerators"] == {"tpu-v5litepod-8": 1}
+    assert task["resources"]["use_spot"] and "--auto-resume" in task["run"]
+    (mount,) = task["file_mounts"].items()
+    assert mount[0] == "/mnt/runs"
+    assert {"name": "my-bucket", "store": "GCS", "mode": "MOUNT"}.items() <= mount[1].items()
