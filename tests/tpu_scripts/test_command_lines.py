@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from tests.documents import read_blocks
 from tests.tpu_scripts.test_jobset import SCRIPTS, jobset
 from xlashard.cli.main import make_parser
+from xlashard.train.stores import locate, move_command
 
 ROOT = SCRIPTS.parent
 PAGES = ("docs/tpu/pods.md", "tpu_scripts/README.md")
@@ -40,8 +42,17 @@ def list_commands() -> list[list[str]]:
     return [words for words in commands if words]
 
 
+def list_inline_commands() -> list[list[str]]:
+    """Return the words of the commands of gcloud and kubectl in the text of the guides."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs/guides").glob("*.md")]
+    spans = [span for text in texts for span in re.findall(r"`((?:gcloud|kubectl) [^`…]*)`", text)]
+    # A login waits for a browser.
+    return [shlex.split(span) for span in spans if not span.endswith(" login")]
+
+
 def find_commands(program: str) -> list[list[str]]:
-    found = [words[1:] for words in list_commands() if words[0] == program]
+    commands = [*list_commands(), *list_inline_commands()]
+    found = [words[1:] for words in commands if words[0] == program]
     assert found, program
     return found
 
@@ -116,6 +127,7 @@ def gcloud_environment() -> Iterator[dict[str, str]]:
         settings = {
             "API_ENDPOINT_OVERRIDES_TPU": f"http://127.0.0.1:{server.server_port}/",
             "API_ENDPOINT_OVERRIDES_COMPUTE": f"http://127.0.0.1:{server.server_port}/compute/v1/",
+            "API_ENDPOINT_OVERRIDES_STORAGE": f"http://127.0.0.1:{server.server_port}/storage/v1/",
             "AUTH_DISABLE_CREDENTIALS": "true",
             "COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
             "CORE_CHECK_GCE_METADATA": "false",
@@ -140,6 +152,9 @@ def test_gcloud_parses_its_command_lines(
         made for words in find_commands("tpu_scripts/tpu_vm.sh") for made in run_tpu_vm(words)
     ]
     commands += run_tpu_vm(["create", "my-tpu", "us-central2-b", "v4:2x2x4"])
+    # Of the errors of runs in a bucket.
+    move = move_command(locate("gs://bucket/runs"))
+    commands += [["storage", "ls", "gs://bucket/runs"], [*move.split()[1:], "gs://b/1", "gs://b/2"]]
     # Each call takes seconds: lines with equal verbs and flags are parsed once.
     unique = {
         (*words[:4], *sorted(w.partition("=")[0] for w in words if w.startswith("-"))): words
