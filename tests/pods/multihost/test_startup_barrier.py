@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.processes import free_port
+from tests.core.processes import ROOT, free_port
 from tests.grouped_cases import Together
 from xlashard.pods.multihost.connections import (
     Connection,
@@ -168,18 +168,18 @@ def test_host_with_another_jax_is_named_in_all_processes() -> None:
 def test_host_with_other_code_is_named_and_admitted(
     opened: list[Connection], caplog: pytest.LogCaptureFixture
 ) -> None:
-    code = {"__main__ (train.py)": "aa", "model (model.py)": "bb"}
-    host, *guests = (replace(c, me=replace(c.me, code=code)) for c in calls(3))
-    guests[1] = replace(guests[1], me=replace(guests[1].me, code={**code, "model (model.py)": "c"}))
+    code = {"__main__ (train.py)": "5096f3cd", "network (network.py)": "97c3a485"}
+    other = {**code, "network (network.py)": "409f619d", "plots (plots.py)": "aa"}
+    host, *guests = (replace(c, me=replace(c.me, code=code)) for c in calls(4))
+    guests[1] = replace(guests[1], me=ProcessIdentity(2, 4, "host-2", 4713, code=other))
     with ThreadPoolExecutor(3) as pool:
         guesting = [pool.submit(wait_for_all, guest) for guest in guests]
         opened += wait_for_all(host).values()
         with listen(host.bind):
             opened += [one.result()[0] for one in guesting]
-    text = (
-        "process 2 (pid 1002 on host2) has other code: model (model.py) is c, and bb in processes"
-    )
-    assert [line.startswith(text) for line in caplog.messages] == [True] * 3, caplog.messages
+    (text,) = set(caplog.messages)
+    assert len(caplog.messages) == 4
+    assert f"\n{text}\n" in (ROOT / "docs/guides/pods.md").read_text(encoding="utf-8")
 
 
 def test_foreign_and_closed_connections_are_ignored(opened: list[Connection]) -> None:
