@@ -179,7 +179,13 @@ def parse_arguments(words: list[str]) -> tuple[argparse.Namespace, argparse.Argu
         "--restarts", type=int, default=3, help="limit of restarts that no preemption causes"
     )
     parser.add_argument("--grace", type=int, default=30, help="seconds between SIGTERM and SIGKILL")
-    return parser.parse_args(words), parser
+    flags, rest = parser.parse_known_args(words)
+    if rest:
+        # Not the words themselves: those of a command that is not quoted may be secrets.
+        parser.error(
+            f"{len(rest)} unknown words: write the command as one, --command='python a.py'"
+        )
+    return flags, parser
 
 
 def quote(text: str) -> str:
@@ -243,9 +249,8 @@ def check_flags(flags: argparse.Namespace) -> None:
     for text, example in (("image", "REGION-docker.pkg.dev/PROJECT/NAME"), ("command", "'date'")):
         value = getattr(flags, text)
         if not value.strip() or "\0" in value or re.search("[\ud800-\udfff]", value):
-            raise ValueError(
-                f"--{text}={value!r} is empty or not Unicode text; write --{text}={example}"
-            )
+            # The value may hold secrets, so no message shows it.
+            raise ValueError(f"--{text} is empty or not Unicode text; write --{text}={example}")
 
 
 def make_manifest(flags: argparse.Namespace) -> str:

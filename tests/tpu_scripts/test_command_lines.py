@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from tests.documents import read_blocks
 from tests.tpu_scripts.test_jobset import SCRIPTS, jobset
 from xlashard.cli.main import make_parser
+from xlashard.train.stores import locate, move_command
 
 ROOT = SCRIPTS.parent
 PAGES = ("docs/tpu/pods.md", "tpu_scripts/README.md")
@@ -40,8 +42,17 @@ def list_commands() -> list[list[str]]:
     return [words for words in commands if words]
 
 
+def list_inline_commands() -> list[list[str]]:
+    """Return the words of the commands of gcloud and kubectl in the text of the guides."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs/guides").glob("*.md")]
+    spans = [span for text in texts for span in re.findall(r"`((?:gcloud|kubectl) [^`…]*)`", text)]
+    # A login waits for a browser.
+    return [shlex.split(span) for span in spans if not span.endswith(" login")]
+
+
 def find_commands(program: str) -> list[list[str]]:
-    found = [words[1:] for words in list_commands() if words[0] == program]
+    commands = [*list_commands(), *list_inline_commands()]
+    found = [words[1:] for words in commands if words[0] == program]
     assert found, program
     return found
 
@@ -116,6 +127,7 @@ def gcloud_environment() -> Iterator[dict[str, str]]:
         settings = {
             "API_ENDPOINT_OVERRIDES_TPU": f"http://127.0.0.1:{server.server_port}/",
             "API_ENDPOINT_OVERRIDES_COMPUTE": f"http://127.0.0.1:{server.server_port}/compute/v1/",
+            "API_ENDPOINT_OVERRIDES_STORAGE": f"http://127.0.0.1:{server.server_port}/storage/v1/",
             "AUTH_DISABLE_CREDENTIALS": "true",
             "COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
             "CORE_CHECK_GCE_METADATA": "false",
@@ -140,6 +152,9 @@ def test_gcloud_parses_its_command_lines(
         made for words in find_commands("tpu_scripts/tpu_vm.sh") for made in run_tpu_vm(words)
     ]
     commands += run_tpu_vm(["create", "my-tpu", "us-central2-b", "v4:2x2x4"])
+    # Of the errors of runs in a bucket.
+    move = move_command(locate("gs://bucket/runs"))
+    commands += [["storage", "ls", "gs://bucket/runs"], [*move.split()[1:], "gs://b/1", "gs://b/2"]]
     # Each call takes seconds: lines with equal verbs and flags are parsed once.
     unique = {
         (*words[:4], *sorted(w.partition("=")[0] for w in words if w.startswith("-"))): words
@@ -179,3 +194,62 @@ def test_kubectl_parses_its_command_lines(tmp_path: Path) -> None:
             timeout=100,
         )
         assert "connection refused" in done.stderr or "was refused" in done.stderr, done.stderr
+
+
+# Run by the Python of the tool with its command lines, in JSON. SkyPilot prints the task as its
+# client sends it to the server.
+PARSERS = {
+    "sky": """
+import json, sys
+import click, sky, sky.client.cli.command
+for words in json.loads(sys.argv[1]):
+    command, context = sky.client.cli.command.cli, None
+    while isinstance(command, click.Group):
+        context = click.Context(command, parent=context, info_name="sky")
+        command, words = command.get_command(context, words[0]), words[1:]
+    command.make_context("sky", list(words), parent=context)
+    for path in (word for word in words if word.endswith(".yaml")):
+        pairs = zip(words, words[1:])
+        values = [tuple(word.split("=")) for before, word in pairs if before == "--env"]
+        read = sky.utils.yaml_utils.read_yaml(path)
+        print(json.dumps(sky.Task.from_yaml_config(read, values).to_yaml_config()))
+""",
+    "xpk": """
+import argparse, json, sys
+from xpk.parser.core import set_parser
+parser = argparse.ArgumentParser("xpk")
+set_parser(parser)
+for words in json.loads(sys.argv[1]):
+    print(json.dumps(parser.parse_args(words).func.__name__))
+""",
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("tool", PARSERS)
+def test_sky_and_xpk_parse_their_command_lines_and_task(tool: str, tmp_path: Path) -> None:
+    path = shutil.which(tool)
+    if path is None:
+        pytest.skip(f"{tool} is not installed")
+    with Path(path).open(encoding="utf-8") as script:
+        python = script.readline().removeprefix("#!").strip()
+    lines = find_commands(tool)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run(
+        [python, "-c", PARSERS[tool], json.dumps(lines)],
+        cwd=ROOT,
+        env={**environment, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    read = [json.loads(line) for line in done.stdout.splitlines()]
+    if tool == "xpk":
+        assert len(read) == len(lines)
+        return
+    (task,) = read
+    assert task["resources"]["accelerators"] == {"tpu-v5litepod-8": 1}
+    assert task["resources"]["use_spot"] and "--auto-resume" in task["run"]
+    (mount,) = task["file_mounts"].items()
+    assert mount[0] == "/mnt/runs"
+    assert {"name": "my-bucket", "store": "GCS", "mode": "MOUNT"}.items() <= mount[1].items()

@@ -136,9 +136,9 @@ def test_command_passes_through_yaml_and_kubernetes_unchanged() -> None:
 
 
 INVALID = {
-    "no image": ({"image": " "}, "--image=' '.*--image=REGION-docker"),
-    "no command": ({"command": " "}, "--command=' '.*--command='date'"),
-    "bytes in the command": ({"command": "\udc80"}, "--command=.*Unicode"),
+    "no image": ({"image": " "}, "--image is empty.*--image=REGION-docker"),
+    "no command": ({"command": " "}, "--command is empty.*--command='date'"),
+    "bytes in the command": ({"command": "\udc80"}, "--command is .*Unicode"),
     "a generation without nodes": ({"accelerator": "v3-8"}, "GKE has no TPU v3; write one of v4"),
     "a long name": ({"name": "a" * 41}, f"--name={'a' * 40}$"),
     "an invalid name": ({"name": "7_Job"}, "--name='7_Job'.*--name=job-7-job$"),
@@ -166,7 +166,21 @@ def test_invalid_flags_are_refused(flags: dict, text: str) -> None:
 def test_script_exits_with_2_and_names_the_flag() -> None:
     words = [sys.executable, str(SCRIPTS / "jobset.py"), "--name=a", "--accelerator=v6e-4"]
     done = subprocess.run([*words, "--image=", "--command=x"], capture_output=True, text=True)
-    assert done.returncode == 2 and "error: --image=''" in done.stderr
+    assert done.returncode == 2 and "error: --image is empty" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["--command=KEY=SECRET \udc80"], ["--command", "env", "KEY=SECRET", "python", "--key=SECRET"]],
+)
+def test_messages_show_no_secrets_of_the_command(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"--{name}={value}" for name, value in JOB.items() if name != "command"]
+    with pytest.raises(SystemExit):
+        jobset.main([*words, *command])
+    out, error = capsys.readouterr()
+    assert not out and "--command" in error and "SECRET" not in error
 
 
 def start_pod(command: str, **options: Any) -> "subprocess.Popen[str]":

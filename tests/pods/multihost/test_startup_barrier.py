@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.processes import free_port
+from tests.core.processes import ROOT, free_port
 from tests.grouped_cases import Together
 from xlashard.pods.multihost.connections import (
     Connection,
@@ -165,6 +165,23 @@ def test_host_with_another_jax_is_named_in_all_processes() -> None:
     assert all(re.search(text, each) for each in named), errors
 
 
+def test_host_with_other_code_is_named_and_admitted(
+    opened: list[Connection], caplog: pytest.LogCaptureFixture
+) -> None:
+    code = {"__main__ (train.py)": "5096f3cd", "network (network.py)": "97c3a485"}
+    other = {**code, "network (network.py)": "409f619d", "plots (plots.py)": "aa"}
+    host, *guests = (replace(c, me=replace(c.me, code=code)) for c in calls(4))
+    guests[1] = replace(guests[1], me=ProcessIdentity(2, 4, "host-2", 4713, code=other))
+    with ThreadPoolExecutor(3) as pool:
+        guesting = [pool.submit(wait_for_all, guest) for guest in guests]
+        opened += wait_for_all(host).values()
+        with listen(host.bind):
+            opened += [one.result()[0] for one in guesting]
+    (text,) = set(caplog.messages)
+    assert len(caplog.messages) == 4
+    assert f"\n{text}\n" in (ROOT / "docs/guides/pods.md").read_text(encoding="utf-8")
+
+
 def test_foreign_and_closed_connections_are_ignored(opened: list[Connection]) -> None:
     host, *guests = calls(3)
     with ThreadPoolExecutor(3) as pool:
@@ -285,7 +302,7 @@ def test_foreign_server_at_the_address_is_reported(
     with listen(guest.coordinator) as listener, ThreadPoolExecutor(1) as pool:
         guesting = pool.submit(wait_for_all, guest)
         accepted, _ = listener.accept()
-        accepted.recv(100)
+        accepted.recv(1 << 16)
         accepted.sendall(answer)
         accepted.close()
         error = guesting.exception()

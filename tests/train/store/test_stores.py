@@ -10,7 +10,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 
 from tests.message_patterns import naming
 from tests.train.checkpoint.states import check_same, metadata, restore, save, state, state_types
@@ -269,6 +271,20 @@ def test_a_bucket_without_access_is_refused_before_the_run_starts(
     error = capsys.readouterr().err
     assert "--runs is gs://bucket/runs, which cannot be read: " in error and "no access" in error
     assert "gcloud storage ls gs://bucket/runs" in error
+
+
+def test_orbax_writes_arrays_to_no_other_object_store() -> None:
+    """Once this fails, orbax has a way to `s3://`, which is refused until then."""
+    handlers, drivers = ocp.type_handlers, {}
+    for scheme in ("gs", "s3"):
+        folder = epath.Path(f"{scheme}://bucket/run")
+        info = handlers.ParamInfo(name="a", parent_dir=folder, is_ocdbt_checkpoint=False)
+        spec = handlers.get_json_tspec_read(info, use_ocdbt=False)
+        drivers[scheme] = spec["kvstore"]["driver"]
+        if scheme == "s3":
+            with pytest.raises(ValueError, match="s3:/bucket/run"):
+                handlers.get_json_tspec_read(info, use_ocdbt=True)
+    assert drivers == {"gs": "gcs", "s3": "file"}
 
 
 def test_urls_are_paths_with_the_same_methods() -> None:

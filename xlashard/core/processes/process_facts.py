@@ -59,7 +59,7 @@ def read_facts() -> ProcessFacts:
     versions = {"Python": platform.python_version(), **installed_versions(VERSIONED)}
     in_use, limit = _read_device_memory()
     host, pid = socket.gethostname(), os.getpid()
-    return ProcessFacts(host, pid, versions, _digest_code(), _read_resident(), in_use, limit)
+    return ProcessFacts(host, pid, versions, digest_code(), _read_resident(), in_use, limit)
 
 
 @lru_cache(maxsize=8)
@@ -87,7 +87,7 @@ def classify_file(file: str) -> str:
     return "user"
 
 
-def _digest_code() -> dict[str, str]:
+def digest_code() -> dict[str, str]:
     """Return a digest of each module that neither JAX, this package nor a library has."""
     digests = {}
     for name, module in sys.modules.copy().items():

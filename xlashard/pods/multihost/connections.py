@@ -62,6 +62,7 @@ class ProcessIdentity:
         pid: Process id on that host.
         secured: Whether it has TLS certificates for the coordination service.
         versions: Versions of the packages that have to be equal; empty if unknown.
+        code: Digests of the files of the program, by module.
     """
 
     process: int
@@ -70,6 +71,7 @@ class ProcessIdentity:
     pid: int
     secured: bool = False
     versions: str = ""
+    code: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {printable(self.host)}"

@@ -7,7 +7,7 @@ import socket
 from typing import NoReturn
 
 from xlashard._jax.runtime import coordination
-from xlashard.core.processes.process_facts import installed_versions
+from xlashard.core.processes.process_facts import digest_code, installed_versions
 from xlashard.core.processes.stack_dump import stack_server
 from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.pods.multihost.cluster_info import (
@@ -238,7 +238,9 @@ def join_processes(
     host, secured = socket.gethostname(), request.tls is not None
     installed = installed_versions(("jax", "jaxlib", "libtpu"))
     versions = ", ".join(f"{name} {version}" for name, version in installed.items())
-    me = ProcessIdentity(info.process_id, info.processes, host, os.getpid(), secured, versions)
+    me = ProcessIdentity(
+        info.process_id, info.processes, host, os.getpid(), secured, versions, digest_code()
+    )
     alone, timeout = request.timeout, request.timeout
     if alone is None or timeout is None:
         alone, timeout = info.environment.alone, _ARRIVAL_TIMEOUT

@@ -15,10 +15,11 @@ import logging
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from xlashard.core.processes.process_facts import ProcessFacts, describe_other_code
 from xlashard.pods.multihost.connections import (
     ATTEMPT,
     Connection,
@@ -33,7 +34,7 @@ from xlashard.support.lazily import dataclass
 _RETRY, _WORD = 0.1, 1.0
 # Seconds that a process has to send its identity, and to confirm once all have arrived.
 _HELLO, _CONFIRM = 5.0, 20.0
-# Maximum number of hosts whose dropped connections are logged.
+# Maximum number of hosts whose dropped connections, or other code, are logged.
 _LOGGED = 20
 
 logger = logging.getLogger("xlashard.multihost")
@@ -120,9 +121,20 @@ class _Coordinator:
                 raise
         for connection in self._strangers:
             connection.close()
-        for connection in self._came.values():
-            connection.send(all_here=True)
+        other_code = self._describe_other_code()
+        self._broadcast(all_here=True, other_code=other_code)
+        _log_other_code(other_code)
         return self._came
+
+    def _describe_other_code(self) -> list[str]:
+        """Describe the processes whose files differ from those of most."""
+        callers = [connection.caller for connection in self._came.values()]
+        each = {c.process: c for c in [self._call.me, *callers] if c is not None}
+        facts = {p: ProcessFacts(c.host, c.pid, {}, dict(c.code)) for p, c in each.items()}
+        return [
+            f"process {process} ({each[process]}) has other code: {text}"
+            for process, text in sorted(describe_other_code(facts).items())
+        ][:_LOGGED]
 
     @property
     def _missing(self) -> tuple[int, ...]:
@@ -280,6 +292,11 @@ class _Coordinator:
             connection.send(**message)
 
 
+def _log_other_code(texts: Sequence[str]) -> None:
+    for text in texts:
+        logger.warning("%s. Copy the same files to all hosts", printable(text))
+
+
 def _numbers(values: Any) -> tuple[int, ...]:
     return tuple(int(value) for value in values)
 
@@ -364,6 +381,7 @@ class _Participant:
             self._call.on_wait(_numbers(message["missing"]), float(message["seconds"]))
         if "confirm" in message:
             connection.send(here=True)
+        _log_other_code([str(text) for text in message.get("other_code", ())])
         return "all_here" in message
 
     def _something_else(self) -> str:
