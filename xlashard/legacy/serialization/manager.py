@@ -50,6 +50,17 @@ class AsyncManager(door.AsyncManager):
                 processes=(),
             ) from None
 
+    def wait_until_finished(self) -> None:
+        """Wait until all processes have written their shards and the checkpoint is committed.
+
+        Raises:
+            SerializationError: An array could not be written.
+            ProcessesError: Another process failed, or timed out.
+        """
+        # The error comes from the thread of the commit, with its frames.
+        with short_tracebacks:
+            super().wait_until_finished()
+
     def _start_async_commit(self, on_commit_callback: Callable[[], None] | None) -> None:
         self._number()
         self._thread = threading.Thread(
