@@ -6,10 +6,12 @@ import jax
 import pytest
 from jax.tree_util import tree_leaves_with_path
 
-from benchmarks import auto
+from benchmarks import auto, resharding
 from benchmarks._auto_program import HandLayout, Turn, path_names
 from benchmarks._auto_programs import PROGRAMS
 from benchmarks.auto import Comparison, Outcome
+from xlashard import tpu
+from xlashard.auto.axis_costs import WHOLE
 
 
 @pytest.mark.slow
@@ -33,6 +35,26 @@ def test_layouts_refer_to_values_of_the_program(name: str) -> None:
         for inside, spec in layout.inside.items():
             specs = (spec.forth, spec.back) if isinstance(spec, Turn) else (spec,)
             assert {len(spec) for spec in specs} == ranks[inside]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ((0, 1), (0, 2), "one axis moves"),
+        ((0, 1), (1, 0), "two axes swap"),
+        ((0, 0), (1, 2), "two axes part or meet"),
+        ((0, WHOLE), (WHOLE, 0), "one axis is gathered, one axis is sliced"),
+    ],
+)
+def test_prices_of_the_search_are_near_what_the_partitioner_makes(
+    before: tuple[int, int], after: tuple[int, int], kind: str
+) -> None:
+    states = [dict(zip(resharding.AXES, dims, strict=True)) for dims in (before, after)]
+    mesh = tpu.topology("v5e-16").mesh({"data": 4, "model": 4})
+    assert resharding.name_change(*states) == kind
+    compiled = resharding.compile_seconds(*states, "v5e-16", mesh)
+    assert 2 / 3 < resharding.price(*states, "v5e-16", mesh) / compiled < 3 / 2
 
 
 def layouts(name: str) -> list[HandLayout]:

@@ -20,8 +20,8 @@ WHOLE = -1
 PERMUTE_EXCHANGES, APART_EXCHANGES = 2.5, 8.0
 """Times of a permutation of devices, and of two axes that part or meet, over that of an all-to-all.
 
-Rounded from all changes between two shardings of an array on v5e-16, as meshes of 4 x 4 and 2 x 8,
-compiled with jaxlib 0.11: a permutation takes 2.1 and 2.9, the others 7.2 to 9.8.
+Rounded from all changes between two shardings of an array on v5e-16, compiled with jaxlib 0.12
+(`python -m benchmarks.resharding`).
 """
 NEGLIGIBLE_BYTES = 1 << 12
 """Values below this size, in bytes, change their sharding at no cost."""
@@ -248,20 +248,29 @@ class CostModel:
             own /= beside[0].size if beside[2] >= 0 else 1
             kept /= beside[0].size if beside[1] >= 0 else 1
         changes = self._changes(value, number, slot, beside)
-        if source != PARTIAL and target != WHOLE:
-            steps = _count_exchanges(source, target, changes)
-            return self.axis.latency + steps * self._exchange(max(own, kept))
-        others = self._transferred(source, changes)
-        if source != PARTIAL:
-            sliced = [each for each in changes if each[1] == WHOLE and each[2] >= 0]
-            if not sliced:
-                return self.gather(own * self._share(others))
-            # It is moved from this axis to another one, before it is sliced there.
-            axis, _, after = sliced[0]
-            if axis.size != self.axis.size:
-                return self.gather(own * axis.size)
-            steps = PERMUTE_EXCHANGES + (after != source)
-            return self.axis.latency + steps * self._exchange(own * axis.size)
+        if source == PARTIAL:
+            return self._combine(value, number, target, own, changes)
+        sliced = [each for each in changes if each[1] == WHOLE and each[2] >= 0]
+        # What another axis slices is sliced first.
+        nbytes = min(own, kept) if sliced else max(own, kept)
+        if target != WHOLE:
+            # About half of the changes that slice a value, too, permute it.
+            steps = 2.0 if sliced else _count_exchanges(source, target, changes)
+            return self.axis.latency + steps * self._exchange(nbytes)
+        if not sliced:
+            return self.gather(nbytes * self._share(self._transferred(source, changes)))
+        # It is moved from this axis to another one, before it is sliced there.
+        axis, _, after = sliced[0]
+        if axis.size != self.axis.size:
+            return self.gather(nbytes * axis.size)
+        steps = PERMUTE_EXCHANGES + (after != source)
+        return self.axis.latency + steps * self._exchange(nbytes * axis.size)
+
+    def _combine(
+        self, value: int, number: int, target: int, own: float, changes: "_Changes"
+    ) -> float:
+        """Return the time to combine partial results of some bytes into a state."""
+        others = self._transferred(PARTIAL, changes)
         scattered = [axis for axis, state in others if state != WHOLE]
         of_product = self.graph.operations[number].rule.flops > 0
         runs = self.graph.accumulated.get(value, 1.0)
@@ -280,7 +289,7 @@ class CostModel:
 
     def _changes(
         self, value: int, number: int, slot: int, beside: tuple[MeshAxis, int, int] | None
-    ) -> list[tuple[MeshAxis, int, int]]:
+    ) -> "_Changes":
         """Return the other axes along which a transfer changes a value, with both states."""
         states = [
             (axis, *self.states(axis.name, value, number, slot))
@@ -291,9 +300,7 @@ class CostModel:
         ordered = [(axis, *((s, n) if slot >= 0 else (n, s))) for axis, s, n in every]
         return [(axis, before, after) for axis, before, after in ordered if before != after]
 
-    def _transferred(
-        self, source: int, changes: Iterable[tuple[MeshAxis, int, int]]
-    ) -> list[tuple[MeshAxis, int]]:
+    def _transferred(self, source: int, changes: "_Changes") -> list[tuple[MeshAxis, int]]:
         """Return the other axes that gather or reduce a value alike, with their target states."""
         if source == PARTIAL:
             return [(axis, after) for axis, before, after in changes if before == PARTIAL]
@@ -385,9 +392,11 @@ class CostModel:
         return elements / rates.vector_ops + elements * result.itemsize / 3 / rates.hbm_bytes
 
 
-def _count_exchanges(
-    source: int, target: int, changes: Iterable[tuple[MeshAxis, int, int]]
-) -> float:
+type _Changes = list[tuple[MeshAxis, int, int]]
+"""Other axes along which a transfer changes a value, with their states before and after."""
+
+
+def _count_exchanges(source: int, target: int, changes: _Changes) -> float:
     """Return the all-to-alls that a move between dimensions takes, as other axes move as well.
 
     The partitioner exchanges between two dimensions at a time, over all axes that move alike. What
