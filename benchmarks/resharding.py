@@ -24,7 +24,7 @@ from xlashard.auto.axis_costs import WHOLE, Assignment
 from xlashard.auto.axis_program import Restriction
 from xlashard.auto.search import Search
 
-AXES = ("data", "model")
+AXES: tuple[str, ...] = ("data", "model")
 SHAPE = (512, 512, 128)
 EXCHANGE = "one axis moves"
 
@@ -52,7 +52,9 @@ def name_change(before: States, after: States) -> str:
 
 def changes() -> Iterator[tuple[States, States]]:
     """Yield all changes that move bytes."""
-    states = [dict(zip(AXES, dims, strict=True)) for dims in product((0, 1, 2, WHOLE), repeat=2)]
+    states: list[States] = [
+        dict(zip(AXES, dims, strict=True)) for dims in product((0, 1, 2, WHOLE), repeat=2)
+    ]
     for before, after in permutations(states, 2):
         if any(before[axis] not in (WHOLE, after[axis]) for axis in AXES):
             yield before, after
@@ -101,7 +103,7 @@ def price(before: States, after: States, topology: str, mesh: Mesh) -> float:
 
 def main() -> None:
     """Compile all changes, and print a line for each kind."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--topology", default="v5e-16", help="TPU topology")
     parser.add_argument("--sizes", type=int, nargs=2, default=(4, 4), help="sizes of both axes")
     parser.add_argument("--json", type=Path, help="file for the figures")

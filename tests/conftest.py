@@ -108,9 +108,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # others carry the marker themselves.
 _LAYER = ("analysis/explain", "analysis/recompile", "core/array", "core/pjit", "core/program")
 PARTITIONER_FOLDERS = (*_LAYER, "core/sharding", "errors", "hlo")
-# Those of them whose slow tests run under GSPMD too: what they compile is written for one
-# partitioner. The slow tests of others read and move values, which partitioners do not change.
-LOWERING_FOLDERS = ("core/pjit/shardings", "core/pjit/transformations", "core/program")
+# Those of them whose slow tests run under GSPMD too: what they compile, or read of compiled
+# programs, is written for one partitioner. `make test-all` runs the others.
+LOWERING_FOLDERS = (
+    *("analysis/explain", "core/pjit/shardings", "core/pjit/stages"),
+    *("core/pjit/transformations", "core/program"),
+)
 JAX_VERSION_FOLDERS = (*_LAYER, "_jax", "core/sharding", "hlo", "legacy", "predict/targets/gpu")
 # Folders and files of the pure ring: their tests run without JAX too, except those that are slow
 # or marked `needs_jax`.
@@ -206,10 +209,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         others = map(item.get_closest_marker, ("needs_jax", "slow", "integration"))
         if _lies_in(item.path, WITHOUT_JAX) and not any(others):
-            # It shows all once: it depends neither on the partitioner nor on JAX's version.
             item.add_marker("without_jax")
-            continue
-        if _depends_on_partitioner(item):
+        elif _depends_on_partitioner(item):
             item.add_marker("partitioner")
         if _lies_in(item.path, EIGHT_DEVICES):
             item.add_marker(pytest.mark.devices(USUAL))

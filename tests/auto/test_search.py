@@ -383,6 +383,16 @@ def test_an_axis_that_stays_on_a_dimension_is_the_major_one(spec, order):
     assert {s for _, s in layout.constraints if s != spec} == {P(None, order)}
 
 
+def test_constraints_inside_have_the_order_of_axes_of_a_fixed_spec():
+    rows = P(("y", "x"))
+    on = {"on": machine(x=4, y=2), "ins": (rows, P()), "outs": (rows,)}
+    layout = find_layouts(
+        problem(lambda x, w: jnp.tanh(x @ w) @ w, (1 << 14, 512), (512, 512), **on)
+    )[0]
+    specs = {spec for _, spec in layout.constraints}
+    assert rows in specs and P(("x", "y")) not in specs
+
+
 @pytest.mark.parametrize(
     ("before", "after", "exchanges"),
     [

@@ -50,11 +50,11 @@ def test_layouts_refer_to_values_of_the_program(name: str) -> None:
 def test_prices_of_the_search_are_near_what_the_partitioner_makes(
     before: tuple[int, int], after: tuple[int, int], kind: str
 ) -> None:
-    states = [dict(zip(resharding.AXES, dims, strict=True)) for dims in (before, after)]
+    one, other = (dict(zip(resharding.AXES, dims, strict=True)) for dims in (before, after))
     mesh = tpu.topology("v5e-16").mesh({"data": 4, "model": 4})
-    assert resharding.name_change(*states) == kind
-    compiled = resharding.compile_seconds(*states, "v5e-16", mesh)
-    assert 2 / 3 < resharding.price(*states, "v5e-16", mesh) / compiled < 3 / 2
+    assert resharding.name_change(one, other) == kind
+    compiled = resharding.compile_seconds(one, other, "v5e-16", mesh)
+    assert 2 / 3 < resharding.price(one, other, "v5e-16", mesh) / compiled < 3 / 2
 
 
 def layouts(name: str) -> list[HandLayout]:

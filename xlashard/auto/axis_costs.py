@@ -84,6 +84,7 @@ class CostModel:
         others: Shardings on the other axes.
         combined: Labels of small arrays whose gradients are reduced as one, so that none of them
             waits for the links alone.
+        skipped: An axis that is none of the others.
     """
 
     def __init__(
@@ -93,9 +94,10 @@ class CostModel:
         axis: MeshAxis,
         others: Assignment,
         combined: frozenset[int] = frozenset(),
+        skipped: str = "",
     ) -> None:
         self.graph, self.machine, self.axis = graph, machine, axis
-        self._sizes = {a.name: a.size for a in machine.axes if a.name != axis.name}
+        self._sizes = {a.name: a.size for a in machine.axes if a.name not in (axis.name, skipped)}
         self.others, self._combined = others, combined
         self._sharded = frozenset().union(*(others.labels[name] for name in self._sizes))
         self._local: dict[tuple[int, int | None, int], float] = {}
@@ -105,7 +107,9 @@ class CostModel:
         """Return the costs on the other axes, each given all axes but itself and this one."""
         alone = [(axis, self.others.without(axis.name)) for axis in self.machine.axes]
         return [
-            CostModel(self.graph, self.machine, axis, others, self._combined)
+            CostModel(
+                self.graph, self.machine, axis, others, self._combined, skipped=self.axis.name
+            )
             for axis, others in alone
             if axis.name in self._sizes and axis.size > 1
         ]
@@ -247,7 +251,7 @@ class CostModel:
         if beside is not None:
             own /= beside[0].size if beside[2] >= 0 else 1
             kept /= beside[0].size if beside[1] >= 0 else 1
-        changes = self._changes(value, number, slot, beside)
+        changes = self._list_changes(value, number, slot, beside)
         if source == PARTIAL:
             return self._combine(value, number, target, own, changes)
         sliced = [each for each in changes if each[1] == WHOLE and each[2] >= 0]
@@ -256,15 +260,18 @@ class CostModel:
         if target != WHOLE:
             # About half of the changes that slice a value, too, permute it.
             steps = 2.0 if sliced else _count_exchanges(source, target, changes)
-            return self.axis.latency + steps * self._exchange(nbytes)
-        if not sliced:
-            return self.gather(nbytes * self._share(self._transferred(source, changes)))
+            return self.axis.latency + steps * self._exchange_seconds(nbytes)
+        others = self._transferred(source, changes)
+        order = [axis.name for axis in self.machine.axes]
+        place = sum(order.index(each.name) < order.index(self.axis.name) for each, _ in others)
+        if place >= len(sliced):
+            return self.gather(nbytes * self._share(others))
         # It is moved from this axis to another one, before it is sliced there.
-        axis, _, after = sliced[0]
+        axis, _, after = sliced[place]
         if axis.size != self.axis.size:
             return self.gather(nbytes * axis.size)
         steps = PERMUTE_EXCHANGES + (after != source)
-        return self.axis.latency + steps * self._exchange(nbytes * axis.size)
+        return self.axis.latency + steps * self._exchange_seconds(nbytes * axis.size)
 
     def _combine(
         self, value: int, number: int, target: int, own: float, changes: "_Changes"
@@ -283,11 +290,11 @@ class CostModel:
             return self.reduce(own * self._share(others), together=bool(others))
         return self.reduce(own, scattered=True)
 
-    def _exchange(self, nbytes: float) -> float:
+    def _exchange_seconds(self, nbytes: float) -> float:
         """Return the time of an all-to-all of a value of some bytes, without its latency."""
         return nbytes / 4 / self.axis.bytes_per_second
 
-    def _changes(
+    def _list_changes(
         self, value: int, number: int, slot: int, beside: tuple[MeshAxis, int, int] | None
     ) -> "_Changes":
         """Return the other axes along which a transfer changes a value, with both states."""

@@ -77,6 +77,8 @@ def foreseen_transfers(
         if source == PARTIAL and _is_reduced_whole(graph, axes, assignment, number, slot):
             target = WHOLE
         kind, times = _kind(source, target), graph.operations[number].times
+        if kind == "all-to-all" and _part_or_meet(graph, axes, assignment, number, slot, value):
+            kind = "all-gather"
         if kind == "all-reduce":
             times /= graph.accumulated.get(value, 1.0)
         yield ForeseenTransfer(axis, kind, elements, times)
@@ -97,6 +99,23 @@ def _is_reduced_whole(
     reduced = [a for a in axes if assignment.needed(graph, a, number, slot) == PARTIAL]
     scattered = [a for a in reduced if assignment.state(graph, a, value) != WHOLE]
     return len(reduced) > 1 and (len(scattered) > 1 or not op.rule.flops)
+
+
+def _part_or_meet(
+    graph: ProgramGraph,
+    axes: Sequence[str],
+    assignment: Assignment,
+    number: int,
+    slot: int,
+    value: int,
+) -> bool:
+    """Return True if two axes leave a dimension for different ones, or move to one from those."""
+    moves = [
+        (assignment.state(graph, axis, value), assignment.needed(graph, axis, number, slot))
+        for axis in axes
+    ]
+    moves = [(a, b) for a, b in moves if b is not None and min(a, b) >= 0 and a != b]
+    return any((a == c) != (b == d) for (a, b), (c, d) in itertools.combinations(moves, 2))
 
 
 def _kind(source: int, target: int) -> CollectiveKind:

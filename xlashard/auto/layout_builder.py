@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 
 from xlashard._jax.trace.primitive_names import SCATTERS
 from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
@@ -82,7 +82,7 @@ class LayoutBuilder:
             seconds: Predicted time of a step.
             memory_bytes: Predicted memory per device.
         """
-        orders = self._orders(assignment)
+        orders = self._choose_orders(assignment)
 
         def stored(value: int | None) -> PartitionSpec:
             if value is None:
@@ -130,7 +130,7 @@ class LayoutBuilder:
             entries.pop()
         return PartitionSpec(*entries)
 
-    def _orders(self, assignment: Assignment) -> AxisOrders:
+    def _choose_orders(self, assignment: Assignment) -> AxisOrders:
         """Return the order of axes of the labels and factors that several axes shard.
 
         An axis that stays while another one comes or goes is the major one, as the other order
@@ -147,21 +147,28 @@ class LayoutBuilder:
                 weight = graph.values[value].nbytes * op.times
                 stored = assignment.states(graph, self._axes, value)
                 needed = self._needed(assignment, number, slot)
-                for dim, factor in _factors(assignment, op, number, slot, needed).items():
+                for dim, factor in _find_factors(assignment, op, number, slot, needed).items():
                     before = {axis for axis, state in stored.items() if state == dim}
                     after = {axis for axis, state in needed.items() if state == dim}
                     kept = before & after
                     label, factor_key = keys[graph.label(value, dim)], keys[factor]
                     if len(kept) > 1:
                         joined.join(label, factor_key)
+                    if slot < 0 and value in graph.sums:
+                        # Addends are made as their sum is constrained.
+                        joined.join(keys[graph.label(graph.sums[value], dim)], factor_key)
+                    if op.fixed is not None:
+                        given = op.fixed[slot < 0][slot if slot >= 0 else -1 - slot][dim]
+                        pairs = combinations(given or (), 2)
+                        votes[factor_key].update(dict.fromkeys(pairs, weight))
                     votes[label].update(dict.fromkeys(product(kept, before - kept), weight))
                     votes[factor_key].update(dict.fromkeys(product(kept, after - kept), weight))
         total: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
         for key, pairs in votes.items():
             total[joined.find(key)].update(pairs)
-        return {name: self._order(total[joined.find(key)]) for name, key in keys.items()}
+        return {name: self._rank_axes(total[joined.find(key)]) for name, key in keys.items()}
 
-    def _order(self, votes: Mapping[tuple[str, str], float]) -> tuple[str, ...]:
+    def _rank_axes(self, votes: Mapping[tuple[str, str], float]) -> tuple[str, ...]:
         """Return the axes, those first that most votes place before others."""
 
         def lost(axis: str) -> float:
@@ -243,7 +250,7 @@ class LayoutBuilder:
                     continue
                 stored = assignment.states(graph, self._axes, value)
                 needed = self._needed(assignment, number, slot)
-                factors = _factors(assignment, op, number, slot, needed)
+                factors = _find_factors(assignment, op, number, slot, needed)
                 if slot < 0:
                     # First as the operation makes it: its result decides how it is partitioned.
                     total = sums.get(graph.sums.get(value, value))
@@ -279,7 +286,7 @@ class LayoutBuilder:
                     yield site, self.spec(index, stored, orders)
 
 
-def _factors(
+def _find_factors(
     assignment: Assignment,
     op: GraphOperation,
     number: int,

