@@ -374,8 +374,16 @@ def test_value_is_reduced_jointly_over_several_axes():
     assert slow.seconds - fast.seconds == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(("spec", "order"), [(P("x", "y"), ("y", "x")), (P("y", "x"), ("x", "y"))])
-def test_an_axis_that_stays_on_a_dimension_is_the_major_one(spec, order):
+@pytest.mark.parametrize(
+    ("spec", "order"),
+    [
+        (P("x", "y"), ("y", "x")),
+        (P("y", "x"), ("x", "y")),
+        (P(("x", "y")), ("x", "y")),
+        (P(("y", "x")), ("y", "x")),
+    ],
+)
+def test_axes_that_stay_on_a_dimension_are_the_major_ones_and_keep_their_order(spec, order):
     columns = {"ins": (spec,), "outs": (spec,)}
     found = problem(lambda z: jnp.sort(z, axis=0), (4096, 4096), on=machine(x=4, y=4), **columns)
     layout = find_layouts(found)[0]

@@ -134,8 +134,8 @@ class LayoutBuilder:
         """Return the order of axes of the labels and factors that several axes shard.
 
         An axis that stays while another one comes or goes is the major one, as the other order
-        takes a permutation of devices besides. Labels and factors between which values pass as
-        they are have one order.
+        takes a permutation of devices besides. Labels and factors between which several axes stay
+        or move together have one order.
         """
         if len(self._axes) < 2:
             return {}
@@ -152,8 +152,9 @@ class LayoutBuilder:
                     after = {axis for axis, state in needed.items() if state == dim}
                     kept = before & after
                     label, factor_key = keys[graph.label(value, dim)], keys[factor]
-                    if len(kept) > 1:
-                        joined.join(label, factor_key)
+                    for source in set(stored.values()) - {WHOLE}:
+                        if sum(stored[axis] == source for axis in after) > 1:
+                            joined.join(keys[graph.label(value, source)], factor_key)
                     if slot < 0 and value in graph.sums:
                         # Addends are made as their sum is constrained.
                         joined.join(keys[graph.label(graph.sums[value], dim)], factor_key)
