@@ -97,8 +97,16 @@ test-oldest: ## Run fast tests that depend on JAX's version, and the libraries, 
 
 .PHONY: environment environments
 environment: $(developing)
-environments: .venv-jax-$(JAX)/.installed ## Make those of check-jax and test-oldest, as for `.ci/run`
+environments: .venv-jax-$(JAX)/.installed .venv-launchers/.installed ## Make those that `.ci/run` needs
 	$(MAKE) --no-print-directory environment $(oldest)
+
+# The parsers that read our command lines and task of SkyPilot and xpk. These pin versions of Python
+# and of hundreds of packages: where they can't be installed, the tests with them are skipped.
+.venv-launchers/.installed:
+	@interpreter=$$(.ci/find-python $(PYTHON_WANTED)); $$interpreter -m venv --clear .venv-launchers
+	@.venv-launchers/bin/python -m pip install --quiet --disable-pip-version-check \
+		'skypilot>=0.14.1' 'xpk>=1.16' || echo 'SkyPilot and xpk could not be installed'
+	@touch $@
 
 .PHONY: test-all
 test-all: ## Run every test on everything: both partitioners, the oldest versions, PyTorch (an hour)

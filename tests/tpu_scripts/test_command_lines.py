@@ -228,9 +228,9 @@ for words in json.loads(sys.argv[1]):
 @pytest.mark.integration
 @pytest.mark.parametrize("tool", PARSERS)
 def test_sky_and_xpk_parse_their_command_lines_and_task(tool: str, tmp_path: Path) -> None:
-    path = shutil.which(tool)
+    path = shutil.which(tool, path=f"{ROOT / '.venv-launchers/bin'}:{os.environ['PATH']}")
     if path is None:
-        pytest.skip(f"{tool} is not installed")
+        pytest.skip(f"{tool} is not installed: `make environments` does that")
     with Path(path).open(encoding="utf-8") as script:
         python = script.readline().removeprefix("#!").strip()
     lines = find_commands(tool)

@@ -20,7 +20,7 @@ from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.support.formatting import in_bytes
 
 # Layouts whose predicted memory exceeds the device's by less rank by their time alone: predictions
-# of memory are off by 22 % in the median, and a compilation has the last word.
+# of memory may err by as much, and a compilation has the last word.
 _MEMORY_EXCESS = 1.25
 # Layouts of a candidate to compile. A sweep has many candidates, and each layout takes as long as a
 # preflight.

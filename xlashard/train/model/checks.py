@@ -45,7 +45,7 @@ def _model(settings: Settings) -> Iterator[str]:
         near = _near(model.width, 2 * model.heads)
         yield _misfit("model.width", model.width, "model.heads", model.heads, near)
     elif model.head_dim % 2:
-        yield _odd("model.head_dim", model.head_dim)
+        yield _describe_odd("model.head_dim", model.head_dim)
     elif model.head_size % 2:
         yield (
             f"model.width / model.heads = {model.width} / {model.heads} = {model.head_size} must "
@@ -103,7 +103,7 @@ def _pieces(settings: Settings) -> Iterator[str]:
 def _kinds(model: ModelSettings) -> Iterator[str]:
     """Check the heads of wide layers, and that a model with experts has layers with them."""
     if model.wide_head_dim % 2:
-        yield _odd("model.wide_head_dim", model.wide_head_dim)
+        yield _describe_odd("model.wide_head_dim", model.wide_head_dim)
     if model.wide_kv_heads and model.heads % model.wide_kv_heads:
         yield _misfit("model.heads", model.heads, "model.wide_kv_heads", model.wide_kv_heads)
     if model.latent and model.wide_kv_heads not in (0, model.heads):
@@ -167,7 +167,7 @@ def _latent(model: ModelSettings) -> Iterator[str]:
             f"  [model]\n  kv_heads = {model.heads}"
         )
     if model.rope_size % 2:
-        yield _odd("model.rope_size", model.rope_size)
+        yield _describe_odd("model.rope_size", model.rope_size)
     if model.attention_block or model.kernel.attention in ("flash", "cudnn"):
         yield (
             f"model.latent = {model.latent} makes keys longer than values, which only plain "
@@ -240,7 +240,7 @@ def _tokens(settings: Settings) -> Iterator[str]:
         )
 
 
-def _odd(key: str, size: int) -> str:
+def _describe_odd(key: str, size: int) -> str:
     line = setting_line(key, size + 1)
     return f"{key} = {size} must be even, for rotary positions turn pairs. Write:\n{line}"
 
