@@ -74,9 +74,10 @@ _prepare_jax()
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.pop("VIRTUAL_ENV", None)
 
-# A shell starts background processes with SIGINT ignored, and children inherit that: tests of
-# Ctrl-C would wait in vain.
+# A shell starts background processes with SIGINT and SIGQUIT ignored, and children inherit that:
+# tests of Ctrl-C would wait in vain.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # Compilation and busy machines make single examples slow, whatever the tested code.
 hypothesis.settings.register_profile("local", deadline=None)

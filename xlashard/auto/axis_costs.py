@@ -84,7 +84,7 @@ class CostModel:
         others: Shardings on the other axes.
         combined: Labels of small arrays whose gradients are reduced as one, so that none of them
             waits for the links alone.
-        skipped: An axis that is none of the others.
+        skipped: An axis that isn't one of the others; empty without one.
     """
 
     def __init__(

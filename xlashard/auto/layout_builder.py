@@ -159,8 +159,8 @@ class LayoutBuilder:
                         # Addends are made as their sum is constrained.
                         joined.join(keys[graph.label(graph.sums[value], dim)], factor_key)
                     if op.fixed is not None:
-                        given = op.fixed[slot < 0][slot if slot >= 0 else -1 - slot][dim]
-                        pairs = combinations(given or (), 2)
+                        axes = op.fixed[slot < 0][slot if slot >= 0 else -1 - slot][dim]
+                        pairs = combinations(axes or (), 2)
                         votes[factor_key].update(dict.fromkeys(pairs, weight))
                     votes[label].update(dict.fromkeys(product(kept, before - kept), weight))
                     votes[factor_key].update(dict.fromkeys(product(kept, after - kept), weight))
