@@ -261,7 +261,7 @@ class CostModel:
             # About half of the changes that slice a value, too, permute it.
             steps = 2.0 if sliced else _count_exchanges(source, target, changes)
             return self.axis.latency + steps * self._exchange_seconds(nbytes)
-        others = self._transferred(source, changes)
+        others = self._list_alike_transfers(source, changes)
         order = [axis.name for axis in self.machine.axes]
         place = sum(order.index(each.name) < order.index(self.axis.name) for each, _ in others)
         if place >= len(sliced):
@@ -277,7 +277,7 @@ class CostModel:
         self, value: int, number: int, target: int, own: float, changes: "_Changes"
     ) -> float:
         """Return the time to combine partial results of some bytes into a state."""
-        others = self._transferred(PARTIAL, changes)
+        others = self._list_alike_transfers(PARTIAL, changes)
         scattered = [axis for axis, state in others if state != WHOLE]
         of_product = self.graph.operations[number].rule.flops > 0
         runs = self.graph.accumulated.get(value, 1.0)
@@ -307,7 +307,7 @@ class CostModel:
         ordered = [(axis, *((s, n) if slot >= 0 else (n, s))) for axis, s, n in every]
         return [(axis, before, after) for axis, before, after in ordered if before != after]
 
-    def _transferred(self, source: int, changes: "_Changes") -> list[tuple[MeshAxis, int]]:
+    def _list_alike_transfers(self, source: int, changes: "_Changes") -> list[tuple[MeshAxis, int]]:
         """Return the other axes that gather or reduce a value alike, with their target states."""
         if source == PARTIAL:
             return [(axis, after) for axis, before, after in changes if before == PARTIAL]

@@ -21,8 +21,8 @@ from xlashard.cli.commands.status_line import status_line
 from xlashard.cli.commands.targets import (
     check_budget,
     find_program,
+    load_axes_and_text,
     read_calibration_files,
-    settings_of,
     topologies_for,
 )
 from xlashard.errors import ArgumentError, counted
@@ -143,7 +143,7 @@ def _read_sweep(arguments: argparse.Namespace) -> Sweep:
         )
     (title,) = arguments.targets
     places = topologies_for(title, arguments.topology, arguments.slices, arguments.set)
-    own_axes = settings_of(title, arguments.set)[0] if title.endswith(".toml") else ()
+    own_axes = load_axes_and_text(title, arguments.set)[0] if title.endswith(".toml") else ()
     sweep = describe_sweep(arguments, title, find_topologies(places))
     return replace(sweep, axes=_axes(arguments.mesh, own_axes))
 
@@ -164,7 +164,7 @@ def describe_sweep(
     target: dict[str, Any] = {"name": title, "set": list(arguments.set)}
     sources: tuple[Path, ...] = ()
     if title.endswith(".toml"):
-        target["settings"] = settings_of(title, arguments.set)[1]
+        target["settings"] = load_axes_and_text(title, arguments.set)[1]
     else:
         load_function(title)
         sources = tuple(source_files(title.partition(":")[0]))
@@ -244,6 +244,6 @@ def checked_settings(target: Mapping[str, Any]) -> Sequence[str]:
         ArgumentError: If its settings file has changed.
     """
     name, words = target["name"], target["set"]
-    if "settings" in target and settings_of(name, words)[1] != target["settings"]:
+    if "settings" in target and load_axes_and_text(name, words)[1] != target["settings"]:
         raise ArgumentError(f"{name} has changed since the sweep began: start it again")
     return words

@@ -135,7 +135,7 @@ def read_calibration_files(
     return read_calibrations(names, [place.chip for place in places])
 
 
-def settings_of(path: str, words: Sequence[str]) -> tuple[tuple[str, ...], str]:
+def load_axes_and_text(path: str, words: Sequence[str]) -> tuple[tuple[str, ...], str]:
     """Return the mesh axes of a settings file, and all settings as TOML.
 
     Args:
