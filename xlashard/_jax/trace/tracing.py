@@ -525,7 +525,7 @@ def inner_sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
     eqns = []
     for eqn in sharding_equations(jaxpr):
         eqns.append(eqn)
-        for inner in () if "witness" in eqn.params else bodies(eqn):
+        for inner in _inner_bodies(eqn):
             eqns += inner_sharding_equations(inner)
     return tuple(eqns)
 
@@ -574,9 +574,21 @@ def equations(jaxpr: Jaxpr) -> list[Any]:
 
 
 def with_inner_jaxprs(jaxpr: Jaxpr) -> list[Jaxpr]:
-    """Return a jaxpr and all jaxprs inside it, except those that only name devices."""
-    jaxprs = [jaxpr]
-    for eqn in sharding_equations(jaxpr):
-        for body in () if "witness" in eqn.params else bodies(eqn):
-            jaxprs += with_inner_jaxprs(body)
-    return jaxprs
+    """Return a jaxpr and all jaxprs inside it, each once, except those that only name devices."""
+    jaxprs: dict[int, Jaxpr] = {}
+    waiting = [jaxpr]
+    while waiting:
+        inner = waiting.pop()
+        if id(inner) not in jaxprs:
+            jaxprs[id(inner)] = inner
+            waiting += reversed(_inner_jaxprs(inner))
+    return list(jaxprs.values())
+
+
+@cached_by_jaxpr
+def _inner_jaxprs(jaxpr: Jaxpr) -> tuple[Jaxpr, ...]:
+    return tuple([body for eqn in sharding_equations(jaxpr) for body in _inner_bodies(eqn)])
+
+
+def _inner_bodies(eqn: Any) -> Iterable[Jaxpr]:
+    return () if "witness" in eqn.params else bodies(eqn)
