@@ -25,8 +25,8 @@ JOBS := 2
 ARGS :=
 # The release that `make check-jax` tries: the oldest for functions of jax.jit.
 JAX := 0.10.2
-# The benchmarks of `make bench`; `auto` runs for an hour, and `resharding` times no code of ours.
-BENCHMARKS = $(filter-out auto resharding,$(patsubst benchmarks/%.py,%,$(sort $(wildcard benchmarks/[a-z]*.py))))
+# The benchmarks of `make bench`; `auto` runs for an hour; `advice` and `resharding` time no code.
+BENCHMARKS = $(filter-out advice auto resharding,$(patsubst benchmarks/%.py,%,$(sort $(wildcard benchmarks/[a-z]*.py))))
 growth_benchmarks := assembly eager dispatch first_call memory startup reports
 
 comma := ,

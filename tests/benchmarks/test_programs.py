@@ -16,11 +16,11 @@ from tests.device_counts import QUICK_COMPILE
 from tests.fork_server import python_command
 
 ROOT = Path(__file__).resolve().parents[2]
-# `truth` and `operations` compare predictions with published times, `auto` those of layouts, and
-# `resharding` prices with compiled times; they measure nothing.
+# `truth` and `operations` compare predictions with published times, `auto` those of layouts,
+# `resharding` prices and `advice` promises with compiled programs; they measure nothing.
 PROGRAMS = sorted(
     {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
-    - {"truth", "operations", "auto", "resharding"}
+    - {"truth", "operations", "auto", "advice", "resharding"}
 )
 QUICK = ("assembly", "geometry", "legacy", "makers")
 
