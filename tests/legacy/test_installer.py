@@ -221,7 +221,7 @@ def test_shim_replaces_a_current_module() -> None:
     try:
         here = importlib.import_module("jax.experimental.pjit")
         assert here.pjit is resolve_source("xlashard:pjit")
-        assert here.tree_multimap(abs, [-1]) == [1]
+        assert here.curry(max)(1)(2) == 2
         assert here is jax.experimental.pjit
         asked_by_jax = {"__name__": "jax.tools.some", "here": here, "jax": jax}
         assert eval("here.pjit", asked_by_jax) is today.pjit

@@ -26,7 +26,6 @@ from xlashard.legacy.entries.keywords import SIGNATURES
 from xlashard.legacy.modes.config_flags import check_computation, hide_flags, show_flags
 from xlashard.legacy.module_shims import (
     MISSING,
-    ImportHook,
     Listener,
     ModuleMembers,
     ModuleShim,
@@ -36,6 +35,7 @@ from xlashard.legacy.module_shims import (
 )
 from xlashard.legacy.modules import Entry, entries
 from xlashard.legacy.modules.keywords import EarlierFunction, make_method
+from xlashard.support.import_hook import ImportHook
 from xlashard.support.tracebacks import short_tracebacks
 
 _OTHER_NAMES = {**ALIASES, **{name: alias for alias, name in ALIASES.items()}}

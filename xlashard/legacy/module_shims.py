@@ -1,10 +1,9 @@
-"""Shims of removed modules, patches that can be undone, and an import hook that applies them."""
+"""Shims of removed modules, and patches that can be undone."""
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 from typing import Any
@@ -255,45 +254,3 @@ def _spec(name: str) -> ModuleSpec | None:
         path = above and above.submodule_search_locations
     # By its last name: the path of a namespace package reads the modules around its full name.
     return PathFinder.find_spec(last, path) if path is not None else None
-
-
-class ImportHook(MetaPathFinder):
-    """Finder that runs a function on selected modules after their import.
-
-    Args:
-        then: The function for each module name.
-    """
-
-    def __init__(self, then: Mapping[str, Callable[[ModuleType], None]]) -> None:
-        self._then = then
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Find a selected module, with a loader that runs its function."""
-        then = self._then.get(fullname)
-        spec = PathFinder.find_spec(fullname, path, target) if then is not None else None
-        if spec is None or spec.loader is None or then is None:
-            return None
-        spec.loader = _PatchingLoader(spec.loader, then)
-        return spec
-
-
-class _PatchingLoader(Loader):
-    """Loader that delegates to another one and then runs a function on the module."""
-
-    def __init__(self, loader: Loader, then: Callable[[ModuleType], None]) -> None:
-        self._loader = loader
-        self._then = then
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Create the module with the other loader."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Execute the module with the other loader, and run the function on it."""
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._then(module)

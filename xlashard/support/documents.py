@@ -108,7 +108,7 @@ def _replace(file: Path, content: bytes) -> None:
             unfinished.chmod(stat.S_IMODE(old.st_mode))
         unfinished.replace(file)
         with suppress(OSError):
-            sync_folder(file.parent)
+            sync_path(file.parent)
     finally:
         with suppress(OSError):
             unfinished.unlink()
@@ -121,16 +121,16 @@ def _write_synced(file: Path, content: bytes) -> None:
         os.fsync(stream.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    """Write the names of a folder's files to the disk, where the file system can.
+def sync_path(path: Path) -> None:
+    """Write a file, or the names of a folder's files, to the disk, where the file system can.
 
     Args:
-        folder: The folder.
+        path: The file or folder.
 
     Raises:
         OSError: The disk fails.
     """
-    opened = os.open(folder, os.O_RDONLY)
+    opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
     except OSError as error:

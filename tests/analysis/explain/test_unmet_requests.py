@@ -34,6 +34,8 @@ def test_result_replicated_over_an_axis_of_an_argument_is_listed(mesh):
     assert found(explain(fun, f32(16, 8)), "result") == [
         ("result", "P()", "shard dimension 0 over x by out_shardings", 6 * 4)
     ]
+    (reason,) = [unmet.reason for unmet in explain(fun, f32(16, 8)).unmet]
+    assert reason == "XLA leaves it whole along x, over which an argument is sharded"
     # Three sums can't be sharded over four devices.
     assert found(explain(fun, f32(16, 3)), "result") == []
 

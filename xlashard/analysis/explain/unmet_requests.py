@@ -197,7 +197,10 @@ def _open_dims(program: Compilation) -> Iterator[UnmetRequest]:
 
 _WHY: Mapping[UnmetKind, tuple[str, str]] = {
     "argument without sharding": ("XLA leaves it whole", "in_shardings or device_put"),
-    "result": ("XLA leaves it whole along {axes}, which shard an argument", "out_shardings"),
+    "result": (
+        "XLA leaves it whole along {axes}, over which an argument is sharded",
+        "out_shardings",
+    ),
     "result of a callback": ("a callback returns the whole value", "out_shardings, or shard_map"),
     "unconstrained dimension": ("XLA leaves dimension {dims} whole", "its spec"),
 }

@@ -7,14 +7,13 @@ from pathlib import Path
 from xlashard.analysis.programs.from_pjit import make_stage
 from xlashard.analysis.programs.program import Compilation
 from xlashard.cli.commands.option_words import command_line_message, read_mesh, read_options
-from xlashard.cli.commands.result_files import check_writable
+from xlashard.cli.commands.result_files import check_writable, write_bytes
 from xlashard.cli.commands.status_line import status_line
 from xlashard.cli.commands.targets import find_program, quiet_start, topologies_for
 from xlashard.core.pjit.stages.compiled import Compiled
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.predict.preflight.preflight_run import read_on_topology
 from xlashard.predict.preflight.target_loading import user_code_errors
-from xlashard.support.documents import write_whole
 from xlashard.support.formatting import in_bytes, print_error, sizes_text
 
 
@@ -66,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
                     "its arguments"
                 )
             compiled = make_stage(lowered, options or None)
-    _write(file, compiled.serialize())
+    write_bytes(str(file), compiled.serialize())
     axes_text = sizes_text(mesh.shape.items())
     print(f"{file}: {_described(compiled, file)}, for {place} as {axes_text}")
     print(f'Compiled.deserialize(Path("{file}").read_bytes()) loads it where they are')
@@ -77,12 +76,3 @@ def _described(compiled: Compiled, file: Path) -> str:
     memory = compiled.memory_analysis()
     peak = in_bytes(memory.peak_memory_in_bytes)
     return f"{in_bytes(file.stat().st_size)}, {compiled.fun_name} takes {peak} of each device"
-
-
-def _write(file: Path, data: bytes) -> None:
-    """Write a file, whole or not at all."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, data)
-    except OSError as error:
-        raise ArgumentError(f"{file} can't be written: {error.strerror or error}") from None

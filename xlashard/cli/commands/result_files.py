@@ -215,10 +215,19 @@ def write(path: str, text: str) -> None:
     if path == "-":
         print(text)
         return
+    content = (text.rstrip("\n") + "\n").encode()
+    write_bytes(path, gzip.compress(content) if path.endswith(".gz") else content)
+
+
+def write_bytes(path: str, data: bytes) -> None:
+    """Write a file, whole or not at all, and the folders around it.
+
+    Raises:
+        ArgumentError: If it can't be written.
+    """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        content = (text.rstrip("\n") + "\n").encode()
-        write_whole(path, gzip.compress(content) if path.endswith(".gz") else content)
+        write_whole(path, data)
     except OSError as error:
         raise ArgumentError(f"{path} can't be written: {reason_of(error)}") from None
 

@@ -8,7 +8,6 @@ import _thread
 import argparse
 import contextlib
 import importlib
-import importlib.util
 import os
 import re
 import signal
@@ -20,8 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import xlashard
@@ -29,6 +26,7 @@ from xlashard.config import read_flags
 from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.support.background import handling_signals, repeating
 from xlashard.support.formatting import closest, in_bytes, print_error, printable
+from xlashard.support.import_hook import when_imported
 from xlashard.support.program_runner import (
     ProgramNotFoundError,
     ProgramStopped,
@@ -106,7 +104,7 @@ def run_script(
     hook = sys.excepthook
     began = time.monotonic()
     with (
-        _when_imported("jax", recorder.begin),
+        when_imported("jax", recorder.begin),
         repeating(partial(_show_progress, result, began), _EVERY, "progress"),
         _stoppable(recorder, stop),
     ):
@@ -236,46 +234,6 @@ def _show_progress(result: ScriptRun, began: float) -> None:
     )
 
 
-@contextlib.contextmanager
-def _when_imported(name: str, action: Callable[[], None]) -> Iterator[None]:
-    """Call a function once a module has been imported, or at once if it is."""
-    if name in sys.modules:
-        action()
-        yield
-        return
-    finder = _Finder(name, action)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        if finder in sys.meta_path:
-            sys.meta_path.remove(finder)
-
-
-class _Finder:
-    """Finder of one module, which runs an action after the module's code."""
-
-    def __init__(self, name: str, action: Callable[[], None]) -> None:
-        self._name = name
-        self._action = action
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the module's spec, whose loader runs the action."""
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute, action = spec.loader.exec_module, self._action
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                action()
-
-            spec.loader.exec_module = exec_module
-        return spec
-
-
 def check_script_options(arguments: argparse.Namespace) -> None:
     """Check the options that select the programs of a script.
 
@@ -384,7 +342,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with (
             contextlib.ExitStack() as settings,
-            _when_imported("jax", partial(_apply_settings, settings)),
+            when_imported("jax", partial(_apply_settings, settings)),
         ):
             run_program(program)
     except ProgramNotFoundError as error:

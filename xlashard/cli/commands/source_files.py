@@ -12,7 +12,7 @@ from pathlib import Path
 
 from xlashard.cli.commands.result_files import reason_of
 from xlashard.errors import ArgumentError
-from xlashard.support.documents import sync_folder
+from xlashard.support.documents import sync_path
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _replace(path: Path, data: bytes) -> bool:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync_path(path.parent)
     return True
 
 
@@ -147,7 +147,7 @@ def _overwrite(path: Path, old: bytes, new: bytes) -> None:
     except OSError:
         backup.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync_path(path.parent)
     try:
         _write_durably(os.open(path, os.O_WRONLY | os.O_TRUNC), new)
     except OSError:

@@ -3,8 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from xlashard.cli.parsers.tool_parsers import add_pairs, add_settings, count, seconds
-from xlashard.support.formatting import parse_amount
+from xlashard.cli.parsers.tool_parsers import add_pairs, add_settings, count, seconds, size
 
 
 def add_preflight(parser: argparse.ArgumentParser) -> None:
@@ -361,15 +360,3 @@ def limit(text: str) -> tuple[int | None, float | None]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither a number of calls such as 3 nor a time such as 90s"
         ) from None
-
-
-def size(text: str) -> int:
-    """Parse a number of bytes: `0`, `1MB`, `1.5GiB`.
-
-    Args:
-        text: Command line text.
-    """
-    amount = parse_amount(text, "bytes", plain=True)
-    if amount is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 1MB")
-    return int(amount)

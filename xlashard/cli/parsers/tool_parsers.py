@@ -2,6 +2,8 @@
 
 import argparse
 
+from xlashard.support.formatting import parse_amount
+
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard train`."""
@@ -90,14 +92,14 @@ def add_reshard_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory-limit",
-        type=byte_count,
+        type=positive_size,
         default=2**30,
         metavar="SIZE",
         help="memory that copying may take above the start (default: 1GiB)",
     )
     parser.add_argument(
         "--file-size",
-        type=byte_count,
+        type=positive_size,
         default=5 * 10**9,
         metavar="SIZE",
         help="size of the files of safetensors in a folder (default: 5GB)",
@@ -197,22 +199,27 @@ def count(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
 
 
-_UNITS = {"B": 1, **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)}}
-_UNITS |= {f"{prefix}iB": 1024**n for n, prefix in enumerate("KMGT", 1)}
-
-
-def byte_count(text: str) -> int:
-    """Parse a number of bytes such as 16MiB.
+def size(text: str) -> int:
+    """Parse a number of bytes: `0`, `1MB`, `1.5GiB`.
 
     Args:
         text: Command line text.
     """
-    number, unit = text.rstrip("KMGTiB"), text[len(text.rstrip("KMGTiB")) :]
-    if unit in _UNITS and number.replace(".", "", 1).isdecimal() and number.isascii():
-        value = int(float(number) * _UNITS[unit])
-        if value > 0:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 1GiB or 500MB")
+    amount = parse_amount(text, "bytes", plain=True)
+    if amount is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 1MB")
+    return int(amount)
+
+
+def positive_size(text: str) -> int:
+    """Parse a number of bytes above 0.
+
+    Args:
+        text: Command line text.
+    """
+    if nbytes := size(text):
+        return nbytes
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes above 0 such as 1GiB")
 
 
 def seconds(text: str) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
+from inspect import unwrap
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -146,21 +147,12 @@ def get_shard_indices_replica_ids(
         >>> get_shard_indices_replica_ids((4,), mesh, ("y",))[2]
         ((slice(0, 2, None),), 1)
     """
-    return get_shard_indices_replica_ids_uncached(global_shape, global_mesh, mesh_axes)
-
-
-def get_shard_indices_replica_ids_uncached(
-    global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
-) -> Mapping[Device, tuple[Index, int]]:
-    """Return `get_shard_indices_replica_ids` without its cache.
-
-    Args:
-        global_shape: The shape of the global array.
-        global_mesh: As for `get_shard_indices`.
-        mesh_axes: As for `get_shard_indices`.
-    """
     tiled = _tiled_mesh(global_mesh, mesh_axes, len(global_shape))
     return tiled.by_device(zip(tiled.indices(global_shape), tiled.copies, strict=True))
+
+
+get_shard_indices_replica_ids_uncached = unwrap(get_shard_indices_replica_ids)
+"""`get_shard_indices_replica_ids` without its cache."""
 
 
 @_cached(_SHAPES_KEPT)

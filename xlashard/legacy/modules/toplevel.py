@@ -205,23 +205,6 @@ def _pmap_sharding(sharding: Any, shape: tuple[int, ...], unstacked: bool) -> Pm
     return PmapSharding.default(shape, dim, devices, unstacked=unstacked and dim is not None)
 
 
-def tree_multimap(
-    f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> Any:
-    """Map a function over the leaves of several pytrees.
-
-    Args:
-        f: The function.
-        tree: The first pytree, which determines the structure.
-        *rest: The other pytrees.
-        is_leaf: Returns True for nodes of the first pytree to treat as leaves.
-
-    Returns:
-        A tree of the results.
-    """
-    return jax.tree.map(f, tree, *rest, is_leaf=is_leaf)
-
-
 def build_tree(treedef: Any, xs: Any) -> Any:
     """Return the pytree of a structure and a nested sequence of its leaves.
 

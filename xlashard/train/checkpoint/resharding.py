@@ -9,7 +9,6 @@ import base64
 import itertools
 import json
 import math
-import os
 import re
 import secrets
 import shutil
@@ -35,7 +34,7 @@ from xlashard.pods.multihost.safetensors_files import (
     StoredArray,
     create_file,
 )
-from xlashard.support.documents import sync_folder
+from xlashard.support.documents import sync_path
 from xlashard.support.formatting import in_bytes
 
 type Format = Literal["orbax", "safetensors"]
@@ -316,10 +315,10 @@ class CheckpointCopy:
             else:
                 self._write_files(staging)
             for path in [staging, *staging.rglob("*")]:
-                _sync(path)
+                sync_path(path)
             # Of a folder that was made meanwhile, only an empty one is replaced.
             staging.rename(target)
-            sync_folder(target.parent)
+            sync_path(target.parent)
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             with suppress(OSError):
@@ -380,17 +379,6 @@ class CheckpointCopy:
             }
             self._copy(name, _open_array(folder, name, False, metadata), chunks[name])
         _write_descriptions(self.source, folder, shardings, chunks)
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir():
-        sync_folder(path)
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _copy_other_files(source: CheckpointSource, folder: Path) -> None:

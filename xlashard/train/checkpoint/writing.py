@@ -29,7 +29,7 @@ from typing import Any
 
 import jax
 
-from xlashard.support.documents import sync_folder
+from xlashard.support.documents import sync_path
 from xlashard.train.checkpoint.arrays import SAVING, ArrayFiles
 from xlashard.train.checkpoint.manifest import (
     NAME,
@@ -148,9 +148,9 @@ def _check_still_there(staging: Path) -> None:
 def _commit(staging: Path, step: int) -> None:
     """Commit a written step: flush its folders and rename the staging folder."""
     for path in [*(p for p in staging.rglob("*") if p.is_dir()), staging]:
-        sync_folder(path)
+        sync_path(path)
     staging.rename(path_of(staging.parent, step))
-    sync_folder(staging.parent)
+    sync_path(staging.parent)
 
 
 def _remove(folder: Path, step: int) -> None:
