@@ -56,7 +56,6 @@ from xlashard.predict.preflight.report.comparison import (
     UnreportedProgram,
     compare,
     compare_sets,
-    page,
     read_budget,
 )
 from xlashard.predict.preflight.report.measured import (
@@ -309,7 +308,6 @@ def _write_files(arguments: argparse.Namespace, results: PreflightReports) -> No
     changes = compare(*reports) if arguments.compare and len(reports) == 2 else None
     is_one = len(reports) == 1 and not (results.unreported or results.advice)
     shown = changes or (reports[0] if is_one else results)
-    make_page = results.to_html if changes is None else partial(page, reports, changes)
     is_folder = changes is None and writes_folder(arguments, len(reports))
     if is_folder:
         _write_all(arguments.json, reports)
@@ -318,7 +316,7 @@ def _write_files(arguments: argparse.Namespace, results: PreflightReports) -> No
         json=None if is_folder else shown.to_json,
         markdown=None if changes is None else changes.to_markdown,
         trace=reports[0].to_trace if len(reports) == 1 else None,
-        html=make_page if reports else None,
+        html=partial(results.make_page, changes) if reports else None,
     )
 
 

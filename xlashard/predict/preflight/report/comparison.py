@@ -24,7 +24,6 @@ from xlashard.analysis.explain.report_changes import (
 )
 from xlashard.analysis.explain.script_report import NUMBERED, ScriptComparison, compare_named
 from xlashard.analysis.report.cells import Span, TableCell, join_cell
-from xlashard.analysis.report.html_page import render_page
 from xlashard.analysis.report.parts import (
     WIDE,
     Column,
@@ -238,9 +237,15 @@ class PreflightReports(SerializableReport):
             return self.reports[0].page_title()
         return f"{len(self.reports)} preflight reports"
 
-    def panels(self) -> Sequence[PagePanel]:
+    def panels(self, others: Sequence[Part] = ()) -> Sequence[PagePanel]:
         """Return a panel of all reports, and one of each."""
-        return _list_panels(self.reports, self._list_others())
+        named = zip(_panel_names(self.reports), self.reports, strict=True)
+        panels = [PagePanel(name, tuple(r.parts()), r.page_data()) for name, r in named]
+
+        def make_overview(links: Sequence[TableCell]) -> Section["_ReportRow"]:
+            return reports_section(self.reports, links)
+
+        return list_panels(panels, make_overview, (*others, *self._list_others()))
 
     def _list_others(self) -> Sequence[Part]:
         """Return the sections that are of no single report."""
@@ -318,11 +323,6 @@ def reports_section(
     )
 
 
-def _list_panels(reports: Sequence[PreflightReport], others: Sequence[Part]) -> list[PagePanel]:
-    named = dict(zip(_panel_names(reports), reports, strict=True))
-    return list_panels(named, lambda links: reports_section(reports, links), others)
-
-
 def _panel_names(reports: Sequence[PreflightReport]) -> list[str]:
     """Return a distinct name for each report."""
     for names in ([r.heading for r in reports], [_full_title(r) for r in reports]):
@@ -356,10 +356,8 @@ def page(
     several = PreflightReports(
         (reports,) if isinstance(reports, PreflightFields) else tuple(reports)
     )
-    others = () if changes is None else tuple(changes.parts())
     with short_tracebacks:
-        panels = _list_panels(several.reports, others)
-        return render_page(panels, several._kind, FOOTER, several.page_title())
+        return several.make_page(changes)
 
 
 def _fits(report: PreflightFields) -> TableCell:
