@@ -41,7 +41,7 @@ def _bound(facts: SweepFacts | None) -> str:
     if facts is None or facts.bound is None:
         return ""
     words = WORDS[facts.links]
-    return words.networks.get(facts.bound) or words.bounds[facts.bound]
+    return words.networks.get(facts.bound) or words.resources[facts.bound].bound
 
 
 def _million_tokens(price: PriceReport | None) -> TableCell:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from xlashard.analysis.explain.sections import list_remedies
 from xlashard.errors import counted
@@ -27,6 +27,22 @@ from xlashard.support.formatting import (
 )
 
 
+class Resource(NamedTuple):
+    """Names of what takes the time of a step.
+
+    Attributes:
+        share: Part of the time of a schedule; empty for a bound that is no part.
+        short: Short name of what bounds a step; empty for units of the cores, as are the others.
+        bound: Its name in words.
+        detail: Its name for readers who don't know the chips.
+    """
+
+    share: str
+    short: str = ""
+    bound: str = ""
+    detail: str = ""
+
+
 @dataclass(frozen=True)
 class Words:
     """Names of what a report shows, by the kind of its chips.
@@ -35,10 +51,7 @@ class Words:
         chip: A chip.
         group: Chips with faster links than the network.
         layout: Place of mesh axes.
-        bounds: Resources that bound the time.
-        details: The same for readers who don't know the chips.
-        shares: Parts of the time of a schedule.
-        networks: Short names of networks.
+        resources: What takes the time of a step.
         available: Memory that a program may use.
         reserves: Clause about the rest of the memory.
     """
@@ -46,83 +59,70 @@ class Words:
     chip: str
     group: str
     layout: str
-    bounds: Mapping[str, str]
-    details: Mapping[str, str]
-    shares: Mapping[str, str]
-    networks: Mapping[str, str]
+    resources: Mapping[str, Resource]
     available: str
     reserves: str
 
     @property
-    def short(self) -> Mapping[str, str]:
-        """Short names of the resources."""
-        short = {"compute": "compute", "launch": "launches", "hbm": "HBM", "vmem": "VMEM"}
-        return {**short, "host": "host", **self.networks}
+    def shares(self) -> Mapping[str, str]:
+        """Parts of the time of a schedule."""
+        return {name: each.share for name, each in self.resources.items() if each.share}
+
+    @property
+    def networks(self) -> Mapping[str, str]:
+        """Short names of networks."""
+        return {name: self.resources[name].short for name in ("ici", "dcn")}
 
 
-_BOUNDS = {
-    "compute": "arithmetic",
-    "launch": "launches of operations",
-    "hbm": "HBM",
-    "host": "transfers to and from the host",
-}
-_DETAILS = {
-    "compute": "arithmetic",
-    "launch": "the launches of its operations",
-    "host": "the host's memory",
-}
-_SHARES = {"hbm": "HBM", "kernel": "kernels", "launch": "launches", "host": "waiting for the host"}
+_COMPUTE = Resource("", "compute", "arithmetic", "arithmetic")
+_LAUNCHES = Resource(
+    "launches", "launches", "launches of operations", "the launches of its operations"
+)
+_HOST = Resource(
+    "waiting for the host", "host", "transfers to and from the host", "the host's memory"
+)
 _TPU = Words(
     chip="chip",
     group="slice",
     layout="torus",
-    bounds={
-        **_BOUNDS,
-        "vmem": "VMEM",
-        "ici": "links within a slice",
-        "dcn": "network between slices",
+    resources={
+        "compute": _COMPUTE,
+        "hbm": Resource("HBM", "HBM", "HBM", "the chip's memory (HBM)"),
+        "kernel": Resource("kernels"),
+        "launch": _LAUNCHES,
+        "host": _HOST,
+        "matrix": Resource("matrix units"),
+        "vector": Resource("vector unit"),
+        "vmem": Resource("VMEM", "VMEM", "VMEM", "the memory of its cores (VMEM)"),
+        "ici": Resource(
+            "waiting for ICI", "ICI", "links within a slice", "the links between chips (ICI)"
+        ),
+        "dcn": Resource(
+            "waiting for DCN", "DCN", "network between slices", "the network between slices (DCN)"
+        ),
     },
-    details={
-        **_DETAILS,
-        "hbm": "the chip's memory (HBM)",
-        "vmem": "the memory of its cores (VMEM)",
-        "ici": "the links between chips (ICI)",
-        "dcn": "the network between slices (DCN)",
-    },
-    shares={
-        **_SHARES,
-        "matrix": "matrix units",
-        "vector": "vector unit",
-        "vmem": "VMEM",
-        "ici": "waiting for ICI",
-        "dcn": "waiting for DCN",
-    },
-    networks={"ici": "ICI", "dcn": "DCN"},
     available="what the compiler lets a program use",
     reserves="the runtime reserves",
 )
 
 
 def _gpu_words(links: str) -> Words:
+    within, network = f"the links within a node ({links})", "network between nodes"
     return Words(
         chip="GPU",
         group="node",
         layout="nodes",
-        bounds={**_BOUNDS, "ici": links, "dcn": "network between nodes"},
-        details={
-            **_DETAILS,
-            "hbm": "the GPU's memory (HBM)",
-            "ici": f"the links within a node ({links})",
-            "dcn": "the network between nodes",
+        resources={
+            "compute": _COMPUTE,
+            "hbm": Resource("HBM", "HBM", "HBM", "the GPU's memory (HBM)"),
+            "kernel": Resource("kernels"),
+            "launch": _LAUNCHES,
+            "host": _HOST,
+            "matrix": Resource("tensor cores"),
+            "vector": Resource("CUDA cores"),
+            "ici": Resource(f"waiting for {links}", links, links, within),
+            "dcn": Resource("waiting for the network", "network", network, f"the {network}"),
         },
-        shares={
-            **_SHARES,
-            "matrix": "tensor cores",
-            "vector": "CUDA cores",
-            "ici": f"waiting for {links}",
-            "dcn": "waiting for the network",
-        },
-        networks={"ici": links, "dcn": "network"},
         available="the share of the memory that JAX's allocator takes",
         reserves="JAX's allocator leaves",
     )
@@ -198,7 +198,7 @@ def time_summary(report: PreflightFields) -> str:
     time = report.time
     text = (
         f"{step_time_text(time)} ({error_text(time)}), bound by "
-        f"{words_of(report.topology).bounds[time.bound]}; "
+        f"{words_of(report.topology).resources[time.bound].bound}; "
         f"at least {in_seconds(time.roofline_seconds)} by the roofline"
     )
     if time.is_lower_bound:

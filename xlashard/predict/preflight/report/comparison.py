@@ -145,8 +145,8 @@ def _facts(old: PreflightReport, new: PreflightReport) -> Facts[PreflightReport]
 
 def _figures(old: PreflightReport, new: PreflightReport) -> Figures[PreflightReport]:
     """Return the numbers to compare, with the names of the chips of both reports."""
-    within = _names(lambda words: words.bounds["ici"], old, new)
-    between = _names(lambda words: words.bounds["dcn"], old, new)
+    within = _names(lambda words: words.resources["ici"].bound, old, new)
+    between = _names(lambda words: words.resources["dcn"].bound, old, new)
     alone = _names(lambda words: f"a {words.group}", old, new)
     groups = _names(lambda words: f"{words.group}s", old, new)
     return {
@@ -278,7 +278,7 @@ class _ReportRow(NamedTuple):
 
 def _bound(report: PreflightReport) -> str:
     """Return the name of what bounds the time."""
-    return words_of(report.topology).bounds[report.time.bound]
+    return words_of(report.topology).resources[report.time.bound].bound
 
 
 def reports_section(
@@ -382,12 +382,12 @@ def _temporaries(report: PreflightReport) -> Iterator[tuple[int, str]]:
 
 
 def _waits(report: PreflightReport) -> list[str]:
-    t, bounds = report.time, words_of(report.topology).bounds
+    t, names = report.time, words_of(report.topology).resources
     times = [
         (t.compute_seconds, "of arithmetic"),
         (t.hbm_seconds, "of HBM"),
-        (t.ici_seconds, f"of {bounds['ici']}"),
-        (t.dcn_seconds, f"of the {bounds['dcn']}"),
+        (t.ici_seconds, f"of {names['ici'].bound}"),
+        (t.dcn_seconds, f"of the {names['dcn'].bound}"),
         (t.seconds, "by the schedule"),
     ]
     return [f"{in_seconds(s)} {what}" for s, what in sorted(times, reverse=True) if s]
