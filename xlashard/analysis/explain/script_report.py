@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from xlashard.analysis.explain.comparison import Comparison
+from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.report_changes import compare_programs
 from xlashard.analysis.explain.sections import decided_text
@@ -12,7 +13,6 @@ from xlashard.analysis.report.cells import TableCell, join_cell
 from xlashard.analysis.report.parts import Column, Head, PagePanel, Section, distinct_names
 from xlashard.analysis.report.printable import (
     Part,
-    PrintableReport,
     SerializableReport,
     list_panels,
 )
@@ -200,22 +200,23 @@ def _changed_arguments(old: ScriptProgram, new: ScriptProgram) -> str:
     before = {value.path: value for value in old.report.inputs}
     changed = []
     for now in new.report.inputs:
-        was = before.get(now.path, now)
-        if was.type != now.type:
-            changed.append(f"{now.path} {was.type} → {now.type}")
-        elif was.weak_type != now.weak_type:
-            texts = (f"{'weakly typed ' * v.weak_type}{v.type}" for v in (was, now))
-            changed.append(f"{now.path} {' → '.join(texts)}")
-        elif was.spec != now.spec:
-            # A program drops an argument that it does not use, with its sharding.
-            changed.append(f"{now.path} {was.spec or 'not used'} → {now.spec or 'not used'}")
-        elif was.decided_by != now.decided_by:
-            origins = f"{decided_text(was)} → {decided_text(now)}"
-            changed.append(f"{now.path} sharded by {origins}")
+        pairs = zip(_describe(before.get(now.path, now)), _describe(now), strict=True)
+        different = ((words, one, other) for (words, one), (_, other) in pairs if one != other)
+        if first := next(different, None):
+            words, one, other = first
+            changed.append(f"{now.path} {words}{one} → {other}")
     if not changed:
         return "other arguments"
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
     return f"{changed[0]}{more}"
+
+
+def _describe(value: ValueReport) -> Iterator[tuple[str, str]]:
+    """Yield what a program is compiled for, each with the words before it."""
+    yield "", f"{'weakly typed ' * value.weak_type}{value.type}"
+    # A program that drops an argument has no sharding of it.
+    yield "", value.spec or "not used"
+    yield "sharded by ", decided_text(value)
 
 
 class _Row(NamedTuple):
@@ -284,7 +285,7 @@ def explain_recorded(program: "RecordedProgram", values: str = "") -> ScriptProg
 
 
 @dataclass(frozen=True, repr=False)
-class ScriptComparison(PrintableReport):
+class ScriptComparison(SerializableReport):
     """Changes of the programs of a script. Made by `compare_scripts`.
 
     Attributes:
@@ -294,6 +295,7 @@ class ScriptComparison(PrintableReport):
         removed: Names of programs that only the first report has.
     """
 
+    _format = ReportFormat("comparison of programs", 1, "compare_scripts(...).to_json()")
     _print_all = "comparison.print(all=True)"
     _kind = "comparison"
 
