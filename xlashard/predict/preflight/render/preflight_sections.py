@@ -40,7 +40,6 @@ from xlashard.predict.preflight.render.report_text import (
     most_worthwhile,
     peak_text,
     price_summary,
-    price_with_currency,
     severity,
     spill_remedy,
     step_time_text,
@@ -165,9 +164,8 @@ def _key_figures(report: PreflightFields) -> Iterator[KeyFigure]:
     yield KeyFigure("step time", step_time_text(time), time.seconds, error)
     waits = f"waits for {words.resources[time.bound].detail}"
     yield KeyFigure("bound", words.resources[time.bound].short, time.bound, waits)
-    used = memory.total_bytes / memory.available_bytes
     note = f"{in_bytes(memory.total_bytes)} of {in_bytes(memory.available_bytes)}"
-    yield KeyFigure("memory", in_percent(used), used, note)
+    yield KeyFigure("memory", in_percent(memory.share), memory.share, note)
     if throughput is not None:
         speed = throughput.tokens_per_second
         each = f"{in_thousands(throughput.device_tokens_per_second)} on each device"
@@ -178,12 +176,11 @@ def _key_figures(report: PreflightFields) -> Iterator[KeyFigure]:
     else:
         yield KeyFigure("work", in_flop(time.flops), time.flops, "on each device")
     if price is not None:
-        hour = price_with_currency(price.hour, price.currency)
-        note = f"{hour} an hour, {price_with_currency(price.chip_hour)} a {words.chip}"
-        step = price_with_currency(price.step, price.currency)
-        yield KeyFigure("price of a step", step, price.step, note)
+        hour, chip_hour = price.text(price.hour), price.text(price.chip_hour)
+        note = f"{hour} an hour, {chip_hour} a {words.chip}"
+        yield KeyFigure("price of a step", price.text(price.step), price.step, note)
         if price.billion_tokens is not None:
-            cost = price_with_currency(price.billion_tokens, price.currency)
+            cost = price.text(price.billion_tokens)
             yield KeyFigure("10⁹ tokens", cost, price.billion_tokens, "at this speed")
 
 

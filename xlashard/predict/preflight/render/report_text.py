@@ -254,14 +254,10 @@ def throughput_text(throughput: ThroughputReport) -> str:
 
 def price_summary(price: PriceReport, chip: str) -> str:
     """Return the cost of a step, an hour and 10⁹ tokens."""
-
-    def cost(amount: float) -> str:
-        return price_with_currency(amount, price.currency)
-
-    text = f"{cost(price.step)} a step, {cost(price.hour)} an hour"
+    text = f"{price.text(price.step)} a step, {price.text(price.hour)} an hour"
     if price.billion_tokens is not None:
-        text += f", {cost(price.billion_tokens)} for a billion tokens"
-    return f"{text} (at {cost(price.chip_hour)} a {chip} and hour)"
+        text += f", {price.text(price.billion_tokens)} for a billion tokens"
+    return f"{text} (at {price.text(price.chip_hour)} a {chip} and hour)"
 
 
 def mesh_text(mesh: Sequence[AxisReport]) -> str:
@@ -310,12 +306,6 @@ def in_thousands(number: float) -> str:
         if number >= 0.9995 * size:
             return f"{three_digits(number / size)} {unit}"
     return three_digits(number)
-
-
-def price_with_currency(amount: float, currency: str = "") -> str:
-    """Return a price with two decimals, or more for a small one: `0.089 USD`, `1,234.50 USD`."""
-    digits = ",.2f" if amount >= 0.1 or amount == 0 else ".2g" if amount >= 1e-4 else ".1e"
-    return f"{amount:{digits}} {currency}".rstrip()
 
 
 def most_worthwhile(report: PreflightFields) -> str:

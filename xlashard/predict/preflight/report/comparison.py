@@ -42,7 +42,6 @@ from xlashard.predict.preflight.render.report_text import (
     Words,
     axes_text,
     mesh_text,
-    price_with_currency,
     step_time_text,
     topology_name,
     topology_text,
@@ -290,14 +289,7 @@ def reports_section(
         reports: The reports.
         links: Links to their panels on a page; empty in a terminal.
     """
-
-    def price(number: float) -> str:
-        return price_with_currency(number, next(r.price.currency for r in reports if r.price))
-
-    def used(row: _ReportRow) -> float:
-        memory = row.report.memory
-        return memory.total_bytes / memory.available_bytes
-
+    price = next((r.price.text for r in reports if r.price), str)
     return Section(
         id="reports",
         title=f"{len(reports)} reports",
@@ -306,7 +298,9 @@ def reports_section(
             Column("topology", lambda row: topology_text(row.report.topology), ""),
             Column("mesh", lambda row: axes_text(row.report.mesh).replace(" ", ""), "name"),
             Column("fits", lambda row: _fits(row.report)),
-            Column(">memory", used, "part", "Of what a program may use on a device"),
+            Column(
+                ">memory", "report.memory.share", "part", "Of what a program may use on a device"
+            ),
             Column(
                 ">takes",
                 lambda row: join_cell(step_time_text(row.report.time), key=row.report.time.seconds),
