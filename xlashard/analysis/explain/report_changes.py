@@ -123,13 +123,13 @@ def _cause(c: CollectiveReport) -> tuple[SourceLine | None, str]:
 
 def _usage_changes(old: Sequence[BytesUse], new: Sequence[BytesUse]) -> tuple[UsageChange, ...]:
     """Return what changed between two lists of uses, the largest difference first."""
-    before, after = _sum_up(old), _sum_up(new)
+    before, after = _sum_uses(old), _sum_uses(new)
     changes = [_use_change(before.get(key), after.get(key)) for key in {**before, **after}]
     changed = [change for change in changes if change.old_bytes != change.new_bytes]
     return tuple(sorted(changed, key=lambda c: -abs(c.new_bytes - c.old_bytes)))
 
 
-def _sum_up(uses: Sequence[BytesUse]) -> dict[tuple[str, ...], BytesUse]:
+def _sum_uses(uses: Sequence[BytesUse]) -> dict[tuple[str, ...], BytesUse]:
     """Return the uses by key, those of one key together."""
     totals: dict[tuple[str, ...], BytesUse] = {}
     for use in uses:

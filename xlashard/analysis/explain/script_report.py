@@ -200,7 +200,9 @@ def _changed_arguments(old: ScriptProgram, new: ScriptProgram) -> str:
     before = {value.path: value for value in old.report.inputs}
     changed = []
     for now in new.report.inputs:
-        pairs = zip(_describe(before.get(now.path, now)), _describe(now), strict=True)
+        pairs = zip(
+            _describe_argument(before.get(now.path, now)), _describe_argument(now), strict=True
+        )
         different = ((words, one, other) for (words, one), (_, other) in pairs if one != other)
         if first := next(different, None):
             words, one, other = first
@@ -211,7 +213,7 @@ def _changed_arguments(old: ScriptProgram, new: ScriptProgram) -> str:
     return f"{changed[0]}{more}"
 
 
-def _describe(value: ValueReport) -> Iterator[tuple[str, str]]:
+def _describe_argument(value: ValueReport) -> Iterator[tuple[str, str]]:
     """Yield what a program is compiled for, each with the words before it."""
     yield "", f"{'weakly typed ' * value.weak_type}{value.type}"
     # A program that drops an argument has no sharding of it.

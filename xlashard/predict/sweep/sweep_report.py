@@ -46,7 +46,9 @@ def _bound(facts: SweepFacts | None) -> str:
 def _price_cell(price: PriceReport | None, amount: str) -> TableCell:
     """Return an amount of a price by its name; empty without one."""
     cost = read_value(price, amount)
-    return TableCell() if price is None or cost is None else join_cell(price.text(cost), key=cost)
+    if price is None or cost is None:
+        return TableCell()
+    return join_cell(price.format_amount(cost), key=cost)
 
 
 def _reason(result: SweepResult) -> TableCell:
@@ -315,9 +317,9 @@ class SweepReport(SerializableReport):
             step = in_seconds(best.facts.seconds)
             facts.append(("best", f"{best.axes} on {best.where}, {step}"))
         if (cheapest := self.cheapest) is not None and (price := self.step_price(cheapest)):
-            cost = f"{price.text(price.step)} a step"
+            cost = f"{price.format_amount(price.step)} a step"
             if price.million_tokens is not None:
-                cost = f"{price.text(price.million_tokens)} for a million tokens"
+                cost = f"{price.format_amount(price.million_tokens)} for a million tokens"
             facts.append(("cheapest", f"{cheapest.axes} on {cheapest.where}, {cost}"))
         facts.append(("meshes", f"{len(self.results)}: {', '.join(text).replace('fits', 'fit')}"))
         if self.reused_results:

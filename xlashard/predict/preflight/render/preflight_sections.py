@@ -176,11 +176,11 @@ def _key_figures(report: PreflightFields) -> Iterator[KeyFigure]:
     else:
         yield KeyFigure("work", in_flop(time.flops), time.flops, "on each device")
     if price is not None:
-        hour, chip_hour = price.text(price.hour), price.text(price.chip_hour)
+        hour, chip_hour = price.format_amount(price.hour), price.format_amount(price.chip_hour)
         note = f"{hour} an hour, {chip_hour} a {words.chip}"
-        yield KeyFigure("price of a step", price.text(price.step), price.step, note)
+        yield KeyFigure("price of a step", price.format_amount(price.step), price.step, note)
         if price.billion_tokens is not None:
-            cost = price.text(price.billion_tokens)
+            cost = price.format_amount(price.billion_tokens)
             yield KeyFigure("10⁹ tokens", cost, price.billion_tokens, "at this speed")
 
 

@@ -15,7 +15,6 @@ from xlashard.predict.preflight.report.preflight_model import (
 )
 from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
 from xlashard.predict.preflight.report.step_model import SpillReport
-from xlashard.predict.targets.base_topology import counted_in_thousands
 from xlashard.predict.targets.chip import Links
 from xlashard.support.formatting import (
     in_amount,
@@ -150,7 +149,7 @@ def topology_text(topology: TopologyReport) -> str:
     devices = ""
     if topology.devices != topology.chips:
         devices = f", {topology.devices:,} devices"
-    chips = counted_in_thousands(topology.chips, words_of(topology).chip)
+    chips = counted(topology.chips, words_of(topology).chip)
     return f"{topology_name(topology)} ({chips}{devices})"
 
 
@@ -254,10 +253,10 @@ def throughput_text(throughput: ThroughputReport) -> str:
 
 def price_summary(price: PriceReport, chip: str) -> str:
     """Return the cost of a step, an hour and 10⁹ tokens."""
-    text = f"{price.text(price.step)} a step, {price.text(price.hour)} an hour"
+    text = f"{price.format_amount(price.step)} a step, {price.format_amount(price.hour)} an hour"
     if price.billion_tokens is not None:
-        text += f", {price.text(price.billion_tokens)} for a billion tokens"
-    return f"{text} (at {price.text(price.chip_hour)} a {chip} and hour)"
+        text += f", {price.format_amount(price.billion_tokens)} for a billion tokens"
+    return f"{text} (at {price.format_amount(price.chip_hour)} a {chip} and hour)"
 
 
 def mesh_text(mesh: Sequence[AxisReport]) -> str:

@@ -289,7 +289,7 @@ def reports_section(
         reports: The reports.
         links: Links to their panels on a page; empty in a terminal.
     """
-    price = next((r.price.text for r in reports if r.price), str)
+    price = next((r.price.format_amount for r in reports if r.price), str)
     return Section(
         id="reports",
         title=f"{len(reports)} reports",
