@@ -156,7 +156,7 @@ type _Texts = Mapping[str, tuple[str, str]]
 
 
 def _list_texts(report: Any) -> dict[str, _Texts]:
-    """Return what a report says of values, by field of `Comparison`."""
+    """Return the texts of values in a report, by field of `Comparison`."""
     findings = {
         f"{f.operation} of {' · '.join(f.operands)}": (
             f"repeated by {f.devices} devices",

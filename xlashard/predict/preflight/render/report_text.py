@@ -26,7 +26,7 @@ from xlashard.support.formatting import (
 )
 
 
-class Resource(NamedTuple):
+class ResourceNames(NamedTuple):
     """Names of what takes the time of a step.
 
     Attributes:
@@ -58,7 +58,7 @@ class Words:
     chip: str
     group: str
     layout: str
-    resources: Mapping[str, Resource]
+    resources: Mapping[str, ResourceNames]
     available: str
     reserves: str
 
@@ -73,11 +73,11 @@ class Words:
         return {name: self.resources[name].short for name in ("ici", "dcn")}
 
 
-_COMPUTE = Resource("", "compute", "arithmetic", "arithmetic")
-_LAUNCHES = Resource(
+_COMPUTE = ResourceNames("", "compute", "arithmetic", "arithmetic")
+_LAUNCHES = ResourceNames(
     "launches", "launches", "launches of operations", "the launches of its operations"
 )
-_HOST = Resource(
+_HOST = ResourceNames(
     "waiting for the host", "host", "transfers to and from the host", "the host's memory"
 )
 _TPU = Words(
@@ -86,17 +86,17 @@ _TPU = Words(
     layout="torus",
     resources={
         "compute": _COMPUTE,
-        "hbm": Resource("HBM", "HBM", "HBM", "the chip's memory (HBM)"),
-        "kernel": Resource("kernels"),
+        "hbm": ResourceNames("HBM", "HBM", "HBM", "the chip's memory (HBM)"),
+        "kernel": ResourceNames("kernels"),
         "launch": _LAUNCHES,
         "host": _HOST,
-        "matrix": Resource("matrix units"),
-        "vector": Resource("vector unit"),
-        "vmem": Resource("VMEM", "VMEM", "VMEM", "the memory of its cores (VMEM)"),
-        "ici": Resource(
+        "matrix": ResourceNames("matrix units"),
+        "vector": ResourceNames("vector unit"),
+        "vmem": ResourceNames("VMEM", "VMEM", "VMEM", "the memory of its cores (VMEM)"),
+        "ici": ResourceNames(
             "waiting for ICI", "ICI", "links within a slice", "the links between chips (ICI)"
         ),
-        "dcn": Resource(
+        "dcn": ResourceNames(
             "waiting for DCN", "DCN", "network between slices", "the network between slices (DCN)"
         ),
     },
@@ -113,14 +113,14 @@ def _gpu_words(links: str) -> Words:
         layout="nodes",
         resources={
             "compute": _COMPUTE,
-            "hbm": Resource("HBM", "HBM", "HBM", "the GPU's memory (HBM)"),
-            "kernel": Resource("kernels"),
+            "hbm": ResourceNames("HBM", "HBM", "HBM", "the GPU's memory (HBM)"),
+            "kernel": ResourceNames("kernels"),
             "launch": _LAUNCHES,
             "host": _HOST,
-            "matrix": Resource("tensor cores"),
-            "vector": Resource("CUDA cores"),
-            "ici": Resource(f"waiting for {links}", links, links, within),
-            "dcn": Resource("waiting for the network", "network", network, f"the {network}"),
+            "matrix": ResourceNames("tensor cores"),
+            "vector": ResourceNames("CUDA cores"),
+            "ici": ResourceNames(f"waiting for {links}", links, links, within),
+            "dcn": ResourceNames("waiting for the network", "network", network, f"the {network}"),
         },
         available="the share of the memory that JAX's allocator takes",
         reserves="JAX's allocator leaves",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
-from xlashard.predict.preflight.render.report_text import Resource, in_thousands, three_digits
+from xlashard.predict.preflight.render.report_text import ResourceNames, in_thousands, three_digits
 from xlashard.predict.preflight.report.preflight_model import TimeEstimate, TopologyReport
 
 _LETTER = 6.6
@@ -129,7 +129,11 @@ class RooflinePlot:
     box = (66, 18, width - 18, height - 50)
 
     def __init__(
-        self, roofline: Roofline, time: TimeEstimate, resources: Mapping[str, Resource], lead: str
+        self,
+        roofline: Roofline,
+        time: TimeEstimate,
+        resources: Mapping[str, ResourceNames],
+        lead: str,
     ) -> None:
         self.names = {slope.name: resources[slope.name].short for slope in roofline.slopes}
         self.lead = lead
