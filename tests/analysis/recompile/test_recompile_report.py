@@ -258,7 +258,7 @@ def test_as_text_json_and_table():
     assert lines[2].endswith("number 1 in state['w']: float32[8,8] → float32[8,9] (shape)")
     assert lines[3].startswith("  hint: dimension 1 of state['w'] had 2 sizes (8, 9)")
     plain = json.loads(report.to_json())
-    assert plain == json.loads(json.dumps(report.to_dict()))
+    assert plain == report.to_dict() and type(report).from_json(json.dumps(plain)) == report
     assert plain["explanations"][1]["differences"] == [
         {"part": "shape", "path": "state['w']", "before": "float32[8,8]", "after": "float32[8,9]"}
     ]

@@ -15,6 +15,7 @@ from tests.predict.preflight.examples import FITTING, HUGE, OUT_OF_MEMORY, SMALL
 from tests.predict.targets.gpu.plugin import needs_plugin
 from xlashard import PreflightReport
 from xlashard._jax.runtime import topologies
+from xlashard.analysis.explain.script_report import ScriptComparison
 from xlashard.cli.commands import preflight as commands
 from xlashard.cli.commands.result_files import check_writable
 from xlashard.cli.commands.targets import topologies_for
@@ -234,6 +235,18 @@ def test_two_stored_reports_are_compared(run: Run, tmp_path: Path) -> None:
     assert out.startswith("### ") and "- **worse**: memory" in out
     code, _, err = run("--markdown", "-", str(paths[0]))
     assert code == 2 and "--compare" in err
+
+
+def test_two_stored_sets_of_reports_are_compared_in_every_format(run: Run, tmp_path: Path) -> None:
+    old, new, page = (tmp_path / name for name in ("old.json", "new.json", "changes.html"))
+    old.write_text(PreflightReports((FITTING, SMALL)).to_json(), encoding="utf-8")
+    new.write_text(PreflightReports((OUT_OF_MEMORY, SMALL)).to_json(), encoding="utf-8")
+    words = ("--compare", str(old), str(new), "--json", "-", "--html", str(page))
+    code, out, err = run(*words)
+    assert code == 1 and err.endswith("it does not fit\n") and err.count("\n") == 1
+    changes = ScriptComparison.from_json(out)
+    assert [each.is_same for each in changes.programs] == [False, True]
+    assert "1 of 2 programs became worse." in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

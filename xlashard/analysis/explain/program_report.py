@@ -27,7 +27,6 @@ from xlashard.analysis.explain.sections import (
     memory_map_section,
     sent_by_axes,
     sent_section,
-    split_values,
     values_section,
 )
 from xlashard.analysis.report.cells import join_cell
@@ -128,9 +127,7 @@ class ProgramReport(SerializableReport):
         yield values_section("results", "Results", self.outputs)
         yield donations_section(self.donations)
         if self.memory is not None:
-            fresh = [value for value in self.outputs if not value.aliased]
-            values = {"arguments": split_values(self.inputs), "results": split_values(fresh)}
-            yield memory_map_section(self.memory.parts, values)
+            yield memory_map_section(self.memory.parts, self.inputs, self.outputs)
         yield _environment(self.place)
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """Changes between two reports of programs, and limits on the figures of one: `memory=80GiB`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from xlashard.analysis.explain.comparison import (
@@ -14,7 +14,6 @@ from xlashard.analysis.explain.comparison import (
 from xlashard.analysis.explain.model import (
     CollectiveReport,
     DonationReport,
-    RepeatedReport,
 )
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.sections import sent_by_axes, sharding_text, short_type
@@ -91,9 +90,6 @@ class BytesUse:
     seconds: float = 0.0
 
 
-_NOTHING = BytesUse((), "", "", 0)
-
-
 def held_uses(values: Iterable[Any]) -> list[BytesUse]:
     """Return the bytes of arguments and results on one device, keyed by path.
 
@@ -126,72 +122,57 @@ def _cause(c: CollectiveReport) -> tuple[SourceLine | None, str]:
 
 
 def _usage_changes(old: Sequence[BytesUse], new: Sequence[BytesUse]) -> tuple[UsageChange, ...]:
-    """Return the uses whose bytes differ, largest change first."""
-    before, after = _by_key(old), _by_key(new)
+    """Return what changed between two lists of uses, the largest difference first."""
+    before, after = _sum_uses(old), _sum_uses(new)
     changes = [_use_change(before.get(key), after.get(key)) for key in {**before, **after}]
     changed = [change for change in changes if change.old_bytes != change.new_bytes]
     return tuple(sorted(changed, key=lambda c: -abs(c.new_bytes - c.old_bytes)))
 
 
-def _by_key(uses: Sequence[BytesUse]) -> dict[tuple[str, ...], BytesUse]:
+def _sum_uses(uses: Sequence[BytesUse]) -> dict[tuple[str, ...], BytesUse]:
+    """Return the uses by key, those of one key together."""
     totals: dict[tuple[str, ...], BytesUse] = {}
     for use in uses:
-        known = totals.get(use.key)
-        if known is not None:
-            nbytes, seconds = use.nbytes + known.nbytes, use.seconds + known.seconds
-            use = BytesUse(use.key, known.what, known.where, nbytes, seconds)
-        totals[use.key] = use
+        known = totals.get(use.key, replace(use, nbytes=0, seconds=0.0))
+        totals[use.key] = replace(
+            known, nbytes=known.nbytes + use.nbytes, seconds=known.seconds + use.seconds
+        )
     return totals
 
 
 def _use_change(old: BytesUse | None, new: BytesUse | None) -> UsageChange:
+    last = new or old or BytesUse((), "", "", 0)
+    before, after = (each or replace(last, nbytes=0, seconds=0.0) for each in (old, new))
     change: Literal["added", "removed", "grown", "shrunk"]
-    if old is None:
-        change = "added"
-    elif new is None:
-        change = "removed"
-    else:
-        change = "grown" if new.nbytes > old.nbytes else "shrunk"
-    last, before, after = new or old or _NOTHING, old or _NOTHING, new or _NOTHING
+    change = "grown" if after.nbytes > before.nbytes else "shrunk"
+    change = "added" if old is None else "removed" if new is None else change
     return UsageChange(
         change, last.what, last.where, before.nbytes, after.nbytes, before.seconds, after.seconds
     )
 
 
-def _value_changes(old: Any, new: Any) -> dict[str, tuple[FactChange, ...]]:
-    """Return the fields of a comparison that follow from values of two reports."""
-    before, after = _list_texts(old), _list_texts(new)
-    # Lines change with every edit above them, and are no part of a finding's name.
-    lines = {**_list_lines(old), **_list_lines(new)}
-    return {
-        field: _changes(texts, after[field], lines if field in ("unmet", "findings") else {})
-        for field, texts in before.items()
+type _Texts = Mapping[str, tuple[str, str]]
+"""Texts by the names of facts, each with its source line."""
+
+
+def _list_texts(report: Any) -> dict[str, _Texts]:
+    """Return the texts of values in a report, by field of `Comparison`."""
+    findings = {
+        f"{f.operation} of {' · '.join(f.operands)}": (
+            f"repeated by {f.devices} devices",
+            line_text(f.source),
+        )
+        for f in report.repeated
     }
-
-
-def _list_texts(report: Any) -> dict[str, dict[str, str]]:
-    """Return the texts of values by their names, by the field of a comparison."""
-    repeated = {_repeated_name(f): f"repeated by {f.devices} devices" for f in report.repeated}
-    constants = {c.path: f"{in_bytes(c.nbytes)} closed over" for c in report.constants}
+    findings |= {c.path: (f"{in_bytes(c.nbytes)} closed over", "") for c in report.constants}
     unmet = (u for u in report.unmet if u.kind != "donation")
     values = (*report.inputs, *report.outputs)
     return {
-        "shardings": {v.path: f"{short_type(v)} {sharding_text(v)}" for v in values},
-        "donations": {d.path: _fate(d) for d in report.donations},
-        "unmet": {u.path: f"{u.requested}: {u.actual}" for u in unmet},
-        "findings": {**repeated, **constants},
+        "shardings": {v.path: (f"{short_type(v)} {sharding_text(v)}", "") for v in values},
+        "donations": {d.path: (_fate(d), "") for d in report.donations},
+        "unmet": {u.path: (f"{u.requested}: {u.actual}", line_text(u.source)) for u in unmet},
+        "findings": findings,
     }
-
-
-def _list_lines(report: Any) -> dict[str, str]:
-    """Return the source lines of findings by their names."""
-    lines = {u.path: line_text(u.source) for u in report.unmet}
-    lines |= {_repeated_name(f): line_text(f.source) for f in report.repeated}
-    return {name: line for name, line in lines.items() if line}
-
-
-def _repeated_name(row: RepeatedReport) -> str:
-    return f"{row.operation} of {' · '.join(row.operands)}"
 
 
 def _fate(d: DonationReport) -> str:
@@ -200,13 +181,14 @@ def _fate(d: DonationReport) -> str:
     return "not donated"
 
 
-def _changes(
-    before: Mapping[str, str], after: Mapping[str, str], lines: Mapping[str, str]
-) -> tuple[FactChange, ...]:
+def _changes(before: _Texts, after: _Texts) -> tuple[FactChange, ...]:
+    """Return the texts that differ."""
+    none = "", ""
     return tuple(
-        FactChange(name, before.get(name, ""), after.get(name, ""), lines.get(name, ""))
+        FactChange(name, old, new, new_line or old_line)
         for name in {**before, **after}
-        if before.get(name) != after.get(name)
+        for (old, old_line), (new, new_line) in [(before.get(name, none), after.get(name, none))]
+        if old != new
     )
 
 
@@ -238,8 +220,11 @@ def compare_reports[R](
         held: Returns the bytes that a device holds.
         collectives: Name of the attribute with the collectives.
     """
-    one, other = ({name: read_value(r, fact) for name, fact in facts.items()} for r in (old, new))
+    one, other = (
+        {name: (read_value(r, fact), "") for name, fact in facts.items()} for r in (old, new)
+    )
     sent, now_sent = (read_value(r, collectives) for r in (old, new))
+    before, after = _list_texts(old), _list_texts(new)
     numbers = [
         AmountChange(name, figure.unit, figure.measure(old), figure.measure(new))
         for name, figure in figures.items()
@@ -247,12 +232,12 @@ def compare_reports[R](
     return Comparison(
         old=read_value(old, "name"),
         new=read_value(new, "name"),
-        facts=_changes(one, other, {}),
+        facts=_changes(one, other),
         amounts=(*(n for n in numbers if n.old or n.new), *_axis_changes(sent, now_sent)),
         memory=_usage_changes(held(old), held(new)),
         traffic=_usage_changes(*(list(map(_traffic_use, rows)) for rows in (sent, now_sent))),
         drawn=(),
-        **_value_changes(old, new),
+        **{field: _changes(texts, after[field]) for field, texts in before.items()},
     )
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from xlashard.analysis.explain.comparison import Comparison
+from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.explain.program_report import ProgramReport
 from xlashard.analysis.explain.report_changes import compare_programs
 from xlashard.analysis.explain.sections import decided_text
@@ -12,7 +13,6 @@ from xlashard.analysis.report.cells import TableCell, join_cell
 from xlashard.analysis.report.parts import Column, Head, PagePanel, Section, distinct_names
 from xlashard.analysis.report.printable import (
     Part,
-    PrintableReport,
     SerializableReport,
     list_panels,
 )
@@ -25,9 +25,7 @@ from xlashard.support.lazily import deferred
 if TYPE_CHECKING:
     from xlashard.analysis.explain import explain
     from xlashard.analysis.programs.from_script import RecordedProgram
-    from xlashard.analysis.report import html_page
 else:
-    html_page = deferred("xlashard.analysis.report.html_page")
     # For programs that a script compiled; saved reports are compared without JAX.
     explain = deferred("xlashard.analysis.explain.explain")
 
@@ -61,9 +59,22 @@ class ScriptProgram:
     @property
     def cost(self) -> tuple[float, float, float]:
         """FLOP and sent bytes of all calls on a device, and the bytes that it holds."""
-        row, calls = _Row(TableCell(), self.name, self.report), max(self.calls, 1)
+        calls = max(self.calls, 1)
         flops = self.report.cost.flops if self.report and self.report.cost else 0.0
-        return calls * flops, calls * float(row.sent or 0), float(row.held or 0)
+        return calls * flops, calls * float(self.sent or 0), float(self.held or 0)
+
+    @property
+    def sent(self) -> int | None:
+        """Bytes that a device sends in one call; None on one device."""
+        if self.report is None or self.report.place.num_devices == 1:
+            return None
+        return sum(c.sent_bytes for c in self.report.collectives)
+
+    @property
+    def held(self) -> int | None:
+        """Bytes that a device holds, without the program itself."""
+        memory = None if self.report is None else self.report.memory
+        return None if memory is None else memory.total_bytes - memory.code_bytes
 
 
 @dataclass(frozen=True)
@@ -128,14 +139,11 @@ class ScriptReport(SerializableReport):
         rest = [_omitted_text(self.omitted)] * bool(self.omitted.count)
         if self.outcome != "finished":
             rest.append(f"{self.script} {self.outcome}: {self.why}")
-        names = iter(links)
         programs = self.programs
         if links:
             programs = sorted(programs, key=lambda program: program.cost, reverse=True)
-        rows = [
-            _Row(next(names, TableCell()) if p.report else TableCell(), p.name, p.report, p)
-            for p in programs
-        ]
+        names = iter(links)
+        rows = [_Row(next(names, p.name) if p.report else p.name, p) for p in programs]
         note = f"{len(self.programs)} of {self.script}"
         return replace(_PROGRAMS, note=note, rows=rows, rest=rest)
 
@@ -149,18 +157,13 @@ class ScriptReport(SerializableReport):
         Args:
             others: Further parts of the first panel.
         """
-        programs = zip(self.programs, self._headings(), strict=True)
-        explained = [(program, heading) for program, heading in programs if program.report]
-        listed = [
-            (*each, *pair) for each, pair in zip(explained, named_programs(self), strict=True)
+        named = zip(_name_programs(self), self.programs, self._headings(), strict=True)
+        panels = [
+            PagePanel(name, (heading, *p.report.parts()), p.report.page_data())
+            for name, p, heading in sorted(named, key=lambda each: each[1].cost, reverse=True)
+            if p.report is not None
         ]
-        listed.sort(key=lambda each: each[0].cost, reverse=True)
-        named = {name: report for _, _, name, report in listed}
-        panels = list_panels(named, self._overview, others)
-        first = len(panels) - len(listed)
-        for n, (_, heading, *_) in enumerate(listed, first):
-            panels[n] = replace(panels[n], parts=(heading, *panels[n].parts))
-        return panels
+        return list_panels(panels, self._overview, others)
 
 
 def _make_head(program: ScriptProgram, earlier: ScriptProgram | None, is_known: bool) -> Head:
@@ -197,107 +200,55 @@ def _changed_arguments(old: ScriptProgram, new: ScriptProgram) -> str:
     before = {value.path: value for value in old.report.inputs}
     changed = []
     for now in new.report.inputs:
-        was = before.get(now.path, now)
-        if was.type != now.type:
-            changed.append(f"{now.path} {was.type} → {now.type}")
-        elif was.weak_type != now.weak_type:
-            texts = (f"{'weakly typed ' * v.weak_type}{v.type}" for v in (was, now))
-            changed.append(f"{now.path} {' → '.join(texts)}")
-        elif was.spec != now.spec:
-            # A program drops an argument that it does not use, with its sharding.
-            changed.append(f"{now.path} {was.spec or 'not used'} → {now.spec or 'not used'}")
-        elif was.decided_by != now.decided_by:
-            origins = f"{decided_text(was)} → {decided_text(now)}"
-            changed.append(f"{now.path} sharded by {origins}")
+        pairs = zip(
+            _describe_argument(before.get(now.path, now)), _describe_argument(now), strict=True
+        )
+        different = ((words, one, other) for (words, one), (_, other) in pairs if one != other)
+        if first := next(different, None):
+            words, one, other = first
+            changed.append(f"{now.path} {words}{one} → {other}")
     if not changed:
         return "other arguments"
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
     return f"{changed[0]}{more}"
 
 
-@dataclass(frozen=True)
-class _Row:
-    """Program in a table of several.
+def _describe_argument(value: ValueReport) -> Iterator[tuple[str, str]]:
+    """Yield what a program is compiled for, each with the words before it."""
+    yield "", f"{'weakly typed ' * value.weak_type}{value.type}"
+    # A program that drops an argument has no sharding of it.
+    yield "", value.spec or "not used"
+    yield "sharded by ", decided_text(value)
 
-    Attributes:
-        link: Link to its panel on a page; empty in a terminal.
-        name: Its name.
-        report: Its report; None without one.
-        program: Its calls and places in a script; None outside of one.
-    """
 
-    link: TableCell
-    name: str
-    report: ProgramReport | None
-    program: ScriptProgram | None = None
+class _Row(NamedTuple):
+    """Program in a table of several, with its name or a link to its panel."""
 
-    @property
-    def sent(self) -> int | None:
-        """Bytes that a device sends; None on a single device."""
-        if self.report is None or self.report.place.num_devices == 1:
-            return None
-        return sum(c.sent_bytes for c in self.report.collectives)
+    name: TableCell | str
+    program: ScriptProgram
 
-    @property
-    def held(self) -> int | None:
-        """Bytes that a device holds, without the program."""
-        memory = None if self.report is None else self.report.memory
-        return None if memory is None else memory.total_bytes - memory.code_bytes
+
+def _count_collectives(row: _Row) -> int | None:
+    report = row.program.report
+    return None if report is None else sum(c.times for c in report.collectives)
 
 
 _PROGRAMS = Section[_Row](
     id="programs",
     title="Programs",
     columns=(
-        Column("program", lambda row: row.link or row.name),
-        Column(">calls", lambda row: row.program and (row.program.calls or None), "number"),
-        Column(">devices", "report.place.num_devices", "number"),
-        Column(">holds", "held", "bytes", "Each device, without the program itself"),
-        Column(">sends", "sent", "bytes", "Each device in one call"),
-        Column(
-            ">collectives",
-            lambda row: row.report and sum(c.times for c in row.report.collectives),
-            "number",
-        ),
-        Column(">work", "report.cost.flops", "flop"),
-        Column("defined at", lambda row: row.program and _near(row.program.source), "code"),
+        Column("program", "name"),
+        Column(">calls", lambda row: row.program.calls or None, "number"),
+        Column(">devices", "program.report.place.num_devices", "number"),
+        Column(">holds", "program.held", "bytes", "Each device, without the program itself"),
+        Column(">sends", "program.sent", "bytes", "Each device in one call"),
+        Column(">collectives", _count_collectives, "number"),
+        Column(">work", "program.report.cost.flops", "flop"),
+        Column("defined at", lambda row: _near(row.program.source), "code"),
     ),
     printed=">calls | >devices | >holds | >sends | program | defined at",
     most=10**6,
 )
-
-
-def program_page(
-    reports: ProgramReport | ScriptReport | Sequence[ProgramReport],
-    changes: Comparison | Sequence[Comparison] = (),
-    names: Sequence[str] = (),
-) -> str:
-    """Return programs as an HTML page, with a tab for each.
-
-    Args:
-        reports: A program, those of a script, or some.
-        changes: Comparisons of two of them, or with stored ones, shown first.
-        names: A name for each program; by default those of the functions.
-
-    Raises:
-        ArgumentError: If there is no report.
-    """
-    changes = (changes,) if isinstance(changes, Comparison) else tuple(changes)
-    others = [part for each in changes for part in each.parts()]
-    if isinstance(reports, ScriptReport):
-        panels, title = reports.panels(others), reports.page_title()
-        return html_page.render_page(panels, ScriptReport._kind, ScriptReport._footer, title)
-    several = (reports,) if isinstance(reports, ProgramReport) else reports
-    shown = names or list(distinct_names(report.name for report in several))
-    named = dict(zip(shown, several, strict=True))
-
-    def overview(links: Sequence[TableCell]) -> Section[_Row]:
-        rows = [_Row(*row) for row in zip(links, named, named.values(), strict=True)]
-        return replace(_PROGRAMS, rows=rows)
-
-    panels = list_panels(named, overview, others)
-    title = f"{len(named)} programs" if len(named) > 1 else next(iter(named), "")
-    return html_page.render_page(panels, ProgramReport._kind, ProgramReport._footer, title)
 
 
 def _omitted_text(omitted: OmittedPrograms) -> str:
@@ -336,7 +287,7 @@ def explain_recorded(program: "RecordedProgram", values: str = "") -> ScriptProg
 
 
 @dataclass(frozen=True, repr=False)
-class ScriptComparison(PrintableReport):
+class ScriptComparison(SerializableReport):
     """Changes of the programs of a script. Made by `compare_scripts`.
 
     Attributes:
@@ -346,6 +297,7 @@ class ScriptComparison(PrintableReport):
         removed: Names of programs that only the first report has.
     """
 
+    _format = ReportFormat("comparison of programs", 1, "compare_scripts(...).to_json()")
     _print_all = "comparison.print(all=True)"
     _kind = "comparison"
 
@@ -445,6 +397,9 @@ def named_programs(report: ScriptReport | ProgramReport) -> list[tuple[str, Prog
     """Return the explained programs of a report with names of their own: `step`, `step (2)`."""
     if isinstance(report, ProgramReport):
         return [(report.name, report)]
-    names = distinct_names((program.name for program in report.programs), NUMBERED)
-    programs = zip(names, report.programs, strict=True)
+    programs = zip(_name_programs(report), report.programs, strict=True)
     return [(name, p.report) for name, p in programs if p.report is not None]
+
+
+def _name_programs(report: ScriptReport) -> Iterator[str]:
+    return distinct_names((program.name for program in report.programs), NUMBERED)

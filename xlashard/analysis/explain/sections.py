@@ -25,7 +25,7 @@ from xlashard.analysis.report.cells import (
 )
 from xlashard.analysis.report.excerpts import Excerpt, read_excerpts
 from xlashard.analysis.report.parts import WIDE, Column, Section
-from xlashard.analysis.report.texts import line_text, operation_text, short_name
+from xlashard.analysis.report.texts import line_text, operation_text, short_name, split_steps
 from xlashard.analysis.report.trees import TreeDrawing, make_tree
 from xlashard.errors import counted
 from xlashard.support.formatting import in_bytes, in_seconds, typed
@@ -308,7 +308,9 @@ def modules_section(
         format_amount: Returns an amount with its unit.
         whole: Name of the whole.
     """
-    tree = make_tree(whole, [(split_scopes(name or "unknown"), amount) for name, amount in amounts])
+    tree = make_tree(
+        whole, [(_split_scopes(name or "unknown"), amount) for name, amount in amounts]
+    )
     figure = TreeDrawing(tree, format_amount) if tree.parts else None
     note = "by name scope and operation, forward and backward pass together"
     return Section(id, title, note=note, figure=figure, view="page")
@@ -321,17 +323,29 @@ def sent_section(collectives: Sequence[CollectiveReport], per: str) -> Section[N
 
 
 def memory_map_section(
-    parts: Iterable[tuple[str, int]], values: Mapping[str, Iterable[tuple[Sequence[str], int]]]
+    parts: Iterable[tuple[str, int]],
+    inputs: Iterable[ValueReport],
+    outputs: Iterable[ValueReport],
+    temporaries: Iterable[tuple[str, int]] = (),
 ) -> Section[None]:
     """Return a treemap of a device's memory.
 
     Args:
         parts: Bytes of what takes it, by name.
-        values: Bytes within a part, by their names from the outermost in.
+        inputs: The arguments.
+        outputs: The results.
+        temporaries: Bytes of temporaries by the JAX names of their operations.
     """
+    inside_parts = {
+        "arguments": [(_split_path(v.path), v.device_bytes) for v in inputs if v.used],
+        "results": [
+            (_split_path(v.path), v.device_bytes) for v in outputs if v.used and not v.aliased
+        ],
+        "temporaries": [(_split_scopes(name), nbytes) for name, nbytes in temporaries],
+    }
     amounts: list[tuple[Sequence[str], float]] = []
     for name, nbytes in parts:
-        held_values = values.get(name, ())
+        held_values = inside_parts.get(name, ())
         inside = [((name, f" {first}", *rest), float(held)) for (first, *rest), held in held_values]
         other = nbytes - sum(held for _, held in inside)
         amounts += [*inside, ((name, " other") if inside else (name,), other)]
@@ -341,18 +355,13 @@ def memory_map_section(
     return Section("memory-map", "Memory at the peak", note=note, figure=figure, view="page")
 
 
-def split_scopes(op_name: str) -> Sequence[str]:
+def _split_scopes(op_name: str) -> Sequence[str]:
     """Return the name scopes and the operation of a JAX name; without any the name itself."""
     return re.findall(r"/?[^/]+", short_name(op_name)) or [op_name]
 
 
-def split_values(values: Iterable[ValueReport]) -> list[tuple[Sequence[str], int]]:
-    """Return the steps of the paths of values that a program uses, with their bytes."""
-    used = (value for value in values if value.used)
-    return [(_STEPS.findall(value.path) or [value.path], value.device_bytes) for value in used]
-
-
-_STEPS = re.compile(r"^[^\[.]+|\[[^\]]*\]|\.\w+")
+def _split_path(path: str) -> Sequence[str]:
+    return split_steps(path) or [path]
 
 
 def _times_cell(c: CollectiveReport) -> TableCell:

@@ -1,17 +1,17 @@
 """Report of `explain_recompile`: cache misses, their reasons, and hints that avoid them."""
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from xlashard.analysis.recompile.call_differences import FUNCTIONS, CallDifference, differences
 from xlashard.analysis.report.cells import Span, join_cell
 from xlashard.analysis.report.parts import Column, Head, Section
-from xlashard.analysis.report.printable import Part, PrintableReport
+from xlashard.analysis.report.printable import Part, SerializableReport
 from xlashard.core.pjit.cache_miss import CacheMiss, DerivedProgram
 from xlashard.errors import counted
+from xlashard.support.documents import ReportFormat
 from xlashard.support.formatting import CELL, in_seconds, name_file, near_line
 from xlashard.support.lazily import dataclass
 
@@ -300,7 +300,7 @@ def _listed(values: Sequence[object]) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class RecompileReport(PrintableReport):
+class RecompileReport(SerializableReport):
     """Cache misses of one function since it was made or its cache cleared.
 
     `str(report)` has a line for each; `report.print()` shows a table.
@@ -323,6 +323,7 @@ class RecompileReport(PrintableReport):
     """
 
     _kind = "recompile"
+    _format = ReportFormat("recompile report", 1, "explain_recompile(f).to_json()")
 
     function: str
     explanations: tuple[Explanation, ...]
@@ -340,14 +341,6 @@ class RecompileReport(PrintableReport):
     def seconds(self) -> float:
         """Return the total duration."""
         return sum(each.seconds for each in (*self.explanations, *self.derived_programs))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values."""
-        return asdict(self)
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return the report as JSON."""
-        return json.dumps(self.to_dict(), indent=indent)
 
     @property
     def headline(self) -> str:
@@ -380,10 +373,6 @@ class RecompileReport(PrintableReport):
     def page_name(self) -> str:
         """Return the name of the function."""
         return self.function
-
-    def page_data(self) -> dict[str, Any]:
-        """Return what a page offers as JSON."""
-        return self.to_dict()
 
     def parts(self) -> Iterator[Part]:
         """Yield the counts, the cache misses, and hints."""

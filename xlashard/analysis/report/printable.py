@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -50,9 +50,13 @@ class PrintableReport(ABC):
         """Return the title of its page."""
         return self.page_name()
 
-    def panels(self) -> Sequence[PagePanel]:
-        """Return the panels of its page."""
-        return [PagePanel(self.page_name(), tuple(self.parts()), self.page_data())]
+    def panels(self, others: Sequence[Part] = ()) -> Sequence[PagePanel]:
+        """Return the panels of its page.
+
+        Args:
+            others: Further parts of the first panel, above its own.
+        """
+        return [PagePanel(self.page_name(), (*others, *self.parts()), self.page_data())]
 
     def page_data(self) -> Any:
         """Return what a page offers as JSON; None for nothing."""
@@ -82,8 +86,12 @@ class PrintableReport(ABC):
 
     def to_html(self) -> str:
         """Return the report as a self-contained HTML page, to be written in UTF-8."""
-        title = self.page_title()
-        return html_page.render_page(self.panels(), self._kind, self._footer, title)
+        return self.make_page()
+
+    def make_page(self, changes: "PrintableReport | None" = None) -> str:
+        """Return the report as an HTML page that shows a comparison first."""
+        panels = self.panels(() if changes is None else tuple(changes.parts()))
+        return html_page.render_page(panels, self._kind, self._footer, self.page_title())
 
     def _repr_html_(self) -> str:
         return html_page.render_card(self.parts())
@@ -149,20 +157,20 @@ class SerializableReport(PrintableReport):
 
 
 def list_panels(
-    reports: Mapping[str, PrintableReport],
+    panels: Sequence[PagePanel],
     make_overview: Callable[[Sequence[TableCell]], Section[Any]],
     others: Sequence[Part] = (),
-) -> list[PagePanel]:
+) -> Sequence[PagePanel]:
     """Return the panels of a page of reports; of several the first one compares them.
 
     Args:
-        reports: The reports by distinct names.
+        panels: Those of the reports, with distinct names.
         make_overview: Returns the table of several reports, with links to their panels.
         others: Further parts of the first panel.
     """
-    panels = [PagePanel(name, tuple(r.parts()), r.page_data()) for name, r in reports.items()]
     if len(panels) < 2:
         return [replace(panel, parts=(*others, *panel.parts)) for panel in panels]
-    ids = list_ids(["All", *reports])[1:]
-    links = [join_cell(Span(n, "link", id), key=n) for n, id in zip(reports, ids, strict=True)]
+    names = [panel.name for panel in panels]
+    ids = list_ids(["All", *names])[1:]
+    links = [join_cell(Span(n, "link", id), key=n) for n, id in zip(names, ids, strict=True)]
     return [PagePanel("All", (make_overview(links), *others)), *panels]

@@ -95,6 +95,11 @@ def _last(op_name: str) -> str:
     return scope if "->" in scope else last
 
 
+def split_steps(path: str) -> list[str]:
+    """Return the steps of a path: `state`, `['layers']`, `[0]`, `.mu`."""
+    return re.findall(r"^[^\[.]+|\[[^\]]*\]|\.\w+", path)
+
+
 def short_path(path: str, most: int) -> str:
     """Shorten a path to a maximum length if possible, by omitting keys in the middle.
 
@@ -104,7 +109,7 @@ def short_path(path: str, most: int) -> str:
     """
     if len(path) <= most:
         return path
-    first, *steps = re.findall(r"^[^\[.]+|\[[^\]]*\]|\.\w+", path) or [path]
+    first, *steps = split_steps(path) or [path]
     kept = ""
     for step in reversed(steps):
         if len(first) + 1 + len(step) + len(kept) > most:

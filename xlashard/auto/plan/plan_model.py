@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from xlashard.analysis.explain.model import CollectiveReport, ValueReport
 from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.analysis.report.excerpts import Excerpt
+from xlashard.analysis.report.texts import split_steps
 from xlashard.hlo.collectives import CollectiveTotal
 from xlashard.predict.targets.chip import Links
 from xlashard.support.lazily import deferred
@@ -301,10 +302,6 @@ def text_of_spec(spec: "jax_sharding.PartitionSpec") -> str:
     return f"P({', '.join([_UNCONSTRAINED if dim is free else repr(dim) for dim in dims])})"
 
 
-_KEYS = re.compile(r"^[^\[.]+|\[[^\]]*\]|\.\w+")
-"""Keys of a path."""
-
-
 def path_rules(specs: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     r"""Return patterns with specs: the first that `re.search` finds in a path has its spec.
 
@@ -338,7 +335,7 @@ def path_rules(specs: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 def _patterns(path: str) -> set[str]:
     """Return patterns that match a path: its ends and its beginnings, with any layer's number."""
-    keys = _KEYS.findall(path)
+    keys = split_steps(path)
     if "".join(keys) != path:
         return {f"^{re.escape(path)}$"}
     escaped = [r"\[\d+\]" if re.fullmatch(r"\[\d+\]", key) else re.escape(key) for key in keys]

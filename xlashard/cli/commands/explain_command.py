@@ -210,13 +210,12 @@ def _breaches(budget: Sequence[str], named: "Mapping[str, ProgramReport]") -> li
 
 def _write(arguments: argparse.Namespace, report: Any, changes: Any) -> None:
     """Write the requested files."""
-    compared = () if changes is None else tuple(c for c in changes.programs if not c.is_same)
     is_explained = bool(script_report.named_programs(report))
     write_results(
         arguments,
         json=report.to_json,
         markdown=None if changes is None else changes.to_markdown,
-        html=partial(script_report.program_page, report, compared) if is_explained else None,
+        html=partial(report.make_page, changes) if is_explained else None,
     )
 
 

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,6 +13,7 @@ from xlashard._jax.runtime.stand_in_values import StandInRead
 from xlashard._jax.trace.observed_programs import ObservedCall
 from xlashard.analysis.programs.from_script import RecordedProgram
 from xlashard.analysis.report.parts import distinct_names
+from xlashard.analysis.report.printable import SerializableReport
 from xlashard.cli.commands import sweep
 from xlashard.cli.commands.option_words import command_line_message, preflight_options, read_mesh
 from xlashard.cli.commands.result_files import (
@@ -56,7 +56,6 @@ from xlashard.predict.preflight.report.comparison import (
     UnreportedProgram,
     compare,
     compare_sets,
-    page,
     read_budget,
 )
 from xlashard.predict.preflight.report.measured import (
@@ -72,7 +71,7 @@ from xlashard.predict.preflight.target_loading import check_target, user_code_er
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.support.consoles import print_json
 from xlashard.support.documents import parse_json, read_text
-from xlashard.support.formatting import Limit, error_text, in_bytes, near_line, print_error
+from xlashard.support.formatting import error_text, in_bytes, near_line, print_error
 from xlashard.support.program_runner import ProgramStopped, ScriptOrModule, parse_script
 
 _CALLS = 20
@@ -120,23 +119,24 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.price is not None:
         parse_price(arguments.price)
     read_kernel_cost_words(arguments.kernel_cost)
-    if arguments.compare and (sets := _read_sets(arguments.targets)) is not None:
-        return _compare_sets(arguments, limits, *sets)
-    has_failed = False
+    has_failed, changes = False, None
     if arguments.script:
         make_absolute(arguments, *RESULTS, *OF_ONE_REPORT)
         results, has_failed = _script_reports(arguments)
+    elif arguments.compare and (sets := _read_sets(arguments.targets)) is not None:
+        results, changes = PreflightReports(sets[1]), compare_sets(*sets)
     else:
         results = PreflightReports(tuple(_reports(arguments)))
-    reports = results.reports
+    judged = results.reports
+    if arguments.compare and changes is None and len(judged) == 2:
+        changes, judged = compare(*judged), judged[1:]
     try:
         if arguments.script:
-            check_results(arguments, len(reports))
-        _show(arguments, results)
+            check_results(arguments, len(results.reports))
+        _show(arguments, results, changes)
     finally:
         # A script may have run for an hour: its files are written whatever failed.
-        _write_files(arguments, results)
-    judged = reports[1:] if arguments.compare else reports
+        _write_files(arguments, results, changes)
     kept = [check_budget(report, limits, named=len(judged) > 1) for report in judged]
     return 1 if has_failed or results.unreported or not all(kept) else 0
 
@@ -149,23 +149,6 @@ def _read_sets(
         return None
     old, new = map(read_reports, targets)
     return None if len(old) == len(new) == 1 else (old, new)
-
-
-def _compare_sets(
-    arguments: argparse.Namespace,
-    limits: Sequence[Limit],
-    old: Sequence[PreflightReport],
-    new: Sequence[PreflightReport],
-) -> int:
-    """Show what changed in the programs of a script, and check the second reports."""
-    if arguments.json or arguments.html:
-        raise ArgumentError(
-            "--json and --html are of two reports, and here are more: write --markdown FILE"
-        )
-    changes = compare_sets(old, new)
-    print_reports(arguments, [changes])
-    write_results(arguments, markdown=changes.to_markdown)
-    return 0 if all([check_budget(report, limits, named=True) for report in new]) else 1
 
 
 def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
@@ -258,9 +241,16 @@ def read_reports(path: str) -> tuple[PreflightReport, ...]:
     except (OSError, ValueError) as error:
         raise ArgumentError(f"{path} can't be read: {reason_of(error)}") from None
     try:
-        if _is_of_several(text):
+        content = parse_json(text)
+    except ValueError:
+        content = {}
+    keys = content.keys() if isinstance(content, dict) else set[str]()
+    try:
+        if "reports" in keys:
             return PreflightReports.from_json(text).reports
-        return (PreflightReport.from_json(_of_layout(text)),)
+        if {"plan", "report"} <= keys:  # of `--shardings auto`
+            text = json.dumps({"format": REPORT_FORMAT.version, **content["report"]})
+        return (PreflightReport.from_json(text),)
     except ArgumentError as error:
         if '"traffic"' not in text:
             raise ArgumentError(
@@ -269,28 +259,15 @@ def read_reports(path: str) -> tuple[PreflightReport, ...]:
         raise ArgumentError(f"{path}: {error}") from None
 
 
-def _is_of_several(text: str) -> bool:
-    """Return True for the JSON of several preflights."""
-    with suppress(ValueError):
-        content = parse_json(text)
-        return isinstance(content, dict) and "reports" in content
-    return False
-
-
-def _of_layout(text: str) -> str:
-    """Return the JSON of the preflight in that of `--shardings auto`; other texts unchanged."""
-    with suppress(ValueError):
-        content = parse_json(text)
-        if isinstance(content, dict) and {"plan", "report"} <= content.keys():
-            return json.dumps({"format": REPORT_FORMAT.version, **content["report"]})
-    return text
-
-
-def _show(arguments: argparse.Namespace, results: PreflightReports) -> None:
+def _show(
+    arguments: argparse.Namespace,
+    results: PreflightReports,
+    changes: SerializableReport | None,
+) -> None:
     """Print the reports, their comparison, or one beside a profile, whose rates it writes."""
     reports = results.reports
-    if arguments.compare and len(reports) == 2:
-        print_reports(arguments, [compare(*reports)])
+    if changes is not None:
+        print_reports(arguments, [changes])
     elif arguments.measured and len(reports) == 1:
         step = compare_with_profile(reports[0], arguments.measured)
         print_reports(arguments, [step])
@@ -303,13 +280,15 @@ def _show(arguments: argparse.Namespace, results: PreflightReports) -> None:
         print_reports(arguments, [*reports, *summary])
 
 
-def _write_files(arguments: argparse.Namespace, results: PreflightReports) -> None:
+def _write_files(
+    arguments: argparse.Namespace,
+    results: PreflightReports,
+    changes: SerializableReport | None,
+) -> None:
     """Write the requested files."""
     reports = results.reports
-    changes = compare(*reports) if arguments.compare and len(reports) == 2 else None
     is_one = len(reports) == 1 and not (results.unreported or results.advice)
     shown = changes or (reports[0] if is_one else results)
-    make_page = results.to_html if changes is None else partial(page, reports, changes)
     is_folder = changes is None and writes_folder(arguments, len(reports))
     if is_folder:
         _write_all(arguments.json, reports)
@@ -318,7 +297,7 @@ def _write_files(arguments: argparse.Namespace, results: PreflightReports) -> No
         json=None if is_folder else shown.to_json,
         markdown=None if changes is None else changes.to_markdown,
         trace=reports[0].to_trace if len(reports) == 1 else None,
-        html=make_page if reports else None,
+        html=partial(results.make_page, changes) if reports else None,
     )
 
 

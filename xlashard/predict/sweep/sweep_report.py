@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -11,14 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from xlashard.analysis.report.cells import Content, Span, TableCell, join_cell
+from xlashard.analysis.report.cells import Content, Span, TableCell, join_cell, read_value
 from xlashard.analysis.report.parts import Column, Head, Section, make_id
 from xlashard.analysis.report.printable import Part, SerializableReport
 from xlashard.errors import ArgumentError, counted
 from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
     WORDS,
-    price_with_currency,
 )
 from xlashard.predict.preflight.report.preflight_report import PreflightReport
 from xlashard.predict.preflight.report.pricing import Price, PriceReport, describe_price
@@ -41,14 +40,15 @@ def _bound(facts: SweepFacts | None) -> str:
     if facts is None or facts.bound is None:
         return ""
     words = WORDS[facts.links]
-    return words.networks.get(facts.bound) or words.bounds[facts.bound]
+    return words.networks.get(facts.bound) or words.resources[facts.bound].bound
 
 
-def _million_tokens(price: PriceReport | None) -> TableCell:
-    if price is None or price.billion_tokens is None:
+def _price_cell(price: PriceReport | None, amount: str) -> TableCell:
+    """Return an amount of a price by its name; empty without one."""
+    cost = read_value(price, amount)
+    if price is None or cost is None:
         return TableCell()
-    tokens = price.billion_tokens / 1000
-    return join_cell(price_with_currency(tokens, price.currency), key=tokens)
+    return join_cell(price.format_amount(cost), key=cost)
 
 
 def _reason(result: SweepResult) -> TableCell:
@@ -317,9 +317,9 @@ class SweepReport(SerializableReport):
             step = in_seconds(best.facts.seconds)
             facts.append(("best", f"{best.axes} on {best.where}, {step}"))
         if (cheapest := self.cheapest) is not None and (price := self.step_price(cheapest)):
-            tokens = _million_tokens(price).text
-            step = f"{price_with_currency(price.step, price.currency)} a step"
-            cost = f"{tokens} for a million tokens" if tokens else step
+            cost = f"{price.format_amount(price.step)} a step"
+            if price.million_tokens is not None:
+                cost = f"{price.format_amount(price.million_tokens)} for a million tokens"
             facts.append(("cheapest", f"{cheapest.axes} on {cheapest.where}, {cost}"))
         facts.append(("meshes", f"{len(self.results)}: {', '.join(text).replace('fits', 'fit')}"))
         if self.reused_results:
@@ -344,15 +344,8 @@ class SweepReport(SerializableReport):
         def mesh(result: SweepResult) -> Span:
             return Span(result.axes, "strong" if result is fitting[0] else "name")
 
-        def used(result: SweepResult) -> float | None:
-            facts = result.facts
-            return None if facts is None else facts.total_bytes / facts.available_bytes
-
-        def step_price(result: SweepResult) -> TableCell | None:
-            cost = self.step_price(result)
-            if cost is None:
-                return None
-            return join_cell(price_with_currency(cost.step, cost.currency), key=cost.step)
+        def price(amount: str) -> Callable[[SweepResult], TableCell]:
+            return lambda result: _price_cell(self.step_price(result), amount)
 
         return Section(
             id,
@@ -367,10 +360,10 @@ class SweepReport(SerializableReport):
                 Column(">step", "facts.seconds", in_seconds),
                 Column(">tokens/s", "facts.tokens_per_second", "number"),
                 Column(">MFU", "facts.utilisation", "{:.1%}".format),
-                Column(">HBM", used, "{:.0%}".format),
+                Column(">HBM", "facts.memory_share", "{:.0%}".format),
                 Column("waits for", lambda result: _bound(result.facts), ""),
-                Column(">a step", step_price),
-                Column(">10⁶ tokens", lambda result: _million_tokens(self.step_price(result))),
+                Column(">a step", price("step")),
+                Column(">10⁶ tokens", price("million_tokens")),
             ),
             rows=fitting,
             row_name=_row_name,

@@ -59,6 +59,11 @@ class SweepFacts:
     chip: str = ""
     links: Links = "ici"
 
+    @property
+    def memory_share(self) -> float:
+        """Share of the available memory that the program takes."""
+        return self.total_bytes / self.available_bytes
+
     @classmethod
     def of(cls, report: PreflightReport) -> "SweepFacts":
         """Return the figures of a report."""
@@ -125,7 +130,7 @@ class SweepResult:
             return order, math.inf
         if self.outcome in ("fits", "not compiled"):
             return order, facts.seconds / (self.batch or 1)
-        return order, facts.total_bytes / facts.available_bytes
+        return order, facts.memory_share
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,6 @@ else:
     shardings = deferred("xlashard._jax.runtime.shardings")
 
 
-def counted_in_thousands(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: `1 chip`, `8,960 chips`."""
-    return counted(number, noun, plural).replace(str(number), f"{number:,}")
-
-
 @dataclass(frozen=True)
 class AxisLinks:
     """Links between the devices along some mesh axes.

@@ -40,7 +40,8 @@ def sections(text: str) -> list[str]:
 def test_every_unit_and_bound_of_a_tpu_has_a_name() -> None:
     words, bounds = WORDS["ici"], set(get_args(Bound.__value__))
     assert set(get_args(Unit)) < set(words.shares)
-    assert bounds == set(words.bounds) == set(words.details) == set(words.short)
+    assert bounds == {name for name, each in words.resources.items() if each.short}
+    assert all(words.resources[bound].bound and words.resources[bound].detail for bound in bounds)
 
 
 @pytest.mark.slow

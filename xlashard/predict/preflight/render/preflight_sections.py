@@ -13,8 +13,6 @@ from xlashard.analysis.explain.sections import (
     merge_values,
     modules_section,
     sent_section,
-    split_scopes,
-    split_values,
     values_section,
 )
 from xlashard.analysis.report.cells import (
@@ -42,7 +40,6 @@ from xlashard.predict.preflight.render.report_text import (
     most_worthwhile,
     peak_text,
     price_summary,
-    price_with_currency,
     severity,
     spill_remedy,
     step_time_text,
@@ -165,11 +162,10 @@ def _key_figures(report: PreflightFields) -> Iterator[KeyFigure]:
     throughput, price = report.throughput, report.price
     error = error_text(time) + (f", without {unknown_work(time)}" if time.is_lower_bound else "")
     yield KeyFigure("step time", step_time_text(time), time.seconds, error)
-    waits = f"waits for {words.details[time.bound]}"
-    yield KeyFigure("bound", words.short[time.bound], time.bound, waits)
-    used = memory.total_bytes / memory.available_bytes
+    waits = f"waits for {words.resources[time.bound].detail}"
+    yield KeyFigure("bound", words.resources[time.bound].short, time.bound, waits)
     note = f"{in_bytes(memory.total_bytes)} of {in_bytes(memory.available_bytes)}"
-    yield KeyFigure("memory", in_percent(used), used, note)
+    yield KeyFigure("memory", in_percent(memory.share), memory.share, note)
     if throughput is not None:
         speed = throughput.tokens_per_second
         each = f"{in_thousands(throughput.device_tokens_per_second)} on each device"
@@ -180,12 +176,11 @@ def _key_figures(report: PreflightFields) -> Iterator[KeyFigure]:
     else:
         yield KeyFigure("work", in_flop(time.flops), time.flops, "on each device")
     if price is not None:
-        hour = price_with_currency(price.hour, price.currency)
-        note = f"{hour} an hour, {price_with_currency(price.chip_hour)} a {words.chip}"
-        step = price_with_currency(price.step, price.currency)
-        yield KeyFigure("price of a step", step, price.step, note)
+        hour, chip_hour = price.format_amount(price.hour), price.format_amount(price.chip_hour)
+        note = f"{hour} an hour, {chip_hour} a {words.chip}"
+        yield KeyFigure("price of a step", price.format_amount(price.step), price.step, note)
         if price.billion_tokens is not None:
-            cost = price_with_currency(price.billion_tokens, price.currency)
+            cost = price.format_amount(price.billion_tokens)
             yield KeyFigure("10⁹ tokens", cost, price.billion_tokens, "at this speed")
 
 
@@ -276,17 +271,9 @@ def _memory(report: PreflightFields) -> Section[MemoryPart]:
 
 
 def _memory_map(report: PreflightFields) -> Section[None]:
-    temporaries = [
-        (split_scopes(t.op_name or t.name), t.device_bytes) for t in report.memory.temporaries
-    ]
-    fresh = [value for value in report.outputs if not value.aliased]
-    values = {
-        "arguments": split_values(report.inputs),
-        "results": split_values(fresh),
-        "temporaries": temporaries,
-    }
     parts = [(part.name, part.nbytes) for part in list_memory_parts(report.memory)]
-    return memory_map_section(parts, values)
+    temporaries = [(t.op_name or t.name, t.device_bytes) for t in report.memory.temporaries]
+    return memory_map_section(parts, report.inputs, report.outputs, temporaries)
 
 
 def _memory_lead(report: PreflightFields) -> str:
@@ -338,7 +325,6 @@ class TimeBar:
 
     Attributes:
         key: Name of the resource: `hbm`, `ici`, `schedule`.
-        name: Its name in words.
         seconds: Its time.
         amount: Amount of its work; empty for none.
         words: Its work.
@@ -347,7 +333,6 @@ class TimeBar:
     """
 
     key: str
-    name: str
     seconds: float
     amount: str
     words: str
@@ -365,29 +350,14 @@ _WAITS = {
 
 def list_time_bars(report: PreflightFields) -> list[TimeBar]:
     """Return the times of all resources, with their parts by mesh axes, and of the schedule."""
-    time, topology, words = report.time, report.topology, words_of(report.topology)
+    time, topology = report.time, report.topology
     multiplied = sum(flops for _, flops in time.flops_by_dtype)
     # That of the dtypes, as far as they have figures of their own.
     peak = multiplied / time.compute_seconds if time.compute_seconds else 0.0
     rate = f"at {in_flop(peak)}/s" if peak else ""
-    bars = [
-        TimeBar(
-            "compute",
-            words.bounds["compute"],
-            time.compute_seconds,
-            in_flop(time.flops),
-            _work(report),
-            rate,
-        ),
-        TimeBar(
-            "hbm",
-            words.bounds["hbm"],
-            time.hbm_seconds,
-            in_bytes(time.hbm_bytes),
-            "read and written",
-            f"at {in_bytes(topology.hbm_bandwidth)}/s",
-        ),
-    ]
+    bars = [TimeBar("compute", time.compute_seconds, in_flop(time.flops), _work(report), rate)]
+    rate, used = f"at {in_bytes(topology.hbm_bandwidth)}/s", in_bytes(time.hbm_bytes)
+    bars.append(TimeBar("hbm", time.hbm_seconds, used, "read and written", rate))
     links = {
         "ici": (time.ici_seconds, topology.ici_bandwidth),
         "dcn": (time.dcn_seconds, topology.dcn_bandwidth),
@@ -398,19 +368,19 @@ def list_time_bars(report: PreflightFields) -> list[TimeBar]:
             continue
         sent = in_bytes(sum(t.sent_bytes for t in parts))
         rate = f"at {in_bytes(bandwidth)}/s" + (" a link" if topology.links == network else "")
-        bars.append(TimeBar(network, words.bounds[network], seconds, sent, "sent", rate))
+        bars.append(TimeBar(network, seconds, sent, "sent", rate))
         bars += [
-            TimeBar(network, "", t.seconds, in_bytes(t.sent_bytes), "sent", along=t.along)
+            TimeBar(network, t.seconds, in_bytes(t.sent_bytes), "sent", along=t.along)
             for t in parts
         ]
     for name, work in _WAITS.items():
         seconds = dict(time.shares).get(name, 0.0)
         if name == time.bound or (seconds and name == "host"):
-            bars.append(TimeBar(name, words.bounds[name], seconds, "", work))
+            bars.append(TimeBar(name, seconds, "", work))
     if time.bound not in {bar.key for bar in bars}:
-        bars.append(TimeBar(time.bound, words.bounds[time.bound], 0.0, "", "nothing sent"))
+        bars.append(TimeBar(time.bound, 0.0, "", "nothing sent"))
     work = "the compiler's schedule, at the rates that measurements show"
-    return [*bars, TimeBar("schedule", "schedule", time.seconds, "", work)]
+    return [*bars, TimeBar("schedule", time.seconds, "", work)]
 
 
 def _work(report: PreflightFields) -> str:
@@ -430,9 +400,10 @@ def _time(report: PreflightFields) -> Section[TimeBar]:
     def name(bar: TimeBar) -> TableCell:
         if bar.along:
             return join_cell(Span(f"  along {bar.along}", "quiet"), key=bar.along)
-        is_bound = bar.key == time.bound
+        resource, is_bound = words.resources.get(bar.key), bar.key == time.bound
+        text = "schedule" if resource is None else resource.bound
         tag = Span("bound", "tag") if is_bound else None
-        return join_cell(Span(bar.name, "strong" if is_bound else ""), tag, key=bar.name)
+        return join_cell(Span(text, "strong" if is_bound else ""), tag, key=text)
 
     def share(bar: TimeBar) -> TableCell:
         style: Style = "warn" if bar.key == time.bound else ""
@@ -448,7 +419,7 @@ def _time(report: PreflightFields) -> Section[TimeBar]:
         if s >= 0.01 * time.seconds
     )
     lead = (
-        f"The step waits for {words.details[time.bound]}: {step_time_text(time)}, "
+        f"The step waits for {words.resources[time.bound].detail}: {step_time_text(time)}, "
         f"{error_text(time)}; {in_seconds(time.roofline_seconds)} at least."
     )
     return Section(
@@ -494,7 +465,7 @@ def _roofline(report: PreflightFields) -> Section[Slope]:
         section,
         summary=join_cell(lead),
         columns=(
-            Column[Slope]("what", lambda slope: words.short[slope.name], ""),
+            Column[Slope]("what", lambda slope: words.resources[slope.name].short, ""),
             Column[Slope](">FLOP per byte", roofline.intensity, in_thousands),
             Column[Slope](">turns at", lambda slope: roofline.roof / slope.bandwidth, in_thousands),
             Column[Slope](">bandwidth", "bandwidth", lambda rate: f"{in_thousands(rate)}B/s"),
@@ -502,7 +473,7 @@ def _roofline(report: PreflightFields) -> Section[Slope]:
         rows=roofline.slopes,
         row_name=lambda slope: slope.name,
         is_marked=lambda slope: slope.name == time.bound,
-        figure=RooflinePlot(roofline, time, words.short, lead),
+        figure=RooflinePlot(roofline, time, words.resources, lead),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from xlashard.analysis.explain.sections import list_remedies
 from xlashard.errors import counted
@@ -15,7 +15,6 @@ from xlashard.predict.preflight.report.preflight_model import (
 )
 from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
 from xlashard.predict.preflight.report.step_model import SpillReport
-from xlashard.predict.targets.base_topology import counted_in_thousands
 from xlashard.predict.targets.chip import Links
 from xlashard.support.formatting import (
     in_amount,
@@ -27,6 +26,22 @@ from xlashard.support.formatting import (
 )
 
 
+class ResourceNames(NamedTuple):
+    """Names of what takes the time of a step.
+
+    Attributes:
+        share: Part of the time of a schedule; empty for a bound that is no part.
+        short: Short name of what bounds a step; empty for units of the cores, as are the others.
+        bound: Its name in words.
+        detail: Its name for readers who don't know the chips.
+    """
+
+    share: str
+    short: str = ""
+    bound: str = ""
+    detail: str = ""
+
+
 @dataclass(frozen=True)
 class Words:
     """Names of what a report shows, by the kind of its chips.
@@ -35,10 +50,7 @@ class Words:
         chip: A chip.
         group: Chips with faster links than the network.
         layout: Place of mesh axes.
-        bounds: Resources that bound the time.
-        details: The same for readers who don't know the chips.
-        shares: Parts of the time of a schedule.
-        networks: Short names of networks.
+        resources: What takes the time of a step.
         available: Memory that a program may use.
         reserves: Clause about the rest of the memory.
     """
@@ -46,83 +58,70 @@ class Words:
     chip: str
     group: str
     layout: str
-    bounds: Mapping[str, str]
-    details: Mapping[str, str]
-    shares: Mapping[str, str]
-    networks: Mapping[str, str]
+    resources: Mapping[str, ResourceNames]
     available: str
     reserves: str
 
     @property
-    def short(self) -> Mapping[str, str]:
-        """Short names of the resources."""
-        short = {"compute": "compute", "launch": "launches", "hbm": "HBM", "vmem": "VMEM"}
-        return {**short, "host": "host", **self.networks}
+    def shares(self) -> Mapping[str, str]:
+        """Parts of the time of a schedule."""
+        return {name: each.share for name, each in self.resources.items() if each.share}
+
+    @property
+    def networks(self) -> Mapping[str, str]:
+        """Short names of networks."""
+        return {name: self.resources[name].short for name in ("ici", "dcn")}
 
 
-_BOUNDS = {
-    "compute": "arithmetic",
-    "launch": "launches of operations",
-    "hbm": "HBM",
-    "host": "transfers to and from the host",
-}
-_DETAILS = {
-    "compute": "arithmetic",
-    "launch": "the launches of its operations",
-    "host": "the host's memory",
-}
-_SHARES = {"hbm": "HBM", "kernel": "kernels", "launch": "launches", "host": "waiting for the host"}
+_COMPUTE = ResourceNames("", "compute", "arithmetic", "arithmetic")
+_LAUNCHES = ResourceNames(
+    "launches", "launches", "launches of operations", "the launches of its operations"
+)
+_HOST = ResourceNames(
+    "waiting for the host", "host", "transfers to and from the host", "the host's memory"
+)
 _TPU = Words(
     chip="chip",
     group="slice",
     layout="torus",
-    bounds={
-        **_BOUNDS,
-        "vmem": "VMEM",
-        "ici": "links within a slice",
-        "dcn": "network between slices",
+    resources={
+        "compute": _COMPUTE,
+        "hbm": ResourceNames("HBM", "HBM", "HBM", "the chip's memory (HBM)"),
+        "kernel": ResourceNames("kernels"),
+        "launch": _LAUNCHES,
+        "host": _HOST,
+        "matrix": ResourceNames("matrix units"),
+        "vector": ResourceNames("vector unit"),
+        "vmem": ResourceNames("VMEM", "VMEM", "VMEM", "the memory of its cores (VMEM)"),
+        "ici": ResourceNames(
+            "waiting for ICI", "ICI", "links within a slice", "the links between chips (ICI)"
+        ),
+        "dcn": ResourceNames(
+            "waiting for DCN", "DCN", "network between slices", "the network between slices (DCN)"
+        ),
     },
-    details={
-        **_DETAILS,
-        "hbm": "the chip's memory (HBM)",
-        "vmem": "the memory of its cores (VMEM)",
-        "ici": "the links between chips (ICI)",
-        "dcn": "the network between slices (DCN)",
-    },
-    shares={
-        **_SHARES,
-        "matrix": "matrix units",
-        "vector": "vector unit",
-        "vmem": "VMEM",
-        "ici": "waiting for ICI",
-        "dcn": "waiting for DCN",
-    },
-    networks={"ici": "ICI", "dcn": "DCN"},
     available="what the compiler lets a program use",
     reserves="the runtime reserves",
 )
 
 
 def _gpu_words(links: str) -> Words:
+    within, network = f"the links within a node ({links})", "network between nodes"
     return Words(
         chip="GPU",
         group="node",
         layout="nodes",
-        bounds={**_BOUNDS, "ici": links, "dcn": "network between nodes"},
-        details={
-            **_DETAILS,
-            "hbm": "the GPU's memory (HBM)",
-            "ici": f"the links within a node ({links})",
-            "dcn": "the network between nodes",
+        resources={
+            "compute": _COMPUTE,
+            "hbm": ResourceNames("HBM", "HBM", "HBM", "the GPU's memory (HBM)"),
+            "kernel": ResourceNames("kernels"),
+            "launch": _LAUNCHES,
+            "host": _HOST,
+            "matrix": ResourceNames("tensor cores"),
+            "vector": ResourceNames("CUDA cores"),
+            "ici": ResourceNames(f"waiting for {links}", links, links, within),
+            "dcn": ResourceNames("waiting for the network", "network", network, f"the {network}"),
         },
-        shares={
-            **_SHARES,
-            "matrix": "tensor cores",
-            "vector": "CUDA cores",
-            "ici": f"waiting for {links}",
-            "dcn": "waiting for the network",
-        },
-        networks={"ici": links, "dcn": "network"},
         available="the share of the memory that JAX's allocator takes",
         reserves="JAX's allocator leaves",
     )
@@ -150,7 +149,7 @@ def topology_text(topology: TopologyReport) -> str:
     devices = ""
     if topology.devices != topology.chips:
         devices = f", {topology.devices:,} devices"
-    chips = counted_in_thousands(topology.chips, words_of(topology).chip)
+    chips = counted(topology.chips, words_of(topology).chip)
     return f"{topology_name(topology)} ({chips}{devices})"
 
 
@@ -198,7 +197,7 @@ def time_summary(report: PreflightFields) -> str:
     time = report.time
     text = (
         f"{step_time_text(time)} ({error_text(time)}), bound by "
-        f"{words_of(report.topology).bounds[time.bound]}; "
+        f"{words_of(report.topology).resources[time.bound].bound}; "
         f"at least {in_seconds(time.roofline_seconds)} by the roofline"
     )
     if time.is_lower_bound:
@@ -254,14 +253,10 @@ def throughput_text(throughput: ThroughputReport) -> str:
 
 def price_summary(price: PriceReport, chip: str) -> str:
     """Return the cost of a step, an hour and 10⁹ tokens."""
-
-    def cost(amount: float) -> str:
-        return price_with_currency(amount, price.currency)
-
-    text = f"{cost(price.step)} a step, {cost(price.hour)} an hour"
+    text = f"{price.format_amount(price.step)} a step, {price.format_amount(price.hour)} an hour"
     if price.billion_tokens is not None:
-        text += f", {cost(price.billion_tokens)} for a billion tokens"
-    return f"{text} (at {cost(price.chip_hour)} a {chip} and hour)"
+        text += f", {price.format_amount(price.billion_tokens)} for a billion tokens"
+    return f"{text} (at {price.format_amount(price.chip_hour)} a {chip} and hour)"
 
 
 def mesh_text(mesh: Sequence[AxisReport]) -> str:
@@ -310,12 +305,6 @@ def in_thousands(number: float) -> str:
         if number >= 0.9995 * size:
             return f"{three_digits(number / size)} {unit}"
     return three_digits(number)
-
-
-def price_with_currency(amount: float, currency: str = "") -> str:
-    """Return a price with two decimals, or more for a small one: `0.089 USD`, `1,234.50 USD`."""
-    digits = ",.2f" if amount >= 0.1 or amount == 0 else ".2g" if amount >= 1e-4 else ".1e"
-    return f"{amount:{digits}} {currency}".rstrip()
 
 
 def most_worthwhile(report: PreflightFields) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
-from xlashard.predict.preflight.render.report_text import in_thousands, three_digits
+from xlashard.predict.preflight.render.report_text import ResourceNames, in_thousands, three_digits
 from xlashard.predict.preflight.report.preflight_model import TimeEstimate, TopologyReport
 
 _LETTER = 6.6
@@ -115,7 +115,7 @@ class RooflinePlot:
     Args:
         roofline: Data of the plot.
         time: The estimate.
-        names: Short names of the resources.
+        resources: Names of the resources.
         lead: What it shows, in words.
     """
 
@@ -129,9 +129,14 @@ class RooflinePlot:
     box = (66, 18, width - 18, height - 50)
 
     def __init__(
-        self, roofline: Roofline, time: TimeEstimate, names: Mapping[str, str], lead: str
+        self,
+        roofline: Roofline,
+        time: TimeEstimate,
+        resources: Mapping[str, ResourceNames],
+        lead: str,
     ) -> None:
-        self.names, self.lead = names, lead
+        self.names = {slope.name: resources[slope.name].short for slope in roofline.slopes}
+        self.lead = lead
         self.roof_text = f"compute {in_thousands(roofline.roof)}FLOP/s"
         self.roofline = roofline
         self.bound = time.bound

@@ -11,9 +11,9 @@ from itertools import product
 from typing import NamedTuple
 
 from xlashard.analysis.pictures.picture_plan import COLOURS
+from xlashard.errors import counted
 from xlashard.predict.preflight.render.report_text import words_of
 from xlashard.predict.preflight.report.preflight_model import AxisReport, TopologyReport
-from xlashard.predict.targets.base_topology import counted_in_thousands
 
 DIMENSIONS = ("x", "y", "z")
 
@@ -294,20 +294,20 @@ def lies_along(axis: AxisReport) -> str:
 
 def torus_lead(topology: TopologyReport) -> str:
     """Return the chips of a topology, and the dimensions whose links close to rings."""
-    hosts = counted_in_thousands(topology.hosts, "host")
+    hosts = counted(topology.hosts, "host")
     if topology.links != "ici":
         nodes, gpus = topology.shape
         joined = f"joined by {words_of(topology).networks['ici']} within a node"
-        chips = counted_in_thousands(topology.chips, "GPU")
-        nodes_text = counted_in_thousands(nodes, "node")
-        return f"{nodes_text} of {counted_in_thousands(gpus, 'GPU')}, {joined}. {chips}, {hosts}."
+        chips = counted(topology.chips, "GPU")
+        nodes_text = counted(nodes, "node")
+        return f"{nodes_text} of {counted(gpus, 'GPU')}, {joined}. {chips}, {hosts}."
     pairs = zip(DIMENSIONS, topology.wraps, strict=False)
     rings = ", ".join(name for name, wraps in pairs if wraps)
     closes = f"links close to rings along {rings}" if rings else "no rings"
     slices = f"{topology.slices} slices of " if topology.slices > 1 else ""
     counts = (
-        counted_in_thousands(topology.chips, "chip"),
-        counted_in_thousands(topology.devices, "device"),
+        counted(topology.chips, "chip"),
+        counted(topology.devices, "device"),
     )
     shape = " × ".join(map(str, topology.shape))
     return f"{slices}{shape} chips; {closes}. {', '.join(counts)}, {hosts}."

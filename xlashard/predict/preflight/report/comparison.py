@@ -24,7 +24,6 @@ from xlashard.analysis.explain.report_changes import (
 )
 from xlashard.analysis.explain.script_report import NUMBERED, ScriptComparison, compare_named
 from xlashard.analysis.report.cells import Span, TableCell, join_cell
-from xlashard.analysis.report.html_page import render_page
 from xlashard.analysis.report.parts import (
     WIDE,
     Column,
@@ -43,7 +42,6 @@ from xlashard.predict.preflight.render.report_text import (
     Words,
     axes_text,
     mesh_text,
-    price_with_currency,
     step_time_text,
     topology_name,
     topology_text,
@@ -146,8 +144,8 @@ def _facts(old: PreflightReport, new: PreflightReport) -> Facts[PreflightReport]
 
 def _figures(old: PreflightReport, new: PreflightReport) -> Figures[PreflightReport]:
     """Return the numbers to compare, with the names of the chips of both reports."""
-    within = _names(lambda words: words.bounds["ici"], old, new)
-    between = _names(lambda words: words.bounds["dcn"], old, new)
+    within = _names(lambda words: words.resources["ici"].bound, old, new)
+    between = _names(lambda words: words.resources["dcn"].bound, old, new)
     alone = _names(lambda words: f"a {words.group}", old, new)
     groups = _names(lambda words: f"{words.group}s", old, new)
     return {
@@ -238,9 +236,15 @@ class PreflightReports(SerializableReport):
             return self.reports[0].page_title()
         return f"{len(self.reports)} preflight reports"
 
-    def panels(self) -> Sequence[PagePanel]:
+    def panels(self, others: Sequence[Part] = ()) -> Sequence[PagePanel]:
         """Return a panel of all reports, and one of each."""
-        return _list_panels(self.reports, self._list_others())
+        named = zip(_panel_names(self.reports), self.reports, strict=True)
+        panels = [PagePanel(name, tuple(r.parts()), r.page_data()) for name, r in named]
+
+        def make_overview(links: Sequence[TableCell]) -> Section["_ReportRow"]:
+            return reports_section(self.reports, links)
+
+        return list_panels(panels, make_overview, (*others, *self._list_others()))
 
     def _list_others(self) -> Sequence[Part]:
         """Return the sections that are of no single report."""
@@ -273,7 +277,7 @@ class _ReportRow(NamedTuple):
 
 def _bound(report: PreflightReport) -> str:
     """Return the name of what bounds the time."""
-    return words_of(report.topology).bounds[report.time.bound]
+    return words_of(report.topology).resources[report.time.bound].bound
 
 
 def reports_section(
@@ -285,14 +289,7 @@ def reports_section(
         reports: The reports.
         links: Links to their panels on a page; empty in a terminal.
     """
-
-    def price(number: float) -> str:
-        return price_with_currency(number, next(r.price.currency for r in reports if r.price))
-
-    def used(row: _ReportRow) -> float:
-        memory = row.report.memory
-        return memory.total_bytes / memory.available_bytes
-
+    price = next((r.price.format_amount for r in reports if r.price), str)
     return Section(
         id="reports",
         title=f"{len(reports)} reports",
@@ -301,7 +298,9 @@ def reports_section(
             Column("topology", lambda row: topology_text(row.report.topology), ""),
             Column("mesh", lambda row: axes_text(row.report.mesh).replace(" ", ""), "name"),
             Column("fits", lambda row: _fits(row.report)),
-            Column(">memory", used, "part", "Of what a program may use on a device"),
+            Column(
+                ">memory", "report.memory.share", "part", "Of what a program may use on a device"
+            ),
             Column(
                 ">takes",
                 lambda row: join_cell(step_time_text(row.report.time), key=row.report.time.seconds),
@@ -316,11 +315,6 @@ def reports_section(
         widths={"mesh": WIDE, "bound by": WIDE, ">memory": 130, ">10⁹ tokens": 130},
         most=10**6,
     )
-
-
-def _list_panels(reports: Sequence[PreflightReport], others: Sequence[Part]) -> list[PagePanel]:
-    named = dict(zip(_panel_names(reports), reports, strict=True))
-    return list_panels(named, lambda links: reports_section(reports, links), others)
 
 
 def _panel_names(reports: Sequence[PreflightReport]) -> list[str]:
@@ -356,10 +350,8 @@ def page(
     several = PreflightReports(
         (reports,) if isinstance(reports, PreflightFields) else tuple(reports)
     )
-    others = () if changes is None else tuple(changes.parts())
     with short_tracebacks:
-        panels = _list_panels(several.reports, others)
-        return render_page(panels, several._kind, FOOTER, several.page_title())
+        return several.make_page(changes)
 
 
 def _fits(report: PreflightFields) -> TableCell:
@@ -384,12 +376,12 @@ def _temporaries(report: PreflightReport) -> Iterator[tuple[int, str]]:
 
 
 def _waits(report: PreflightReport) -> list[str]:
-    t, bounds = report.time, words_of(report.topology).bounds
+    t, names = report.time, words_of(report.topology).resources
     times = [
         (t.compute_seconds, "of arithmetic"),
         (t.hbm_seconds, "of HBM"),
-        (t.ici_seconds, f"of {bounds['ici']}"),
-        (t.dcn_seconds, f"of the {bounds['dcn']}"),
+        (t.ici_seconds, f"of {names['ici'].bound}"),
+        (t.dcn_seconds, f"of the {names['dcn'].bound}"),
         (t.seconds, "by the schedule"),
     ]
     return [f"{in_seconds(s)} {what}" for s, what in sorted(times, reverse=True) if s]

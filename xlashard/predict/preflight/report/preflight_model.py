@@ -165,6 +165,11 @@ class MemoryBreakdown:
     runtime: tuple[RuntimeMemory, ...] = ()
 
     @property
+    def share(self) -> float:
+        """Share of the available memory that the program takes."""
+        return self.total_bytes / self.available_bytes
+
+    @property
     def spare_bytes(self) -> int:
         """Available bytes minus total bytes; negative if the program doesn't fit."""
         return self.available_bytes - self.total_bytes

@@ -82,6 +82,16 @@ class PriceReport:
     hour: float
     billion_tokens: float | None
 
+    @property
+    def million_tokens(self) -> float | None:
+        """Cost of 10⁶ tokens; None without a workload."""
+        return None if self.billion_tokens is None else self.billion_tokens / 1000
+
+    def format_amount(self, amount: float) -> str:
+        """Format an amount in the currency, with two digits or more."""
+        digits = ",.2f" if amount >= 0.1 or amount == 0 else ".2g" if amount >= 1e-4 else ".1e"
+        return f"{amount:{digits}} {self.currency}".rstrip()
+
 
 def parse_price(value: float | str) -> Price:
     """Parse a price.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xlashard.errors import counted
-from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology, counted_in_thousands
+from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology
 from xlashard.predict.targets.gpu.gpu_models import GpuModel
 from xlashard.predict.targets.gpu.gpu_names import GpuGroup, parse_gpu_name
 from xlashard.predict.targets.mesh_layout import AxisSegment, Dimension
@@ -54,8 +54,8 @@ class GpuTopology(BaseTopology):
     network_bandwidth: float = field(compare=False)
 
     def __repr__(self) -> str:
-        gpus = counted_in_thousands(self.chips, "GPU")
-        hosts = counted_in_thousands(self.hosts, "host")
+        gpus = counted(self.chips, "GPU")
+        hosts = counted(self.hosts, "host")
         nodes = "" if self.hosts == self.nodes else f" in {counted(self.nodes, 'node')}"
         return f"GpuTopology({self.name!r}: {gpus} on {hosts}{nodes})"
 

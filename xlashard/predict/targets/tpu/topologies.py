@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from xlashard.errors import TopologyError
-from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology, counted_in_thousands
+from xlashard.errors import TopologyError, counted
+from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology
 from xlashard.predict.targets.mesh_layout import AxisSegment, Dimension, usable_links
 from xlashard.predict.targets.tpu.generations import Generation
 from xlashard.predict.targets.tpu.topology_names import (
@@ -60,8 +60,8 @@ class Topology(BaseTopology):
     def __repr__(self) -> str:
         many = f" in {self.slices} slices" if self.slices > 1 else ""
         devices = "" if self.num_devices == self.chips else f", {self.num_devices:,} devices"
-        chips = counted_in_thousands(self.chips, "chip")
-        hosts = counted_in_thousands(self.hosts, "host")
+        chips = counted(self.chips, "chip")
+        hosts = counted(self.hosts, "host")
         return f"Topology({self.name!r}: {chips} on {hosts}{many}{devices})"
 
     def __reduce__(self) -> tuple[object, ...]:
