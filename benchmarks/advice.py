@@ -185,8 +185,8 @@ def make_large(name: str, layout: str, topology: str) -> AdvisedProgram:
 PROGRAMS: Mapping[str, Callable[[], AdvisedProgram]] = {
     "gru": make_recurrent,
     "columns": make_layered,
-    "dense": lambda: make_large("dense_1b", "tensor", "v5e-16"),
-    "grouped_8b": lambda: make_large("grouped_8b", "fsdp + tensor", "v5e-64"),
+    "dense": lambda: make_large("dense_1b", "fsdp", "v5e-16"),
+    "grouped_8b": lambda: make_large("grouped_8b", "fsdp", "v5e-64"),
     "experts": lambda: make_large("moe", "expert + fsdp", "v5e-64"),
 }
 """By name."""
