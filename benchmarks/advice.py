@@ -233,8 +233,8 @@ def follow_best(name: str) -> Followed:
     """Follow the best set of suggestions for a program."""
     program = PROGRAMS[name]()
     before = program.report()
-    better = [each for each in before.advice if each.outcome in ("helps", "within the error")]
-    usable = [each for each in better if all(c.line is None for c in each.changes)]
+    tried = [each for each in before.advice if each.seconds is not None]
+    usable = [each for each in tried if all(c.line is None for c in each.changes)]
     if not usable:
         return Followed(name)
     best = usable[0]
@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         row = follow_best(name)
         rows.append(asdict(row) | {"is_right": row.is_right})
         if not row.advice:
-            print(f"{name:11}no advice", flush=True)
+            print(f"{name:11}no advice that was tried", flush=True)
             continue
         seconds = [row.predicted_seconds, row.seconds]
         sizes = [row.predicted_bytes, row.peak_bytes, row.sent_before, row.sent_after]
