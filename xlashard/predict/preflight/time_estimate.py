@@ -62,8 +62,8 @@ def estimate_time(
     module = compilation.module
     chip = topology.chip
     work = analyze_cost(module, kernel_costs, on_gpu=isinstance(chip, GpuModel))
-    collectives = network_costs(compilation, topology, mesh)
     schedule = schedule or schedule_step(compilation, topology, mesh, kernel_costs, rates)
+    collectives = schedule.collectives
     resources: dict[Bound, float] = {
         "compute": compute_seconds(work.matmul_flops, chip),
         "hbm": work.hbm_bytes / chip.device_hbm_bandwidth,
