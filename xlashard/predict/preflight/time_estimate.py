@@ -225,7 +225,7 @@ def _list_assumptions(chip: Chip, products: Mapping[str, int]) -> Iterator[str]:
     if "triton" in products:
         yield (
             "products in Triton's kernels take the time of cuBLAS's; without a GPU XLA tunes none, "
-            "and its choice may change the time by a third"
+            "and its choice may change the time by a third and add some 30 MiB of workspace"
         )
     yield "the host starts a step in time; its part of a call is unknown and not counted"
     yield (
