@@ -18,7 +18,7 @@ from tests.hlo import encode
 from xlashard import Mesh, P, hlo, pjit
 from xlashard.errors import ArgumentError
 from xlashard.hlo import Attributes, HloProgram, Instruction
-from xlashard.support.wire import message_type
+from xlashard.support.wire import SerializedFields, message_type
 from xlashard.tpu import topology
 
 X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
@@ -237,7 +237,9 @@ WHOLE = message_type(
     raw=(20, bytes),
     part=(5, NESTED),
     parts=(300, [NESTED]),
+    unread=(301, SerializedFields),
 )
+UNREAD = message_type(parts=(301, [NESTED]))
 INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
 NESTED_FIELDS = st.fixed_dictionaries({1: st.text(), 2: INTEGERS})
 
@@ -260,13 +262,18 @@ def test_every_field_of_a_message_is_read(
         20: b"\xff",
         5: part,
         40: "?",
+        301: parts,
         300: parts,
     }
-    read = WHOLE(encode.message(fields) + b"\x551234" + b"\x5112345678")
+    read = WHOLE(
+        encode.message({301: parts}) + encode.message(fields) + b"\x551234" + b"\x5112345678"
+    )
     flat = [n for piece in pieces for n in (piece if isinstance(piece, tuple) else [piece])]
     assert (read.number, [*read.numbers], read.text, read.raw) == (number, flat, "first", b"\xff")
     every = [(m.name, m.size) for m in (read.part, *read.parts)]
     assert every == [(fields[1], fields[2]) for fields in (part, *parts)]
+    # Fields in two places are one value.
+    assert [(m.name, m.size) for m in UNREAD(read.unread).parts] == every[1:] * 2
 
 
 def test_fields_that_are_not_set_are_empty() -> None:
@@ -289,6 +296,7 @@ INVALID = {
     "field 0": (bytes(4), "invalid field 0"),
     "a number for a text": (b"\x18\x01", "field 3 is not a message or a text"),
     "a text for a number": (b"\x0a\x01a", "field 1 is not a number"),
+    "unread fields cut off": (b"\xea\x12\x00\xea\x12\x05", "invalid field 301 at byte 3"),
     "a nested message cut off": (b"\x2a\x01\x10", "cut off after 1 bytes"),
 }
 

@@ -8,7 +8,7 @@ the user's mesh by their strides alone, so that the cost does not depend on the 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -127,6 +127,10 @@ class ReplicaGroups:
             >>> list(map(str, ReplicaGroups.of_list([[0, 2], [1, 3], [4, 6], [5, 7]]).axes(mesh)))
             ['model:(1)2']
         """
+        return _find_axes(self, grid, None if order is None else tuple(order))
+
+    def match_axes(self, grid: MeshGrid, order: tuple[int, ...] | None) -> AxisParts | None:
+        """Compute the result of `axes`."""
         if self.count * self.size != grid.size:
             return None
         digits = self._member_digits if order is None else None
@@ -211,6 +215,10 @@ class SourceTargetPairs:
             >>> list(map(str, ring.axes(MeshGrid(("x", "y"), (2, 2)))))
             ['y']
         """
+        return _find_axes(self, grid, None if order is None else tuple(order))
+
+    def match_axes(self, grid: MeshGrid, order: tuple[int, ...] | None) -> AxisParts | None:
+        """Compute the result of `axes`."""
         if not self.pairs:
             return ()
         pairs = np.array(self.pairs, np.int64)
@@ -235,6 +243,14 @@ class SourceTargetPairs:
     def __str__(self) -> str:
         """Return `8 pairs of devices`."""
         return f"{counted(len(self.pairs), 'pair')} of devices"
+
+
+@lru_cache(maxsize=256)
+def _find_axes(
+    groups: ReplicaGroups | SourceTargetPairs, grid: MeshGrid, order: tuple[int, ...] | None
+) -> AxisParts | None:
+    """Return the axis parts of groups, once: a program has few groups, each hundreds of times."""
+    return groups.match_axes(grid, order)
 
 
 def _parts(digits: strides.Steps, grid: MeshGrid) -> AxisParts | None:

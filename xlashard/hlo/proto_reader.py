@@ -6,7 +6,7 @@ https://github.com/openxla/xla. Attributes of instructions are decoded at their 
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from xlashard.hlo.module import (
 from xlashard.hlo.op_sharding import op_sharding_text
 from xlashard.hlo.shapes import shape_of
 from xlashard.support.collector import collector_paused
-from xlashard.support.wire import Message, message_type
+from xlashard.support.wire import Message, SerializedFields, message_type
 
 _FILE = message_type(module=(1, bytes), entry=(2, str), assignment=(3, bytes))
 """HloProto, which has no field 2, or HloModuleProto, which has the name of its entry there."""
@@ -119,7 +119,7 @@ _ATTRIBUTES = message_type(
     scatter=(48, message_type(window=(1, [int]), inserted=(2, [int]))),
     groups=(49, [_NUMBERS]),
     precision=(51, _NUMBERS),
-    pairs=(52, [bytes]),
+    pairs=(52, SerializedFields),
     direction=(63, str),
     frontend=(68, message_type(entries=(1, [message_type(key=(1, str), value=(2, str))]))),
     global_ids=(71, int),
@@ -128,14 +128,7 @@ _ATTRIBUTES = message_type(
     mesh_groups=(93, message_type(mesh=(1, _MESH), axes=(2, [_AXIS]))),
 )
 """HloInstructionProto, of which groups have had several fields."""
-_PAIR = message_type(source=(1, int), target=(2, int))
-
-
-@lru_cache(maxsize=4096)
-def _read_pair(data: bytes) -> tuple[int, int]:
-    """Read a pair of devices once: a module of 512 devices may hold 170,000, most of them equal."""
-    pair = _PAIR(data)
-    return pair.source, pair.target
+_PAIRS = message_type(pairs=(52, [message_type(source=(1, int), target=(2, int))]))
 
 
 @collector_paused()
@@ -177,6 +170,7 @@ class _ModuleReader:
         self._computation_names = {c.id: c.name for c in module.computations}
         self._by_id = {i.id: i for c in module.computations for i in c.instructions}
         self._frames: dict[int, tuple[Frame, ...]] = {}
+        self._known_pairs: dict[bytes, SourceTargetPairs] = {}
         self._schedule = {s.computation: s.instructions.numbers for s in module.schedule.sequences}
         devices = module.devices
         self._replicas, self._partitions = devices.replicas or 1, devices.partitions or 1
@@ -287,9 +281,7 @@ class _ModuleReader:
             call_target=message.call_target,
             channel=None if ends else message.channel or None,
             groups=groups,
-            pairs=SourceTargetPairs(tuple(map(_read_pair, message.pairs)))
-            if has_pairs(opcode)
-            else None,
+            pairs=self._pairs(message.pairs) if has_pairs(opcode) else None,
             global_ids=not ends and bool(message.global_ids),
             contracting_dims=tuple(message.dot_lhs_contracting.numbers),
             dim_labels=_dim_labels(message.convolution) if message.convolution.data else "",
@@ -310,6 +302,13 @@ class _ModuleReader:
             control_predecessors=self._list_names(own.control_predecessors),
             strange=tuple(strange),
         )
+
+    def _pairs(self, data: bytes) -> SourceTargetPairs:
+        # 512 devices exchange values hundreds of times, in a few dozen ways.
+        if data not in self._known_pairs:
+            pairs = tuple((pair.source, pair.target) for pair in _PAIRS(data).pairs)
+            self._known_pairs[data] = SourceTargetPairs(pairs)
+        return self._known_pairs[data]
 
     def _groups(self, message: Message, opcode: str) -> ReplicaGroups | None:
         if message.mesh_groups.data:

@@ -8,6 +8,10 @@ https://protobuf.dev/programming-guides/encoding/ specifies the format.
 from typing import TYPE_CHECKING, Any, ClassVar
 
 
+class SerializedFields(bytes):
+    """Kind of a repeated field that is not read: its value is a message of this field alone."""
+
+
 class Message:
     """Message of a type that `message_type` defines, with its fields as attributes.
 
@@ -32,7 +36,7 @@ class Message:
         at, end = 0, len(data)
         try:
             while at < end:
-                key = data[at]
+                begin, key = at, data[at]
                 at += 1
                 if key > 127:
                     key += (data[at] - 1) << 7
@@ -66,6 +70,16 @@ class Message:
                         value = _unpack(value, number, is_repeated)
                         values[name] = [*values.get(name, ()), *value]
                         continue
+                    elif kind is SerializedFields:
+                        # The fields behind it are not read: their ends alone are found.
+                        key = data[begin : start - 1]
+                        if data[start - 1] == at - start:
+                            while data.startswith(key, at) and data[at + len(key)] < 128:
+                                at += len(key) + 1 + data[at + len(key)]
+                        if at > end:
+                            # no-catalogue: `read` reports it with the source
+                            raise ValueError(f"invalid field {number} at byte {start}")
+                        value = values.get(name, b"") + data[begin:at]
                     elif kind is not bytes:
                         value = kind(value)
                 elif number in fields:
@@ -95,7 +109,8 @@ def message_type(**fields: tuple[int, Any]) -> type[Message]:
 
     Args:
         fields: Number of each field and its kind: `int`, `str`, `bytes` or another type of
-            messages, in a list where the field is repeated.
+            messages, in a list where the field is repeated; `SerializedFields` for a repeated one
+            that is not read.
 
     Example:
         >>> message_type(name=(1, str), sizes=(2, [int]))(b"\x12\x02\x05\x06").sizes

@@ -233,11 +233,13 @@ def _move_request(request: LoweringRequest, devices: DevicesByPosition) -> Lower
     """Return the request for a program on other devices."""
     own = request.placement
     new = tuple([devices.get(device, device) for device in own.devices])
+    # Hundreds of values have some ten shardings.
+    moved = {s: move_to(s, devices) for s in {*own.in_shardings, *own.out_shardings}}
     placement = ProgramPlacement(
         devices=new,
         mesh=move_mesh(own.mesh, devices),
-        in_shardings=tuple([move_to(s, devices) for s in own.in_shardings]),
-        out_shardings=tuple([move_to(s, devices) for s in own.out_shardings]),
+        in_shardings=tuple([moved[s] for s in own.in_shardings]),
+        out_shardings=tuple([moved[s] for s in own.out_shardings]),
         committed=own.committed,
     )
     return replace(request, placement=placement, moved_from=own.devices)

@@ -68,6 +68,7 @@ class StepSchedule:
         core_runs: Number of runs in the order of the cores: without those of asynchronous calls,
             for which the cores wait at most.
         lengths: Seconds of one run of each computation.
+        collectives: Collectives of the program with their network costs.
     """
 
     seconds: float
@@ -75,6 +76,7 @@ class StepSchedule:
     runs: Mapping[str, float]
     core_runs: Mapping[str, float]
     lengths: Mapping[str, float]
+    collectives: Sequence[tuple[Collective, NetworkCost]]
 
     def __iter__(self) -> Iterator[tuple[ScheduledOperation, float]]:
         """Yield the operations with their number of runs."""
@@ -115,7 +117,7 @@ def walk_schedule(
     walk = _Walk(module, collectives, model, rates)
     seconds = walk.time_run(module.entry) if module.entry in module.computations else 0.0
     runs, core_runs = walk.count_runs(), walk.count_runs(asynchronous=False)
-    return StepSchedule(seconds, walk.operations, runs, core_runs, walk.lengths)
+    return StepSchedule(seconds, walk.operations, runs, core_runs, walk.lengths, collectives)
 
 
 class _Walk:

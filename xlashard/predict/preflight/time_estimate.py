@@ -62,8 +62,8 @@ def estimate_time(
     module = compilation.module
     chip = topology.chip
     work = analyze_cost(module, kernel_costs, on_gpu=isinstance(chip, GpuModel))
-    collectives = network_costs(compilation, topology, mesh)
     schedule = schedule or schedule_step(compilation, topology, mesh, kernel_costs, rates)
+    collectives = schedule.collectives
     resources: dict[Bound, float] = {
         "compute": compute_seconds(work.matmul_flops, chip),
         "hbm": work.hbm_bytes / chip.device_hbm_bandwidth,
@@ -225,7 +225,7 @@ def _list_assumptions(chip: Chip, products: Mapping[str, int]) -> Iterator[str]:
     if "triton" in products:
         yield (
             "products in Triton's kernels take the time of cuBLAS's; without a GPU XLA tunes none, "
-            "and its choice may change the time by a third"
+            "and its choice may change the time by a third and add some 30 MiB of workspace"
         )
     yield "the host starts a step in time; its part of a call is unknown and not counted"
     yield (

@@ -3,6 +3,7 @@
 A module of its own, as importing the kernels of Pallas takes a third of a second.
 """
 
+from functools import cached_property
 from typing import Any, cast
 
 import jax
@@ -12,24 +13,49 @@ from jax.experimental.pallas.ops.tpu import splash_attention
 from xlashard.train.config.settings import KernelSettings
 
 
+class _MaskBlock(np.ndarray):
+    """Block of a mask that counts its elements once: the kernel asks for each block anew."""
+
+    def any(self, *args: Any, **kwargs: Any) -> Any:
+        """Return whether an element is set."""
+        return super().any(*args, **kwargs) if args or kwargs else self._has_any
+
+    def all(self, *args: Any, **kwargs: Any) -> Any:
+        """Return whether all elements are set."""
+        return super().all(*args, **kwargs) if args or kwargs else self._has_all
+
+    @cached_property
+    def _has_any(self) -> bool:
+        return bool(super().any())
+
+    @cached_property
+    def _has_all(self) -> bool:
+        return bool(super().all())
+
+
 class _KeptBlocks:
     """Keeps the blocks of a mask by size, and by distance from the diagonal.
 
     Whether a query sees a key depends on the distance between them alone, so a mask has few
-    different blocks. The kernel's own classes compute each block anew, several times for each
-    kernel: most of the time in which a step with 32,768 positions was traced.
+    different blocks: far from the diagonal and the window's end all are alike. The kernel's own
+    classes compute each block anew, several times for each kernel: most of the time in which a step
+    with 32,768 positions was traced.
     """
 
     shape: tuple[int, int]
+    window_size: tuple[int | None, int | None] = (0, 0)
 
     def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
         queries, keys = (
             range(*one.indices(size)) for one, size in zip(index, self.shape, strict=True)
         )
-        block = queries.start - keys.start, len(queries), len(keys)
+        left, right = self.window_size
+        first, last = -len(queries) - (right or 0), len(keys) + (left or 0)
+        distance = max(first, min(queries.start - keys.start, last))
+        block = distance, len(queries), len(keys)
         kept: dict[tuple[int, int, int], np.ndarray] = vars(self).setdefault("_kept", {})
         if block not in kept:
-            kept[block] = cast("Any", super()).__getitem__(index)
+            kept[block] = cast("Any", super()).__getitem__(index).view(_MaskBlock)
         return kept[block]
 
 

@@ -522,7 +522,10 @@ def _moved(collective: Collective) -> frozenset[tuple[str, str, tuple[int, ...]]
 
 
 def describe_traffic(
-    compilation: Compilation, topology: BaseTopology, mesh: Mesh
+    compilation: Compilation,
+    topology: BaseTopology,
+    mesh: Mesh,
+    costs: Sequence[tuple[Collective, NetworkCost]] | None = None,
 ) -> tuple[tuple[CollectiveReport, ...], dict[str, Suggestion]]:
     """Return the collectives of a program with cause and price, longest time first.
 
@@ -530,12 +533,13 @@ def describe_traffic(
         compilation: The program, compiled or rejected for its memory.
         topology: Topology of the program.
         mesh: Mesh of the program.
+        costs: Collectives with their network costs; None to compute them.
 
     Returns:
         The collectives, and their suggestions by text.
     """
     grid, sources = grid_of(mesh), compilation.sources
-    costs = network_costs(compilation, topology, mesh)
+    costs = network_costs(compilation, topology, mesh) if costs is None else costs
     attributor = _make_attributor(compilation, mesh, tuple(collective for collective, _ in costs))
     causes = [attributor.attribute(collective) for collective, _ in costs]
     summed = [c for (c, _), (origin, _) in zip(costs, causes, strict=True) if origin == "gradient"]

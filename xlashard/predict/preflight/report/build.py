@@ -197,7 +197,7 @@ def build_report(
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
     inputs, outputs = describe_values(compilation, compilation.module)
     tokens = None if workload is None else workload.tokens
-    traffic, suggestions = describe_traffic(compilation, topology, mesh)
+    traffic, suggestions = describe_traffic(compilation, topology, mesh, schedule.collectives)
     report = PreflightReport(
         name=compilation.name,
         title=title,
