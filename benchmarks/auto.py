@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import json
 import resource
+import statistics
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,12 +26,19 @@ import xlashard
 from benchmarks._auto_program import BenchmarkProgram
 from benchmarks._auto_programs import PROGRAMS
 from xlashard import tpu
+from xlashard.auto.auto_program import OWN_LAYOUT
 from xlashard.errors import UnevenShardingWarning, XlashardError
 from xlashard.support.formatting import in_bytes, in_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 GOAL = 1.03
 """Largest ratio of the time of an automatic layout to that of the best layout by hand."""
+MORE_SENT = 1.2
+"""Ratio of the bytes sent above which the reason is printed."""
+_LINKS = ("ici", "dcn")
+
+type Candidate = tuple[float, float, int, int]
+"""Time of a compiled layout as predicted and compiled, and its memory likewise."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,9 @@ class Outcome:
         cpu_seconds: CPU time to plan the layout, if it is automatic, and to compile it.
         error: Error, if the layout is refused; empty otherwise.
         host_bytes: Peak memory so far of this process and of its largest worker.
+        sent_bytes: Bytes that a device sends in a step.
+        waiting_seconds: Part of the step in which the cores wait for links.
+        candidates: Layouts that were compiled for the plan.
     """
 
     layout: str
@@ -54,6 +65,9 @@ class Outcome:
     cpu_seconds: float
     error: str = ""
     host_bytes: int = 0
+    sent_bytes: int = 0
+    waiting_seconds: float = 0.0
+    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,13 @@ class Comparison:
         if self.best is None or self.auto is None or not self.auto.fits:
             return None
         return self.auto.seconds / self.best.seconds
+
+    @property
+    def sent_ratio(self) -> float | None:
+        """Bytes that the automatic layout sends over those of the best by hand, if known."""
+        if self.ratio is None or not (self.best and self.auto and self.best.sent_bytes):
+            return None
+        return self.auto.sent_bytes / self.best.sent_bytes
 
 
 @dataclass(frozen=True)
@@ -139,7 +160,15 @@ def _compile(
         return _refused(layout, began, error)
     used = report.memory.total_bytes
     fits = report.fits and used <= memory * report.memory.available_bytes
-    return Outcome(layout, report.time.seconds, used, fits, _cpu_seconds() - began)
+    return Outcome(
+        layout,
+        report.time.seconds,
+        used,
+        fits,
+        _cpu_seconds() - began,
+        sent_bytes=sum(each.sent_bytes for each in report.time.traffic),
+        waiting_seconds=sum(dict(report.time.shares).get(link, 0.0) for link in _LINKS),
+    )
 
 
 def _refused(layout: str, began: float, error: XlashardError) -> Outcome:
@@ -161,7 +190,12 @@ def _plan(program: BenchmarkProgram, topology: str, memory: float) -> Outcome:
         return _refused("auto", began, error)
     spent = _cpu_seconds() - began
     outcome = _compile(f"auto: {plan.chosen.name}", applied, program, topology, memory)
-    return replace(outcome, cpu_seconds=spent, host_bytes=_peak_bytes())
+    candidates = tuple(
+        (each.predicted_seconds, each.seconds, each.predicted_bytes, each.total_bytes)
+        for each in plan.layouts
+        if each.seconds is not None and each.total_bytes is not None and each.name != OWN_LAYOUT
+    )
+    return replace(outcome, cpu_seconds=spent, host_bytes=_peak_bytes(), candidates=candidates)
 
 
 def _cpu_seconds() -> float:
@@ -202,6 +236,31 @@ def describe(comparison: Comparison) -> Iterator[str]:
         if comparison.ratio is not None and comparison.best is not None:
             note = f"{comparison.ratio:.3f} x {comparison.best.layout}, {note}"
         yield _line(auto, note)
+        best, sent = comparison.best, comparison.sent_ratio
+        if sent is not None and best is not None:
+            line = f"  sends {in_bytes(auto.sent_bytes)}, {sent:.2f} x the best by hand"
+            if sent > MORE_SENT:
+                waits = [in_seconds(each.waiting_seconds) for each in (auto, best)]
+                line += f": its cores wait {waits[0]} for links, by hand {waits[1]}"
+            yield line
+        if auto.candidates:
+            yield f"  {_describe_errors([auto.candidates])}"
+
+
+def _describe_errors(plans: Sequence[Sequence[Candidate]]) -> str:
+    """Return the median errors of the search over compiled layouts, and the rank correlation."""
+    every = [each for candidates in plans for each in candidates]
+    times = statistics.median(abs(predicted / seconds - 1) for predicted, seconds, *_ in every)
+    memory = statistics.median(abs(predicted / used - 1) for *_, predicted, used in every)
+    words = f"{len(every)} compiled: median error of time {times:.0%}, of memory {memory:.0%}"
+    correlations = []
+    for candidates in plans:
+        predicted, seconds = ([each[k] for each in candidates] for k in (0, 1))
+        if min(len(set(predicted)), len(set(seconds))) > 1:
+            correlations.append(statistics.correlation(predicted, seconds, method="ranked"))
+    if correlations:
+        words += f"; rank correlation {statistics.median(correlations):.2f}"
+    return words
 
 
 def _line(outcome: Outcome, note: str) -> str:
@@ -216,7 +275,7 @@ def summarize(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Yield the lines of the table of all comparisons, and of their counts."""
     yield (
         f"{'program':15} {'topology':9} {'best by hand':26} {'seconds':>9} "
-        f"{'auto':>9} {'ratio':>6} {'CPU':>6} {'host':>9}"
+        f"{'auto':>9} {'ratio':>6} {'sent':>6} {'CPU':>6} {'host':>9}"
     )
     for one in comparisons:
         best, auto = one.best, one.auto
@@ -224,11 +283,12 @@ def summarize(comparisons: Sequence[Comparison]) -> Iterator[str]:
         hand = "" if best is None else f"{best.seconds:.4f}"
         mine = "" if auto is None else f"{auto.seconds:.4f}" if auto.fits else "no fit"
         ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
+        sent = "" if one.sent_ratio is None else f"{one.sent_ratio:.2f}"
         cpu = "" if auto is None else f"{auto.cpu_seconds:.0f} s"
         host = "" if auto is None else in_bytes(auto.host_bytes)
         line = (
-            f"{one.program:15} {one.topology:9} {name:26} {hand:>9} {mine:>9} {ratio:>6} {cpu:>6} "
-            f"{host:>9}"
+            f"{one.program:15} {one.topology:9} {name:26} {hand:>9} {mine:>9} {ratio:>6} {sent:>6} "
+            f"{cpu:>6} {host:>9}"
         )
         yield line.rstrip()
     planned = [one for one in comparisons if one.auto is not None]
@@ -239,6 +299,9 @@ def summarize(comparisons: Sequence[Comparison]) -> Iterator[str]:
     within = sum(ratio <= GOAL for ratio in ratios)
     better = sum(ratio < 1 for ratio in ratios)
     missed = [f"{one.program} on {one.topology}" for one in could if one.ratio is None]
+    plans = [one.auto.candidates for one in planned if one.auto and one.auto.candidates]
+    if plans:
+        yield _describe_errors(plans)
     yield f"within {GOAL} of the best by hand: {within} of {len(could)}"
     yield f"better than the best by hand: {better} of {len(could)}"
     yield f"does not fit where a layout by hand does: {', '.join(missed) or 'never'}"

@@ -448,6 +448,27 @@ def test_constraints_of_the_function_are_kept_or_ignored():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("by", ["function", "arguments"])
+def test_the_layout_that_a_program_comes_with_is_tried(by):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    own = [jax.NamedSharding(mesh, spec) for spec in (P(None, "data"), P("data"))]
+    given, values = {}, (DOUBLED, DOUBLED)
+    if by == "function":
+        given["in_shardings"] = own
+    else:
+        values = [DOUBLED.update(sharding=sharding) for sharding in own]
+    fun = pjit(double, **given)
+    plan = auto_shard(fun, *values, mesh=mesh)
+    (row,) = [layout for layout in plan.layouts if layout.name == "as it is written"]
+    assert row.outcome == "fits"
+    assert plan.chosen.best_seconds <= row.seconds
+    # A fixed spec that differs leaves it out.
+    if by == "arguments":
+        other = auto_shard(fun, *values, mesh=mesh, fixed={"^w$": P("data")})
+        assert row.name not in [layout.name for layout in other.layouts]
+
+
+@pytest.mark.slow
 def test_unknown_primitives_are_reported():
     def fun(x):
         return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((8,), "float32"), x) * 2

@@ -1,5 +1,6 @@
 """Programs of the comparison with layouts by hand, and its summary."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -89,6 +90,19 @@ def test_summary_counts_ratios() -> None:
     assert within.endswith(": 2 of 4")
     assert better.endswith(": 1 of 4")
     assert missed.endswith(": dense_1b on v5e-16")
+
+
+def test_errors_of_the_search_and_bytes_sent_are_printed() -> None:
+    hand = replace(outcome("data", 2.0), sent_bytes=100, waiting_seconds=0.5)
+    found = [(1.0, 2.0, 90, 100), (2.0, 4.0, 80, 100), (3.0, 8.0, 100, 100)]
+    own = replace(outcome("auto", 1.0), sent_bytes=150, candidates=tuple(found))
+    one = Comparison("dense_1b", "v5e-16", {"data": 4, "model": 4}, (hand,), own)
+    *_, sent, errors = auto.describe(one)
+    assert "1.50 x the best by hand: its cores wait 0 s for links, by hand 500" in sent
+    assert errors.strip() == (
+        "3 compiled: median error of time 50%, of memory 10%; rank correlation 1.00"
+    )
+    assert errors.strip() in list(auto.summarize([one]))
 
 
 @pytest.mark.slow

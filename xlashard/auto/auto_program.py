@@ -1,6 +1,7 @@
 """Program of an automatic layout: the function traced for a mesh, and what its layout must keep."""
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from xlashard.analysis.programs.program import LoweredModule, Program, ProgramVa
 from xlashard.analysis.programs.program_reader import check_tracers, find_stage, read_call
 from xlashard.auto.plan.plan_model import spec_of_text
 from xlashard.auto.problem import (
+    OPEN,
     AutoProblem,
     ProgramLayout,
     chip_of,
@@ -32,8 +34,8 @@ from xlashard.auto.problem import (
 )
 from xlashard.core.pjit.constraint import constraint_p, constraint_params
 from xlashard.core.program.signature import function_name
-from xlashard.core.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-from xlashard.errors import ArgumentError, MeshError, check_type, counted
+from xlashard.core.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, spec_of
+from xlashard.errors import ArgumentError, MeshError, XlashardError, check_type, counted
 from xlashard.geometry.strides import divisors
 from xlashard.predict.costs.rates import Rates
 from xlashard.predict.preflight.mesh_mapping import (
@@ -53,6 +55,8 @@ type Target = MeshLike | BaseTopology | str
 type FixedSpecs = Mapping[str, PartitionSpec | str]
 """Specs, or their text in reports, by regular expressions over paths."""
 
+OWN_LAYOUT = "as it is written"
+"""Name of the layout that a program comes with."""
 _AXES = ("data", "model")
 _LONGEST = 32
 """Longest second axis of the meshes to choose from."""
@@ -122,6 +126,8 @@ class AutoProgram:
         at_hand: The same mesh on devices that can run programs; None if there are none.
         rates: Rates of a device; those of published measurements if None.
         tracing: How the function was traced.
+        placed: Spec of each argument where it is now; None where it isn't on the axes of the mesh,
+            and empty if that is unknown.
     """
 
     program: Program
@@ -131,11 +137,17 @@ class AutoProgram:
     at_hand: Mesh | None = None
     rates: Rates | None = None
     tracing: Tracing = Tracing()
+    placed: tuple[PartitionSpec | None, ...] = ()
 
     @property
     def jaxpr(self) -> Any:
         """Return the closed jaxpr."""
         return self.program.jaxpr
+
+    @cached_property
+    def program_ties(self) -> tuple[tuple[int, int], ...]:
+        """Return the positions of arguments and results that are fed back."""
+        return find_fed_back(self.program)
 
     @cached_property
     def donated(self) -> tuple[bool, ...]:
@@ -152,7 +164,7 @@ class AutoProgram:
         on = self.traced_on or self.mesh
         jaxpr = insert_constraints(self.jaxpr, on, layout.constraints)
         ins, outs = (
-            tuple(NamedSharding(on, spec) for spec in side)
+            tuple(None if spec == OPEN else NamedSharding(on, spec) for spec in side)
             for side in (layout.in_specs, layout.out_specs)
         )
         program = self.program.with_layout(jaxpr, ins, outs, on)
@@ -202,10 +214,43 @@ class AutoProgram:
             machine=machine,
             in_specs=tuple(ins),
             out_specs=tuple(outs),
-            tied=find_fed_back(self.program),
+            tied=self.program_ties,
             donated=self.donated,
             memory_bytes=memory * machine.memory_bytes,
         )
+
+    def read_own_layout(self, problem: AutoProblem) -> ProgramLayout | None:
+        """Return the layout that the program comes with; None if it has none, or an invalid one.
+
+        Arguments have the function's own specs, or those that they are placed by, and fed-back
+        results those of their arguments. Other results without a spec are `OPEN`.
+
+        Args:
+            problem: The problem, whose fixed specs hold.
+        """
+        arguments, results = self.program.arguments, self.program.results
+        placed = self.placed or [None] * len(arguments)
+        pairs = zip(arguments, placed, strict=True)
+        ins = [_requested_spec(v) or place or PartitionSpec() for v, place in pairs]
+        fed_back = {result: ins[argument] for argument, result in self.program_ties}
+        outs = [
+            fed_back.get(i, OPEN) if (spec := _requested_spec(v)) is None else spec
+            for i, v in enumerate(results)
+        ]
+        fixed = (*problem.in_specs, *problem.out_specs)
+        for spec, kept, value in zip((*ins, *outs), fixed, (*arguments, *results), strict=True):
+            rank = len(value.aval.shape)
+            if spec == OPEN:
+                continue
+            try:
+                NamedSharding(self.mesh, spec).check_compatible_aval(value.aval.shape)
+            except (ValueError, XlashardError):
+                return None
+            if kept is not None and spec_of(kept).for_rank(rank) != spec_of(spec).for_rank(rank):
+                return None
+        if not any(entry for spec in ins for entry in spec):
+            return None
+        return ProgramLayout(OWN_LAYOUT, tuple(ins), tuple(outs), (), math.inf, math.inf)
 
     def with_rates(self, rates: RatesSources | None) -> Self:
         """Return the program on devices of measured rates.
@@ -221,8 +266,7 @@ class AutoProgram:
         return self if calibration is None else replace(self, rates=calibration.rates(chip))
 
     def _find_spec(self, value: ProgramValue) -> PartitionSpec | None:
-        sharding = None if self.tracing.ignores_constraints else value.requested
-        return sharding.spec if isinstance(sharding, NamedSharding) else None
+        return None if self.tracing.ignores_constraints else _requested_spec(value)
 
     def _read_fixed(self, fixed: FixedSpecs, avals: Mapping[str, Any]) -> dict[str, PartitionSpec]:
         specs: dict[str, PartitionSpec] = {}
@@ -239,6 +283,27 @@ class AutoProgram:
                     sharding.check_compatible_aval(avals[path].shape)
                     specs[path] = sharding.spec
         return specs
+
+
+def _requested_spec(value: ProgramValue) -> PartitionSpec | None:
+    sharding = value.requested
+    return sharding.spec if isinstance(sharding, NamedSharding) else None
+
+
+def _read_placements(
+    leaves: Sequence[Any], program: Program, mesh: Mesh
+) -> tuple[PartitionSpec | None, ...]:
+    """Return the spec of each argument of a call; empty if the leaves aren't the arguments."""
+    if len(leaves) != len(program.arguments):
+        return ()
+    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+    return tuple(
+        sharding.spec
+        if isinstance(sharding, jax.sharding.NamedSharding)
+        and dict(sharding.mesh.shape) == dict(mesh.shape)
+        else None
+        for sharding in shardings
+    )
 
 
 def _read_spec(pattern: str, spec: object) -> PartitionSpec:
@@ -266,7 +331,7 @@ def read_program(
 
     Args:
         fun: The function, as for `explain`.
-        args: Positional arguments of a call, or their shapes. Where they are placed has no effect.
+        args: Positional arguments of a call, or their shapes.
         kwargs: Keyword arguments of the call.
         mesh: Mesh, or its axis sizes; None for the mesh in force.
         topology: Topology of the devices of a mesh that has others, or none.
@@ -289,7 +354,8 @@ def read_program(
     program = replace(program, jaxpr=tracing.release(program.jaxpr, traced_on or on))
     if not ignore_constraints:
         _check_axes(program, on)
-    return AutoProgram(program, on, place, traced_on, at_hand, tracing=tracing)
+    placed = _read_placements(jax.tree.leaves((args, kwargs)), program, on)
+    return AutoProgram(program, on, place, traced_on, at_hand, tracing=tracing, placed=placed)
 
 
 def _trace(

@@ -78,8 +78,8 @@ def auto_shard(
     Args:
         fun: A function of `xlashard.pjit`, `jax.jit` or `nnx.jit`, with its donation and the
             shardings that it prescribes; or a plain function.
-        *args: Arguments of a call, or a `jax.ShapeDtypeStruct` per array. Where arrays are now has
-            no effect.
+        *args: Arguments of a call, or a `jax.ShapeDtypeStruct` per array. How arrays are sharded
+            on the mesh now, and by the function's own specs, is one of the layouts that are tried.
         mesh: Mesh, or its axis sizes such as `{"data": 8, "model": 4}`; `"auto"`, or a topology,
             to choose the sizes of the axes `data` and `model`; None for the mesh in force.
         topology: Topology of TPUs or GPUs, or its name: `"v5e-16"`, `"h100-32"`; None for the
@@ -251,6 +251,7 @@ def solve(
     # Warnings about candidates are of no program that the user has; workers keep theirs.
     log = captured_log(hides_warnings=True) if is_here else nullcontext()
     with log, Prover(program, problem.memory_bytes, timeout) as prover:
+        proven += prover.prove_own(program.read_own_layout(problem))
         while True:
             search = Search(replace(problem, memory_bytes=limit), time_limit, restarts=not is_quick)
             layouts = sorted(search.run(), key=lambda layout: layout.seconds)

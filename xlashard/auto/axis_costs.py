@@ -358,6 +358,7 @@ class CostModel:
             lanes = in_lanes(size / pieces) / in_lanes(size) * pieces
             own = lanes / self.axis.size if is_minor else share
             nbytes += local * own
+        nbytes *= op.rule.passes
         return max(compute, nbytes / rates.hbm_bytes) + rates.operation_seconds
 
     def share(self, number: int, factor: int | None) -> float:
@@ -384,13 +385,23 @@ class CostModel:
         return padded * (own if divided else 1.0)
 
     def halo_seconds(self, number: int, factor: int) -> float:
-        """Return the time to exchange the edges of an operation's pieces in one run."""
+        """Return the time to exchange the edges of an operation's pieces in one run.
+
+        Axes that split the same factor exchange together.
+        """
         op = self.graph.operations[number]
-        halo, operand = op.rule.factors[factor].halo, next(iter(op.operands), None)
-        if not halo or operand is None:
+        f, operand = op.rule.factors[factor], next(iter(op.operands), None)
+        if not f.halo or operand is None:
             return 0.0
+        halo, before = f.halo, self.factor_pieces(number, factor)
+        if f.size == 1:
+            # Pieces of other sizes begin ever further from those that they are made of.
+            sizes, pieces = self._factor_sizes(number, factor), before * self.axis.size
+            shift = piece(max(sizes), pieces) - piece(min(sizes), pieces)
+            halo += shift * (pieces - 1) / max(sizes)
         nbytes = self.local_bytes(operand, number) * halo
-        return self.axis.latency + nbytes / self.axis.bytes_per_second
+        together = 1 + sum(self.others.factors[name].get(number) == factor for name in self._sizes)
+        return (self.axis.latency + nbytes / self.axis.bytes_per_second) / together
 
     def elementwise_seconds(self, value: int) -> float:
         """Return the time of an elementwise operation with a result, undivided on this axis."""

@@ -69,16 +69,18 @@ class Restriction:
 
 
 def _padded_labels(graph: ProgramGraph) -> set[int]:
-    """Return the labels of products that may have padded pieces, as no argument or result has them.
+    """Return the labels that may have padded pieces, as no argument or result has them.
+
+    They are those of products, and of what differs little from another dimension.
 
     All of their dimensions have one size.
     """
     padded = {
         label
         for op in graph.operations
-        if op.rule.flops and op.fixed is None
+        if op.fixed is None
         for factor in op.rule.factors
-        if factor.most_padded
+        if factor.most_padded and (op.rule.flops or factor.size == 1)
         for label in graph.factor_labels(op, factor)
     }
     for index in (*graph.arguments, *graph.results):

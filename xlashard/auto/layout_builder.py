@@ -252,6 +252,9 @@ class LayoutBuilder:
                 stored = assignment.states(graph, self._axes, value)
                 needed = self._needed(assignment, number, slot)
                 factors = _find_factors(assignment, op, number, slot, needed)
+                if slot < 0 and op.name == "slice" and PARTIAL in needed.values():
+                    # The partitioner sends an edge only to the devices that need it.
+                    continue
                 if slot < 0:
                     # First as the operation makes it: its result decides how it is partitioned.
                     total = sums.get(graph.sums.get(value, value))

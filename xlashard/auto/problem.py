@@ -26,6 +26,9 @@ from xlashard.predict.targets.tpu.generations import GENERATIONS
 NOMINAL = next(g for g in GENERATIONS if g.name == "v5e")
 """Generation whose rates stand for devices of no topology, such as emulated ones."""
 
+OPEN = PartitionSpec(PartitionSpec.UNCONSTRAINED)
+"""Spec of a result that the compiler shards."""
+
 
 @dataclass(frozen=True)
 class ConstraintSite:

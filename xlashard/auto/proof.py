@@ -19,7 +19,7 @@ from xlashard._jax import originals
 from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.foreseen import unforeseen_collectives
-from xlashard.auto.problem import Machine, ProgramLayout, machine_of
+from xlashard.auto.problem import OPEN, Machine, ProgramLayout, machine_of
 from xlashard.core.sharding import Mesh, NamedSharding
 from xlashard.errors import JaxVersionError
 from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
@@ -189,6 +189,32 @@ class Prover:
             if text in self._proven
         ]
         return sorted([*compiled, *refused], key=lambda p: p.rank)
+
+    def prove_own(self, layout: ProgramLayout | None) -> list[ProvenLayout]:
+        """Compile the layout that the program comes with; return it with the compiler's choices.
+
+        Nothing if there is none, or the compiler refuses it. No search predicts it: its predictions
+        are the compiled figures.
+
+        Args:
+            layout: The layout, whose results may be `OPEN`.
+        """
+        for proven in () if layout is None else self.prove([layout], 1):
+            if proven.compilation is None:
+                continue
+            _, shardings = proven.compilation.shardings
+            chosen = [getattr(sharding, "spec", None) for sharding in shardings]
+            specs = proven.layout.out_specs
+            outs = tuple(s if o == OPEN else o for o, s in zip(specs, chosen, strict=False))
+            if len(chosen) >= len(specs) and None not in outs:
+                settled = replace(
+                    proven.layout,
+                    out_specs=outs,
+                    seconds=proven.seconds,
+                    memory_bytes=proven.memory_bytes,
+                )
+                return [replace(proven, layout=settled, unforeseen=())]
+        return []
 
     def _candidates(
         self,

@@ -51,15 +51,20 @@ def _visited(jaxpr: Any, consts: Any, args: Any, results: list[Any]) -> Iterator
 
 
 def pieces(factor: Factor) -> int:
-    """Return the smallest number of parts into which a factor can be split."""
+    """Return the smallest number of parts into which a factor can be split, evenly or padded."""
+    if factor.size == 1:
+        return 2
     return next(n for n in range(2, factor.size + 1) if factor.size % n == 0)
 
 
 def cut(array: Any, dim: int | None, part: int, count: int) -> Any:
-    """Return one of several equal parts of an array along a dimension; all of it for None."""
+    """Return one of several parts of an array along a dimension; all of it for None.
+
+    They are equal, but for the last one.
+    """
     if dim is None:
         return array
-    size = array.shape[dim] // count
+    size = -(-array.shape[dim] // count)
     return array[(slice(None),) * dim + (slice(part * size, (part + 1) * size),)]
 
 
@@ -71,7 +76,10 @@ def in_parts(eqn: Any, factor: Factor, operands: Sequence[Any]) -> list[Any]:
         own = [cut(x, d, part, count) for x, d in zip(operands, factor.operands, strict=True)]
         special = _SPECIAL.get(eqn.primitive.name)
         results = special(eqn, factor, own, part, count) if special else None
-        if factor.halo:
+        if eqn.primitive.name == "fft" and factor.halo:
+            # Devices take what they need of all others.
+            results = [cut(run(eqn, operands)[0], factor.results[0], part, count)]
+        elif factor.halo:
             results = _with_neighbors(eqn, factor, operands, part, count)
         if results is None:
             results = run(eqn, own, _params(eqn, factor, count))
@@ -117,7 +125,7 @@ def _params(eqn: Any, factor: Factor, count: int) -> dict[str, Any]:
             return less("shape", result)
         case "reshape":
             return less("new_sizes", result)
-        case "slice":
+        case "slice" if not factor.reduced:
             limits = list(eqn.params["limit_indices"])
             limits[operand] = eqn.invars[0].aval.shape[operand] // count
             return {"limit_indices": tuple(limits)}
@@ -137,7 +145,10 @@ def _params(eqn: Any, factor: Factor, count: int) -> dict[str, Any]:
 
 def _with_neighbors(eqn: Any, factor: Factor, operands: Any, part: int, count: int) -> list[Any]:
     """Compute a part by the whole equation, where values beyond the halo are wrong."""
-    name, d = eqn.primitive.name, factor.operands[0]
+    name = eqn.primitive.name
+    if name in ("slice", "pad", "concatenate", "rev"):
+        return _shifted(eqn, factor, operands, part, count)
+    d = factor.operands[0]
     if name.startswith("cum"):
         return _cumulative(eqn, d, operands[0], part, count)
     wide = operands[0].shape[d]
@@ -161,6 +172,33 @@ def _with_neighbors(eqn: Any, factor: Factor, operands: Any, part: int, count: i
         shape = [-1 if i == k else 1 for i in range(kernel.ndim)]
         operands[1] = jnp.where(inside.reshape(shape), kernel, 0)
         return run(eqn, operands)
+    return [cut(x, factor.results[0], part, count) for x in run(eqn, operands)]
+
+
+def _shifted(eqn: Any, factor: Factor, operands: Any, part: int, count: int) -> list[Any]:
+    """Compute a part of what shifts or reverses a dimension, of its own values and the halo."""
+    k, d = next((k, dim) for k, dim in enumerate(factor.operands) if dim is not None)
+    wide, made = operands[k].shape[d], eqn.outvars[0].aval.shape[d]
+    size, own = -(-made // count), -(-wide // count)
+    begin, end = own * part, min(own * (part + 1), wide)
+    match eqn.primitive.name:
+        case "slice":
+            start = eqn.params["start_indices"][d]
+        case "pad":
+            start = -eqn.params["padding_config"][d][0]
+        case "concatenate":
+            start = -sum(each.shape[d] for each in operands[:k])
+        case _:
+            # A reversed piece is that of another device.
+            start = wide - (2 * part + 1) * size
+    first = max(size * part + start, 0)
+    last = min(min(size * (part + 1), made) + start, wide)
+    halo = max(0, begin - first) + max(0, last - end)
+    if eqn.primitive.name != "rev":
+        shifted = abs(size - own) * (count - 1)
+        assert halo <= round(factor.halo * operands[0].shape[d]) + shifted, factor
+    operands = list(operands)
+    operands[k] = _wrong_outside(operands[k], d, first, last)
     return [cut(x, factor.results[0], part, count) for x in run(eqn, operands)]
 
 
@@ -235,6 +273,18 @@ def _gather(eqn: Any, factor: Factor, own: Any, part: int, count: int) -> list[A
     return run(eqn, [operand, shifted], {"mode": fill, "fill_value": 0})
 
 
+def _slice(eqn: Any, factor: Factor, own: Any, part: int, count: int) -> list[Any] | None:
+    if not factor.reduced:
+        return None
+    # Each device has its own values of the part, and zeros.
+    (d,) = {k for k in factor.operands if k is not None}
+    whole = eqn.invars[0].aval.shape[d]
+    before = part * own[0].shape[d]
+    edges = [(0, 0)] * own[0].ndim
+    edges[d] = (before, whole - before - own[0].shape[d])
+    return run(eqn, [jnp.pad(own[0], edges)])
+
+
 def _scatter(eqn: Any, factor: Factor, own: Any, part: int, count: int) -> list[Any] | None:
     operand, indices, updates = own
     if factor.reduced:
@@ -275,6 +325,7 @@ _SPECIAL = {
     "iota": _iota,
     "iota_2x32_shape": _iota_2x32,
     "gather": _gather,
+    "slice": _slice,
     **dict.fromkeys(
         ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"),
         _scatter,

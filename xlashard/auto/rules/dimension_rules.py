@@ -4,7 +4,25 @@ import math
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
-from xlashard.auto.rules.factors import Factors, Operation, remaining, wide_pieces
+from xlashard.auto.rules.factors import (
+    Factors,
+    Operation,
+    is_near_size,
+    remaining,
+    wide_pieces,
+)
+from xlashard.predict.costs.rates import LANES
+
+_MOST_EDGES = 4
+"""Least times of a part that a dimension has, if devices receive the part rather than gather it."""
+_PERMUTED = 0.625
+"""Halo of a permutation of devices: 2.5 all-to-alls, as of other changes of a sharding."""
+_FFT_SUMS = 9 / 4
+"""Halo of a transformed dimension, on TPUs.
+
+Before it partitions a transform, the compiler makes it three real products with a short index of
+about four values, and sums their partial results over the devices.
+"""
 
 
 def broadcast_in_dim(op: Operation) -> Factors:
@@ -142,8 +160,20 @@ def leading(core: int) -> Callable[[Operation], Factors]:
 
 
 def fft(op: Operation) -> Factors:
-    """Yield the dimensions that are not transformed."""
-    yield from leading(len(op.params["fft_lengths"]))(op)
+    """Yield all dimensions; along a transformed one, devices sum partial products."""
+    lengths = op.params["fft_lengths"]
+    yield from leading(len(lengths))(op)
+    for d in range(len(op.operands[0]) - len(lengths), len(op.operands[0])):
+        if op.operands[0][d] == op.results[0][d]:
+            yield from op.factor({0: d}, {0: d}, halo=_FFT_SUMS)
+
+
+def fft_passes(op: Operation) -> float:
+    """Return the times that a transform reads its operand and writes its result on TPUs.
+
+    A dimension longer than the lanes takes two products, with a twiddle and a transpose between.
+    """
+    return sum(9.0 if n > LANES else 3.0 for n in op.params["fft_lengths"])
 
 
 def triangular_solve(op: Operation) -> Factors:
@@ -281,18 +311,53 @@ def dynamic_update_slice(op: Operation) -> Factors:
 
 
 def slice_(op: Operation) -> Factors:
-    """Yield the dimensions that a slice takes whole, or every so many values of."""
+    """Yield the dimensions that a slice takes whole, nearly so, or every so many values of.
+
+    Of a small part along a dimension, such as an edge, devices receive what they haven't.
+    """
     strides = op.params["strides"] or (1,) * len(op.results[0])
     for d, (whole, part) in enumerate(zip(op.operands[0], op.results[0], strict=True)):
         if whole == part * strides[d]:
             yield from op.factor({0: d}, {0: d})
+        elif strides[d] == 1 and is_near_size(part, whole):
+            yield from _shift(op, 0, d)
+        elif strides[d] == 1 and part * _MOST_EDGES <= whole:
+            yield from op.factor({0: d}, {}, size=whole, reduced=True, divides_work=False)
+
+
+def _shift(op: Operation, operand: int, d: int) -> Factors:
+    """Yield a dimension whose places a result shifts: neighbours exchange what is shifted."""
+    part, whole = sorted((op.operands[operand][d], op.results[0][d]))
+    halo = (whole - part) / max(op.operands[0][d], 1)
+    yield from op.factor({operand: d}, {0: d}, size=1, halo=halo, most_padded=part)
 
 
 def pad(op: Operation) -> Factors:
-    """Yield the dimensions that are padded nowhere, or alike behind every value."""
+    """Yield the dimensions that are padded nowhere, little, or alike behind every value."""
     for d, (low, high, interior) in enumerate(op.params["padding_config"]):
         if low >= 0 and high >= 0 and low + high == interior:
             yield from op.factor({0: d}, {0: d})
+        elif not interior and is_near_size(*sorted((op.operands[0][d], op.results[0][d]))):
+            yield from _shift(op, 0, d)
+
+
+def concatenate(op: Operation) -> Factors:
+    """Yield the other dimensions, and that along which all operands but one are edges.
+
+    The edges are small: every device has them whole.
+    """
+    yield from beside("dimension")(op)
+    d = op.params["dimension"]
+    for k, shape in enumerate(op.operands):
+        if is_near_size(shape[d], op.results[0][d]):
+            yield from _shift(op, k, d)
+
+
+def reverse(op: Operation) -> Factors:
+    """Yield all dimensions; along a reversed one, devices exchange their pieces."""
+    for d in range(len(op.operands[0])):
+        halo = _PERMUTED if d in op.params["dimensions"] else 0.0
+        yield from op.factor({0: d}, {0: d}, halo=halo)
 
 
 def whole(op: Operation) -> Factors:

@@ -56,6 +56,7 @@ class OpRule:
         factors: Its factors. Dimensions that no factor indexes are needed whole.
         flops: FLOP of one run on matrix units, unsharded.
         elementwise: Whether every operand and result that isn't a scalar has the same dimensions.
+        passes: Times that the operands are read and the results written, beside FLOP.
         known: Whether the primitive is known; an unknown one is computed whole by each device.
         pairwise: Whether result i is a copy of operand i and depends on no other operand, as of
             `optimization_barrier`: each pair is an operation of its own, and a factor indexes one
@@ -64,6 +65,7 @@ class OpRule:
 
     factors: tuple[Factor, ...]
     flops: float = 0.0
+    passes: float = 1.0
     elementwise: bool = False
     known: bool = True
     pairwise: bool = False
@@ -137,6 +139,11 @@ def can_shard(size: int, pieces: int) -> bool:
     """Return True if a dimension divides into some pieces, or with little padding."""
     padded = pieces * piece(size, pieces)
     return padded == size or (pieces <= size and padded <= _MOST_PADDING * size)
+
+
+def is_near_size(part: int, whole: int) -> bool:
+    """Return True if a dimension is so little smaller than another one that both may be sharded."""
+    return part < whole <= _MOST_PADDING * part
 
 
 def operation_of(eqn: Any) -> Operation:

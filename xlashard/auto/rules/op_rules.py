@@ -47,7 +47,8 @@ def op_rule(eqn: Any) -> OpRule:
         return rule
     if op.name not in _RULES:
         return OpRule((), known=False)
-    return OpRule(tuple(_RULES[op.name](op)), product_flops(op.eqn))
+    passes = dims.fft_passes(op) if op.name == "fft" else 1.0
+    return OpRule(tuple(_RULES[op.name](op)), product_flops(op.eqn), passes)
 
 
 def _pairs(op: Operation) -> Factors:
@@ -177,8 +178,9 @@ _PRIMITIVES: dict[Rule, Collection[str]] = {
     dims.transpose: ("transpose",),
     dims.squeeze: ("squeeze",),
     dims.same_leading: ("bitcast_convert_type", "random_wrap", "random_unwrap"),
-    dims.beside("dimensions"): ("rev",),
-    dims.beside("dimension"): ("concatenate", "sort"),
+    dims.reverse: ("rev",),
+    dims.concatenate: ("concatenate",),
+    dims.beside("dimension"): ("sort",),
     dims.beside("axis"): ("split", "top_k", "cumlogsumexp"),
     dims.beside("reduction_dimension"): ("approx_top_k",),
     dims.stack: ("stack",),
