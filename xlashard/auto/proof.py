@@ -33,7 +33,7 @@ from xlashard.predict.preflight.compilation import (
     compile_for_report,
 )
 from xlashard.predict.preflight.memory_breakdown import device_allocations
-from xlashard.predict.preflight.time_estimate import estimate_time, network_costs, schedule_step
+from xlashard.predict.preflight.time_estimate import estimate_time, schedule_step
 from xlashard.workers.job_pool import JobPool, WorkerLimits, default_limits
 
 COMPILE_SECONDS = 300.0
@@ -279,12 +279,11 @@ class Prover:
             schedule = walk_schedule(module, costs, operations_for(module, rates), rates)
             seconds = schedule.seconds
         else:
-            costs = network_costs(compilation, topology, mesh, self._rates)
             schedule = schedule_step(compilation, topology, mesh, rates=self._rates)
             time = estimate_time(compilation, topology, mesh, schedule=schedule, rates=self._rates)
             seconds = time.seconds
         memory = sum(a.size for a in device_allocations(module, topology))
-        unforeseen = unforeseen_collectives(costs, layout.transfers, mesh, seconds)
+        unforeseen = unforeseen_collectives(schedule.collectives, layout.transfers, mesh, seconds)
         return ProvenLayout(
             layout=layout,
             seconds=seconds,

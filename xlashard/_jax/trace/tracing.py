@@ -575,19 +575,10 @@ def equations(jaxpr: Jaxpr) -> list[Any]:
 
 def with_inner_jaxprs(jaxpr: Jaxpr) -> list[Jaxpr]:
     """Return a jaxpr and all jaxprs inside it, each once, except those that only name devices."""
-    jaxprs: dict[int, Jaxpr] = {}
-    waiting = [jaxpr]
-    while waiting:
-        inner = waiting.pop()
-        if id(inner) not in jaxprs:
-            jaxprs[id(inner)] = inner
-            waiting += reversed(_inner_jaxprs(inner))
+    jaxprs = {id(jaxpr): jaxpr}
+    for eqn in inner_sharding_equations(jaxpr):
+        jaxprs |= {id(body): body for body in _inner_bodies(eqn)}
     return list(jaxprs.values())
-
-
-@cached_by_jaxpr
-def _inner_jaxprs(jaxpr: Jaxpr) -> tuple[Jaxpr, ...]:
-    return tuple([body for eqn in sharding_equations(jaxpr) for body in _inner_bodies(eqn)])
 
 
 def _inner_bodies(eqn: Any) -> Iterable[Jaxpr]:

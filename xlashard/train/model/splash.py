@@ -3,7 +3,6 @@
 A module of its own, as importing the kernels of Pallas takes a third of a second.
 """
 
-from functools import cached_property
 from typing import Any, cast
 
 import jax
@@ -11,26 +10,6 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention
 
 from xlashard.train.config.settings import KernelSettings
-
-
-class _MaskBlock(np.ndarray):
-    """Block of a mask that counts its elements once: the kernel asks for each block anew."""
-
-    def any(self, *args: Any, **kwargs: Any) -> Any:
-        """Return whether an element is set."""
-        return super().any(*args, **kwargs) if args or kwargs else self._has_any
-
-    def all(self, *args: Any, **kwargs: Any) -> Any:
-        """Return whether all elements are set."""
-        return super().all(*args, **kwargs) if args or kwargs else self._has_all
-
-    @cached_property
-    def _has_any(self) -> bool:
-        return bool(super().any())
-
-    @cached_property
-    def _has_all(self) -> bool:
-        return bool(super().all())
 
 
 class _KeptBlocks:
@@ -55,7 +34,7 @@ class _KeptBlocks:
         block = distance, len(queries), len(keys)
         kept: dict[tuple[int, int, int], np.ndarray] = vars(self).setdefault("_kept", {})
         if block not in kept:
-            kept[block] = cast("Any", super()).__getitem__(index).view(_MaskBlock)
+            kept[block] = cast("Any", super()).__getitem__(index)
         return kept[block]
 
 
