@@ -3,6 +3,7 @@
 import argparse
 import re
 import sys
+import threading
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -70,25 +71,27 @@ def _train(settings: Settings, resumed: Resumed | None, runs: Path) -> int:
     except ProcessesError as error:
         print_error(error)
         return 1
+    # Those of a program that calls this command, which goes on.
+    earlier = frozenset(threading.enumerate())
     try:
         devices = start_devices(settings.devices.emulate, pod.count)
         screen = Screen(make_console(), settings.training.log_every)
         outcome = run_job(settings, devices, screen, runs, resumed)
     except RunError as error:
         print_error(error)
-        return _end(2 if isinstance(error, SettingsError | DataError) else 1)
+        return _end(2 if isinstance(error, SettingsError | DataError) else 1, earlier)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        return _end(130)
+        return _end(130, earlier)
     except Exception as error:
         if isinstance(error, OSError) and error.filename:
             print_error(_describe_file(error))
-            return _end(1)
+            return _end(1, earlier)
         # On a pod the interpreter's own way to end would wait for processes that have failed, too.
         traceback.print_exc()
-        return _end(1)
+        return _end(1, earlier)
     code = exit_code(outcome.signal) if outcome.stopped else 0
-    if is_compiling() or (outcome.stopped and jax.process_count() > 1):
+    if is_compiling(_list_new(earlier)) or (outcome.stopped and jax.process_count() > 1):
         # A compilation can't be ended, and Python would wait for it. A process that leaves because
         # it compiles is missing in the shutdown of a peer that has compiled already.
         leave(code, "it was stopped")
@@ -103,11 +106,16 @@ def _describe_file(error: OSError) -> str:
     )
 
 
-def _end(code: int) -> int:
+def _end(code: int, earlier: frozenset[threading.Thread]) -> int:
     """End this process if it has peers, compiles or saves; otherwise return the exit code."""
-    if jax.process_count() > 1 or is_compiling() or is_saving():
+    threads = _list_new(earlier)
+    if jax.process_count() > 1 or is_compiling(threads) or is_saving(threads):
         leave(code, "it has failed")
     return code
+
+
+def _list_new(earlier: frozenset[threading.Thread]) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread not in earlier]
 
 
 def start_devices(emulated: int, processes: int = 1) -> list[Any]:

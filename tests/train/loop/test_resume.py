@@ -1,6 +1,7 @@
 import os
 import re
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -265,3 +266,25 @@ def test_run_resumes_in_an_automatic_layout_and_back(
 
 def stopping_after(step: int) -> Recorder:
     return Recorder(step, lambda: os.kill(os.getpid(), signal.SIGINT))
+
+
+@pytest.mark.devices(8)
+def test_a_failure_ends_no_process_for_threads_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Waiting(threading.Thread):
+        pass
+
+    Waiting.__module__ = "orbax.checkpoint"
+    done = threading.Event()
+    threads = [Waiting(target=done.wait), threading.Thread(target=done.wait, name="compiling")]
+    monkeypatch.setattr("xlashard.train.command.leave", lambda *_: pytest.fail("left"))
+    for thread in threads:
+        thread.start()
+    try:
+        with opened(tmp_path, shallow()) as folder:
+            (folder.path / "metrics.jsonl").unlink()
+        (folder.path / "metrics.jsonl").mkdir()
+        assert main(["train", "--resume", str(folder.path)]) == 1
+    finally:
+        done.set()

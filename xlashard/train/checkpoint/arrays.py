@@ -5,7 +5,7 @@ import gc
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -166,12 +166,12 @@ def _place_restored(shape: jax.ShapeDtypeStruct, read: Any) -> Array:
     return device_put(read, shape.sharding)
 
 
-def is_saving() -> bool:
-    """Return True while threads of a failed save wait, for minutes, for what will not come.
+def is_saving(threads: Iterable[threading.Thread]) -> bool:
+    """Return True while some threads are of a failed save: they wait for minutes in vain.
 
     Orbax creates folders in an object store beside the save, and waits for them in threads.
     """
-    return any(type(thread).__module__.startswith("orbax.") for thread in threading.enumerate())
+    return any(type(thread).__module__.startswith("orbax.") for thread in threads)
 
 
 class _OrbaxLogFilter(logging.Filter):

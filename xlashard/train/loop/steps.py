@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -317,9 +317,9 @@ _COMPILING = "compiling"
 """Name of the thread that compiles."""
 
 
-def is_compiling() -> bool:
-    """Return True while a thread of a run, which may have ended, compiles a program."""
-    return any(thread.name == _COMPILING for thread in threading.enumerate())
+def is_compiling(threads: Iterable[threading.Thread]) -> bool:
+    """Return True while one of some threads compiles a program of a run, which may have ended."""
+    return any(thread.name == _COMPILING for thread in threads)
 
 
 def _in_thread[T](run: Run, work: Callable[[], T]) -> T | None:
