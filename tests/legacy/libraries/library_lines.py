@@ -89,19 +89,6 @@ LINES = {
     "    try: p.get_distribution(wrong)\n"
     "    except error: pass\n"
     "    else: raise AssertionError",
-    "cached_property": "import cached_property as module\n"
-    "kinds = (module.cached_property, module.threaded_cached_property,\n"
-    "         module.cached_property_with_ttl, module.cached_property_ttl(ttl=1000))\n"
-    "for kind in kinds:\n"
-    "    calls = []\n"
-    "    def value(self): 'Documented.'; calls.append(1); return len(calls)\n"
-    "    A = type('A', (), {'value': kind(value)})\n"
-    "    a, b = A(), A()\n"
-    "    assert (a.value, a.value, b.value) == (1, 1, 2) and A.value.__doc__ == 'Documented.'\n"
-    "    del a.value\n"
-    "    assert a.value == 3\n"
-    "    a.value = 7\n"
-    "    assert a.value == 7",
     "importlib_resources": "import importlib_resources\n"
     "assert importlib_resources.files('numpy').joinpath('__init__.py').is_file()",
 }

@@ -269,9 +269,8 @@ LIBRARIES: Mapping[str, EntryTable] = {
     "chex": _CHEX_TABLE,
     "equinox": _EQUINOX_TABLE,
     "setuptools": {"pkg_resources": _module("82", "import importlib.metadata", "pkg_resources")},
-    # Packages that JAX's libraries required in 2022, so that they were there.
+    # A package that JAX's libraries required in 2022, so that it was there.
     "orbax": {
-        "cached_property": _module("0.1.7", "functools.cached_property", "cached_property"),
         "importlib_resources": {
             "": works("0.5.10", "import importlib.resources", "importlib.resources")
         },
