@@ -73,6 +73,7 @@ class AdvisedProgram:
             if change.order:
                 order = change.order
             else:
+                assert change.path in specs, change.path
                 specs[change.path] = P(*[a[0] if len(a) == 1 else a or None for a in change.after])
         return replace(self, order=order, specs=specs)
 
@@ -202,7 +203,7 @@ class Followed:
         outcome: Their outcome in the report.
         predicted_seconds: Change of the step's time in the report.
         seconds: Change of the step's time in the changed program.
-        error_seconds: The report's error of the step's time.
+        step_seconds: Time of the step in the report.
         predicted_bytes: Change of the peak memory of a device in the report.
         peak_bytes: The same in the changed program.
         sent_before: Bytes that a device sends in the program.
@@ -214,7 +215,7 @@ class Followed:
     outcome: str = ""
     predicted_seconds: float = 0.0
     seconds: float = 0.0
-    error_seconds: float = 0.0
+    step_seconds: float = 0.0
     predicted_bytes: int = 0
     peak_bytes: int = 0
     sent_before: int = 0
@@ -222,9 +223,9 @@ class Followed:
 
     @property
     def is_right(self) -> bool:
-        """Return True if the program changes as predicted, within the error of the report."""
+        """Return True if the program changes as predicted, within a thousandth of its time."""
         return (
-            abs(self.seconds - self.predicted_seconds) <= self.error_seconds
+            abs(self.seconds - self.predicted_seconds) <= 1e-3 * self.step_seconds
             and self.peak_bytes == self.predicted_bytes
         )
 
@@ -242,8 +243,7 @@ def follow_best(name: str) -> Followed:
     peaks = [r.memory.total_bytes - r.memory.code_bytes for r in (before, after)]
     sent = [sum(row.sent_bytes for row in r.traffic) for r in (before, after)]
     seconds = after.time.seconds - before.time.seconds
-    error = before.time.seconds * max(-before.time.below, before.time.above or 0.0)
-    times = best.seconds or 0.0, seconds, error
+    times = best.seconds or 0.0, seconds, before.time.seconds
     memory = best.memory_bytes or 0, peaks[1] - peaks[0]
     return Followed(name, best.text, best.outcome, *times, *memory, *sent)
 

@@ -249,7 +249,7 @@ def describe(comparison: Comparison) -> Iterator[str]:
 
 def _describe_errors(plans: Sequence[Sequence[Candidate]]) -> str:
     """Return the median errors of the search over compiled layouts, and the rank correlation."""
-    every = [each for candidates in plans for each in candidates]
+    every = [each for candidates in plans for each in candidates if min(each[1], each[3]) > 0]
     times = statistics.median(abs(predicted / seconds - 1) for predicted, seconds, *_ in every)
     memory = statistics.median(abs(predicted / used - 1) for *_, predicted, used in every)
     words = f"{len(every)} compiled: median error of time {times:.0%}, of memory {memory:.0%}"

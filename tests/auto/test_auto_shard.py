@@ -4,6 +4,7 @@ import functools
 import json
 import re
 from dataclasses import asdict, replace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -466,6 +467,22 @@ def test_the_layout_that_a_program_comes_with_is_tried(by):
     if by == "arguments":
         other = auto_shard(fun, *values, mesh=mesh, fixed={"^w$": P("data")})
         assert row.name not in [layout.name for layout in other.layouts]
+
+
+def test_own_layouts_have_whole_specs_and_placements_beside_static_arguments():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    whole, rows = (jax.NamedSharding(mesh, spec) for spec in (P(), P("data")))
+    values = DOUBLED.update(sharding=rows), 3, DOUBLED
+
+    def read_specs(ignores: bool, **options: Any) -> Any:
+        fun = pjit(lambda w, n, x: w * n + x, static_argnums=1, **options)
+        program = read_program(fun, values, {}, mesh, ignore_constraints=ignores)
+        layout = program.read_own_layout(program.problem(0.9, {}))
+        return None if layout is None else layout.in_specs
+
+    assert read_specs(False) == (P("data"), P())
+    assert read_specs(False, in_shardings=(whole, rows)) == (P(), P("data"))
+    assert read_specs(True, in_shardings=(whole, rows)) is None
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Functions run once a module has been imported, whichever finder finds it."""
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
@@ -43,8 +44,10 @@ def test_each_function_runs_once_after_the_code_of_the_module(module: str) -> No
 
     with when_imported(module, lambda: note(1)), when_imported(module, lambda: note(2)):
         assert not seen
+        assert importlib.util.find_spec(module).loader.get_source(module) == "value = 3\n"
         imported = importlib.import_module(module)
         importlib.import_module(module)
+        importlib.reload(imported)
     assert sorted(seen) == [(1, 3), (2, 3)]
     assert type(imported.__loader__).__module__.startswith(("importlib", "_frozen_importlib"))
 

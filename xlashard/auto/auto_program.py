@@ -42,6 +42,7 @@ from xlashard.predict.preflight.mesh_mapping import (
     MeshLike,
     argument_placer,
     find_topology,
+    leaves_by_path,
     meshes_of_function,
     resolve_mesh,
 )
@@ -126,8 +127,8 @@ class AutoProgram:
         at_hand: The same mesh on devices that can run programs; None if there are none.
         rates: Rates of a device; those of published measurements if None.
         tracing: How the function was traced.
-        placed: Spec of each argument where it is now; None where it isn't on the axes of the mesh,
-            and empty if that is unknown.
+        placed: Spec of each argument where it is now; whole if it isn't on the axes of the mesh.
+            Empty if all are.
     """
 
     program: Program
@@ -137,7 +138,7 @@ class AutoProgram:
     at_hand: Mesh | None = None
     rates: Rates | None = None
     tracing: Tracing = Tracing()
-    placed: tuple[PartitionSpec | None, ...] = ()
+    placed: tuple[PartitionSpec, ...] = ()
 
     @property
     def jaxpr(self) -> Any:
@@ -223,15 +224,18 @@ class AutoProgram:
         """Return the layout that the program comes with; None if it has none, or an invalid one.
 
         Arguments have the function's own specs, or those that they are placed by, and fed-back
-        results those of their arguments. Other results without a spec are `OPEN`.
+        results those of their arguments. Other results without a spec are `OPEN`. A program whose
+        constraints are ignored is another one than was written.
 
         Args:
             problem: The problem, whose fixed specs hold.
         """
+        if self.tracing.ignores_constraints:
+            return None
         arguments, results = self.program.arguments, self.program.results
-        placed = self.placed or [None] * len(arguments)
-        pairs = zip(arguments, placed, strict=True)
-        ins = [_requested_spec(v) or place or PartitionSpec() for v, place in pairs]
+        placed = self.placed or (PartitionSpec(),) * len(arguments)
+        pairs = zip(map(_requested_spec, arguments), placed, strict=True)
+        ins = [place if own is None else own for own, place in pairs]
         fed_back = {result: ins[argument] for argument, result in self.program_ties}
         outs = [
             fed_back.get(i, OPEN) if (spec := _requested_spec(v)) is None else spec
@@ -291,17 +295,15 @@ def _requested_spec(value: ProgramValue) -> PartitionSpec | None:
 
 
 def _read_placements(
-    leaves: Sequence[Any], program: Program, mesh: Mesh
-) -> tuple[PartitionSpec | None, ...]:
-    """Return the spec of each argument of a call; empty if the leaves aren't the arguments."""
-    if len(leaves) != len(program.arguments):
-        return ()
-    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+    leaves: Mapping[str, Any], program: Program, mesh: Mesh
+) -> tuple[PartitionSpec, ...]:
+    """Return the spec of each argument, by the leaves of a call, which may be static, too."""
+    shardings = [getattr(leaves.get(v.path), "sharding", None) for v in program.arguments]
     return tuple(
         sharding.spec
         if isinstance(sharding, jax.sharding.NamedSharding)
         and dict(sharding.mesh.shape) == dict(mesh.shape)
-        else None
+        else PartitionSpec()
         for sharding in shardings
     )
 
@@ -354,7 +356,7 @@ def read_program(
     program = replace(program, jaxpr=tracing.release(program.jaxpr, traced_on or on))
     if not ignore_constraints:
         _check_axes(program, on)
-    placed = _read_placements(jax.tree.leaves((args, kwargs)), program, on)
+    placed = _read_placements(leaves_by_path(fun, args, kwargs), program, on)
     return AutoProgram(program, on, place, traced_on, at_hand, tracing=tracing, placed=placed)
 
 

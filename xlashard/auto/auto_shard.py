@@ -251,7 +251,6 @@ def solve(
     # Warnings about candidates are of no program that the user has; workers keep theirs.
     log = captured_log(hides_warnings=True) if is_here else nullcontext()
     with log, Prover(program, problem.memory_bytes, timeout) as prover:
-        proven += prover.prove_own(program.read_own_layout(problem))
         while True:
             search = Search(replace(problem, memory_bytes=limit), time_limit, restarts=not is_quick)
             layouts = sorted(search.run(), key=lambda layout: layout.seconds)
@@ -281,6 +280,8 @@ def solve(
                 break
             step = _LESS_WITHOUT if math.isinf(fastest) else _LESS
             limit = min(step * limit, problem.memory_bytes - min(unpredicted))
+        # Last, so that a search's layout with the same program keeps the collectives it foresaw.
+        proven += prover.prove_own(program.read_own_layout(problem))
     # A layout of a later search replaces a worse one of its name.
     named = {p.layout.name: p for p in sorted(proven, key=lambda p: p.rank, reverse=True)}
     proven = sorted(named.values(), key=lambda p: p.rank)

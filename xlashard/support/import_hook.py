@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 
 @contextmanager
@@ -20,13 +21,22 @@ def when_imported(name: str, action: Callable[[], None]) -> Iterator[None]:
         action()
         yield
         return
-    hook = ImportHook({name: lambda _: action()})
+
+    def act(_: ModuleType) -> None:
+        # Once: a module can be imported again.
+        remove()
+        action()
+
+    def remove() -> None:
+        if hook in sys.meta_path:
+            sys.meta_path.remove(hook)
+
+    hook = ImportHook({name: act})
     sys.meta_path.insert(0, hook)
     try:
         yield
     finally:
-        if hook in sys.meta_path:
-            sys.meta_path.remove(hook)
+        remove()
 
 
 class ImportHook(MetaPathFinder):
@@ -47,7 +57,9 @@ class ImportHook(MetaPathFinder):
         if then is None:
             return None
         # Only those after this one: another hook before it would find this one again.
-        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+        # A tool may have wrapped this one, and it isn't in the list then.
+        at = sys.meta_path.index(self) + 1 if self in sys.meta_path else 0
+        for finder in sys.meta_path[at:]:
             # Libraries of 2022 have finders without the method, which Python passes over, too.
             find_spec = getattr(finder, "find_spec", None)
             spec = find_spec and find_spec(fullname, path, target)
@@ -63,6 +75,9 @@ class _FollowedLoader(Loader):
     def __init__(self, loader: Loader, then: Callable[[ModuleType], None]) -> None:
         self._loader = loader
         self._then = then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Create the module with the other loader."""

@@ -238,7 +238,8 @@ def test_what_cannot_be_copied_is_refused_before_anything_is_written(
         printed = refused(capsys, *words)
         for fact in facts:
             assert fact in printed, printed
-    for words in (("--memory-limit", "lots"), ("--memory-limit", "0B"), ("--format", "zip")):
+    wrong = (("--memory-limit", "lots"), ("--memory-limit", "0B"), ("--file-size", "5"))
+    for words in (*wrong, ("--format", "zip")):
         with pytest.raises(SystemExit):
             reshard(saved, dst, *mesh, *words)
     assert sorted(tmp_path.rglob("*")) == before

@@ -575,9 +575,14 @@ def equations(jaxpr: Jaxpr) -> list[Any]:
 
 def with_inner_jaxprs(jaxpr: Jaxpr) -> list[Jaxpr]:
     """Return a jaxpr and all jaxprs inside it, each once, except those that only name devices."""
-    jaxprs = {id(jaxpr): jaxpr}
-    for eqn in inner_sharding_equations(jaxpr):
-        jaxprs |= {id(body): body for body in _inner_bodies(eqn)}
+    jaxprs: dict[int, Jaxpr] = {}
+    waiting = [jaxpr]
+    while waiting:
+        inner = waiting.pop()
+        if id(inner) not in jaxprs:
+            jaxprs[id(inner)] = inner
+            eqns = reversed(sharding_equations(inner))
+            waiting += [body for eqn in eqns for body in _inner_bodies(eqn)]
     return list(jaxprs.values())
 
 

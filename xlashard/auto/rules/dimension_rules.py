@@ -320,15 +320,15 @@ def slice_(op: Operation) -> Factors:
         if whole == part * strides[d]:
             yield from op.factor({0: d}, {0: d})
         elif strides[d] == 1 and is_near_size(part, whole):
-            yield from _shift(op, 0, d)
+            yield from _shift(op, 0, d, whole - part)
         elif strides[d] == 1 and part * _MOST_EDGES <= whole:
             yield from op.factor({0: d}, {}, size=whole, reduced=True, divides_work=False)
 
 
-def _shift(op: Operation, operand: int, d: int) -> Factors:
-    """Yield a dimension whose places a result shifts: neighbours exchange what is shifted."""
-    part, whole = sorted((op.operands[operand][d], op.results[0][d]))
-    halo = (whole - part) / max(op.operands[0][d], 1)
+def _shift(op: Operation, operand: int, d: int, places: int) -> Factors:
+    """Yield a dimension that a result shifts by some places: neighbours exchange them."""
+    part = min(op.operands[operand][d], op.results[0][d])
+    halo = places / max(op.operands[0][d], 1)
     yield from op.factor({operand: d}, {0: d}, size=1, halo=halo, most_padded=part)
 
 
@@ -338,7 +338,7 @@ def pad(op: Operation) -> Factors:
         if low >= 0 and high >= 0 and low + high == interior:
             yield from op.factor({0: d}, {0: d})
         elif not interior and is_near_size(*sorted((op.operands[0][d], op.results[0][d]))):
-            yield from _shift(op, 0, d)
+            yield from _shift(op, 0, d, max(abs(low), abs(high), abs(low + high)))
 
 
 def concatenate(op: Operation) -> Factors:
@@ -350,7 +350,7 @@ def concatenate(op: Operation) -> Factors:
     d = op.params["dimension"]
     for k, shape in enumerate(op.operands):
         if is_near_size(shape[d], op.results[0][d]):
-            yield from _shift(op, k, d)
+            yield from _shift(op, k, d, op.results[0][d] - shape[d])
 
 
 def reverse(op: Operation) -> Factors:

@@ -128,9 +128,9 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         results = PreflightReports(tuple(_reports(arguments)))
     judged = results.reports
-    if arguments.compare and changes is None and len(judged) == 2:
-        changes, judged = compare(*judged), judged[1:]
     try:
+        if arguments.compare and changes is None and len(judged) == 2:
+            changes, judged = compare(*judged), judged[1:]
         if arguments.script:
             check_results(arguments, len(results.reports))
         _show(arguments, results, changes)

@@ -212,13 +212,13 @@ def size(text: str) -> int:
 
 
 def positive_size(text: str) -> int:
-    """Parse a number of bytes above 0.
+    """Parse a number of bytes above 0, with its unit.
 
     Args:
         text: Command line text.
     """
-    if nbytes := size(text):
-        return nbytes
+    if amount := parse_amount(text, "bytes", plain=False):
+        return int(amount)
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes above 0 such as 1GiB")
 
 

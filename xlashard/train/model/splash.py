@@ -22,15 +22,16 @@ class _KeptBlocks:
     """
 
     shape: tuple[int, int]
-    window_size: tuple[int | None, int | None] = (0, 0)
+    offset: int
+    window_size: tuple[int | None, int | None] = (None, 0)
 
     def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
         queries, keys = (
             range(*one.indices(size)) for one, size in zip(index, self.shape, strict=True)
         )
-        left, right = self.window_size
-        first, last = -len(queries) - (right or 0), len(keys) + (left or 0)
-        distance = max(first, min(queries.start - keys.start, last))
+        window = max(abs(size or 0) for size in self.window_size)
+        reach = max(len(queries), len(keys)) + window + abs(self.offset)
+        distance = max(-reach, min(queries.start - keys.start, reach))
         block = distance, len(queries), len(keys)
         kept: dict[tuple[int, int, int], np.ndarray] = vars(self).setdefault("_kept", {})
         if block not in kept:
