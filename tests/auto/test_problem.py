@@ -10,7 +10,7 @@ import pytest
 from tests.core.pjit.helpers import make_mesh
 from xlashard import P, pjit
 from xlashard._jax.trace.jaxprs import as_function
-from xlashard._jax.trace.tracing import bodies, with_inner_jaxprs
+from xlashard._jax.trace.tracing import bodies
 from xlashard.auto.problem import ConstraintSite, insert_constraints
 from xlashard.core.pjit.constraint import constraint_p
 
@@ -79,12 +79,14 @@ def at(jaxpr, path):
 
 
 def constraints(jaxpr):
-    return [
-        (eqn.params["sharding"].spec, eqn)
-        for part in with_inner_jaxprs(jaxpr)
-        for eqn in part.eqns
-        if eqn.primitive is constraint_p
-    ]
+    """List the constraints of each place; a body may stand in several."""
+    found = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is constraint_p:
+            found.append((eqn.params["sharding"].spec, eqn))
+        for body in () if "witness" in eqn.params else bodies(eqn):
+            found += constraints(body)
+    return found
 
 
 @pytest.mark.slow
