@@ -193,11 +193,13 @@ class Prover:
     def prove_own(self, layout: ProgramLayout | None) -> list[ProvenLayout]:
         """Compile the layout that the program comes with; return it with the compiler's choices.
 
-        Nothing if there is none, or the compiler refuses it. No search predicts it: its predictions
-        are the compiled figures.
+        No search predicts it: its predictions are the compiled figures.
 
         Args:
-            layout: The layout, whose results may be `OPEN`.
+            layout: The layout, whose results may be `OPEN`; None if the program comes with none.
+
+        Returns:
+            The compiled layout; an empty list without one, or if the compiler refuses it.
         """
         for proven in () if layout is None else self.prove([layout], 1):
             if proven.compilation is None:
