@@ -97,7 +97,7 @@ def price(before: States, after: States, topology: str, mesh: Mesh) -> float:
             inside = search.graph.inside[value]
             stored.labels[axis] = frozenset([search.graph.label(inside, dim)])
     return sum(
-        search.transfer_seconds(stored, axis, Restriction()) for axis in problem.machine.axes
+        sum(search.transfer_seconds(stored, axis, Restriction())) for axis in problem.machine.axes
     )
 
 

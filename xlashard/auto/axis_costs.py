@@ -17,11 +17,10 @@ PARTIAL = -2
 """State of a result that devices must combine."""
 WHOLE = -1
 """State of a value that every device of the axis holds whole."""
-PERMUTE_EXCHANGES, APART_EXCHANGES = 2.5, 8.0
-"""Times of a permutation of devices, and of two axes that part or meet, over that of an all-to-all.
+HIDDEN_SHARE = 0.12
+"""Time of the state's transfers that is hidden behind other work, over the time of that work.
 
-Rounded from all changes between two shardings of an array on v5e-16, compiled with jaxlib 0.12
-(`python -m benchmarks.resharding`).
+Rounded from compiled layouts of the programs of `benchmarks.auto` on v5e, v6e and v5p.
 """
 NEGLIGIBLE_BYTES = 1 << 12
 """Values below this size, in bytes, change their sharding at no cost."""
@@ -259,8 +258,12 @@ class CostModel:
         nbytes = min(own, kept) if sliced else max(own, kept)
         if target != WHOLE:
             # About half of the changes that slice a value, too, permute it.
-            steps = 2.0 if sliced else _count_exchanges(source, target, changes)
-            return self.axis.latency + steps * self._exchange_seconds(nbytes)
+            moved = (
+                2.0 * self._exchange_seconds(nbytes)
+                if sliced
+                else self._move_seconds(nbytes, source, target, changes)
+            )
+            return self.axis.latency + moved
         others = self._list_alike_transfers(source, changes)
         order = [axis.name for axis in self.machine.axes]
         place = sum(order.index(each.name) < order.index(self.axis.name) for each, _ in others)
@@ -270,8 +273,10 @@ class CostModel:
         axis, _, after = sliced[place]
         if axis.size != self.axis.size:
             return self.gather(nbytes * axis.size)
-        steps = PERMUTE_EXCHANGES + (after != source)
-        return self.axis.latency + steps * self._exchange_seconds(nbytes * axis.size)
+        seconds = self.axis.latency + self._swap_seconds(nbytes * axis.size, axis)
+        if after != source:
+            seconds += self._exchange_seconds(nbytes * axis.size)
+        return seconds
 
     def _combine(
         self, value: int, number: int, target: int, own: float, changes: "_Changes"
@@ -293,6 +298,51 @@ class CostModel:
     def _exchange_seconds(self, nbytes: float) -> float:
         """Return the time of an all-to-all of a value of some bytes, without its latency."""
         return nbytes / 4 / self.axis.bytes_per_second
+
+    def _swap_seconds(self, nbytes: float, other: MeshAxis) -> float:
+        """Return the time to permute a value, of some bytes before this axis divides it."""
+        return self.machine.swap_seconds(nbytes / self.axis.size, self.axis, other)
+
+    def order_seconds(self, value: int, number: int, slot: int, other: MeshAxis) -> float:
+        """Return the time to permute a value that this and another axis shard in the wrong order.
+
+        Args:
+            value: The value.
+            number: Operation that takes or makes it.
+            slot: Its position among the operands, or `-1 - position` among the results.
+            other: The other axis.
+        """
+        nbytes = min(self.local_bytes(value), self.local_bytes(value, number, slot))
+        return self._swap_seconds(nbytes, other)
+
+    def _move_seconds(self, nbytes: float, source: int, target: int, changes: "_Changes") -> float:
+        """Return the time of a move between dimensions, as other axes move as well.
+
+        The partitioner exchanges between two dimensions at a time, over all axes that move alike.
+        What is left in another order of devices than it finds is permuted. Where two axes leave one
+        dimension apart, or meet in one, it gathers the value.
+
+        Args:
+            nbytes: Bytes of the value before this axis divides it.
+            source: Dimension that is sharded before.
+            target: Dimension that is sharded after.
+            changes: Other axes that change, with their states before and after.
+        """
+        most = once = self._exchange_seconds(nbytes)
+        alike = 1
+        for axis, before, after in changes:
+            if min(before, after) < 0:
+                continue
+            if (before, after) == (source, target):
+                alike += 1
+            elif (before, after) == (target, source):
+                most = max(most, self._swap_seconds(nbytes, axis) / 2)
+            elif before == target or after == source:
+                most = max(most, (once + self._swap_seconds(nbytes, axis)) / 2)
+            elif before == source or after == target:
+                speed = self.axis.bytes_per_second + axis.bytes_per_second
+                most = max(most, nbytes * axis.size / speed / 2)
+        return most / alike
 
     def _list_changes(
         self, value: int, number: int, slot: int, beside: tuple[MeshAxis, int, int] | None
@@ -412,34 +462,6 @@ class CostModel:
 
 type _Changes = list[tuple[MeshAxis, int, int]]
 """Other axes along which a transfer changes a value, with their states before and after."""
-
-
-def _count_exchanges(source: int, target: int, changes: _Changes) -> float:
-    """Return the all-to-alls that a move between dimensions takes, as other axes move as well.
-
-    The partitioner exchanges between two dimensions at a time, over all axes that move alike. What
-    is left in another order of devices than it finds is permuted. Where two axes leave one
-    dimension apart, or meet in one, it gathers the value.
-
-    Args:
-        source: Dimension that is sharded before.
-        target: Dimension that is sharded after.
-        changes: Other axes that change, with their states before and after.
-    """
-    most = 1.0
-    alike = 1
-    for _, before, after in changes:
-        if min(before, after) < 0:
-            continue
-        if (before, after) == (source, target):
-            alike += 1
-        elif (before, after) == (target, source):
-            most = max(most, PERMUTE_EXCHANGES / 2)
-        elif before == target or after == source:
-            most = max(most, (1 + PERMUTE_EXCHANGES) / 2)
-        elif before == source or after == target:
-            most = max(most, APART_EXCHANGES / 2)
-    return most / alike
 
 
 def in_lanes(size: float) -> float:

@@ -17,7 +17,14 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from xlashard.auto.axis_costs import NEGLIGIBLE_BYTES, WHOLE, CostModel, prescribed, required
+from xlashard.auto.axis_costs import (
+    HIDDEN_SHARE,
+    NEGLIGIBLE_BYTES,
+    WHOLE,
+    CostModel,
+    prescribed,
+    required,
+)
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.rules.factors import can_shard
 
@@ -43,7 +50,6 @@ class Restriction:
             over its largest label; `major fsdp`: over one that isn't its minor dimension, if all
             devices divide one, as to gather a minor dimension takes a copy of the whole argument;
             `tensor`: no batch label.
-        overlap: Share of the time of the state's transfers that isn't hidden behind other work.
         whole: Labels of small arrays of the state, which aren't sharded, and whose gradients are
             reduced as one.
         unsharded: Other labels that aren't sharded.
@@ -54,7 +60,6 @@ class Restriction:
 
     batch: frozenset[int] = frozenset()
     mode: str = "free"
-    overlap: float = 0.4
     whole: frozenset[int] = frozenset()
     unsharded: frozenset[int] = frozenset()
     sharded: frozenset[int] = frozenset()
@@ -96,6 +101,10 @@ type AxisSolution = tuple[frozenset[int], dict[int, int], float, float]
 """Sharded labels, factors of operations, the objective in seconds, and the relative gap."""
 
 
+type _OrderCost = tuple[float, int]
+"""Seconds of a permutation, and the variable of the change that it is needed for."""
+
+
 class AxisProgram:
     """Integer program of one axis.
 
@@ -124,8 +133,16 @@ class AxisProgram:
         self._integer: list[int] = []
         self._rows: list[tuple[dict[int, float], float, float]] = []
         self.offset = 0.0
+        # The least work, and the seconds of the state's transfers by variable.
+        self._work = 0.0
+        self._of_state: dict[int, float] = {}
         self._labels: dict[int, int] = {}
         self._factors: dict[int, dict[int | None, int]] = {}
+        # By label and other axis that shards it: the changes that cost more if this axis is the
+        # major one, and if it is the minor one.
+        self._orders: dict[tuple[int, str], tuple[list[_OrderCost], list[_OrderCost]]] = (
+            defaultdict(lambda: ([], []))
+        )
         self._add_labels()
         self._add_elementwise()
         for numbers in self._graph.alike:
@@ -136,6 +153,8 @@ class AxisProgram:
             if factor in self._factors[number]:
                 self._cost[self._factors[number][factor]] += seconds
         self._add_transfers()
+        self._add_state_transfers()
+        self._add_orders()
         self._add_memory()
 
     def _variable(self, cost: float = 0.0, *, integer: bool = False) -> int:
@@ -214,7 +233,9 @@ class AxisProgram:
     def _add_elementwise(self) -> None:
         graph, model, n = self._graph, self._model, self._model.axis.size
         for value, times in graph.elementwise:
-            self._save(value, model.elementwise_seconds(value) * times)
+            seconds = model.elementwise_seconds(value) * times
+            self._save(value, seconds)
+            self._work += seconds / n
         for value in graph.arguments:
             # Among equally fast shardings of an argument, that with the least memory, and of these
             # that of the first dimension, so that similar layers are sharded alike.
@@ -263,6 +284,7 @@ class AxisProgram:
                 own += halo / (model.axis.size if required(op, k, 0) >= 0 else 1)
                 choices[k] = self._variable(own * times, integer=True)
         self._factors[number] = choices
+        self._work += min(self._cost[variable] for variable in choices.values())
         self._row(dict.fromkeys(choices.values(), 1.0), 1, 1)
 
     def _needed(self, number: int, slot: int) -> dict[int, list[int]]:
@@ -307,7 +329,6 @@ class AxisProgram:
         stored = self._stored(value)
         if self._graph.values[value].nbytes < NEGLIGIBLE_BYTES:
             return
-        times *= self._restriction.overlap if self._graph.is_state(value) else 1.0
         shared: dict[tuple[int, int], int] = {}
         moved: set[tuple[str, int]] = set()
         for number, slot in uses:
@@ -325,9 +346,19 @@ class AxisProgram:
             needed = self._needed(number, slot)
             if not needed or (not stored and set(needed) == {WHOLE}):
                 continue
-            self._flow(
+            flows = self._flow(
                 value, (number, slot), stored, needed, times, shared if uses[1:] else None, others
             )
+            for each, before, after in states:
+                if before in stored and (before == after or (each, before, after) in others):
+                    seconds = times * self._model.order_seconds(value, number, slot, each.axis)
+                    key = self._graph.label(value, before), each.axis.name
+                    as_major, as_minor = self._orders[key]
+                    if before == after:
+                        leaving = [f for (s, t), f in flows.items() if s == before != t]
+                        as_major += [(seconds, flow) for flow in leaving]
+                    elif (before, before) in flows:
+                        as_minor.append((seconds, flows[before, before]))
 
     def _flow(
         self,
@@ -338,7 +369,8 @@ class AxisProgram:
         times: float,
         shared: dict[tuple[int, int], int] | None,
         others: Sequence[tuple[CostModel, int, int]],
-    ) -> None:
+    ) -> dict[tuple[int, int], int]:
+        """Add the change of a value for an operation; return its variables by both states."""
         number, slot = use
         flows: dict[tuple[int, int], int] = {}
         for s in (*stored, WHOLE):
@@ -349,17 +381,47 @@ class AxisProgram:
                     for each, before, after in others
                 )
                 if shared is None or not seconds:
-                    flows[s, t] = self._variable(seconds + beside)
+                    flows[s, t] = self._transfer_variable(value, seconds + beside)
                     continue
-                flows[s, t] = self._variable(beside)
+                flows[s, t] = self._transfer_variable(value, beside)
                 if (s, t) not in shared:
-                    shared[s, t] = self._variable(seconds)
+                    shared[s, t] = self._transfer_variable(value, seconds)
                 self._row({shared[s, t]: 1.0, flows[s, t]: -1.0}, 0, np.inf)
         for s, variable in stored.items():
             self._row({flows[s, t]: 1.0 for t in needed} | {variable: -1.0}, 0, 0)
         for t, variables in needed.items():
             terms = {flows[s, t]: 1.0 for s in (*stored, WHOLE)}
             self._row(terms | dict.fromkeys(variables, -1.0), 0, 0)
+        return flows | (shared or {})
+
+    def _transfer_variable(self, value: int, seconds: float) -> int:
+        if not self._graph.is_state(value):
+            return self._variable(seconds)
+        variable = self._variable()
+        self._of_state[variable] = seconds
+        return variable
+
+    def _add_state_transfers(self) -> None:
+        """Add the time of the state's transfers that isn't hidden behind other work."""
+        exposed = self._variable(1.0)
+        terms = {variable: -seconds for variable, seconds in self._of_state.items() if seconds}
+        self._row(terms | {exposed: 1.0}, -HIDDEN_SHARE * self._work, np.inf)
+
+    def _add_orders(self) -> None:
+        """Add the permutations of values whose axes have the wrong order, as in `axis_orders`.
+
+        A label has one order of two axes. It doesn't matter where all changes want the same.
+        """
+        for as_major, as_minor in self._orders.values():
+            if not as_major or not as_minor:
+                continue
+            is_minor = self._variable()
+            for seconds, flow in as_major:
+                permuted = self._variable(seconds)
+                self._row({permuted: 1.0, flow: -1.0, is_minor: 1.0}, 0, np.inf)
+            for seconds, flow in as_minor:
+                permuted = self._variable(seconds)
+                self._row({permuted: 1.0, flow: -1.0, is_minor: -1.0}, -1, np.inf)
 
     def _add_memory(self) -> None:
         if not math.isfinite(self._memory):

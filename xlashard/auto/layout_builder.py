@@ -1,14 +1,14 @@
 """Layouts of assignments: specs of arguments and results, and constraints inside."""
 
-from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 
 from xlashard._jax.trace.primitive_names import SCATTERS
 from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
+from xlashard.auto.axis_orders import AxisOrderer, AxisOrders, find_factors
 from xlashard.auto.foreseen import foreseen_transfers
-from xlashard.auto.graph.graph_values import GraphOperation, Labels
+from xlashard.auto.graph.graph_values import GraphOperation
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import AutoProblem, ConstraintSite, ProgramLayout
 from xlashard.auto.rules.factors import can_shard
@@ -19,9 +19,6 @@ SMALL_BYTES = 1 << 12
 
 INSIDE = "; inside: "
 """Ends the name of a layout, before that of its constraints."""
-
-type AxisOrders = Mapping[Hashable, tuple[str, ...]]
-"""Mesh axes in the order in which they shard a label, or a factor of an operation."""
 
 type LayoutKey = tuple[object, ...]
 """Shardings of a layout, which equal layouts share."""
@@ -38,11 +35,15 @@ class LayoutBuilder:
     Args:
         graph: The graph of the program.
         problem: Its problem.
+
+    Attributes:
+        orderer: What chooses the orders of axes.
     """
 
     def __init__(self, graph: ProgramGraph, problem: AutoProblem) -> None:
         self._graph, self._problem = graph, problem
         self._axes = {axis.name: axis for axis in problem.machine.axes if axis.size > 1}
+        self.orderer = AxisOrderer(graph, problem.machine)
         self._whole_sums: dict[LayoutKey, tuple[tuple[ConstraintSite, PartitionSpec], ...]] = {}
 
     def thinned(self, layout: ProgramLayout) -> list[ProgramLayout]:
@@ -82,7 +83,7 @@ class LayoutBuilder:
             seconds: Predicted time of a step.
             memory_bytes: Predicted memory per device.
         """
-        orders = self._choose_orders(assignment)
+        orders = self.orderer.choose(assignment)
 
         def stored(value: int | None) -> PartitionSpec:
             if value is None:
@@ -129,53 +130,6 @@ class LayoutBuilder:
         while entries and entries[-1] is None:
             entries.pop()
         return PartitionSpec(*entries)
-
-    def _choose_orders(self, assignment: Assignment) -> AxisOrders:
-        """Return the order of axes of the labels and factors that several axes shard.
-
-        An axis that stays while another one comes or goes is the major one, as the other order
-        takes a permutation of devices besides. Labels and factors between which several axes stay
-        or move together have one order.
-        """
-        if len(self._axes) < 2:
-            return {}
-        graph, joined = self._graph, Labels()
-        keys: dict[Hashable, int] = defaultdict(lambda: joined.new(0))
-        votes: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
-        for number, op in enumerate(graph.operations):
-            for slot, value in op.slots:
-                weight = graph.values[value].nbytes * op.times
-                stored = assignment.states(graph, self._axes, value)
-                needed = self._needed(assignment, number, slot)
-                for dim, factor in _find_factors(assignment, op, number, slot, needed).items():
-                    before = {axis for axis, state in stored.items() if state == dim}
-                    after = {axis for axis, state in needed.items() if state == dim}
-                    kept = before & after
-                    label, factor_key = keys[graph.label(value, dim)], keys[factor]
-                    for source in set(stored.values()) - {WHOLE}:
-                        if sum(stored[axis] == source for axis in after) > 1:
-                            joined.join(keys[graph.label(value, source)], factor_key)
-                    if slot < 0 and value in graph.sums:
-                        # Addends are made as their sum is constrained.
-                        joined.join(keys[graph.label(graph.sums[value], dim)], factor_key)
-                    if op.fixed is not None:
-                        axes = op.fixed[slot < 0][slot if slot >= 0 else -1 - slot][dim]
-                        pairs = combinations(axes or (), 2)
-                        votes[factor_key].update(dict.fromkeys(pairs, weight))
-                    votes[label].update(dict.fromkeys(product(kept, before - kept), weight))
-                    votes[factor_key].update(dict.fromkeys(product(kept, after - kept), weight))
-        total: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
-        for key, pairs in votes.items():
-            total[joined.find(key)].update(pairs)
-        return {name: self._rank_axes(total[joined.find(key)]) for name, key in keys.items()}
-
-    def _rank_axes(self, votes: Mapping[tuple[str, str], float]) -> tuple[str, ...]:
-        """Return the axes, those first that most votes place before others."""
-
-        def lost(axis: str) -> float:
-            return sum(votes[b, axis] - votes[axis, b] for b in self._axes)
-
-        return tuple(sorted(self._axes, key=lost))
 
     def _divides(self, value: int, states: dict[str, int]) -> bool:
         """Return True if the axes that shard a value divide its dimensions, or nearly so."""
@@ -251,7 +205,7 @@ class LayoutBuilder:
                     continue
                 stored = assignment.states(graph, self._axes, value)
                 needed = self._needed(assignment, number, slot)
-                factors = _find_factors(assignment, op, number, slot, needed)
+                factors = find_factors(assignment, op, number, slot, needed)
                 if slot < 0 and op.name == "slice" and PARTIAL in needed.values():
                     # The partitioner sends an edge only to the devices that need it.
                     continue
@@ -288,23 +242,3 @@ class LayoutBuilder:
                 if site.kind == "parameter" and (site.path or index not in arguments):
                     stored = assignment.states(graph, self._axes, index)
                     yield site, self.spec(index, stored, orders)
-
-
-def _find_factors(
-    assignment: Assignment,
-    op: GraphOperation,
-    number: int,
-    slot: int,
-    needed: Mapping[str, int | None],
-) -> dict[int, Hashable]:
-    """Return by dimension the factor along which an operation splits an operand or a result.
-
-    What a spec prescribes stands for itself.
-    """
-    return {
-        dim: (number, slot, dim)
-        if op.fixed is not None
-        else (number, assignment.factors[axis].get(number))
-        for axis, dim in needed.items()
-        if dim is not None and dim >= 0
-    }

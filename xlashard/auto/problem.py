@@ -5,18 +5,23 @@ shardings at the boundary of the jaxpr, and constraints inside, which are insert
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Any, Literal
+
+import numpy as np
 
 from xlashard._jax.trace.rewriting import InsertionSite, insert_equations
 from xlashard._jax.trace.tracing import bodies
 from xlashard.core.pjit.constraint import constraint_p, constraint_params
 from xlashard.core.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.geometry import MeshGrid
+from xlashard.geometry.groups import SourceTargetPairs
 from xlashard.hlo.collective_kinds import CollectiveKind
 from xlashard.predict.costs.models_by_target import network_for, rates_for
+from xlashard.predict.costs.network_model import BaseNetworkModel
 from xlashard.predict.costs.rates import Rates
 from xlashard.predict.preflight.memory_breakdown import available_bytes
 from xlashard.predict.targets.base_topology import BaseTopology, axis_links
@@ -25,6 +30,9 @@ from xlashard.predict.targets.tpu.generations import GENERATIONS
 
 NOMINAL = next(g for g in GENERATIONS if g.name == "v5e")
 """Generation whose rates stand for devices of no topology, such as emulated ones."""
+
+_LARGE_BYTES = 2.0**30
+"""Bytes of a transfer whose latency is negligible."""
 
 OPEN = PartitionSpec(PartitionSpec.UNCONSTRAINED)
 """Spec of a result that the compiler shards."""
@@ -186,12 +194,15 @@ class Machine:
         rates: Rates of the device.
         memory_bytes: Memory of the device that programs can use.
         reduction_slowdown: Slowdown of reductions along several axes at once, as of an axis.
+        swap_speeds: For two axes, the bytes per second that a device sends where they swap places
+            in the order of the devices of a dimension.
     """
 
     axes: tuple[MeshAxis, ...]
     rates: Rates
     memory_bytes: float
     reduction_slowdown: float = 1.0
+    swap_speeds: tuple[tuple[frozenset[str], float], ...] = ()
 
     @cached_property
     def size(self) -> int:
@@ -202,6 +213,18 @@ class Machine:
     def grid(self) -> MeshGrid:
         """Axes over device positions."""
         return MeshGrid(tuple(a.name for a in self.axes), tuple(a.size for a in self.axes))
+
+    def swap_seconds(self, nbytes: float, axis: MeshAxis, other: MeshAxis) -> float:
+        """Return the time to permute a value for another order of two axes.
+
+        Args:
+            nbytes: Bytes on a device.
+            axis: One of the axes.
+            other: The other one.
+        """
+        slower = min(axis.bytes_per_second, other.bytes_per_second)
+        speeds = dict(self.swap_speeds)
+        return nbytes / speeds.get(frozenset((axis.name, other.name)), slower)
 
 
 def chip_of(topology: BaseTopology | None) -> Chip:
@@ -236,7 +259,10 @@ def machine_of(
             axes.append(MeshAxis(str(name), size, speed, latency))
         else:
             axes.append(_axis_of(topology, mesh, str(name), rates))
-    return Machine(tuple(axes), rates, float(available_bytes(chip)), slowdown)
+    swaps = (
+        () if topology is None else tuple(_swap_speeds(network_for(topology, mesh, rates), mesh))
+    )
+    return Machine(tuple(axes), rates, float(available_bytes(chip)), slowdown, swaps)
 
 
 def _axis_of(topology: BaseTopology, mesh: Mesh, name: str, rates: Rates) -> MeshAxis:
@@ -246,6 +272,20 @@ def _axis_of(topology: BaseTopology, mesh: Mesh, name: str, rates: Rates) -> Mes
     return MeshAxis(
         name, links.size, along.bytes_per_second, along.latency, along.reduction_slowdown
     )
+
+
+def _swap_speeds(
+    network: BaseNetworkModel[Any, Any], mesh: Mesh
+) -> Iterator[tuple[frozenset[str], float]]:
+    """Yield for each two axes the bytes per second at which a device sends if they swap places."""
+    sizes = tuple(mesh.shape.values())
+    devices = np.arange(mesh.size).reshape(sizes)
+    names = {str(name): number for number, name in enumerate(mesh.shape)}
+    for axes in combinations((name for name in names if mesh.shape[name] > 1), 2):
+        before = np.moveaxis(devices, [names[axis] for axis in axes], (0, 1))
+        moves = zip(before.ravel().tolist(), before.swapaxes(0, 1).ravel().tolist(), strict=True)
+        cost = network.permutation(SourceTargetPairs(tuple(moves)), _LARGE_BYTES)
+        yield frozenset(axes), _LARGE_BYTES / cost.expected_seconds
 
 
 @dataclass(frozen=True, eq=False)

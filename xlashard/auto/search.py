@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import islice, permutations, product
 from typing import Any
 
-from xlashard.auto.axis_costs import Assignment, CostModel
+from xlashard.auto.axis_costs import HIDDEN_SHARE, Assignment, CostModel
 from xlashard.auto.axis_program import (
     EXCESS_SECONDS,
     WHOLE_SHARE,
@@ -410,36 +410,41 @@ class Search:
         model = CostModel(graph, machine, alone, assignment)
         seconds = sum(model.work_seconds(k) * op.times for k, op in enumerate(graph.operations))
         seconds += sum(model.elementwise_seconds(v) * times for v, times in graph.elementwise)
+        state_seconds = -HIDDEN_SHARE * seconds
         held = sum(map(model.local_bytes, graph.arguments))
         seconds += WHOLE_SHARE * held / machine.rates.hbm_bytes
         limit = self.problem.memory_bytes
         for name, axis in self._axes.items():
             restriction = Restriction() if start is None else start.restrictions[name]
             limit = min(limit, restriction.memory_bytes)
-            seconds += self.transfer_seconds(assignment, axis, restriction)
+            others, state = self.transfer_seconds(assignment, axis, restriction)
+            seconds, state_seconds = seconds + others, state_seconds + state
             chosen = assignment.factors[name]
             raised = restriction.raised
             seconds += sum(cost for (k, factor), cost in raised if chosen.get(k) == factor)
+        seconds += max(state_seconds, 0.0) + self._builder.orderer.seconds(assignment)
         return seconds + EXCESS_SECONDS * max(self._memory.peak(assignment) - limit, 0.0)
 
     def transfer_seconds(
         self, assignment: Assignment, axis: MeshAxis, restriction: Restriction
-    ) -> float:
-        """Return the time of the collectives along an axis."""
-        others, overlap = assignment.without(axis.name), restriction.overlap
-        model = CostModel(self.graph, self.problem.machine, axis, others, restriction.whole)
-        seconds = 0.0
+    ) -> tuple[float, float]:
+        """Return the time of the collectives along an axis, and of those of the state.
+
+        The state's may be hidden behind other work.
+        """
+        machine, others = self.problem.machine, assignment.without(axis.name)
+        model = CostModel(self.graph, machine, axis, others, restriction.whole)
+        seconds = [0.0, 0.0]
         changes = state_changes(self.graph, (axis.name,), assignment)
         for _, number, slot, value, stored, needed in changes:
-            share = overlap if self.graph.is_state(value) else 1.0
             once = model.conversion(value, number, slot, stored, needed)
-            seconds += once * self.graph.operations[number].times * share
+            seconds[self.graph.is_state(value)] += once * self.graph.operations[number].times
         for number, factor in assignment.factors[axis.name].items():
-            seconds += model.halo_seconds(number, factor) * self.graph.operations[number].times
+            seconds[0] += model.halo_seconds(number, factor) * self.graph.operations[number].times
         for value, label, times in self.graph.reductions:
             if self.graph.labels.find(label) in assignment.labels[axis.name]:
-                seconds += model.reduce_value(value) * times
-        return seconds
+                seconds[0] += model.reduce_value(value) * times
+        return seconds[0], seconds[1]
 
     def _fixed(self, axis: str) -> dict[int, bool]:
         """Return the labels that fixed specs shard over an axis, and those that they don't."""

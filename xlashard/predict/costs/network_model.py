@@ -142,7 +142,7 @@ class BaseNetworkModel[T: BaseTopology, G](ABC):
             return self._reductions.of(collective)
         groups, payload = collective.groups, float(collective.payload_bytes)
         if isinstance(groups, SourceTargetPairs):
-            return self._permutation(groups, payload)
+            return self.permutation(groups, payload)
         if groups not in self._groups:
             inside = [g for g in groups.devices() if max(g) < len(self._coordinates)]
             whole = [group for group in inside if len(group) == groups.size]
@@ -159,12 +159,17 @@ class BaseNetworkModel[T: BaseTopology, G](ABC):
         """
 
     @abstractmethod
-    def _published_rates(self) -> Rates:
-        """Return the rates of published measurements."""
+    def permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
+        """Return the network cost of a permutation of devices.
+
+        Args:
+            pairs: Source and target of each transfer.
+            payload: Bytes of a transfer.
+        """
 
     @abstractmethod
-    def _permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
-        """Return the cost of a permutation."""
+    def _published_rates(self) -> Rates:
+        """Return the rates of published measurements."""
 
     @abstractmethod
     def _find_group(self, size: int, coordinates: np.ndarray) -> G:
@@ -278,7 +283,7 @@ class NetworkModel(BaseNetworkModel[Topology, _GroupLinks]):
         links = sum(p.links for p in torus_parts(parts))
         return ici_speed(self._topology.generation, parts, links)
 
-    def _permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
+    def permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
         if pairs not in self._loads:
             self._loads[pairs] = _load(pairs, self._topology, self._coordinates)
         load = self._loads[pairs]

@@ -216,7 +216,7 @@ class NcclModel(BaseNetworkModel[GpuTopology, _GroupShape]):
             within, seconds, ("gpu",), ("gpu",), between, dcn_seconds, _LAUNCH + fastest
         )
 
-    def _permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
+    def permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
         nodes = self._coordinates[:, 0]
         moved = [(a, b) for a, b in pairs.pairs if a != b and max(a, b) < len(nodes)]
         if not moved:
