@@ -398,18 +398,23 @@ class CostModel:
         compute = rates.product_seconds(flops, "bfloat16")
         nbytes, share = 0.0, 1.0 if factor is None else self._factor_share(number, factor)
         for slot, value in _touched(op):
-            local, dim = self.local_bytes(value, number, slot), required(op, factor, slot)
-            if factor is None or dim < 0:
-                nbytes += local
-                continue
-            size = self.graph.values[value].shape[dim]
-            pieces = self.factor_pieces(number, factor) * self.axis.size
-            is_minor = dim == len(self.graph.values[value].shape) - 1
-            lanes = in_lanes(size / pieces) / in_lanes(size) * pieces
-            own = lanes / self.axis.size if is_minor else share
-            nbytes += local * own
+            is_split = factor is not None and required(op, factor, slot) >= 0
+            local = self.local_bytes(value, number, slot) * (share if is_split else 1.0)
+            nbytes += local * self._lane_padding(number, factor, slot, value)
         nbytes *= op.rule.passes
         return max(compute, nbytes / rates.hbm_bytes) + rates.operation_seconds
+
+    def _lane_padding(self, number: int, factor: int | None, slot: int, value: int) -> float:
+        """Return the bytes of pieces of a value in lanes over their bytes as if it were whole."""
+        op, shape = self.graph.operations[number], self.graph.values[value].shape
+        minor = len(shape) - 1
+        needed = {name: self.states(name, value, number, slot)[1] for name in self._sizes}
+        pieces = math.prod(self._sizes[name] for name, dim in needed.items() if dim == minor)
+        if factor is not None and required(op, factor, slot) == minor:
+            pieces *= self.axis.size
+        if pieces == 1 or minor < 0 or not shape[minor]:
+            return 1.0
+        return in_lanes(shape[minor] / pieces) * pieces / in_lanes(shape[minor])
 
     def share(self, number: int, factor: int | None) -> float:
         """Return the FLOP of a device over those before this axis divides them, with padding.
