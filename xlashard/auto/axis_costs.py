@@ -194,21 +194,31 @@ class CostModel:
         needed = self.others.needed(self.graph, axis, number, slot)
         return stored, stored if needed is None else needed
 
-    def gather(self, nbytes: float) -> float:
-        """Return the time to gather a value of some bytes."""
-        n = self.axis.size
-        return self.axis.latency + nbytes * (n - 1) / n / self.axis.bytes_per_second
+    def gather(self, nbytes: float, others: Sequence[MeshAxis] = ()) -> float:
+        """Return this axis's part of the time to gather a value of some bytes.
 
-    def reduce(self, nbytes: float, *, scattered: bool = False, together: bool = False) -> float:
-        """Return the time to reduce partial results of some bytes.
+        Args:
+            nbytes: Its bytes.
+            others: Other axes that gather it at the same time, and share the time that this takes.
+        """
+        along = self.machine.join([self.axis, *others])
+        if nbytes <= along.small_bytes:
+            return self.reduce(nbytes, others)
+        return _pass_on(nbytes, along) / (1 + len(others))
+
+    def reduce(
+        self, nbytes: float, others: Sequence[MeshAxis] = (), *, scattered: bool = False
+    ) -> float:
+        """Return this axis's part of the time to reduce partial results of some bytes.
 
         Args:
             nbytes: Their bytes.
+            others: Other axes that reduce them at the same time.
             scattered: Whether each device receives its part of the sum, rather than all of it.
-            together: Whether other axes are reduced at the same time.
         """
-        slowdown = (self.machine if together else self.axis).reduction_slowdown
-        return self.gather(nbytes * slowdown) + (0.0 if scattered else self.gather(nbytes))
+        along = self.machine.join([self.axis, *others])
+        seconds = _pass_on(nbytes * along.reduction_slowdown, along)
+        return (seconds + (0.0 if scattered else _pass_on(nbytes, along))) / (1 + len(others))
 
     def reduce_value(self, value: int) -> float:
         """Return the time to reduce partial results of a value as it is stored."""
@@ -268,7 +278,7 @@ class CostModel:
         order = [axis.name for axis in self.machine.axes]
         place = sum(order.index(each.name) < order.index(self.axis.name) for each, _ in others)
         if place >= len(sliced):
-            return self.gather(nbytes * self._share(others))
+            return self.gather(nbytes, [each for each, _ in others])
         # It is moved from this axis to another one, before it is sliced there.
         axis, _, after = sliced[place]
         if axis.size != self.axis.size:
@@ -286,13 +296,14 @@ class CostModel:
         scattered = [axis for axis, state in others if state != WHOLE]
         of_product = self.graph.operations[number].rule.flops > 0
         runs = self.graph.accumulated.get(value, 1.0)
+        alike = [axis for axis, _ in others]
         if target == WHOLE and not scattered and (runs > 1 or self._is_combined(value)):
-            seconds = self.reduce(own * self._share(others), together=bool(others))
+            seconds = self.reduce(own, alike)
             return seconds / runs if runs > 1 else seconds - 2 * self.axis.latency
         if target == WHOLE and len(scattered) == 1 and of_product:
             return self.reduce(own / scattered[0].size)
         if target == WHOLE or scattered or (others and not of_product):
-            return self.reduce(own * self._share(others), together=bool(others))
+            return self.reduce(own, alike)
         return self.reduce(own, scattered=True)
 
     def _exchange_seconds(self, nbytes: float) -> float:
@@ -362,14 +373,6 @@ class CostModel:
         if source == PARTIAL:
             return [(axis, after) for axis, before, after in changes if before == PARTIAL]
         return [(axis, after) for axis, before, after in changes if before >= 0 and after == WHOLE]
-
-    def _share(self, others: Sequence[tuple[MeshAxis, int]]) -> float:
-        """Return the share of a transfer along this and other axes that this axis takes."""
-        speed = self.axis.bytes_per_second
-        if not others:
-            return 1.0
-        total = speed + sum(axis.bytes_per_second for axis, _ in others)
-        return speed / total / (1 + len(others))
 
     def work_seconds(self, number: int, factor: int | None = None) -> float:
         """Return the time of one run of an operation.
@@ -467,6 +470,12 @@ class CostModel:
 
 type _Changes = list[tuple[MeshAxis, int, int]]
 """Other axes along which a transfer changes a value, with their states before and after."""
+
+
+def _pass_on(nbytes: float, along: MeshAxis) -> float:
+    """Return the time in which every device of an axis receives all of a value."""
+    n = along.size
+    return along.latency + nbytes * (n - 1) / n / along.bytes_per_second
 
 
 def in_lanes(size: float) -> float:

@@ -19,7 +19,7 @@ from xlashard.auto.problem import Machine
 type AxisOrders = Mapping[Hashable, tuple[str, ...]]
 """Mesh axes in the order in which they shard a label, or a factor of an operation."""
 
-type _Permutations = Counter[tuple[str, str]]
+type _Permutations = dict[tuple[str, str], float]
 """For a major and a minor axis, the seconds of a step that the other order costs."""
 
 
@@ -63,12 +63,12 @@ class AxisOrderer:
         self, assignment: Assignment
     ) -> tuple[dict[Hashable, int], dict[int, _Permutations]]:
         """Return what has one order, by label and factor, and the permutations of each."""
-        totals: dict[int, _Permutations] = defaultdict(Counter)
+        totals: dict[int, _Permutations] = defaultdict(lambda: defaultdict(float))
         if len(self._axes) < 2:
             return {}, totals
         graph, joined = self._graph, Labels()
         keys: dict[Hashable, int] = defaultdict(lambda: joined.new(0))
-        wanted: dict[int, _Permutations] = defaultdict(Counter)
+        wanted: dict[int, _Permutations] = defaultdict(lambda: defaultdict(float))
         changes = [
             _Change(
                 *(number, op, slot, value),
@@ -101,7 +101,9 @@ class AxisOrderer:
                 self._want(wanted[label], product(kept, before - kept), change, times)
                 self._want(wanted[factor_key], product(kept, after - kept), change, times)
         for key, permutations in wanted.items():
-            totals[joined.find(key)].update(permutations)
+            total = totals[joined.find(key)]
+            for pair, seconds in permutations.items():
+                total[pair] += seconds
         return {key: joined.find(number) for key, number in keys.items()}, totals
 
     def _transfer(self, change: "_Change") -> Hashable:

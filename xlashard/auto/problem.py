@@ -5,8 +5,8 @@ shardings at the boundary of the jaxpr, and constraints inside, which are insert
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from xlashard.predict.costs.models_by_target import network_for, rates_for
 from xlashard.predict.costs.network_model import BaseNetworkModel
 from xlashard.predict.costs.rates import Rates
 from xlashard.predict.preflight.memory_breakdown import available_bytes
-from xlashard.predict.targets.base_topology import BaseTopology, axis_links
+from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology, axis_links
 from xlashard.predict.targets.chip import Chip
 from xlashard.predict.targets.tpu.generations import GENERATIONS
 
@@ -33,6 +33,8 @@ NOMINAL = next(g for g in GENERATIONS if g.name == "v5e")
 
 _LARGE_BYTES = 2.0**30
 """Bytes of a transfer whose latency is negligible."""
+_SMALL_GATHER, _PLANE_DEVICES = 2.0**24, 64
+"""Most bytes of a gather that is an all-reduce, and least devices."""
 
 OPEN = PartitionSpec(PartitionSpec.UNCONSTRAINED)
 """Spec of a result that the compiler shards."""
@@ -176,6 +178,7 @@ class MeshAxis:
         bytes_per_second: Bytes per second that a device sends along it.
         latency: Seconds of a collective beside its bytes.
         reduction_slowdown: Time to reduce and scatter some bytes over the time to gather them.
+        small_bytes: Bytes of a value up to which the compiler gathers it by an all-reduce.
     """
 
     name: str
@@ -183,6 +186,7 @@ class MeshAxis:
     bytes_per_second: float
     latency: float
     reduction_slowdown: float = 1.0
+    small_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,7 @@ class Machine:
         axes: Axes of the mesh, in its order.
         rates: Rates of the device.
         memory_bytes: Memory of the device that programs can use.
-        reduction_slowdown: Slowdown of reductions along several axes at once, as of an axis.
+        joint: Several axes that are used at once, as one axis.
         swap_speeds: For two axes, the bytes per second that a device sends where they swap places
             in the order of the devices of a dimension.
     """
@@ -201,7 +205,7 @@ class Machine:
     axes: tuple[MeshAxis, ...]
     rates: Rates
     memory_bytes: float
-    reduction_slowdown: float = 1.0
+    joint: tuple[tuple[frozenset[str], MeshAxis], ...] = ()
     swap_speeds: tuple[tuple[frozenset[str], float], ...] = ()
 
     @cached_property
@@ -213,6 +217,22 @@ class Machine:
     def grid(self) -> MeshGrid:
         """Axes over device positions."""
         return MeshGrid(tuple(a.name for a in self.axes), tuple(a.size for a in self.axes))
+
+    def join(self, axes: Sequence[MeshAxis]) -> MeshAxis:
+        """Return several axes as one.
+
+        Args:
+            axes: The axes.
+        """
+        if len(axes) == 1:
+            return axes[0]
+        known = dict(self.joint).get(frozenset(axis.name for axis in axes))
+        return known or MeshAxis(
+            "+".join(axis.name for axis in axes),
+            math.prod(axis.size for axis in axes),
+            sum(axis.bytes_per_second for axis in axes),
+            max(axis.latency for axis in axes),
+        )
 
     def swap_seconds(self, nbytes: float, axis: MeshAxis, other: MeshAxis) -> float:
         """Return the time to permute a value for another order of two axes.
@@ -248,30 +268,50 @@ def machine_of(
         rates: Rates of a device; those of published measurements if None.
     """
     chip = chip_of(topology)
-    rates = rates or rates_for(chip)
-    reductions = rates.reductions or rates
-    slowdown = 1.0 if topology is None else rates.link_share / reductions.torus_reduction_share
-    axes = []
-    for name, size in mesh.shape.items():
-        if topology is None or size == 1:
-            latency = rates.collective_seconds + size / 2 * rates.hop_seconds
-            speed = rates.link_share * NOMINAL.ici_bandwidth
-            axes.append(MeshAxis(str(name), size, speed, latency))
-        else:
-            axes.append(_axis_of(topology, mesh, str(name), rates))
-    swaps = (
-        () if topology is None else tuple(_swap_speeds(network_for(topology, mesh, rates), mesh))
+    rates, memory = rates or rates_for(chip), float(available_bytes(chip))
+    nominal = MeshAxis("", 1, rates.link_share * NOMINAL.ici_bandwidth, rates.collective_seconds)
+    axes = {
+        str(name): replace(
+            nominal,
+            name=str(name),
+            size=size,
+            latency=nominal.latency + size / 2 * rates.hop_seconds,
+        )
+        for name, size in mesh.shape.items()
+    }
+    if topology is None:
+        return Machine(tuple(axes.values()), rates, memory)
+    network = network_for(topology, mesh, rates)
+    long = [name for name, axis in axes.items() if axis.size > 1]
+    joint = {}
+    for names in (each for k in range(1, len(long) + 1) for each in combinations(long, k)):
+        links = axis_links(topology, mesh, names)
+        along = network.axis_rates(links)
+        joint[names] = MeshAxis(
+            "+".join(names),
+            links.size,
+            along.bytes_per_second,
+            along.latency,
+            along.reduction_slowdown,
+            _small_bytes(links),
+        )
+    return Machine(
+        tuple(joint.get((name,), axis) for name, axis in axes.items()),
+        rates,
+        memory,
+        tuple((frozenset(names), axis) for names, axis in joint.items()),
+        tuple(_swap_speeds(network, mesh)),
     )
-    return Machine(tuple(axes), rates, float(available_bytes(chip)), slowdown, swaps)
 
 
-def _axis_of(topology: BaseTopology, mesh: Mesh, name: str, rates: Rates) -> MeshAxis:
-    """Return an axis of several devices of a topology."""
-    links = axis_links(topology, mesh, [name])
-    along = network_for(topology, mesh, rates).axis_rates(links)
-    return MeshAxis(
-        name, links.size, along.bytes_per_second, along.latency, along.reduction_slowdown
-    )
+def _small_bytes(links: AxisLinks) -> float:
+    """Return the bytes of a value up to which the TPU compiler gathers it by an all-reduce.
+
+    It does so between 64 or more devices of a plane without wrap-around links, and not between 32,
+    along one dimension, or on a torus: compiled for v5e, v6e and v5p with libtpu 0.0.50.
+    """
+    on_plane = len(links.parts) > 1 and not any(part.ring for part in links.parts)
+    return _SMALL_GATHER if on_plane and links.size >= _PLANE_DEVICES else 0.0
 
 
 def _swap_speeds(
