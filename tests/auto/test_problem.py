@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.core.pjit.helpers import make_mesh
-from xlashard import P, pjit
+from xlashard import P, pjit, preflight, tpu
 from xlashard._jax.trace.jaxprs import as_function
 from xlashard._jax.trace.tracing import bodies
-from xlashard.auto.problem import ConstraintSite, insert_constraints
+from xlashard.auto.problem import ConstraintSite, insert_constraints, machine_of
 from xlashard.core.pjit.constraint import constraint_p
 
 
@@ -223,3 +223,46 @@ def test_nonexistent_site_raises_index_error(mesh, site):
     jaxpr = jax.make_jaxpr(lambda x: plain(x))(X)
     with pytest.raises(IndexError):
         insert_constraints(jaxpr, mesh, [(site, P("x"))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "megabytes", "kind"),
+    [("v6e-64", 16, "all-reduce"), ("v6e-64", 18, "all-gather"), ("v5p-128", 16, "all-gather")],
+)
+def test_small_arrays_are_gathered_on_a_plane_by_an_all_reduce(name, megabytes, kind):
+    topology = tpu.topology(name)
+    mesh = topology.mesh({"data": 16, "model": 4})
+    devices = P(("data", "model"))
+    report = preflight(
+        pjit(jnp.dot, in_shardings=(devices, P(None, devices[0])), out_shardings=devices),
+        jax.ShapeDtypeStruct((8192, 1024), jnp.bfloat16),
+        jax.ShapeDtypeStruct((1024, megabytes * 512), jnp.bfloat16),
+        topology=name,
+        mesh=mesh,
+        estimate=True,
+    )
+    assert [traffic.kind for traffic in report.traffic] == [kind]
+    along = machine_of(mesh, topology).join(machine_of(mesh, topology).axes)
+    assert (megabytes << 20 <= along.small_bytes) == (kind == "all-reduce")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "sizes"), [("v5e-16", (4, 4)), ("v5e-64", (8, 8))])
+def test_price_of_another_order_of_axes_is_that_of_the_compiled_permutation(name, sizes):
+    topology = tpu.topology(name)
+    mesh = topology.mesh(dict(zip(("data", "model"), sizes, strict=True)))
+    report = preflight(
+        pjit(
+            lambda x: x,
+            in_shardings=(P(("data", "model")),),
+            out_shardings=P(("model", "data")),
+        ),
+        jax.ShapeDtypeStruct((1024, 1024, 512), jnp.bfloat16),
+        topology=name,
+        mesh=mesh,
+        estimate=True,
+    )
+    machine = machine_of(mesh, topology)
+    expected = machine.swap_seconds(2**30 / mesh.size, *machine.axes)
+    assert report.time.seconds == pytest.approx(expected, rel=0.1)

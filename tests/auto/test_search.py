@@ -11,7 +11,8 @@ from tests.auto.examples import find_layouts
 from tests.auto.random_layouts import check_layout
 from tests.core.pjit.helpers import make_mesh
 from xlashard import P
-from xlashard.auto.axis_costs import Assignment, CostModel
+from xlashard.auto.axis_costs import HIDDEN_SHARE, Assignment, CostModel
+from xlashard.auto.axis_orders import AxisOrderer
 from xlashard.auto.axis_program import Restriction
 from xlashard.auto.graph import program_graph
 from xlashard.auto.plan.plan_description import unknown_primitives
@@ -369,8 +370,8 @@ def test_value_is_reduced_jointly_over_several_axes():
         best(jnp.dot, *whole, on=on, **fixed)
         for on in (machine(x=4, y=2), machine(1e30, 0.0, x=4, y=2))
     )
-    share = rows * columns * 4 / 4 / LINK
-    expected = 2 * (2 * LATENCY + share * (3 / 4 + 1 / 2))
+    # Eight devices send seven eighths of the value twice, over the links of both axes.
+    expected = 2 * (LATENCY + rows * columns * 4 * 7 / 8 / 2 / LINK)
     assert slow.seconds - fast.seconds == pytest.approx(expected, rel=1e-6)
 
 
@@ -564,3 +565,50 @@ def test_a_free_search_finds_nothing_worse_than_with_a_fixed_spec(seed):
     for _ in range(2):
         fixed = replace(free, in_specs=(random_spec(dice, 3), None))
         assert found <= 1.01 * find_layouts(fixed)[0].seconds
+
+
+def test_axes_that_two_operations_need_in_different_orders_are_permuted():
+    def sort_twice(z):
+        return jnp.sort(jnp.sort(z, axis=1), axis=2)
+
+    found = problem(sort_twice, (256, 256, 256), on=machine(x=4, y=4))
+    graph = program_graph.ProgramGraph(found.jaxpr)
+    first, second = (k for k, op in enumerate(graph.operations) if op.name == "sort")
+    split = {
+        number: {f.operands[0]: k for k, f in enumerate(graph.operations[number].rule.factors)}
+        for number in (first, second)
+    }
+
+    def order_seconds(leaving):
+        """Return the price if x leaves the rows for the first sort, and some axis for the other."""
+        staying = {"x": "y", "y": "x"}[leaving]
+        assignment = Assignment()
+        for axis in "xy":
+            every = (graph.label(v, 0) for v, value in enumerate(graph.values) if value.shape)
+            assignment.labels[axis] = frozenset(every)
+        assignment.factors["x"][first], assignment.factors["y"][first] = (
+            split[first][2],
+            split[first][0],
+        )
+        assignment.factors[leaving][second] = split[second][1]
+        assignment.factors[staying][second] = split[second][0]
+        return AxisOrderer(graph, found.machine).seconds(assignment)
+
+    assert order_seconds("x") == 0
+    # What is between both, of which a device holds a sixteenth.
+    assert order_seconds("y") == pytest.approx(256**3 * 4 / 16 / LINK)
+
+
+def test_transfers_of_the_state_hide_behind_a_tenth_of_the_work():
+    by_rows = {"ins": (P("x"), P("x")), "outs": (P("x"),), **STATE}
+
+    def seconds(link):
+        return best(
+            step, (1024, 512), (1 << 15, 1024), on=machine(link, 0.0, x=8), **by_rows
+        ).seconds
+
+    fast, slow, slower = seconds(1e30), seconds(1e9), seconds(5e8)
+    assert seconds(1e12) == pytest.approx(fast, rel=1e-6)
+    # What is hidden of both: it doesn't double.
+    hidden = (slower - fast) - 2 * (slow - fast)
+    assert hidden == pytest.approx(HIDDEN_SHARE * fast, rel=0.02)

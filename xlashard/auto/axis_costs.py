@@ -17,7 +17,7 @@ PARTIAL = -2
 """State of a result that devices must combine."""
 WHOLE = -1
 """State of a value that every device of the axis holds whole."""
-HIDDEN_SHARE = 0.12
+HIDDEN_SHARE = 0.1
 """Time of the state's transfers that is hidden behind other work, over the time of that work.
 
 Rounded from compiled layouts of the programs of `benchmarks.auto` on v5e, v6e and v5p.
