@@ -20,5 +20,8 @@ PROGRAMS: Mapping[str, BenchmarkProgram] = {
     "unet": _auto_vision.UNET,
     "recommender": _auto_sparse.RECOMMENDER,
     "graph": _auto_sparse.GRAPH,
+    "neighbors": _auto_sparse.NEIGHBORS,
+    "alternating": _auto_sparse.ALTERNATING,
+    "radiance": _auto_vision.RADIANCE,
 }
 """By name."""

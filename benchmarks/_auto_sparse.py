@@ -1,4 +1,4 @@
-"""Programs with lookups and sums by index, for automatic shardings: a recommender and a graph."""
+"""Programs with lookups, sums and searches by index, for automatic shardings."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -179,4 +179,125 @@ GRAPH = BenchmarkProgram(
     _graph_arguments,
     _graph_layouts,
     _MESHES,
+)
+
+_SMALL_MESHES = {
+    "v5e-16": {"data": 4, "model": 4},
+    "v6e-8": {"data": 4, "model": 2},
+    "v5p-32": {"data": 4, "model": 4},
+}
+_QUERIES, _VECTORS, _SIZE, _BEST = 2048, 1_048_576, 256, 64
+
+
+def _neighbor_arguments() -> tuple[Any, ...]:
+    parameters = {
+        "database": shape(_VECTORS, _SIZE, dtype=jnp.bfloat16),
+        "into": shape(_SIZE, 4 * _SIZE, dtype=jnp.bfloat16),
+        "out": shape(4 * _SIZE, _SIZE, dtype=jnp.bfloat16),
+    }
+    queries = shape(_QUERIES, _SIZE, dtype=jnp.bfloat16)
+    return {"hits": shape(_VECTORS, dtype=jnp.int32)}, parameters, {"queries": queries}
+
+
+def _build_neighbors(constrain: Constrain) -> Any:
+    def step(state: Any, parameters: Any, batch: Any) -> tuple[Any, tuple[jax.Array, ...]]:
+        """Return how often each vector was among the best, and the best of each query."""
+        embedded = jax.nn.gelu(batch["queries"] @ parameters["into"]) @ parameters["out"]
+        embedded = constrain("embedded", embedded)
+        scores = constrain("scores", (embedded @ parameters["database"].T).astype(jnp.float32))
+        best, places = jax.lax.top_k(scores, _BEST)
+        hits = state["hits"].at[places.ravel()].add(1)
+        return {"hits": hits}, (best, places)
+
+    return step
+
+
+def _neighbor_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
+    del mesh
+
+    def layout(queries: Any, vectors: Any, hits: Any = None) -> HandLayout:
+        arguments = {"database": P(vectors, None), "queries": P(queries, None), "hits": P(hits)}
+        return HandLayout(arguments, {"embedded": P(queries, None), "scores": P(queries, vectors)})
+
+    return {
+        "vectors": layout(None, BOTH),
+        "vectors and hits": layout(None, BOTH, BOTH),
+        "queries": layout(BOTH, None),
+        "queries over data, vectors over model": layout("data", "model"),
+        "queries over model, vectors over data": layout("model", "data"),
+    }
+
+
+NEIGHBORS = BenchmarkProgram(
+    "best 64 of 1,048,576 vectors for 2,048 queries",
+    _build_neighbors,
+    _neighbor_arguments,
+    _neighbor_layouts,
+    _SMALL_MESHES,
+)
+
+_USERS, _ITEMS, _RANK = 65_536, 16_384, 64
+_RATINGS = {"users": 64, "items": 256}
+"""Most ratings of a user and of an item; others are zero."""
+
+
+def _alternating_arguments() -> tuple[Any, ...]:
+    counts = {"users": _USERS, "items": _ITEMS}
+    factors = {name: shape(count, _RANK) for name, count in counts.items()}
+    batch: dict[str, Any] = {}
+    for name, count in counts.items():
+        batch[f"rated_{name}"] = shape(count, _RATINGS[name], dtype=jnp.int32)
+        batch[f"ratings_{name}"] = shape(count, _RATINGS[name])
+    return factors, batch
+
+
+def _build_alternating(constrain: Constrain) -> Any:
+    def solve(factors: jax.Array, batch: Any, name: str) -> jax.Array:
+        """Return the factors of one side that fit its ratings best, given those of the other."""
+        ratings = batch[f"ratings_{name}"]
+        table = constrain("table", factors)
+        rated = jnp.take(table, batch[f"rated_{name}"], axis=0)
+        rated = constrain(f"rated_{name}", rated * (ratings != 0)[..., None])
+        matrices = jnp.einsum("unr,uns->urs", rated, rated) + 0.1 * jnp.eye(_RANK)
+        right = jnp.einsum("unr,un->ur", rated, ratings)[..., None]
+        return constrain(name, jnp.linalg.solve(constrain(name, matrices), right)[..., 0])
+
+    def step(factors: Any, batch: Any) -> tuple[Any, jax.Array]:
+        users = solve(factors["items"], batch, "users")
+        items = solve(users, batch, "items")
+        rated = jnp.take(constrain("table", items), batch["rated_users"], axis=0)
+        ratings = batch["ratings_users"]
+        errors = jnp.where(ratings != 0, jnp.einsum("unr,ur->un", rated, users) - ratings, 0)
+        return {"users": users, "items": items}, jnp.square(errors).sum()
+
+    return step
+
+
+def _alternating_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
+    del mesh
+
+    def layout(users: Any, items: Any, width: Any = None) -> HandLayout:
+        rows = {"users": users, "items": items}
+        arguments = {name: P(axes, width) for name, axes in rows.items()}
+        inside: dict[str, P] = {"table": P(None, width)}
+        for name, axes in rows.items():
+            arguments |= {f"{kind}_{name}": P(axes, None) for kind in ("rated", "ratings")}
+            inside |= {name: P(axes), f"rated_{name}": P(axes, None, width)}
+        return HandLayout(arguments, inside)
+
+    return {
+        "rows": layout(BOTH, BOTH),
+        "rows over data": layout("data", "data"),
+        "users": layout(BOTH, None),
+        "users over both, items over model": layout(BOTH, "model"),
+        "rows and factors": layout("data", "data", "model"),
+    }
+
+
+ALTERNATING = BenchmarkProgram(
+    "alternating least squares of 65,536 users and 16,384 items",
+    _build_alternating,
+    _alternating_arguments,
+    _alternating_layouts,
+    _SMALL_MESHES,
 )

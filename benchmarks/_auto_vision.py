@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -344,5 +345,85 @@ UNET = BenchmarkProgram(
         "v5e-16": {"data": 4, "model": 4},
         "v6e-64": {"data": 16, "model": 4},
         "v5p-128": {"data": 16, "model": 4},
+    },
+)
+
+_RAYS, _SAMPLES, _LEVELS, _ENTRIES, _GRID_FEATURES = 32_768, 64, 8, 2**18, 4
+_CORNERS = np.array([[number >> dim & 1 for dim in range(3)] for number in range(8)])
+_PRIMES = np.array([1, 2_654_435_761, 805_459_861], np.uint32)
+_RESOLUTIONS = np.array([int(16 * 1.6**level) for level in range(_LEVELS)], np.float32)
+
+
+def _radiance_arguments() -> tuple[Any, ...]:
+    parameters = {
+        "grid": shape(_LEVELS, _ENTRIES, _GRID_FEATURES),
+        "density1": shape(_LEVELS * _GRID_FEATURES, 64),
+        "density2": shape(64, 16),
+        "color1": shape(16 + 3, 64),
+        "color2": shape(64, 3),
+    }
+    batch = {name: shape(_RAYS, 3) for name in ("origin", "direction", "color")}
+    return training_state(parameters), {**batch, "depth": shape(_RAYS, _SAMPLES)}
+
+
+def _build_radiance(constrain: Constrain) -> Any:
+    """Return a step of a radiance field with hash tables (Müller et al. 2022, arXiv:2201.05989)."""
+
+    def interpolate(table: jax.Array, resolution: jax.Array, points: jax.Array) -> jax.Array:
+        """Return the features [R, S, F] of points [R, S, 3] from the eight corners around each."""
+        scaled = points * resolution
+        base = jnp.floor(scaled)
+        inner = (scaled - base)[..., None, :]
+        places = (base[..., None, :] + _CORNERS).astype(jnp.uint32) * _PRIMES
+        hashed = (places[..., 0] ^ places[..., 1] ^ places[..., 2]) % _ENTRIES
+        shares = jnp.prod(jnp.where(_CORNERS == 1, inner, 1 - inner), axis=-1)
+        return (jnp.take(table, hashed.astype(jnp.int32), axis=0) * shares[..., None]).sum(-2)
+
+    def loss(parameters: Any, batch: Any) -> jax.Array:
+        direction, depth = batch["direction"], batch["depth"]
+        points = jax.nn.sigmoid(batch["origin"][:, None] + direction[:, None] * depth[..., None])
+        levels = jax.vmap(interpolate, (0, 0, None))
+        features = levels(parameters["grid"], jnp.asarray(_RESOLUTIONS), points)
+        x = constrain("features", jnp.moveaxis(features, 0, 2)).reshape(_RAYS, _SAMPLES, -1)
+        weights = {n: w.astype(jnp.bfloat16) for n, w in parameters.items() if n != "grid"}
+        x = jax.nn.relu(x.astype(jnp.bfloat16) @ weights["density1"]) @ weights["density2"]
+        seen_from = jnp.broadcast_to(direction[:, None], (_RAYS, _SAMPLES, 3)).astype(x.dtype)
+        hidden = jax.nn.relu(jnp.concatenate([x, seen_from], axis=-1) @ weights["color1"])
+        colors = jax.nn.sigmoid((hidden @ weights["color2"]).astype(jnp.float32))
+        steps = jnp.diff(depth, axis=1, append=1e3)
+        opaque = 1 - jnp.exp(-jax.nn.softplus(x[..., 0].astype(jnp.float32)) * steps)
+        clear = jnp.concatenate([jnp.ones((_RAYS, 1)), 1 - opaque[:, :-1]], axis=1)
+        shares = opaque * jnp.cumprod(clear, axis=1)
+        return jnp.square((shares[..., None] * colors).sum(1) - batch["color"]).mean()
+
+    return training_step(loss)
+
+
+def _radiance_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
+    del mesh
+
+    def layout(rays: Any, grid: P, features: P) -> HandLayout:
+        arguments = dict.fromkeys(("origin", "direction", "color", "depth"), P(rays, None))
+        return HandLayout({**arguments, "grid": grid}, {"features": features})
+
+    by_ray = P(BOTH, None, None, None)
+    return {
+        "rays": layout(BOTH, P(), by_ray),
+        "rays + entries at rest": layout(BOTH, P(None, BOTH, None), by_ray),
+        "rays + levels": layout("data", P("model", None, None), P("data", None, "model", None)),
+        "rays + levels at rest": layout(BOTH, P("model", None, None), by_ray),
+        "rays + features": layout("data", P(None, None, "model"), P("data", None, None, "model")),
+    }
+
+
+RADIANCE = BenchmarkProgram(
+    "radiance field of 8 hash tables on 32,768 rays",
+    _build_radiance,
+    _radiance_arguments,
+    _radiance_layouts,
+    {
+        "v5e-16": {"data": 4, "model": 4},
+        "v6e-8": {"data": 4, "model": 2},
+        "v5p-32": {"data": 4, "model": 4},
     },
 )

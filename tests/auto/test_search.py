@@ -11,6 +11,7 @@ from tests.auto.examples import find_layouts
 from tests.auto.random_layouts import check_layout
 from tests.core.pjit.helpers import make_mesh
 from xlashard import P
+from xlashard._jax.trace.jaxprs import as_function
 from xlashard.auto.axis_costs import HIDDEN_SHARE, Assignment, CostModel
 from xlashard.auto.axis_orders import AxisOrderer
 from xlashard.auto.axis_program import Restriction
@@ -336,6 +337,22 @@ def test_unknown_primitives_are_listed_and_keep_operands_replicated():
     for layout in search.run():
         operands = [spec for site, spec in layout.constraints if site.kind == "operand"]
         assert layout.in_specs[0] == P() or operands == [P()]
+
+
+@pytest.mark.slow
+def test_solutions_of_many_systems_are_sharded_along_the_batch():
+    found = problem(jnp.linalg.solve, (4096, 16, 16), (4096, 16, 4), on=machine(x=4, y=2))
+    assert unknown_primitives(found.jaxpr) == ()
+    layout = find_layouts(found)[0]
+    assert layout.in_specs[1] == layout.out_specs[0] == P(("x", "y"))
+    # The equation of the solution is the fourth, and its jaxpr the third.
+    assert any(site.path[2:4] == (3, 2) for site, _ in layout.constraints)
+    mesh = make_mesh((4, 2), ("x", "y"))
+    solve = jax.jit(as_function(insert_constraints(found.jaxpr, mesh, layout.constraints)))
+    values = np.random.default_rng(0)
+    a = values.normal(size=(4096, 16, 16)).astype(np.float32) + 8 * np.eye(16, dtype=np.float32)
+    b = values.normal(size=(4096, 16, 4)).astype(np.float32)
+    np.testing.assert_allclose(solve(a, b)[0], np.linalg.solve(a, b), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -100,6 +100,10 @@ def _combine(eqn: Any, made: list[list[Any]]) -> list[Any]:
         indices, extremes = (jnp.stack(side) for side in zip(*(m[0] for m in made), strict=True))
         best = getattr(jnp, eqn.primitive.name)(extremes, 0)
         return [jnp.take_along_axis(indices, best[None], 0)[0]]
+    if eqn.primitive.name == "top_k":
+        values, indices = (jnp.concatenate(side, -1) for side in zip(*made, strict=True))
+        best, at = jax.lax.top_k(values, eqn.params["k"])
+        return [best, jnp.take_along_axis(indices, at, -1)]
     combine = getattr(jnp, COMBINED.get(eqn.primitive.name, "add"))
     out = []
     for parts in zip(*made, strict=True):
@@ -321,7 +325,15 @@ def _arg(eqn: Any, factor: Factor, own: Any, part: int, count: int) -> list[Any]
     return [(index + part * own[0].shape[d], extreme(own[0], axis=d))]
 
 
+def _top_k(eqn: Any, factor: Factor, own: Any, part: int, count: int) -> list[Any] | None:
+    if not factor.reduced:
+        return None
+    values, indices = run(eqn, own)
+    return [values, indices + part * own[0].shape[eqn.params["axis"]]]
+
+
 _SPECIAL = {
+    "top_k": _top_k,
     "iota": _iota,
     "iota_2x32_shape": _iota_2x32,
     "gather": _gather,

@@ -172,7 +172,7 @@ def test_partitioner_adds_at_most_the_expected_collective() -> None:
         for key, (eqn, factor) in sample().items():
             with together.case(f"{key}: {factor}"):
                 # The best of each device goes with its place, which is gathered.
-                kind = "all-gather" if key[0].startswith("arg") else "all-reduce"
+                kind = "all-gather" if key[0].startswith(("arg", "top")) else "all-reduce"
                 collectives = set(partitioned(eqn, factor, devices))
                 if factor.halo or eqn.primitive.name == "slice":
                     collectives -= {"collective-permute"}

@@ -16,6 +16,31 @@ _UNKNOWN_TRIPS = 1
 """Runs of a loop whose trip count isn't known."""
 
 
+def find_called_body(
+    eqn: Any, operands: Sequence[int | None]
+) -> tuple[int, Any, Sequence[int | None]] | None:
+    """Return the position of the inner jaxpr that an equation calls, the jaxpr, and its operands.
+
+    None if the equation calls no inner jaxpr, several ones, or one in a loop.
+
+    Args:
+        eqn: The equation.
+        operands: Its operands.
+    """
+    number, bodies = 0, list(tracing.bodies(eqn))
+    if eqn.primitive.name == "custom_linear_solve":
+        # The others are its transposed solution, and products with the matrix for derivatives.
+        number, lengths = bodies.index(eqn.params["jaxprs"].solve), eqn.params["const_lengths"]
+        start = lengths.matvec + lengths.vecmat
+        operands = [*operands[start : start + lengths.solve], *operands[sum(lengths) :]]
+    elif len(bodies) != 1:
+        return None
+    body = bodies[number]
+    if (len(body.invars), len(body.outvars)) != (len(operands), len(eqn.outvars)):
+        return None
+    return number, body, operands
+
+
 class LabelledValues:
     """Values of a program, whose dimensions carry labels.
 

@@ -10,7 +10,6 @@ from collections.abc import Hashable, Sequence
 from functools import cached_property
 from typing import Any
 
-from xlashard._jax.trace import tracing
 from xlashard._jax.trace.primitive_names import (
     ADDITIONS,
     CONSTRAINT,
@@ -29,7 +28,7 @@ from xlashard.auto.graph.graph_values import (
     join_equal_labels,
     operation_kind,
 )
-from xlashard.auto.graph.inner_programs import InnerPrograms
+from xlashard.auto.graph.inner_programs import InnerPrograms, find_called_body
 from xlashard.auto.problem import ConstraintSite, Machine
 from xlashard.auto.rules.factors import Factor, OpRule
 from xlashard.auto.rules.op_rules import op_rule
@@ -136,17 +135,15 @@ class ProgramGraph(InnerPrograms):
             return special(eqn, operands, path, times)
         rule = op_rule(eqn)
         if not rule.known and name not in DEVICE_PROGRAMS:
-            bodies = list(tracing.bodies(eqn))
-            if len(bodies) == 1:
-                body = bodies[0]
-                if (len(body.invars), len(body.outvars)) == (len(eqn.invars), len(eqn.outvars)):
-                    known = self._known(body.invars, operands)
-                    if eqn.params.get("prevent_cse"):
-                        # Behind the barrier against it the partitioner forgets a sharding.
-                        for i, index in enumerate(known):
-                            site = ConstraintSite((*path, 0), "parameter", i)
-                            self.values[index].sites.append(site)
-                    return self._enter(body, known, (*path, 0), times)
+            called = find_called_body(eqn, operands)
+            if called is not None:
+                number, body, passed = called
+                known, inner = self._known(body.invars, passed), (*path, number)
+                if eqn.params.get("prevent_cse"):
+                    # Behind the barrier against it the partitioner forgets a sharding.
+                    for i, index in enumerate(known):
+                        self.values[index].sites.append(ConstraintSite(inner, "parameter", i))
+                return self._enter(body, known, inner, times)
         return self._operation(eqn, rule, operands, path, times)
 
     def _copied(

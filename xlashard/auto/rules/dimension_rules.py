@@ -73,12 +73,26 @@ def beside(key: str) -> Callable[[Operation], Factors]:
 
     def rule(op: Operation) -> Factors:
         dims = op.params[key]
-        listed = (dims,) if isinstance(dims, SupportsIndex) else dims
+        listed = (int(dims),) if isinstance(dims, SupportsIndex) else dims
         operands, results = range(len(op.operands)), range(len(op.results))
-        for d in remaining(len(op.operands[0]), listed):
+        rank = len(op.operands[0])
+        # `approx_top_k` counts its dimension from the last one.
+        for d in remaining(rank, [d % rank for d in listed]):
             yield from op.factor(dict.fromkeys(operands, d), dict.fromkeys(results, d))
 
     return rule
+
+
+def top_k(op: Operation) -> Factors:
+    """Yield the other dimensions, and that of the candidates where the best of each part suffice.
+
+    The compiler of TPUs gathers the best of the devices for float32 matrices, as of logits by
+    vocabulary, and whole parts otherwise.
+    """
+    yield from beside("axis")(op)
+    k, d, shape = op.params["k"], op.params["axis"], op.operands[0]
+    if len(shape) == 2 and op.eqn.invars[0].aval.dtype == "float32" and k * LANES <= shape[d]:
+        yield from op.factor({0: d}, {}, reduced=True)
 
 
 def reduction(op: Operation) -> Factors:
