@@ -310,7 +310,7 @@ class _Checked:
         leaves = jax.tree_util.tree_leaves((args, kwargs) if kwargs else args)
         buffers = list_buffers(_find_handles(leaves))
         # A deleted handle has no shards.
-        if not self._closed and max(map(len, buffers), default=0) < 2:
+        if not self._closed and all(len(shards) < 2 for shards in buffers):
             return False
         return not any_deleted(buffers)
 
