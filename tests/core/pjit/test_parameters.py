@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -278,6 +279,34 @@ def test_leaves_of_donated_arguments(options, args, kwargs, expected):
         for what in ("donate", "static")
     )
     assert Parameters.of(axpy, static, donate).donated_leaves(args, kwargs) == expected
+
+
+class _Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_results_that_a_call_donates_are_taken_once_and_all_together():
+    make = pjit(lambda x: (x + 1, x + 2))
+    parameters = Parameters.of(axpy, Selected(), Selected(argnums=(0,)))
+    host, placed = np.ones(2), device_put(np.ones(2, np.float32))
+    for arrange, expected in (
+        (lambda a, b: ({"w": a, "inner": [_Pair(b, None)]}, placed, host), True),
+        (lambda a, b: (_Pair(a, (b, a)),), False),  # twice
+        (lambda a, b: ([a, b], [{"w": b}]), False),  # by another argument too
+        (lambda a, b: ([a, b, placed],), False),
+        (lambda a, b: ([a, b, host],), False),
+        (lambda a, b: ([a, b, jax.random.key(0)],), False),
+    ):
+        a, b = make(placed)
+        args = arrange(a, b)
+        assert parameters.take_exclusive(args, {}) is expected
+        assert a._exclusive is b._exclusive is (None if expected else True)
+        if expected:  # the call failed: a second one checks them in the other way
+            assert not parameters.take_exclusive(args, {})
+            assert parameters.take_exclusive(args, {})
+            a.reshape(2)
+            assert a._exclusive is False
 
 
 def test_call_without_its_donated_argument_is_refused():

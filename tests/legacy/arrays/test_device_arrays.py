@@ -21,7 +21,7 @@ from xlashard import (
     legacy,
     make_sharded_device_array,
 )
-from xlashard.core.array import wrap_kinds
+from xlashard.core.array.array_class.handles import wrap_output
 from xlashard.errors import DeletedError, TilingError
 from xlashard.legacy import DeviceArray, GlobalDeviceArray, ShardedDeviceArray
 from xlashard.legacy.arrays.device_arrays import device_array_class
@@ -86,7 +86,7 @@ def test_class_of_a_device_array_follows_its_sharding(mesh):
     handles = [device_put(WHOLE, jax.devices()[1]).to_jax(), sharded(mesh, "x").to_jax()]
     kinds = tuple(map(device_array_class, handles))
     assert kinds == (DeviceArray, ShardedDeviceArray)
-    one, many = wrap_kinds((jax.tree.structure((0, 0)), kinds), handles)
+    one, many = (wrap_output(device_array_class, (handle,)) for handle in handles)
     assert type(one) is DeviceArray and type(many) is ShardedDeviceArray
     assert repr(one).startswith("DeviceArray([[0.") and "ShardedDeviceArray([[" in repr(many)
 

@@ -24,7 +24,7 @@ from xlashard import (
 from xlashard import multihost as xmultihost
 from xlashard._jax import legacy_api as jax_pmap
 from xlashard._jax.private import pmap_lib, replace_name
-from xlashard.core.array import wrap_kinds
+from xlashard.core.array.array_class.handles import wrap_output
 from xlashard.errors import (
     DeletedError,
     MeshError,
@@ -224,12 +224,11 @@ def test_pjit_donates_a_gda(gda, mesh):
         gda.local_data(0)
 
 
-def test_wrap_kinds_wraps_results_in_a_gda(gda, mesh):
+def test_results_are_wrapped_in_a_gda(gda, mesh):
     """On the first call, and on repeat calls, which the C++ dispatcher handles."""
-    handles = [device_put(WHOLE, NamedSharding(mesh, P("x", "y"))).to_jax()] * 2
-    kinds = tuple(map(gda_class, handles))
-    one, two = wrap_kinds((jax.tree.structure((0, 0)), kinds), handles)
-    assert type(one) is type(two) is GlobalDeviceArray
+    handle = device_put(WHOLE, NamedSharding(mesh, P("x", "y"))).to_jax()
+    one = wrap_output(gda_class, (handle,))
+    assert type(one) is GlobalDeviceArray
     assert one.mesh == mesh and one.mesh_axes == ("x", "y")
 
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from xlashard._jax.runtime import compiler, dispatch, run_checks
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace import jaxprs
-from xlashard.core.array import Array, device_put, wrap_kinds, wrap_tree
+from xlashard.core.array import Array, device_put
 from xlashard.core.array.array_class.deletion import DonationTracker
-from xlashard.core.array.array_class.handles import KindOf, unwrapped, wrap_result
+from xlashard.core.array.array_class.handles import KindOf, unwrapped, wrap_output
 from xlashard.core.array.cross_process_check import process_copies
 from xlashard.core.array.reshard.execute import with_device_order
 from xlashard.core.pjit.arguments import (
@@ -66,26 +66,20 @@ class Results:
     tree: Any
     kind_of: KindOf | None = None
 
-    def kinds(self, handles: Sequence[Any]) -> tuple[type[Array], ...] | None:
-        """Return the class of each result; None if all are Arrays. Keys and tokens have none."""
-        if self.kind_of is None:
-            return None
-        return tuple([self.kind_of(h) if type(h) is HandleType else Array for h in handles])
-
-    def dispatched(self, handles: Sequence[Any], kinds: tuple[type[Array], ...] | None) -> Any:
+    def dispatched(self) -> Any:
         """Return the tree by which jaxlib's dispatcher wraps the handles of a repeat call."""
         if self.kind_of is unwrapped:
             return self.tree
-        return dispatch.output_tree(self.tree, handles, kinds)
+        return dispatch.output_tree(self.tree, self.kind_of)
 
-    def wrapped(self, handles: Sequence[Any], kinds: tuple[type[Array], ...] | None) -> Any:
+    def wrapped(self, handles: Sequence[Any]) -> Any:
         """Return the results over their handles; keys and tokens unchanged."""
-        if self.kind_of is not unwrapped and all([type(h) is HandleType for h in handles]):
-            if kinds is None:
-                return wrap_tree(self.tree, handles)
-            return wrap_kinds((self.tree, kinds), handles)
-        each = kinds or (Array,) * len(handles)
-        return self.tree.unflatten(list(map(wrap_result, handles, each)))
+        kind_of = self.kind_of
+        if kind_of is unwrapped:
+            return self.tree.unflatten(handles)
+        return self.tree.unflatten(
+            [wrap_output(kind_of, (h,)) if type(h) is HandleType else h for h in handles]
+        )
 
 
 def run_repeatably(
@@ -124,11 +118,10 @@ def run_repeatably(
         raise explained_nan(error, name, body, values, paths) from None
     if donation.tracker is not None:
         _mark_donated(values, donation, donation.tracker)
-    kinds = results.kinds(out)
     entry = None
     if repeatable and all([type(handle) is HandleType for handle in out]):
-        entry = _fast_path(compiled, results.dispatched(out, kinds), out)
-    return results.wrapped(out, kinds), entry
+        entry = _fast_path(compiled, results.dispatched(), out)
+    return results.wrapped(out), entry
 
 
 def _run(

@@ -508,17 +508,3 @@ def wrap_tree(treedef: Any, handles: Sequence[Handle]) -> Any:
         out._own_sharding = out._value_cache = None
         append(out)
     return treedef.unflatten(leaves)
-
-
-def wrap_kinds(plan: tuple[Any, tuple[type[Array], ...]], handles: Sequence[Handle]) -> Any:
-    """Return the pytree of arrays of the given classes over new handles of a program, in order."""
-    treedef, kinds = plan
-    new, leaves = object.__new__, []
-    append = leaves.append
-    for kind, handle in zip(kinds, handles, strict=False):  # strict=True has a cost
-        out = new(kind)  # the constructors of derived classes take other arguments
-        out._buffers = handle
-        out._exclusive = True
-        out._own_sharding = out._value_cache = None
-        append(out)
-    return treedef.unflatten(leaves)

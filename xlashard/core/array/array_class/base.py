@@ -30,7 +30,7 @@ class ArrayBase(jax.Array):
         _buffers: The buffers, under a sharding of JAX; unset while `_exposed` has several shards.
         _handle: The same; code that reads it may pass them to other arrays.
         _exclusive: True while no other array can share the buffers: from the end of the program
-            that computed them until `_handle` is read.
+            that computed them until `_handle` is read; None since a call began to donate them.
         _exposed: The handle, if code outside of this package has it and can delete its shards.
         _own_sharding: The sharding by which the caller placed the array, or that of its buffers,
             once read.

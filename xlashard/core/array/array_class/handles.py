@@ -37,9 +37,15 @@ type KindOf = Callable[[Any], type[Array]]
 """Function from the handle of a result to the class of its array."""
 
 
-def wrap_first(_: None, handles: Sequence[Any]) -> Array:
-    """Return an `Array` over the only handle, for jaxlib's dispatcher."""
-    out = Array()
+def wrap_output(kind_of: KindOf | None, handles: Sequence[Any]) -> Array:
+    """Return an array over the only one of some handles: a new result of a program.
+
+    Args:
+        kind_of: Returns its class; None for `Array`.
+        handles: Its handle in a tuple, as jaxlib's dispatcher has it.
+    """
+    # The constructors of derived classes take other arguments.
+    out = Array() if kind_of is None else object.__new__(kind_of(handles[0]))
     out._buffers, out._exclusive = handles[0], True
     out._own_sharding = out._value_cache = None
     return out
