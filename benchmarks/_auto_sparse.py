@@ -260,7 +260,8 @@ def _build_alternating(constrain: Constrain) -> Any:
         rated = constrain(f"rated_{name}", rated * (ratings != 0)[..., None])
         matrices = jnp.einsum("unr,uns->urs", rated, rated) + 0.1 * jnp.eye(_RANK)
         right = jnp.einsum("unr,un->ur", rated, ratings)[..., None]
-        return constrain(name, jnp.linalg.solve(constrain(name, matrices), right)[..., 0])
+        matrices = constrain(f"matrices_{name}", matrices)
+        return constrain(name, jnp.linalg.solve(matrices, right)[..., 0])
 
     def step(factors: Any, batch: Any) -> tuple[Any, jax.Array]:
         users = solve(factors["items"], batch, "users")
@@ -282,7 +283,8 @@ def _alternating_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
         inside: dict[str, P] = {"table": P(None, width)}
         for name, axes in rows.items():
             arguments |= {f"{kind}_{name}": P(axes, None) for kind in ("rated", "ratings")}
-            inside |= {name: P(axes), f"rated_{name}": P(axes, None, width)}
+            inside |= {name: P(axes, None), f"matrices_{name}": P(axes, None, None)}
+            inside[f"rated_{name}"] = P(axes, None, width)
         return HandLayout(arguments, inside)
 
     return {

@@ -43,7 +43,7 @@ as a step takes milliseconds, and number of these layouts that are compiled."""
 _CLOSE = 1.03
 """Ties with the best layout are predicted to take at most so many times its time."""
 _HOPELESS = 3.0
-"""A layout isn't compiled if its predicted time is so many times that of the best."""
+"""A third layout isn't compiled if its predicted time is so many times that of the best."""
 _VARIED, _FIRST_VARIANTS, _THINNED = 4, 2, 2
 """Number of the fastest layouts for TPUs that are compiled in the first variants with fewer
 constraints: on results of products alone, and nowhere, as by hand; the number of these variants;
@@ -310,7 +310,8 @@ def _proof_order(layouts: Sequence[ProgramLayout]) -> list[ProgramLayout]:
     best, seen = layouts[0].seconds, set[object]()
     groups: dict[tuple[bool, bool], list[ProgramLayout]] = defaultdict(list)
     for layout in layouts:
-        if layout.seconds <= _HOPELESS * best:
+        # A plan says how much slower the second best is.
+        if len(seen) < 2 or layout.seconds <= _HOPELESS * best:
             boundary = layout.in_specs, layout.out_specs
             groups[layout.seconds <= _CLOSE * best, boundary not in seen].append(layout)
             seen.add(boundary)
