@@ -226,7 +226,7 @@ class Machine:
         """
         if len(axes) == 1:
             return axes[0]
-        known = dict(self.joint).get(frozenset(axis.name for axis in axes))
+        known = self._joint_by_names.get(frozenset(axis.name for axis in axes))
         return known or MeshAxis(
             "+".join(axis.name for axis in axes),
             math.prod(axis.size for axis in axes),
@@ -243,8 +243,15 @@ class Machine:
             other: The other one.
         """
         slower = min(axis.bytes_per_second, other.bytes_per_second)
-        speeds = dict(self.swap_speeds)
-        return nbytes / speeds.get(frozenset((axis.name, other.name)), slower)
+        return nbytes / self._speed_by_names.get(frozenset((axis.name, other.name)), slower)
+
+    @cached_property
+    def _joint_by_names(self) -> dict[frozenset[str], MeshAxis]:
+        return dict(self.joint)
+
+    @cached_property
+    def _speed_by_names(self) -> dict[frozenset[str], float]:
+        return dict(self.swap_speeds)
 
 
 def chip_of(topology: BaseTopology | None) -> Chip:

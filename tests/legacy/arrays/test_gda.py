@@ -225,7 +225,6 @@ def test_pjit_donates_a_gda(gda, mesh):
 
 
 def test_results_are_wrapped_in_a_gda(gda, mesh):
-    """On the first call, and on repeat calls, which the C++ dispatcher handles."""
     handle = device_put(WHOLE, NamedSharding(mesh, P("x", "y"))).to_jax()
     one = wrap_output(gda_class, (handle,))
     assert type(one) is GlobalDeviceArray

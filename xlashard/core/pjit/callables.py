@@ -138,7 +138,7 @@ def _wrap_in_checks(call: Any, function: DispatchTarget) -> Any:
     """
     parameters = function.parameters
     donates, check_call = parameters.donates, parameters.check_call
-    take_exclusive, donated_leaves = parameters.take_exclusive, parameters.donated_leaves
+    are_exclusive, donated_leaves = parameters.are_exclusive, parameters.donated_leaves
     miss = function.cache_miss
 
     def shares(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -152,7 +152,7 @@ def _wrap_in_checks(call: Any, function: DispatchTarget) -> Any:
                 if (
                     donates
                     and function.calls.is_spread
-                    and not take_exclusive(args, kwargs)
+                    and not are_exclusive(args, kwargs)
                     and shares(args, kwargs)
                     and not jax.config.jax_disable_jit
                 ):

@@ -159,10 +159,10 @@ class Parameters:
             flags += [donated] * len(_flatten(value)[0])
         return tuple(flags)
 
-    def take_exclusive(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def are_exclusive(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return True if only the first arguments are donated, and no array shares their buffers.
 
-        The donated arrays are marked, so that one that is given twice is found at the second time.
+        The donated arrays get a mark of the call, by which one that is given twice is found.
         A call that feeds results back needs no other check. It is a single loop over containers, as
         after a program over several devices no cache of the processor holds its code, and the
         memory that flattening allocates takes several times as long as the loop.
@@ -170,6 +170,7 @@ class Parameters:
         first = self._donated_first
         if not first or kwargs:
             return False
+        mark = object()
         nodes: list[Any] = [args if len(args) == first else args[:first]]
         for node in nodes:
             kind = type(node)
@@ -180,25 +181,16 @@ class Parameters:
             elif (level := _flatten_one_level(node)) is not None:
                 children = level[0]
             else:  # no Array
-                break
+                return False
             for x in children:
                 if type(x) is not Array:
                     nodes.append(x)
-                elif x._exclusive:
-                    x._exclusive = None
+                elif (exclusive := x._exclusive) and exclusive is not mark:
+                    x._exclusive = mark
                 else:
-                    break
-            else:
-                continue
-            break
-        else:
-            others = _flatten(args[first:])[0] if len(args) > first else ()
-            if not any([type(x) is Array and x._exclusive is None for x in others]):
-                return True
-        for x in _flatten(args[:first])[0]:
-            if type(x) is Array and x._exclusive is None:
-                x._exclusive = True
-        return False
+                    return False
+        others = _flatten(args[first:])[0] if len(args) > first else ()
+        return not any([type(x) is Array and x._exclusive is mark for x in others])
 
     def donated_leaves(
         self, args: Sequence[Any], kwargs: dict[str, Any]

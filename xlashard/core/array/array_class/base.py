@@ -30,7 +30,8 @@ class ArrayBase(jax.Array):
         _buffers: The buffers, under a sharding of JAX; unset while `_exposed` has several shards.
         _handle: The same; code that reads it may pass them to other arrays.
         _exclusive: True while no other array can share the buffers: from the end of the program
-            that computed them until `_handle` is read; None since a call began to donate them.
+            that computed them until `_handle` is read. The mark of a call that began to donate them
+            stands for True as well.
         _exposed: The handle, if code outside of this package has it and can delete its shards.
         _own_sharding: The sharding by which the caller placed the array, or that of its buffers,
             once read.
@@ -52,7 +53,7 @@ class ArrayBase(jax.Array):
     )
 
     _buffers: Handle
-    _exclusive: bool | None
+    _exclusive: object
 
     _exposed: Handle | None
     _own_sharding: Sharding | None

@@ -133,7 +133,7 @@ _FOLDER = Path(__file__).parent
 
 # With a suffix that no parameter of JAX's functions has. Slots are read and set one by one, in a
 # tenth of the time of a property.
-_BARE = "({name}._buffers if {name}._exclusive is False else {name}._handle)"
+_BARE = "({name}._handle if {name}._exclusive else {name}._buffers)"
 _TEMPLATE = """\
 def function({parameters}):
     try:
