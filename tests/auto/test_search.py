@@ -15,6 +15,7 @@ from xlashard._jax.trace.jaxprs import as_function
 from xlashard.auto.axis_costs import HIDDEN_SHARE, Assignment, CostModel
 from xlashard.auto.axis_orders import AxisOrderer
 from xlashard.auto.axis_program import Restriction
+from xlashard.auto.foreseen import foreseen_transfers
 from xlashard.auto.graph import program_graph
 from xlashard.auto.plan.plan_description import unknown_primitives
 from xlashard.auto.problem import AutoProblem, ConstraintSite, Machine, MeshAxis, insert_constraints
@@ -609,7 +610,7 @@ def test_axes_that_two_operations_need_in_different_orders_are_permuted():
         )
         assignment.factors[leaving][second] = split[second][1]
         assignment.factors[staying][second] = split[second][0]
-        return AxisOrderer(graph, found.machine).seconds(assignment)
+        return AxisOrderer(graph, found.machine).price_permutations(assignment)
 
     assert order_seconds("x") == 0
     # What is between both, of which a device holds a sixteenth.
@@ -629,3 +630,19 @@ def test_transfers_of_the_state_hide_behind_a_tenth_of_the_work():
     # What is hidden of both: it doesn't double.
     hidden = (slower - fast) - 2 * (slow - fast)
     assert hidden == pytest.approx(HIDDEN_SHARE * fast, rel=0.02)
+
+
+def test_small_values_may_be_gathered_by_all_reduces():
+    found = problem(lambda x, w: jnp.tanh(x @ w), (64, 128), (128, 32), on=machine(x=4))
+    graph, assignment = program_graph.ProgramGraph(found.jaxpr), Assignment()
+    weights = graph.arguments[1]
+    assignment.labels["x"] = frozenset([graph.label(weights, 1)])
+    kinds = [
+        {
+            transfer.kind
+            for transfer in foreseen_transfers(graph, ("x",), assignment, small_bytes)
+            if transfer.elements == 128 * 32
+        }
+        for small_bytes in (0.0, 128 * 32 * 4)
+    ]
+    assert kinds == [{"all-gather"}, {"all-reduce"}]

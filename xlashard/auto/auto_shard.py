@@ -310,7 +310,7 @@ def _proof_order(layouts: Sequence[ProgramLayout]) -> list[ProgramLayout]:
     best, seen = layouts[0].seconds, set[object]()
     groups: dict[tuple[bool, bool], list[ProgramLayout]] = defaultdict(list)
     for layout in layouts:
-        # A plan says how much slower the second best is.
+        # A plan names the second best, and how much slower it is.
         if len(seen) < 2 or layout.seconds <= _HOPELESS * best:
             boundary = layout.in_specs, layout.out_specs
             groups[layout.seconds <= _CLOSE * best, boundary not in seen].append(layout)

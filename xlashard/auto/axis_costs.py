@@ -204,7 +204,7 @@ class CostModel:
         along = self.machine.join([self.axis, *others])
         if nbytes <= along.small_bytes:
             return self.reduce(nbytes, others)
-        return _pass_on(nbytes, along) / (1 + len(others))
+        return _pass_seconds(nbytes, along) / (1 + len(others))
 
     def reduce(
         self, nbytes: float, others: Sequence[MeshAxis] = (), *, scattered: bool = False
@@ -217,8 +217,8 @@ class CostModel:
             scattered: Whether each device receives its part of the sum, rather than all of it.
         """
         along = self.machine.join([self.axis, *others])
-        seconds = _pass_on(nbytes * along.reduction_slowdown, along)
-        return (seconds + (0.0 if scattered else _pass_on(nbytes, along))) / (1 + len(others))
+        seconds = _pass_seconds(nbytes * along.reduction_slowdown, along)
+        return (seconds + (0.0 if scattered else _pass_seconds(nbytes, along))) / (1 + len(others))
 
     def reduce_value(self, value: int) -> float:
         """Return the time to reduce partial results of a value as it is stored."""
@@ -268,12 +268,9 @@ class CostModel:
         nbytes = min(own, kept) if sliced else max(own, kept)
         if target != WHOLE:
             # About half of the changes that slice a value, too, permute it.
-            moved = (
-                2.0 * self._exchange_seconds(nbytes)
-                if sliced
-                else self._move_seconds(nbytes, source, target, changes)
-            )
-            return self.axis.latency + moved
+            if sliced:
+                return self.axis.latency + 2.0 * self._exchange_seconds(nbytes)
+            return self._move_seconds(nbytes, source, target, changes)
         others = self._list_alike_transfers(source, changes)
         order = [axis.name for axis in self.machine.axes]
         place = sum(order.index(each.name) < order.index(self.axis.name) for each, _ in others)
@@ -288,6 +285,18 @@ class CostModel:
             seconds += self._exchange_seconds(nbytes * axis.size)
         return seconds
 
+    def order_seconds(self, value: int, number: int, slot: int, other: MeshAxis) -> float:
+        """Return the time to permute a value that this and another axis shard in the wrong order.
+
+        Args:
+            value: The value.
+            number: Operation that takes or makes it.
+            slot: Its position among the operands, or `-1 - position` among the results.
+            other: The other axis.
+        """
+        nbytes = min(self.local_bytes(value), self.local_bytes(value, number, slot))
+        return self._swap_seconds(nbytes, other)
+
     def _combine(
         self, value: int, number: int, target: int, own: float, changes: "_Changes"
     ) -> float:
@@ -299,7 +308,9 @@ class CostModel:
         alike = [axis for axis, _ in others]
         if target == WHOLE and not scattered and (runs > 1 or self._is_combined(value)):
             seconds = self.reduce(own, alike)
-            return seconds / runs if runs > 1 else seconds - 2 * self.axis.latency
+            along = self.machine.join([self.axis, *alike])
+            waiting = 2 * along.latency / (1 + len(alike))
+            return seconds / runs if runs > 1 else seconds - waiting
         if target == WHOLE and len(scattered) == 1 and of_product:
             return self.reduce(own / scattered[0].size)
         if target == WHOLE or scattered or (others and not of_product):
@@ -313,18 +324,6 @@ class CostModel:
     def _swap_seconds(self, nbytes: float, other: MeshAxis) -> float:
         """Return the time to permute a value, of some bytes before this axis divides it."""
         return self.machine.swap_seconds(nbytes / self.axis.size, self.axis, other)
-
-    def order_seconds(self, value: int, number: int, slot: int, other: MeshAxis) -> float:
-        """Return the time to permute a value that this and another axis shard in the wrong order.
-
-        Args:
-            value: The value.
-            number: Operation that takes or makes it.
-            slot: Its position among the operands, or `-1 - position` among the results.
-            other: The other axis.
-        """
-        nbytes = min(self.local_bytes(value), self.local_bytes(value, number, slot))
-        return self._swap_seconds(nbytes, other)
 
     def _move_seconds(self, nbytes: float, source: int, target: int, changes: "_Changes") -> float:
         """Return the time of a move between dimensions, as other axes move as well.
@@ -351,9 +350,8 @@ class CostModel:
             elif before == target or after == source:
                 most = max(most, (once + self._swap_seconds(nbytes, axis)) / 2)
             elif before == source or after == target:
-                speed = self.axis.bytes_per_second + axis.bytes_per_second
-                most = max(most, nbytes * axis.size / speed / 2)
-        return most / alike
+                most = max(most, self.gather(nbytes * axis.size, [axis]))
+        return self.axis.latency + most / alike
 
     def _list_changes(
         self, value: int, number: int, slot: int, beside: tuple[MeshAxis, int, int] | None
@@ -401,8 +399,11 @@ class CostModel:
         compute = rates.product_seconds(flops, "bfloat16")
         nbytes, share = 0.0, 1.0 if factor is None else self._factor_share(number, factor)
         for slot, value in _touched(op):
-            is_split = factor is not None and required(op, factor, slot) >= 0
-            local = self.local_bytes(value, number, slot) * (share if is_split else 1.0)
+            local, dim = self.local_bytes(value, number, slot), required(op, factor, slot)
+            if dim == len(self.graph.values[value].shape) - 1:
+                local /= self.axis.size  # Its padding is that to lanes.
+            elif dim >= 0:
+                local *= share
             nbytes += local * self._lane_padding(number, factor, slot, value)
         nbytes *= op.rule.passes
         return max(compute, nbytes / rates.hbm_bytes) + rates.operation_seconds
@@ -472,7 +473,7 @@ type _Changes = list[tuple[MeshAxis, int, int]]
 """Other axes along which a transfer changes a value, with their states before and after."""
 
 
-def _pass_on(nbytes: float, along: MeshAxis) -> float:
+def _pass_seconds(nbytes: float, along: MeshAxis) -> float:
     """Return the time in which every device of an axis receives all of a value."""
     n = along.size
     return along.latency + nbytes * (n - 1) / n / along.bytes_per_second

@@ -7,11 +7,11 @@ other one, the permutations of one of them remain.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import combinations, product
+from typing import NamedTuple
 
-from xlashard.auto.axis_costs import WHOLE, Assignment
+from xlashard.auto.axis_costs import NEGLIGIBLE_BYTES, WHOLE, Assignment
 from xlashard.auto.graph.graph_values import GraphOperation, Labels
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import Machine
@@ -37,52 +37,44 @@ class AxisOrderer:
         self._graph, self._machine = graph, machine
         self._axes = {axis.name: axis for axis in machine.axes if axis.size > 1}
 
-    def choose(self, assignment: Assignment) -> AxisOrders:
+    def choose_orders(self, assignment: Assignment) -> AxisOrders:
         """Return the order of axes of the labels and factors that several axes shard.
 
         Args:
             assignment: Shardings on all axes.
         """
-        keys, totals = self._add_up(assignment)
-        return {key: self._rank(totals[together]) for key, together in keys.items()}
+        keys, totals = self._count_permutations(assignment)
+        return {key: self._rank_axes(totals[number]) for key, number in keys.items()}
 
-    def seconds(self, assignment: Assignment) -> float:
+    def price_permutations(self, assignment: Assignment) -> float:
         """Return the time of the permutations in a step that no order avoids.
+
+        Of three axes or more, each two are priced as if the others had no order.
 
         Args:
             assignment: Shardings on all axes.
         """
-        _, totals = self._add_up(assignment)
+        _, totals = self._count_permutations(assignment)
         return sum(
             min(total[a, b], total[b, a])
             for total in totals.values()
             for a, b in combinations(self._axes, 2)
         )
 
-    def _add_up(
+    def _count_permutations(
         self, assignment: Assignment
     ) -> tuple[dict[Hashable, int], dict[int, _Permutations]]:
         """Return what has one order, by label and factor, and the permutations of each."""
         totals: dict[int, _Permutations] = defaultdict(lambda: defaultdict(float))
-        if len(self._axes) < 2:
-            return {}, totals
         graph, joined = self._graph, Labels()
         keys: dict[Hashable, int] = defaultdict(lambda: joined.new(0))
-        wanted: dict[int, _Permutations] = defaultdict(lambda: defaultdict(float))
-        changes = [
-            _Change(
-                *(number, op, slot, value),
-                assignment.states(graph, self._axes, value),
-                {axis: assignment.needed(graph, axis, number, slot) for axis in self._axes},
-            )
-            for number, op in enumerate(graph.operations)
-            for slot, value in op.slots
-        ]
+        costs: dict[int, _Permutations] = defaultdict(lambda: defaultdict(float))
+        changes = list(self._list_changes(assignment)) if len(self._axes) > 1 else []
         # Operations that need a value alike share its transfer.
-        sharing = Counter(self._transfer(change) for change in changes)
+        sharing = Counter(change.transfer for change in changes)
         for change in changes:
-            op, slot, value = change.op, change.slot, change.value
-            times = op.times / sharing[self._transfer(change)]
+            op, slot, value = graph.operations[change.number], change.slot, change.value
+            times = op.times / sharing[change.transfer]
             factors = find_factors(assignment, op, change.number, slot, change.needed)
             for dim, factor in factors.items():
                 before = {axis for axis, state in change.stored.items() if state == dim}
@@ -97,20 +89,28 @@ class AxisOrderer:
                     joined.join(keys[graph.label(graph.sums[value], dim)], factor_key)
                 if op.fixed is not None:
                     axes = op.fixed[slot < 0][slot if slot >= 0 else -1 - slot][dim]
-                    self._want(wanted[factor_key], combinations(axes or (), 2), change, times)
-                self._want(wanted[label], product(kept, before - kept), change, times)
-                self._want(wanted[factor_key], product(kept, after - kept), change, times)
-        for key, permutations in wanted.items():
+                    self._add_costs(costs[factor_key], combinations(axes or (), 2), change, times)
+                self._add_costs(costs[label], product(kept, before - kept), change, times)
+                self._add_costs(costs[factor_key], product(kept, after - kept), change, times)
+        for key, permutations in costs.items():
             total = totals[joined.find(key)]
             for pair, seconds in permutations.items():
                 total[pair] += seconds
         return {key: joined.find(number) for key, number in keys.items()}, totals
 
-    def _transfer(self, change: "_Change") -> Hashable:
-        key = self._graph.transfer_key(change.op, change.slot, change.value)
-        return key, *change.needed.values()
+    def _list_changes(self, assignment: Assignment) -> Iterator["_Change"]:
+        """Yield the operands and results of operations, without negligible ones."""
+        graph = self._graph
+        for number, op in enumerate(graph.operations):
+            for slot, value in op.slots:
+                if graph.values[value].nbytes < NEGLIGIBLE_BYTES:
+                    continue
+                stored = assignment.states(graph, self._axes, value)
+                needed = {a: assignment.needed(graph, a, number, slot) for a in self._axes}
+                transfer = graph.transfer_key(op, slot, value), *needed.values()
+                yield _Change(number, slot, value, stored, needed, transfer)
 
-    def _want(
+    def _add_costs(
         self,
         permutations: _Permutations,
         pairs: Iterable[tuple[str, str]],
@@ -119,15 +119,16 @@ class AxisOrderer:
     ) -> None:
         """Add the permutations that a change takes where pairs of axes have the other order."""
         for major, minor in pairs:
+            needed = {a: change.stored[a] if s is None else s for a, s in change.needed.items()}
             pieces = max(
-                math.prod(self._axes[a].size for a, state in states.items() if (state or 0) >= 0)
-                for states in (change.stored, change.needed)
+                math.prod(self._axes[a].size for a, state in states.items() if state >= 0)
+                for states in (change.stored, needed)
             )
             nbytes = self._graph.values[change.value].nbytes / pieces
             once = self._machine.swap_seconds(nbytes, self._axes[major], self._axes[minor])
             permutations[major, minor] += once * times
 
-    def _rank(self, permutations: _Permutations) -> tuple[str, ...]:
+    def _rank_axes(self, permutations: _Permutations) -> tuple[str, ...]:
         """Return the axes, those first whose place after others costs most."""
 
         def lost(axis: str) -> float:
@@ -136,16 +137,18 @@ class AxisOrderer:
         return tuple(sorted(self._axes, key=lost))
 
 
-@dataclass(frozen=True, eq=False)
-class _Change:
-    """Operand or result of an operation, with its states by axis as stored, and as needed."""
+class _Change(NamedTuple):
+    """Operand or result of an operation, with its states by axis as stored, and as needed.
+
+    What has an equal `transfer` is changed once.
+    """
 
     number: int
-    op: GraphOperation
     slot: int
     value: int
     stored: Mapping[str, int]
     needed: Mapping[str, int | None]
+    transfer: Hashable
 
 
 def find_factors(

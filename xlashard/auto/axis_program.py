@@ -100,9 +100,8 @@ def _padded_labels(graph: ProgramGraph) -> set[int]:
 type AxisSolution = tuple[frozenset[int], dict[int, int], float, float]
 """Sharded labels, factors of operations, the objective in seconds, and the relative gap."""
 
-
-type _OrderCost = tuple[float, int]
-"""Seconds of a permutation, and the variable of the change that it is needed for."""
+type _OrderCosts = dict[int, float]
+"""Seconds of a permutation by the variable of the change that needs it."""
 
 
 class AxisProgram:
@@ -133,15 +132,15 @@ class AxisProgram:
         self._integer: list[int] = []
         self._rows: list[tuple[dict[int, float], float, float]] = []
         self.offset = 0.0
-        # The least work, and the seconds of the state's transfers by variable.
-        self._work = 0.0
-        self._of_state: dict[int, float] = {}
+        # Seconds of the state's transfers by variable, less those that the work hides.
+        self._exposed: dict[int, float] = defaultdict(float)
+        self._exposed_offset = 0.0
         self._labels: dict[int, int] = {}
         self._factors: dict[int, dict[int | None, int]] = {}
         # By label and other axis that shards it: the changes that cost more if this axis is the
         # major one, and if it is the minor one.
-        self._orders: dict[tuple[int, str], tuple[list[_OrderCost], list[_OrderCost]]] = (
-            defaultdict(lambda: ([], []))
+        self._orders: dict[tuple[int, str], tuple[_OrderCosts, _OrderCosts]] = defaultdict(
+            lambda: ({}, {})
         )
         self._add_labels()
         self._add_elementwise()
@@ -235,7 +234,10 @@ class AxisProgram:
         for value, times in graph.elementwise:
             seconds = model.elementwise_seconds(value) * times
             self._save(value, seconds)
-            self._work += seconds / n
+            self._exposed_offset -= HIDDEN_SHARE * seconds
+            for label in graph.labels_of(value) & self._labels.keys():
+                saved = seconds * (1 - model.label_share(label))
+                self._exposed[self._labels[label]] += HIDDEN_SHARE * saved
         for value in graph.arguments:
             # Among equally fast shardings of an argument, that with the least memory, and of these
             # that of the first dimension, so that similar layers are sharded alike.
@@ -284,7 +286,8 @@ class AxisProgram:
                 own += halo / (model.axis.size if required(op, k, 0) >= 0 else 1)
                 choices[k] = self._variable(own * times, integer=True)
         self._factors[number] = choices
-        self._work += min(self._cost[variable] for variable in choices.values())
+        for k, variable in choices.items():
+            self._exposed[variable] -= HIDDEN_SHARE * model.work_seconds(number, k) * times
         self._row(dict.fromkeys(choices.values(), 1.0), 1, 1)
 
     def _needed(self, number: int, slot: int) -> dict[int, list[int]]:
@@ -345,6 +348,11 @@ class AxisProgram:
             moved.update((each.axis.name, after) for each, _, after in others)
             needed = self._needed(number, slot)
             if not needed or (not stored and set(needed) == {WHOLE}):
+                if self._graph.is_state(value):
+                    self._exposed_offset += times * sum(
+                        each.conversion(value, number, slot, before, after)
+                        for each, before, after in others
+                    )
                 continue
             flows = self._flow(
                 value, (number, slot), stored, needed, times, shared if uses[1:] else None, others
@@ -356,9 +364,9 @@ class AxisProgram:
                     as_major, as_minor = self._orders[key]
                     if before == after:
                         leaving = [f for (s, t), f in flows.items() if s == before != t]
-                        as_major += [(seconds, flow) for flow in leaving]
+                        as_major.update(dict.fromkeys(leaving, seconds))
                     elif (before, before) in flows:
-                        as_minor.append((seconds, flows[before, before]))
+                        as_minor[flows[before, before]] = seconds
 
     def _flow(
         self,
@@ -392,34 +400,35 @@ class AxisProgram:
         for t, variables in needed.items():
             terms = {flows[s, t]: 1.0 for s in (*stored, WHOLE)}
             self._row(terms | dict.fromkeys(variables, -1.0), 0, 0)
-        return flows | (shared or {})
+        return flows | {key: shared[key] for key in flows if shared and key in shared}
 
     def _transfer_variable(self, value: int, seconds: float) -> int:
         if not self._graph.is_state(value):
             return self._variable(seconds)
         variable = self._variable()
-        self._of_state[variable] = seconds
+        self._exposed[variable] = seconds
         return variable
 
     def _add_state_transfers(self) -> None:
         """Add the time of the state's transfers that isn't hidden behind other work."""
-        exposed = self._variable(1.0)
-        terms = {variable: -seconds for variable, seconds in self._of_state.items() if seconds}
-        self._row(terms | {exposed: 1.0}, -HIDDEN_SHARE * self._work, np.inf)
+        total = self._variable(1.0)
+        terms = {variable: -seconds for variable, seconds in self._exposed.items() if seconds}
+        self._row(terms | {total: 1.0}, self._exposed_offset, np.inf)
 
     def _add_orders(self) -> None:
-        """Add the permutations of values whose axes have the wrong order, as in `axis_orders`.
+        """Add the permutations of values whose axes have the wrong order.
 
-        A label has one order of two axes. It doesn't matter where all changes want the same.
+        A label has one order of two axes. It doesn't matter where all changes want the same. That
+        factors and other labels share the order is left to `AxisOrderer`.
         """
         for as_major, as_minor in self._orders.values():
             if not as_major or not as_minor:
                 continue
             is_minor = self._variable()
-            for seconds, flow in as_major:
+            for flow, seconds in as_major.items():
                 permuted = self._variable(seconds)
                 self._row({permuted: 1.0, flow: -1.0, is_minor: 1.0}, 0, np.inf)
-            for seconds, flow in as_minor:
+            for flow, seconds in as_minor.items():
                 permuted = self._variable(seconds)
                 self._row({permuted: 1.0, flow: -1.0, is_minor: -1.0}, -1, np.inf)
 

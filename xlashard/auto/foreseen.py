@@ -60,7 +60,7 @@ def state_changes(
 
 
 def foreseen_transfers(
-    graph: ProgramGraph, axes: Sequence[str], assignment: Assignment
+    graph: ProgramGraph, axes: Sequence[str], assignment: Assignment, small_bytes: float = 0.0
 ) -> Iterator[ForeseenTransfer]:
     """Yield the transfers of an assignment.
 
@@ -68,6 +68,7 @@ def foreseen_transfers(
         graph: The graph of the program.
         axes: Names of the mesh axes.
         assignment: The assignment.
+        small_bytes: Bytes of a value up to which all devices gather it by an all-reduce.
     """
     for axis, number, slot, value, stored, needed in state_changes(graph, axes, assignment):
         source, target = (stored, needed) if slot >= 0 else (needed, stored)
@@ -79,7 +80,9 @@ def foreseen_transfers(
         kind, times = _kind(source, target), graph.operations[number].times
         if kind == "all-to-all" and _part_or_meet(graph, axes, assignment, number, slot, value):
             kind = "all-gather"
-        if kind == "all-reduce":
+        if kind == "all-gather" and graph.values[value].nbytes <= small_bytes:
+            kind = "all-reduce"
+        elif kind == "all-reduce":
             times /= graph.accumulated.get(value, 1.0)
         yield ForeseenTransfer(axis, kind, elements, times)
     for value, label, times in graph.reductions:

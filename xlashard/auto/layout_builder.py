@@ -35,15 +35,14 @@ class LayoutBuilder:
     Args:
         graph: The graph of the program.
         problem: Its problem.
-
-    Attributes:
-        orderer: What chooses the orders of axes.
+        orderer: Chooses the orders of its axes.
     """
 
-    def __init__(self, graph: ProgramGraph, problem: AutoProblem) -> None:
+    def __init__(self, graph: ProgramGraph, problem: AutoProblem, orderer: AxisOrderer) -> None:
         self._graph, self._problem = graph, problem
         self._axes = {axis.name: axis for axis in problem.machine.axes if axis.size > 1}
-        self.orderer = AxisOrderer(graph, problem.machine)
+        self._orderer = orderer
+        self._small_bytes = problem.machine.join([*self._axes.values()]).small_bytes
         self._whole_sums: dict[LayoutKey, tuple[tuple[ConstraintSite, PartitionSpec], ...]] = {}
 
     def thinned(self, layout: ProgramLayout) -> list[ProgramLayout]:
@@ -83,7 +82,7 @@ class LayoutBuilder:
             seconds: Predicted time of a step.
             memory_bytes: Predicted memory per device.
         """
-        orders = self.orderer.choose(assignment)
+        orders = self._orderer.choose_orders(assignment)
 
         def stored(value: int | None) -> PartitionSpec:
             if value is None:
@@ -98,7 +97,9 @@ class LayoutBuilder:
             constraints=tuple(self._constraints(assignment, orders)),
             seconds=seconds,
             memory_bytes=memory_bytes,
-            transfers=tuple(foreseen_transfers(self._graph, tuple(self._axes), assignment)),
+            transfers=tuple(
+                foreseen_transfers(self._graph, tuple(self._axes), assignment, self._small_bytes)
+            ),
         )
         whole = self._constraints(assignment, orders, sums_whole=True)
         self._whole_sums.setdefault(layout_key(layout), tuple(whole))

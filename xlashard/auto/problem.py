@@ -24,17 +24,18 @@ from xlashard.predict.costs.models_by_target import network_for, rates_for
 from xlashard.predict.costs.network_model import BaseNetworkModel
 from xlashard.predict.costs.rates import Rates
 from xlashard.predict.preflight.memory_breakdown import available_bytes
-from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology, axis_links
+from xlashard.predict.targets.base_topology import BaseTopology, axis_links
 from xlashard.predict.targets.chip import Chip
 from xlashard.predict.targets.tpu.generations import GENERATIONS
+from xlashard.predict.targets.tpu.topologies import Topology
 
 NOMINAL = next(g for g in GENERATIONS if g.name == "v5e")
 """Generation whose rates stand for devices of no topology, such as emulated ones."""
 
 _LARGE_BYTES = 2.0**30
 """Bytes of a transfer whose latency is negligible."""
-_SMALL_GATHER, _PLANE_DEVICES = 2.0**24, 64
-"""Most bytes of a gather that is an all-reduce, and least devices."""
+_SMALL_GATHER, _PLANE_DEVICES = 2.0**24, (64, 128)
+"""Most bytes of a gather that is an all-reduce, and numbers of devices."""
 
 OPEN = PartitionSpec(PartitionSpec.UNCONSTRAINED)
 """Spec of a result that the compiler shards."""
@@ -231,7 +232,7 @@ class Machine:
             "+".join(axis.name for axis in axes),
             math.prod(axis.size for axis in axes),
             sum(axis.bytes_per_second for axis in axes),
-            max(axis.latency for axis in axes),
+            max((axis.latency for axis in axes), default=0.0),
         )
 
     def swap_seconds(self, nbytes: float, axis: MeshAxis, other: MeshAxis) -> float:
@@ -290,35 +291,37 @@ def machine_of(
         return Machine(tuple(axes.values()), rates, memory)
     network = network_for(topology, mesh, rates)
     long = [name for name, axis in axes.items() if axis.size > 1]
-    joint = {}
+    groups = {}
     for names in (each for k in range(1, len(long) + 1) for each in combinations(long, k)):
         links = axis_links(topology, mesh, names)
         along = network.axis_rates(links)
-        joint[names] = MeshAxis(
+        groups[names] = MeshAxis(
             "+".join(names),
             links.size,
             along.bytes_per_second,
             along.latency,
             along.reduction_slowdown,
-            _small_bytes(links),
+            _small_bytes(topology) if links.size == mesh.size else 0.0,
         )
     return Machine(
-        tuple(joint.get((name,), axis) for name, axis in axes.items()),
+        tuple(groups.pop((name,), axis) for name, axis in axes.items()),
         rates,
         memory,
-        tuple((frozenset(names), axis) for names, axis in joint.items()),
+        tuple((frozenset(names), axis) for names, axis in groups.items()),
         tuple(_swap_speeds(network, mesh)),
     )
 
 
-def _small_bytes(links: AxisLinks) -> float:
-    """Return the bytes of a value up to which the TPU compiler gathers it by an all-reduce.
+def _small_bytes(topology: BaseTopology) -> float:
+    """Return the bytes of a value up to which the compiler gathers it by an all-reduce.
 
-    It does so between 64 or more devices of a plane without wrap-around links, and not between 32,
-    along one dimension, or on a torus: compiled for v5e, v6e and v5p with libtpu 0.0.50.
+    It does so between all 64 or 128 devices of a slice of v5e or v6e, and neither between fewer of
+    them, nor on the tori of v5p or 256 devices of v6e: compiled with libtpu 0.0.50.
     """
-    on_plane = len(links.parts) > 1 and not any(part.ring for part in links.parts)
-    return _SMALL_GATHER if on_plane and links.size >= _PLANE_DEVICES else 0.0
+    if not isinstance(topology, Topology) or topology.slices > 1:
+        return 0.0
+    is_plane = topology.generation.name in ("v5e", "v6e")
+    return _SMALL_GATHER if is_plane and topology.num_devices in _PLANE_DEVICES else 0.0
 
 
 def _swap_speeds(

@@ -9,6 +9,7 @@ from itertools import islice, permutations, product
 from typing import Any
 
 from xlashard.auto.axis_costs import HIDDEN_SHARE, Assignment, CostModel
+from xlashard.auto.axis_orders import AxisOrderer
 from xlashard.auto.axis_program import (
     EXCESS_SECONDS,
     WHOLE_SHARE,
@@ -71,7 +72,8 @@ class Search:
         self._found: dict[str, Assignment] = {}
         self._raised: dict[tuple[str, str], RaisedCosts] = {}
         self._started = time.process_time(), time.perf_counter()
-        self._builder = LayoutBuilder(self.graph, problem)
+        self._orderer = AxisOrderer(self.graph, problem.machine)
+        self._builder = LayoutBuilder(self.graph, problem, self._orderer)
         self._layouts: dict[LayoutKey, ProgramLayout] = {}
         self._best = Assignment(), math.inf
         self._alike = self._interchangeable()
@@ -417,12 +419,12 @@ class Search:
         for name, axis in self._axes.items():
             restriction = Restriction() if start is None else start.restrictions[name]
             limit = min(limit, restriction.memory_bytes)
-            others, state = self.transfer_seconds(assignment, axis, restriction)
-            seconds, state_seconds = seconds + others, state_seconds + state
+            along, state_along = self.transfer_seconds(assignment, axis, restriction)
+            seconds, state_seconds = seconds + along, state_seconds + state_along
             chosen = assignment.factors[name]
             raised = restriction.raised
             seconds += sum(cost for (k, factor), cost in raised if chosen.get(k) == factor)
-        seconds += max(state_seconds, 0.0) + self._builder.orderer.seconds(assignment)
+        seconds += max(state_seconds, 0.0) + self._orderer.price_permutations(assignment)
         return seconds + EXCESS_SECONDS * max(self._memory.peak(assignment) - limit, 0.0)
 
     def transfer_seconds(
@@ -434,17 +436,21 @@ class Search:
         """
         machine, others = self.problem.machine, assignment.without(axis.name)
         model = CostModel(self.graph, machine, axis, others, restriction.whole)
-        seconds = [0.0, 0.0]
+        seconds = state_seconds = 0.0
         changes = state_changes(self.graph, (axis.name,), assignment)
         for _, number, slot, value, stored, needed in changes:
             once = model.conversion(value, number, slot, stored, needed)
-            seconds[self.graph.is_state(value)] += once * self.graph.operations[number].times
+            every = once * self.graph.operations[number].times
+            if self.graph.is_state(value):
+                state_seconds += every
+            else:
+                seconds += every
         for number, factor in assignment.factors[axis.name].items():
-            seconds[0] += model.halo_seconds(number, factor) * self.graph.operations[number].times
+            seconds += model.halo_seconds(number, factor) * self.graph.operations[number].times
         for value, label, times in self.graph.reductions:
             if self.graph.labels.find(label) in assignment.labels[axis.name]:
-                seconds[0] += model.reduce_value(value) * times
-        return seconds[0], seconds[1]
+                seconds += model.reduce_value(value) * times
+        return seconds, state_seconds
 
     def _fixed(self, axis: str) -> dict[int, bool]:
         """Return the labels that fixed specs shard over an axis, and those that they don't."""

@@ -21,7 +21,7 @@ def find_called_body(
 ) -> tuple[int, Any, Sequence[int | None]] | None:
     """Return the position of the inner jaxpr that an equation calls, the jaxpr, and its operands.
 
-    None if the equation calls no inner jaxpr, several ones, or one in a loop.
+    None if the equation calls no inner jaxpr, several ones, or one of other operands or results.
 
     Args:
         eqn: The equation.

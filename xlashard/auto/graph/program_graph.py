@@ -259,8 +259,10 @@ class ProgramGraph(InnerPrograms):
             self._join(arrays[0], other)
         # A value without operands, such as a constant, is made where it is used.
         if any(o is not None for o in operation.operands):
-            results = [o for o in operation.results if o is not None]
-            self.elementwise.extend((o, operation.times) for o in results)
+            # In place, only the update is moved.
+            in_place = operation.name in IN_PLACE
+            moved = operation.operands[1:] if in_place else operation.results
+            self.elementwise.extend((o, operation.times) for o in moved if o is not None)
 
     def _merge_small(self) -> None:
         """Merge small reductions and broadcasts into the clusters of their large sides.

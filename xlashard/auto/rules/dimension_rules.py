@@ -91,7 +91,12 @@ def top_k(op: Operation) -> Factors:
     """
     yield from beside("axis")(op)
     k, d, shape = op.params["k"], op.params["axis"], op.operands[0]
-    if len(shape) == 2 and op.eqn.invars[0].aval.dtype == "float32" and k * LANES <= shape[d]:
+    if (
+        len(shape) == 2
+        and d == 1
+        and op.eqn.invars[0].aval.dtype == "float32"
+        and k * LANES <= shape[d]
+    ):
         yield from op.factor({0: d}, {}, reduced=True)
 
 

@@ -284,6 +284,7 @@ class NetworkModel(BaseNetworkModel[Topology, _GroupLinks]):
         return ici_speed(self._topology.generation, parts, links)
 
     def permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
+        """Return the network cost of a permutation of devices."""
         if pairs not in self._loads:
             self._loads[pairs] = _load(pairs, self._topology, self._coordinates)
         load = self._loads[pairs]

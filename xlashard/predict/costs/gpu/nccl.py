@@ -217,6 +217,7 @@ class NcclModel(BaseNetworkModel[GpuTopology, _GroupShape]):
         )
 
     def permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
+        """Return the network cost of a permutation of devices."""
         nodes = self._coordinates[:, 0]
         moved = [(a, b) for a, b in pairs.pairs if a != b and max(a, b) < len(nodes)]
         if not moved:
