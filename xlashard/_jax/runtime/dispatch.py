@@ -8,6 +8,7 @@ results: each of few by a call of its own, many by one.
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -149,16 +150,20 @@ class FastPath(NamedTuple):
     const_args: Sequence[Any]
 
 
-def output_tree(treedef: TreeDef, kind_of: Callable[[Handle], type] | None) -> TreeDef:
-    """Return the dispatcher's tree of a result.
+def output_tree(treedef: TreeDef, kind_of: Callable[[Handle], type] | None) -> TreeDef | None:
+    """Return the dispatcher's tree of a result; None if jaxlib can't wrap it.
 
     Args:
         treedef: The user's tree.
         kind_of: Function from the handle of an array to its class; None for the usual class.
     """
-    if kind_of is None and treedef.num_leaves > _FEW_RESULTS:
-        return _REGISTRY.flatten(_Outputs((0,) * treedef.num_leaves, treedef))[1]
-    return treedef.compose(_REGISTRY.flatten(_Output((0,), kind_of))[1])
+    if kind_of is not None or treedef.num_leaves <= _FEW_RESULTS:
+        # A tree with a node that only JAX's internal registry has can't be composed.
+        with suppress(ValueError):
+            return treedef.compose(_REGISTRY.flatten(_Output((0,), kind_of))[1])
+    if kind_of is not None:
+        return None
+    return _REGISTRY.flatten(_Outputs((0,) * treedef.num_leaves, treedef))[1]
 
 
 class SeenCalls:

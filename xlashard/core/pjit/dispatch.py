@@ -67,7 +67,10 @@ class Results:
     kind_of: KindOf | None = None
 
     def dispatched(self) -> Any:
-        """Return the tree by which jaxlib's dispatcher wraps the handles of a repeat call."""
+        """Return the tree by which jaxlib's dispatcher wraps the handles of a repeat call.
+
+        None if it can't.
+        """
         if self.kind_of is unwrapped:
             return self.tree
         return dispatch.output_tree(self.tree, self.kind_of)
@@ -118,9 +121,10 @@ def run_repeatably(
         raise explained_nan(error, name, body, values, paths) from None
     if donation.tracker is not None:
         _mark_donated(values, donation, donation.tracker)
-    entry = None
+    tree = None
     if repeatable and all([type(handle) is HandleType for handle in out]):
-        entry = _fast_path(compiled, results.dispatched(), out)
+        tree = results.dispatched()
+    entry = None if tree is None else _fast_path(compiled, tree, out)
     return results.wrapped(out), entry
 
 
