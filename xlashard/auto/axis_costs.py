@@ -222,8 +222,13 @@ class CostModel:
 
     def reduce_value(self, value: int) -> float:
         """Return the time to reduce partial results of a value as it is stored."""
-        seconds = self.reduce(self.local_bytes(value))
-        return seconds - 2 * self.axis.latency if self._is_combined(value) else seconds
+        nbytes = self.local_bytes(value)
+        return self._reduce_combined(nbytes) if self._is_combined(value) else self.reduce(nbytes)
+
+    def _reduce_combined(self, nbytes: float, others: Sequence[MeshAxis] = ()) -> float:
+        """Return the time to reduce partial results that don't wait for the links alone."""
+        waiting = 2 * self.machine.join([self.axis, *others]).latency / (1 + len(others))
+        return self.reduce(nbytes, others) - waiting
 
     def _is_combined(self, value: int) -> bool:
         labels = self.graph.labels_of(value)
@@ -307,10 +312,7 @@ class CostModel:
         runs = self.graph.accumulated.get(value, 1.0)
         alike = [axis for axis, _ in others]
         if target == WHOLE and not scattered and (runs > 1 or self._is_combined(value)):
-            seconds = self.reduce(own, alike)
-            along = self.machine.join([self.axis, *alike])
-            waiting = 2 * along.latency / (1 + len(alike))
-            return seconds / runs if runs > 1 else seconds - waiting
+            return self.reduce(own, alike) / runs if runs > 1 else self._reduce_combined(own, alike)
         if target == WHOLE and len(scattered) == 1 and of_product:
             return self.reduce(own / scattered[0].size)
         if target == WHOLE or scattered or (others and not of_product):

@@ -66,7 +66,7 @@ class Results:
     tree: Any
     kind_of: KindOf | None = None
 
-    def dispatched(self) -> Any:
+    def make_dispatch_tree(self) -> Any:
         """Return the tree by which jaxlib's dispatcher wraps the handles of a repeat call.
 
         None if it can't.
@@ -75,7 +75,7 @@ class Results:
             return self.tree
         return dispatch.output_tree(self.tree, self.kind_of)
 
-    def wrapped(self, handles: Sequence[Any]) -> Any:
+    def wrap(self, handles: Sequence[Any]) -> Any:
         """Return the results over their handles; keys and tokens unchanged."""
         kind_of = self.kind_of
         if kind_of is unwrapped:
@@ -123,9 +123,9 @@ def run_repeatably(
         _mark_donated(values, donation, donation.tracker)
     tree = None
     if repeatable and all([type(handle) is HandleType for handle in out]):
-        tree = results.dispatched()
+        tree = results.make_dispatch_tree()
     entry = None if tree is None else _fast_path(compiled, tree, out)
-    return results.wrapped(out), entry
+    return results.wrap(out), entry
 
 
 def _run(
