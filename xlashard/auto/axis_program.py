@@ -357,16 +357,30 @@ class AxisProgram:
             flows = self._flow(
                 value, (number, slot), stored, needed, times, shared if uses[1:] else None, others
             )
-            for each, before, after in states:
-                if before in stored and (before == after or (each, before, after) in others):
-                    seconds = times * self._model.order_seconds(value, number, slot, each.axis)
-                    key = self._graph.label(value, before), each.axis.name
-                    as_major, as_minor = self._orders[key]
-                    if before == after:
-                        leaving = [f for (s, t), f in flows.items() if s == before != t]
-                        as_major.update(dict.fromkeys(leaving, seconds))
-                    elif (before, before) in flows:
-                        as_minor[flows[before, before]] = seconds
+            staying = [state for state in states if state[1] == state[2]]
+            self._note_orders(value, (number, slot), flows, times, [*staying, *others])
+
+    def _note_orders(
+        self,
+        value: int,
+        use: tuple[int, int],
+        flows: Mapping[tuple[int, int], int],
+        times: float,
+        others: Sequence[tuple[CostModel, int, int]],
+    ) -> None:
+        """Note the permutations of a change, by the place of this axis among those of a label."""
+        stored = {state for state, _ in flows}
+        for each, before, after in others:
+            if before == WHOLE or before not in stored:
+                continue
+            seconds = times * self._model.order_seconds(value, *use, each.axis)
+            key = self._graph.label(value, before), each.axis.name
+            as_major, as_minor = self._orders[key]
+            if before == after:
+                leaving = [flow for (s, t), flow in flows.items() if s == before != t]
+                as_major.update(dict.fromkeys(leaving, seconds))
+            elif (before, before) in flows:
+                as_minor[flows[before, before]] = seconds
 
     def _flow(
         self,
