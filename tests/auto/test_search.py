@@ -345,7 +345,8 @@ def test_solutions_of_many_systems_are_sharded_along_the_batch():
     found = problem(jnp.linalg.solve, (4096, 16, 16), (4096, 16, 4), on=machine(x=4, y=2))
     assert unknown_primitives(found.jaxpr) == ()
     layout = find_layouts(found)[0]
-    assert layout.in_specs[1] == layout.out_specs[0] == P(("x", "y"))
+    assert layout.in_specs[1] == layout.out_specs[0]
+    assert layout.in_specs[1] in (P(("x", "y")), P(("y", "x")))
     # The equation of the solution is the fourth, and its jaxpr the third.
     assert any(site.path[2:4] == (3, 2) for site, _ in layout.constraints)
     mesh = make_mesh((4, 2), ("x", "y"))

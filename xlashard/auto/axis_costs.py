@@ -98,7 +98,11 @@ class CostModel:
         self.graph, self.machine, self.axis = graph, machine, axis
         self._sizes = {a.name: a.size for a in machine.axes if a.name not in (axis.name, skipped)}
         self.others, self._combined = others, combined
-        self._sharded = frozenset().union(*(others.labels[name] for name in self._sizes))
+        self._label_pieces: dict[int, int] = {}
+        for name, size in self._sizes.items():
+            for label in others.labels[name]:
+                self._label_pieces[label] = size * self.label_pieces(label)
+        self._divided: dict[frozenset[int], float] = {}
         self._local: dict[tuple[int, int | None, int], float] = {}
         self._work = graph.work.setdefault(machine, {})
 
@@ -116,17 +120,17 @@ class CostModel:
     def divided(self, value: int) -> float:
         """Return the number of pieces of a value on the other axes."""
         labels, sizes = self.graph.labels_of(value), self.graph.labels.sizes
-        return math.prod(
-            sizes[label] / piece(sizes[label], self.label_pieces(label))
-            for label in labels & self._sharded
-            if sizes[label]
-        )
+        if labels not in self._divided:
+            self._divided[labels] = math.prod(
+                sizes[label] / piece(sizes[label], self.label_pieces(label))
+                for label in labels & self._label_pieces.keys()
+                if sizes[label]
+            )
+        return self._divided[labels]
 
     def label_pieces(self, label: int) -> int:
         """Return the number of pieces of a label on the other axes."""
-        return math.prod(
-            size for name, size in self._sizes.items() if label in self.others.labels[name]
-        )
+        return self._label_pieces.get(label, 1)
 
     def label_share(self, label: int) -> float:
         """Return the size of a piece of a label over that before this axis divides it."""

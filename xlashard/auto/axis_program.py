@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from xlashard.auto.axis_costs import (
     prescribed,
     required,
 )
-from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.rules.factors import can_shard
 
 EXCESS_SECONDS = 1e-8
@@ -34,6 +34,10 @@ _TIE_SECONDS = 1e-8
 """Price of a dimension of an argument over the one before it at most, in seconds."""
 WHOLE_SHARE = 0.1
 """Price of an argument that a device holds whole, as a share of the time to read it."""
+_GAP = 0.002
+"""Gap to the best solution that is left, as a share of a step: costs err by more."""
+_INTEGRAL = 1e-3
+"""Distance of a relaxed choice from 0 or 1 within which it is one of them."""
 
 
 type RaisedCosts = frozenset[tuple[tuple[int, int | None], float]]
@@ -71,30 +75,6 @@ class Restriction:
         if self.mode == "free":
             return True
         return (not self.batch.isdisjoint(labels)) == (self.mode != "tensor")
-
-
-def _padded_labels(graph: ProgramGraph) -> set[int]:
-    """Return the labels that may have padded pieces, as no argument or result has them.
-
-    They are those of products, and of what differs little from another dimension.
-
-    All of their dimensions have one size.
-    """
-    padded = {
-        label
-        for op in graph.operations
-        if op.fixed is None
-        for factor in op.rule.factors
-        if factor.most_padded and (op.rule.flops or factor.size == 1)
-        for label in graph.factor_labels(op, factor)
-    }
-    for index in (*graph.arguments, *graph.results):
-        padded -= frozenset() if index is None else graph.labels_of(index)
-    for index, value in enumerate(graph.values):
-        labels = (graph.label(index, dim) for dim in range(len(value.shape)))
-        pairs = zip(labels, value.shape, strict=True)
-        padded -= {label for label, size in pairs if graph.labels.sizes[label] != size}
-    return padded
 
 
 type AxisSolution = tuple[frozenset[int], dict[int, int], float, float]
@@ -182,15 +162,15 @@ class AxisProgram:
     def _allowed_labels(self) -> list[int]:
         graph, n = self._graph, self._model.axis.size
         candidates: dict[int, None] = {}
-        padded = _padded_labels(graph)
         refused = {graph.labels.find(label) for label in graph.loops}
         refused |= self._restriction.whole | self._restriction.unsharded
         of_state: set[int] = set()
         for index, value in enumerate(graph.values):
-            labels = [graph.labels.find(label) for label in value.labels]
+            labels = [graph.label(index, dim) for dim in range(len(value.shape))]
             for label, size in zip(labels, value.shape, strict=True):
                 pieces = self._model.label_pieces(label) * n
-                fits = can_shard(size, pieces) if label in padded else size % pieces == 0
+                padded = label in graph.padded_labels and can_shard(size, pieces)
+                fits = padded or size % pieces == 0
                 if not fits or labels.count(label) > 1:
                     refused.add(label)
                 candidates[label] = None
@@ -466,23 +446,7 @@ class AxisProgram:
         """
         if not self._cost:
             return frozenset(), {}, self.offset, 0.0
-        rows, columns, data = [], [], []
-        for k, (terms, _, _) in enumerate(self._rows):
-            rows += [k] * len(terms)
-            columns += terms.keys()
-            data += terms.values()
-        shape = (len(self._rows), len(self._cost))
-        matrix = coo_array((data, (rows, columns)), shape=shape).tocsr()
-        lower: Any = np.array([low for _, low, _ in self._rows])
-        upper: Any = np.array([high for _, _, high in self._rows])
-        limits: Any = np.where(np.array(self._integer) == 1, 1.0, np.inf)
-        solution = milp(
-            np.array(self._cost) * 1e3,
-            constraints=LinearConstraint(matrix, lower, upper),
-            integrality=np.array(self._integer),
-            bounds=Bounds(0.0, limits),
-            options={"time_limit": seconds, "mip_rel_gap": 0.005},
-        )
+        solution, gap = self._optimize(seconds)
         if solution.x is None:
             return frozenset(), {}, math.inf, math.inf
         labels = frozenset(k for k, variable in self._labels.items() if solution.x[variable] > 0.5)
@@ -492,5 +456,43 @@ class AxisProgram:
             for factor, variable in choices.items()
             if factor is not None and solution.x[variable] > 0.5
         }
-        gap = float(getattr(solution, "mip_gap", 0.0) or 0.0)
         return labels, factors, float(solution.fun) / 1e3 + self.offset, gap
+
+    def _optimize(self, seconds: float) -> tuple[Any, float]:
+        """Return the solver's result and its relative gap.
+
+        Few choices of the linear relaxation are fractional, so the others are fixed as it has them
+        and the small program that is left is solved. The whole program, which takes ten times as
+        long, is solved only if that leaves too large a gap to the relaxation.
+        """
+        integer = np.array(self._integer)
+        ones: Any = np.where(integer == 1, 1.0, np.inf)
+        options = {"time_limit": seconds}
+        run = partial(milp, np.array(self._cost) * 1e3, constraints=self._constraints())
+        relaxed = run(integrality=0 * integer, bounds=Bounds(0.0, ones), options=options)
+        if relaxed.x is None:
+            return relaxed, math.inf
+        whole = np.round(relaxed.x)
+        settled = (integer == 1) & (np.abs(relaxed.x - whole) < _INTEGRAL)
+        lower: Any = np.where(settled, whole, 0.0)
+        upper: Any = np.where(settled, whole, ones)
+        rounded = run(integrality=integer, bounds=Bounds(lower, upper), options=options)
+        total = abs(relaxed.fun + self.offset * 1e3)
+        if rounded.x is None or rounded.fun - relaxed.fun > _GAP * total:
+            options |= {"mip_rel_gap": _GAP * total / max(abs(relaxed.fun), 1e-9)}
+            rounded = run(integrality=integer, bounds=Bounds(0.0, ones), options=options)
+        if rounded.x is None:
+            return rounded, math.inf
+        return rounded, max(rounded.fun - relaxed.fun, 0.0) / max(total, 1e-9)
+
+    def _constraints(self) -> LinearConstraint:
+        rows, columns, data = [], [], []
+        for k, (terms, _, _) in enumerate(self._rows):
+            rows += [k] * len(terms)
+            columns += terms.keys()
+            data += terms.values()
+        shape = (len(self._rows), len(self._cost))
+        matrix = coo_array((data, (rows, columns)), shape=shape).tocsr()
+        lower: Any = np.array([low for _, low, _ in self._rows])
+        upper: Any = np.array([high for _, _, high in self._rows])
+        return LinearConstraint(matrix, lower, upper)

@@ -113,6 +113,29 @@ class ProgramGraph(InnerPrograms):
         join_equal_labels(self.values, self.labels, self.operations, self.state, self.loops)
 
     @cached_property
+    def padded_labels(self) -> frozenset[int]:
+        """Labels that may have padded pieces, as no argument or result has them.
+
+        They are those of products, and of what differs little from another dimension.
+
+        All of their dimensions have one size.
+        """
+        padded = {
+            label
+            for op in self.operations
+            if op.fixed is None
+            for factor in op.rule.factors
+            if factor.most_padded and (op.rule.flops or factor.size == 1)
+            for label in self.factor_labels(op, factor)
+        }
+        for index in (*self.arguments, *self.results):
+            padded -= frozenset() if index is None else self.labels_of(index)
+        for labels, value in zip(self._joined, self.values, strict=True):
+            pairs = zip(labels, value.shape, strict=True)
+            padded -= {label for label, size in pairs if self.labels.sizes[label] != size}
+        return frozenset(padded)
+
+    @cached_property
     def alike(self) -> list[tuple[int, ...]]:
         """Operations that cost the same, as those of equal layers do, whose labels are the same."""
         groups: dict[Hashable, list[int]] = {}
