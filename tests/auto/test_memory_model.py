@@ -97,6 +97,19 @@ def test_donated_cache_updated_in_a_loop_takes_one_buffer():
     assert peak(decode, *arguments) >= 2 * 64 + 4
 
 
+def test_donated_cache_that_a_scan_reads_and_stacks_again_takes_two_buffers():
+    def decode(cache, x):
+        def write(x, row):
+            row = jax.lax.dynamic_update_index_in_dim(row, x[0], 3, 0)
+            return x @ row, row
+
+        return jax.lax.scan(write, x, cache)[::-1]
+
+    arguments = ((16, 1024, 1024), F32), ((8, 1024), F32)
+    kept = {"donated": 1, "tied": ((0, 0),)}
+    assert 2 * 64 <= peak(decode, *arguments, **kept) <= 2 * 64 + 2 * 4
+
+
 def test_stacked_weights_of_a_scan_are_converted_all_at_once():
     def layers(ws, x):
         return jax.lax.scan(lambda x, w: (x @ w.astype(BF16), None), x, ws)[0]

@@ -535,6 +535,15 @@ def test_a_split_of_the_minor_dimension_below_a_tile_saves_no_bytes():
     assert whole < 2 * 4096 * 128 * 4 / HBM
 
 
+@pytest.mark.parametrize("rows", [1, 2048])
+def test_a_slice_reads_as_much_as_it_yields(rows):
+    found = problem(lambda x, w: x[:rows] @ w, (1 << 14, 1024), (1024, 8))
+    graph = Search(found, 1.0).graph
+    number = next(k for k, op in enumerate(graph.operations) if op.name == "slice")
+    model = CostModel(graph, found.machine, found.machine.axes[0], Assignment())
+    assert model.work_seconds(number) == pytest.approx(rows * 1024 * 4 / HBM)
+
+
 def triangle(z, w):
     for equation in ("ikc,jkc->ijc", "kic,kjc->ijc"):
         z = z + jnp.einsum(equation, z @ w, z) @ w

@@ -58,6 +58,37 @@ def test_small_gradients_share_the_latency_of_one_reduction():
     assert seconds[0] - seconds[1] == pytest.approx(2 * LATENCY)
 
 
+def test_results_written_into_a_cache_are_not_of_the_state():
+    def write(cache, x, w):
+        return jax.lax.dynamic_update_index_in_dim(cache, x @ w, 3, 0)
+
+    shapes = (64, 8, 256), (8, 512), (512, 256)
+    jaxpr = jax.make_jaxpr(write)(*(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes))
+    graph = Search(
+        AutoProblem(jaxpr, machine(x=8), (None,) * 3, (None,), ((0, 0),), (True, False, False)), 1.0
+    ).graph
+    (made,) = (op.results[0] for op in graph.operations if op.rule.flops)
+    assert graph.is_state(graph.arguments[0]) and graph.is_state(graph.results[0])
+    assert not graph.is_state(made)
+
+
+def test_a_small_weight_that_a_loop_needs_whole_stays_whole():
+    def roll(w, x):
+        def advance(x, _):
+            value = x @ w
+            return jnp.tanh(x + value), value
+
+        x, values = jax.lax.scan(advance, x, length=64)
+        return w + jnp.mean(x), x, values
+
+    weight, rows = (jax.ShapeDtypeStruct(s, np.float32) for s in ((256, 1), (1 << 14, 256)))
+    jaxpr = jax.make_jaxpr(roll)(weight, rows)
+    tied = ((0, 0), (1, 1))
+    found = AutoProblem(jaxpr, machine(x=8), (None,) * 2, (None,) * 3, tied, (True, True))
+    best = find_layouts(found)[0]
+    assert best.in_specs == (P(), P("x"))
+
+
 @pytest.mark.slow
 def test_lighter_layouts_shard_state_first_and_then_other_values():
     search = Search(training(machine(x=4, y=2), (1024, 2048), (2048, 512), 4096), 60.0)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from xlashard._jax.trace.primitive_names import CONSTRAINT, IN_PLACE
+from xlashard._jax.trace.primitive_names import CONSTRAINT, IN_PLACE, INDEXING
 from xlashard.auto.graph.graph_values import GraphOperation
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import Machine, MeshAxis
@@ -22,7 +22,8 @@ HIDDEN_SHARE = 0.1
 
 Rounded from compiled layouts of the programs of `benchmarks.auto` on v5e, v6e and v5p.
 """
-NEGLIGIBLE_BYTES = 1 << 12
+# A loop waits in each run for what is larger, such as a column of weights.
+NEGLIGIBLE_BYTES = 1 << 9
 """Values below this size, in bytes, change their sharding at no cost."""
 
 
@@ -490,16 +491,17 @@ def in_lanes(size: float) -> float:
     return math.ceil(size / LANES) * LANES
 
 
+# Operations that read as much of their first operand as another value has.
+_PARTLY_READ = frozenset(("slice", *INDEXING))
+
+
 def _touched(op: GraphOperation) -> list[tuple[int, int]]:
     """Return the operands and results that an operation reads and writes, with their slots.
 
-    A gather reads as much of its operand as its result has, and a scatter is in place.
+    A gather or slice reads as much of its operand as its result has, and a scatter is in place.
     """
-    skipped: tuple[int, ...] = ()
-    if op.name in ("gather", "dynamic_slice"):
-        skipped = (0,)
-    elif op.name in IN_PLACE:
-        skipped = (0, -1)
+    skipped = {0} if op.name in _PARTLY_READ else set[int]()
+    skipped |= {-1} if op.name in IN_PLACE else set()
     return [(slot, value) for slot, value in op.slots if slot not in skipped]
 
 

@@ -153,8 +153,12 @@ class _LiveRanges:
         self._buffers = Labels()
         for _ in values:
             self._buffers.new(0)
+        # A loop reads its stacks while it writes others: XLA copies those that it would overwrite.
+        loops = [step for step in steps if step.body is not None]
+        apart = {(r, o) for x in loops for r in x.results[len(x.carries) :] for o in x.operands}
         for result, argument in aliases.items():
-            self._buffers.join(argument, result)
+            if (result, argument) not in apart:
+                self._buffers.join(argument, result)
 
     def stored(self) -> list[int]:
         """Set the live ranges of the values that have buffers, and return the values."""

@@ -244,8 +244,7 @@ class ProgramGraph(InnerPrograms):
         fused = copied or transparent or pointwise
         if operation.name == "conv_general_dilated":
             self._note_spatial(operation, eqn.params["dimension_numbers"])
-        in_place = operation.name in IN_PLACE
-        self.steps.append(GraphStep(operands, outs, fused=fused, in_place=in_place))
+        self.steps.append(GraphStep(operands, outs, fused, operation.name in IN_PLACE))
         if is_free and rule.pairwise:
             for operand, result in zip(operands, outs, strict=False):
                 if operand is not None:
@@ -277,13 +276,13 @@ class ProgramGraph(InnerPrograms):
             labels = [self.values[o].labels[d] for o, d in operation.indexed(f)]
             for label in labels[1:]:
                 self.labels.join(labels[0], label)
-        arrays = [index for _, index in operation.slots]
+        # In place, only the update is moved: what is written into a state waits for activations.
+        in_place = operation.name in IN_PLACE
+        arrays = [index for slot, index in operation.slots if slot < 1 or not in_place]
         for other in arrays[1:]:
             self._join(arrays[0], other)
         # A value without operands, such as a constant, is made where it is used.
         if any(o is not None for o in operation.operands):
-            # In place, only the update is moved.
-            in_place = operation.name in IN_PLACE
             moved = operation.operands[1:] if in_place else operation.results
             self.elementwise.extend((o, operation.times) for o in moved if o is not None)
 
