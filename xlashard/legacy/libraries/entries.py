@@ -29,10 +29,6 @@ def _list_own(gone: str, home: str, **names: str) -> dict[str, Entry]:
     return {name: works(gone, today, f"{home}{name}") for name, today in names.items()}
 
 
-def _module(gone: str, today: str, name: str) -> dict[str, Entry]:
-    return {"": works(gone, today, f"{_HERE}.{name}")}
-
-
 _NUMPY_TABLE = {
     "numpy": {
         **_list_builtins(
@@ -238,13 +234,7 @@ _PYTHON_TABLE = {
         "3.11", _PYTHON, ArgSpec="inspect.FullArgSpec", getargspec="inspect.getfullargspec(func)"
     ),
     "pipes": {"": works("3.13", "import shlex", "shlex")},
-    "imp": _module("3.12", "import importlib", "imp"),
-    "distutils": _module("3.12", "import shutil", "distutils"),
-    "distutils.util": _module("3.12", "import shutil", "distutils.util"),
-    "distutils.spawn": _module("3.12", "import shutil", "distutils.spawn"),
-    "distutils.dir_util": _module("3.12", "import shutil", "distutils.dir_util"),
-    "distutils.file_util": _module("3.12", "import shutil", "distutils.dir_util"),
-    "distutils.version": _module("3.12", "import packaging.version", "distutils.version"),
+    "imp": {"": works("3.12", "import importlib", f"{_HERE}.imp")},
     "unittest.TestCase": {
         old: works("3.12", f"unittest.TestCase.{new}", f"unittest:TestCase.{new}")
         for old, new in {
@@ -268,7 +258,6 @@ LIBRARIES: Mapping[str, EntryTable] = {
     "flax": _FLAX_TABLE,
     "chex": _CHEX_TABLE,
     "equinox": _EQUINOX_TABLE,
-    "setuptools": {"pkg_resources": _module("82", "import importlib.metadata", "pkg_resources")},
     # A package that JAX's libraries required in 2022, so that it was there.
     "orbax": {
         "importlib_resources": {
