@@ -235,20 +235,6 @@ _PYTHON_TABLE = {
     ),
     "pipes": {"": works("3.13", "import shlex", "shlex")},
     "imp": {"": works("3.12", "import importlib", f"{_HERE}.imp")},
-    "unittest.TestCase": {
-        old: works("3.12", f"unittest.TestCase.{new}", f"unittest:TestCase.{new}")
-        for old, new in {
-            "assertEquals": "assertEqual",
-            "assertNotEquals": "assertNotEqual",
-            "assertAlmostEquals": "assertAlmostEqual",
-            "assertNotAlmostEquals": "assertNotAlmostEqual",
-            "assertRegexpMatches": "assertRegex",
-            "assertNotRegexpMatches": "assertNotRegex",
-            "assertRaisesRegexp": "assertRaisesRegex",
-            "assert_": "assertTrue",
-            "failUnless": "assertTrue",
-        }.items()
-    },
 }
 
 LIBRARIES: Mapping[str, EntryTable] = {
@@ -295,7 +281,7 @@ def find_missing_entries() -> dict[str, Entry]:
     missing = {name: entry for name, entry in listed.items() if _is_missing_module(entry, listed)}
     for name, entry in listed.items():
         parent = name.rpartition(".")[0]
-        # The parent may be a class, as `unittest.TestCase` is.
+        # The parent may be a module that is missing as well.
         homes = (parent, parent.rpartition(".")[0])
         if not entry.is_module and any(has_module(home) for home in homes if home):
             missing[name] = entry
