@@ -29,7 +29,7 @@ from xlashard.legacy.entries.keywords import SIGNATURES, keyword_entries
 from xlashard.legacy.modes import config_flags as flags
 from xlashard.legacy.modes.pjit import LegacyFunction
 from xlashard.legacy.modules import Entry, entries
-from xlashard.legacy.modules.keywords import convert_arguments, convert_carry
+from xlashard.legacy.modules.keywords import convert_arguments
 from xlashard.legacy.modules.maps import ThreadResources
 
 # Code in these folders is not the user's program.
@@ -52,9 +52,6 @@ _PJIT = LegacyFunction.__init__.__code__
 
 _CONVERSION = convert_arguments.__code__
 """Code that runs where a call has removed keywords."""
-
-_CARRY = convert_carry.__code__
-"""Code that runs where a loop starts with a Python bool that becomes a number."""
 
 _CALLED_BY_NAME = re.compile(r"\w+\s*\(")
 
@@ -234,7 +231,7 @@ class Recorder:
         frame: FrameType | None = sys._getframe(1)
         entries_of_call = self._watched[code](frame)
         caller = frame.f_back
-        skipped = _NOT_USER_CODE if code in (_PJIT, _CONVERSION, _CARRY) else _CONTEXTS
+        skipped = _NOT_USER_CODE if code in (_PJIT, _CONVERSION) else _CONTEXTS
         while caller is not None and caller.f_code.co_filename.startswith(skipped):
             caller = caller.f_back
         if caller is None or caller.f_code.co_filename.startswith(_NOT_USER_CODE):
@@ -316,7 +313,6 @@ def observed_code() -> dict[CodeType, Watcher]:
         Mesh.__enter__.__code__: lambda _: (WITH_MESH,),
         _PJIT: _none_in_resources,
         _CONVERSION: _removed_keywords,
-        _CARRY: _converted_carry,
         code_of_reads(): _read_flag,
         _code(env.fget): lambda _: reads_mesh,
         _code(env.fset): lambda _: reads_mesh,
@@ -347,11 +343,6 @@ def _removed_keywords(frame: FrameType) -> Sequence[Entry]:
     keywords = signature.keywords.keys() & call["kwargs"].keys()
     positional = signature.list_positional(len(call["args"]))
     return [entries_of_function[name] for name in (*sorted(keywords), *positional)]
-
-
-def _converted_carry(frame: FrameType) -> Sequence[Entry]:
-    name = frame.f_locals["name"]
-    return [keyword_entries()[name][SIGNATURES[name].carry]]
 
 
 def _none_in_resources(frame: FrameType) -> Sequence[Entry]:

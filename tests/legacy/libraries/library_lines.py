@@ -57,38 +57,6 @@ LINES = {
     "assert file.write('A = 3') and not file.flush()\n"
     "assert imp.load_source('loaded_by_imp', file.name).A == 3 and imp.reload(json) is json\n"
     "assert sys.modules.pop('loaded_by_imp') and imp.new_module('m').__name__ == 'm'",
-    "distutils.util": "from distutils.util import strtobool\n"
-    "assert strtobool('Yes') == 1 and strtobool('off') == 0",
-    "distutils.spawn": "from distutils.spawn import find_executable\nassert find_executable('sh')",
-    "distutils.version": "from distutils.version import LooseVersion, StrictVersion\n"
-    "assert LooseVersion('1.10.post1') > '1.9' and str(LooseVersion('2.x')) == '2.x'\n"
-    "assert StrictVersion('1.0b2') < StrictVersion('1.0.0') == StrictVersion('1.0')\n"
-    "assert str(StrictVersion('1.4.0b2')) == '1.4b2'",
-    "distutils.dir_util": "import os, tempfile\n"
-    "from distutils import dir_util\n"
-    "from distutils.file_util import copy_file\n"
-    "folder = tempfile.mkdtemp()\n"
-    "there = folder + '/one/two'\n"
-    "assert dir_util.mkpath(there) == [folder + '/one', there] and not dir_util.mkpath(there)\n"
-    "open(there + '/file', 'w').close()\n"
-    "assert dir_util.copy_tree(folder + '/one', folder + '/new') == [folder + '/new/two/file']\n"
-    "assert copy_file(there + '/file', folder) == (folder + '/file', 1)\n"
-    "dir_util.remove_tree(folder)\n"
-    "assert not os.path.exists(folder)",
-    "unittest.TestCase.assertEquals": "import unittest\n"
-    "unittest.TestCase().assertEquals(1, 1)\n"
-    "unittest.TestCase().assertRaisesRegexp(ValueError, 'a', lambda: int('a'))",
-    "pkg_resources": "import pkg_resources as p\n"
-    "assert p.get_distribution('numpy>1').version == np.__version__\n"
-    "assert p.parse_version('1.10') > p.parse_version('1.9') and p.require('numpy')[0].key\n"
-    "assert p.resource_exists('numpy', 'linalg/__init__.py')\n"
-    "assert b'import' in p.resource_string('numpy', '__init__.py')\n"
-    "assert 'linalg' in p.resource_listdir('numpy', '') and p.resource_isdir('numpy', 'linalg')\n"
-    "assert list(p.iter_entry_points('pytest11'))\n"
-    "for wrong, error in (('no-such', p.DistributionNotFound), ('numpy<1', p.VersionConflict)):\n"
-    "    try: p.get_distribution(wrong)\n"
-    "    except error: pass\n"
-    "    else: raise AssertionError",
     "importlib_resources": "import importlib_resources\n"
     "assert importlib_resources.files('numpy').joinpath('__init__.py').is_file()",
 }

@@ -190,20 +190,6 @@ CALLS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         )(X)[1],
         lambda: X + 1,
     ),
-    "jax.lax.while_loop init_val": (
-        lambda: jax.lax.while_loop(lambda x: x < 3, lambda x: x + 1.5, False),
-        lambda: np.float32(3),
-    ),
-    "jax.lax.fori_loop init_val": (
-        lambda: jax.jit(
-            lambda n: jax.lax.fori_loop(0, n, lambda i, x: {"s": x["s"] + i}, init_val={"s": True})
-        )(4),
-        lambda: 7,
-    ),
-    "jax.lax.scan init": (
-        lambda: jax.lax.scan(lambda c, x: ((c[0] | True, c[1] + x), x), (False, False), X[0])[0],
-        lambda: (True, X[0].sum()),
-    ),
     "jax.ShapeDtypeStruct.__init__ named_shape": (
         lambda: jax.ShapeDtypeStruct((2,), np.float32, named_shape={}).shape,
         lambda: (2,),
@@ -237,41 +223,6 @@ def test_every_removed_argument_has_a_call() -> None:
         f"{function} {name}" for function, names in keyword_entries().items() for name in names
     }
     assert CALLS.keys() == arguments
-
-
-CARRIES = {
-    # The first carry, the body, and the dtype of JAX 0.4.1 (None: it refused the loop).
-    "bool stays": (False, lambda x: x | True, bool),
-    "to int32": (True, lambda x: x + 1, np.int32),
-    "to bfloat16": (False, lambda x: jnp.bfloat16(1) + x, jnp.bfloat16),
-    "to complex64": (False, lambda x: x + 1j, np.complex64),
-    "int to float32": (0, lambda x: x + 1.5, np.float32),
-    "float to complex64": (0.0, lambda x: x + 1j, np.complex64),
-    "NumPy's bool": (np.bool_(False), lambda x: x + 1, None),
-    "array of bools": (jnp.array(False), lambda x: x + 1, None),
-    "another shape": (False, lambda x: x + jnp.ones(2), None),
-    "another structure": (False, lambda x: (x, x), None),
-}
-
-
-@pytest.mark.parametrize("name", CARRIES)
-def test_python_numbers_in_a_carry_take_the_dtype_of_the_results(name: str) -> None:
-    first, body, dtype = CARRIES[name]
-    loops = (
-        lambda: jax.lax.scan(lambda c, _: (body(c), None), first, None, length=2)[0],
-        lambda: jax.lax.fori_loop(0, 2, lambda _, c: body(c), first),
-        lambda: jax.lax.while_loop(lambda c: jnp.abs(c) < 1, body, first),
-        lambda: jax.vmap(lambda y: jax.lax.fori_loop(0, 2, lambda _, c: body(c) + 0 * y, first))(
-            jnp.zeros(1, dtype)
-        )[0],
-    )
-    for loop in loops[: 3 if dtype in (None, bool) else 4]:
-        if dtype is None:
-            with pytest.raises(TypeError, match="carry|body_fun"):
-                loop()
-        else:
-            result = loop()
-            assert result.dtype == dtype and not result.weak_type
 
 
 REFUSED = {

@@ -40,8 +40,8 @@ def test_arguments_after_the_command_are_passed_to_the_command(
 ) -> None:
     source = "import sys; print(sys.argv[1:])"
     for dashes in ([], ["--"]):
-        code, out, _ = pod(capfd, "-n", "1", *dashes, *python(source), "-n", "--only", "--", "-d")
-        assert (code, out) == (0, "[0] ['-n', '--only', '--', '-d']\n")
+        code, out, _ = pod(capfd, "-n", "1", *dashes, *python(source), "-n", "--grace", "--", "-d")
+        assert (code, out) == (0, "[0] ['-n', '--grace', '--', '-d']\n")
 
 
 def test_device_count_is_passed_to_the_processes(capfd: pytest.CaptureFixture[str]) -> None:
@@ -70,23 +70,6 @@ def test_timeout_shows_the_stacks_of_all_processes(capfd: pytest.CaptureFixture[
     assert err.endswith("xlashard pod: processes 0, 1 did not end within 1 s\n")
 
 
-def test_only_selected_processes_are_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = pod(capfd, "-n", "3", "--only", "0,2", *python(f"{WHO} print(me)"))
-    assert code == 0
-    assert sorted(out.splitlines()) == ["[0] 0", "[2] 2"]
-
-
-def test_failed_hidden_process_shows_its_last_lines(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    source = f"{WHO} print(*range(50), sep=chr(10)); me == '1' and 1 / 0"
-    code, out, err = pod(capfd, "--only", "0", *python(source))
-    assert code == 1
-    assert "[1]" not in out
-    assert "[1] ZeroDivisionError: division by zero" in err
-    assert "[1] 49" in err and "[1] 3\n" not in err
-
-
 @pytest.mark.parametrize(
     ("words", "code", "texts"),
     [
@@ -96,8 +79,6 @@ def test_failed_hidden_process_shows_its_last_lines(
         (["-d", "two", "true"], 2, ["-d/--devices: 'two'"]),
         (["--timeout", "0", "true"], 2, ["'0' is not a number of seconds above 0"]),
         (["--timeout", "nan", "true"], 2, ["'nan'"]),
-        (["--only", "3", "true"], 2, ["--only 3", "expected 0 to 1"]),
-        (["--only", "x", "true"], 2, ["'x' is not a list of processes such as 0,2"]),
         (["nonesuch"], 127, ["error: program 'nonesuch' was not found on the PATH"]),
         (["/"], 126, ["error: '/' cannot be started: Permission denied"]),
     ],
@@ -209,5 +190,5 @@ def test_signal_handlers_are_restored(capfd: pytest.CaptureFixture[str]) -> None
 def test_help_text(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, _ = pod(capfd, "--help")
     assert code == 0
-    for word in ("-n", "-d", "--timeout", "--grace", "--only", "jax.distributed.initialize()"):
+    for word in ("-n", "-d", "--timeout", "--grace", "jax.distributed.initialize()"):
         assert word in out

@@ -6,13 +6,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from xlashard._jax.runtime.stand_in_values import StandInRead
 from xlashard._jax.trace.observed_programs import ObservedCall
 from xlashard.analysis.programs.from_script import RecordedProgram
-from xlashard.analysis.report.parts import distinct_names
 from xlashard.analysis.report.printable import SerializableReport
 from xlashard.cli.commands import sweep
 from xlashard.cli.commands.option_words import command_line_message, preflight_options, read_mesh
@@ -30,7 +28,6 @@ from xlashard.cli.commands.result_files import (
     skipped_files,
     write,
     write_results,
-    writes_folder,
 )
 from xlashard.cli.commands.script_run import (
     ScriptRun,
@@ -113,7 +110,7 @@ def _choose(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     sweep.check_no_sweep(arguments)
-    check_outputs(arguments, takes_folder=True)
+    check_outputs(arguments)
     limits = read_budget(arguments.budget)
     # Refused here, before a script runs for an hour.
     if arguments.price is not None:
@@ -289,30 +286,13 @@ def _write_files(
     reports = results.reports
     is_one = len(reports) == 1 and not (results.unreported or results.advice)
     shown = changes or (reports[0] if is_one else results)
-    is_folder = changes is None and writes_folder(arguments, len(reports))
-    if is_folder:
-        _write_all(arguments.json, reports)
     write_results(
         arguments,
-        json=None if is_folder else shown.to_json,
+        json=shown.to_json,
         markdown=None if changes is None else changes.to_markdown,
         trace=reports[0].to_trace if len(reports) == 1 else None,
         html=partial(results.make_page, changes) if reports else None,
     )
-
-
-def _write_all(folder: str, reports: Sequence[PreflightReport]) -> None:
-    """Write a file for each report; a function of a script has one for each compilation."""
-    for name, report in zip(
-        distinct_names(map(_name_file, reports), "{}.{}"), reports, strict=True
-    ):
-        write(str(Path(folder) / f"{name}.json"), report.to_json())
-
-
-def _name_file(report: PreflightReport) -> str:
-    slices = f"{report.topology.slices}x" if report.topology.slices > 1 else ""
-    name = Path(report.title.replace(":", ".")).name.removesuffix(".toml")
-    return f"{name}.{slices}{report.topology.name.replace(':', '-')}"
 
 
 def _script_reports(arguments: argparse.Namespace) -> tuple[PreflightReports, bool]:

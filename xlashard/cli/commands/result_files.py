@@ -25,12 +25,11 @@ OF_ONE_REPORT = ("trace", "measured", "calibrate")
 """Options of preflight that name further files of one report."""
 
 
-def check_outputs(arguments: argparse.Namespace, *, takes_folder: bool = False) -> None:
+def check_outputs(arguments: argparse.Namespace) -> None:
     """Check the options that name files of results.
 
     Args:
         arguments: The words, parsed.
-        takes_folder: True if `--json` may name a folder for several reports.
 
     Raises:
         ArgumentError: If they exclude each other, or one can't be written.
@@ -49,10 +48,7 @@ def check_outputs(arguments: argparse.Namespace, *, takes_folder: bool = False) 
             ".json or .json.gz"
         )
     for name in RESULTS:
-        path = getattr(arguments, name)
-        if takes_folder and name == "json" and path and Path(path).is_dir():
-            path = str(Path(path) / "report.json")
-        check_writable(path)
+        check_writable(getattr(arguments, name))
 
 
 @contextlib.contextmanager
@@ -129,7 +125,7 @@ def check_results(arguments: argparse.Namespace, count: int) -> None:
         count: Number of reports.
 
     Raises:
-        ArgumentError: If an option takes another number, or a file can't be written.
+        ArgumentError: If an option takes another number.
     """
     if arguments.compare and count != 2:
         raise ArgumentError(
@@ -142,21 +138,6 @@ def check_results(arguments: argparse.Namespace, count: int) -> None:
                 f"--{word} {getattr(arguments, word)} is of one report, and here are {count}: "
                 f"write --{word} with one program and one topology"
             )
-    is_folder = writes_folder(arguments, count)
-    check_writable(str(Path(arguments.json) / "report.json") if is_folder else arguments.json)
-
-
-def writes_folder(arguments: argparse.Namespace, count: int) -> bool:
-    """Return True if `--json` names a folder for a number of reports, and no file for all.
-
-    A script compiles one program or several: a folder that exists takes its reports either way.
-    """
-    path = arguments.json
-    if not path or path == "-" or arguments.compare:
-        return False
-    if count > 1 and not Path(path).suffix and not Path(path).is_file():
-        return True
-    return bool((arguments.script or count > 1) and Path(path).is_dir())
 
 
 def make_absolute(arguments: argparse.Namespace, *names: str) -> None:

@@ -46,8 +46,7 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
     )
     _add_results(
         parser,
-        "write the report as JSON, several to one file or to files in a folder; - for standard "
-        "output",
+        "write the report as JSON, several to one file; - for standard output",
         "limits to check, such as hbm=90%% all_gather_bytes=2GB time=2s mfu=40%%",
     )
     parser.add_argument(

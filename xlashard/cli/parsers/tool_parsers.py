@@ -110,8 +110,7 @@ def add_reshard_checkpoint(parser: argparse.ArgumentParser) -> None:
 def add_pod(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard pod`."""
     parser.usage = (
-        "xlashard pod [-n N] [-d D] [--timeout S] [--grace S] [--only I,J]\n"
-        "                    -- COMMAND ..."
+        "xlashard pod [-n N] [-d D] [--timeout S] [--grace S]\n                    -- COMMAND ..."
     )
     parser.description = (
         "Runs a command in N processes of this machine that JAX can join to a pod, each with D "
@@ -147,21 +146,8 @@ def add_pod(parser: argparse.ArgumentParser) -> None:
         help="seconds that the others have when one has failed (default: 5)",
     )
     parser.add_argument(
-        "--only",
-        type=_numbers,
-        metavar="I,J",
-        help="show the output of these processes alone; of another that fails, its last lines",
-    )
-    parser.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="such as python script.py"
     )
-
-
-def _numbers(text: str) -> list[int]:
-    words = text.split(",")
-    if all(word.isascii() and word.isdecimal() for word in words):
-        return sorted({int(word) for word in words})
-    raise argparse.ArgumentTypeError(f"{text!r} is not a list of processes such as 0,2")
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

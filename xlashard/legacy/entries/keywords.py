@@ -72,15 +72,12 @@ class EarlierSignature:
         positional: Names of the parameters that were positional after those that still are.
         after: The number of parameters that are positional today.
         gone: The release since which `positional` are keywords.
-        carry: The parameter with the initial carry of a loop, in which Python's bools took the
-            dtype of the body's results until JAX 0.4.4; empty for other functions.
     """
 
     keywords: Mapping[str, RemovedKeyword]
     positional: tuple[str, ...] = ()
     after: int = 0
     gone: str = ""
-    carry: str = ""
 
     def is_used(self, count: int, keywords: Mapping[str, Any]) -> bool:
         """Return True if a call has an argument that today's function does not take.
@@ -246,9 +243,6 @@ SIGNATURES: Mapping[str, EarlierSignature] = {
     **dict.fromkeys(
         [f"jax.scipy.stats.gennorm.{name}" for name in ("cdf", "logpdf", "pdf")], _GENNORM
     ),
-    "jax.lax.fori_loop": EarlierSignature({}, carry="init_val"),
-    "jax.lax.scan": EarlierSignature({}, carry="init"),
-    "jax.lax.while_loop": EarlierSignature({}, carry="init_val"),
     "jax.lax.dot": EarlierSignature({}, ("precision", "preferred_element_type"), 2, "0.7.2"),
     "jax.lax.random_gamma_grad": _by_position(
         "0.11.0", "jax.lax.random_gamma_grad(a, x)", "a", "x"
@@ -310,12 +304,7 @@ def _describe(function: str, signature: EarlierSignature) -> Mapping[str, Entry]
     positional = {
         name: works(signature.gone, f"{shown}(..., {name}={name})") for name in signature.positional
     }
-    carry = f"{shown}(..., {signature.carry}=False)"
     return {
-        **{
-            name: replace(works("0.4.4", f"{shown}(..., {name}=0.0)"), name=carry)
-            for name in filter(None, [signature.carry])
-        },
         **{name: replace(each, name=f"{shown}(..., {name})") for name, each in positional.items()},
         **{name: keyword.describe(shown, name) for name, keyword in signature.keywords.items()},
     }

@@ -29,10 +29,6 @@ def _list_own(gone: str, home: str, **names: str) -> dict[str, Entry]:
     return {name: works(gone, today, f"{home}{name}") for name, today in names.items()}
 
 
-def _module(gone: str, today: str, name: str) -> dict[str, Entry]:
-    return {"": works(gone, today, f"{_HERE}.{name}")}
-
-
 _NUMPY_TABLE = {
     "numpy": {
         **_list_builtins(
@@ -238,27 +234,7 @@ _PYTHON_TABLE = {
         "3.11", _PYTHON, ArgSpec="inspect.FullArgSpec", getargspec="inspect.getfullargspec(func)"
     ),
     "pipes": {"": works("3.13", "import shlex", "shlex")},
-    "imp": _module("3.12", "import importlib", "imp"),
-    "distutils": _module("3.12", "import shutil", "distutils"),
-    "distutils.util": _module("3.12", "import shutil", "distutils.util"),
-    "distutils.spawn": _module("3.12", "import shutil", "distutils.spawn"),
-    "distutils.dir_util": _module("3.12", "import shutil", "distutils.dir_util"),
-    "distutils.file_util": _module("3.12", "import shutil", "distutils.dir_util"),
-    "distutils.version": _module("3.12", "import packaging.version", "distutils.version"),
-    "unittest.TestCase": {
-        old: works("3.12", f"unittest.TestCase.{new}", f"unittest:TestCase.{new}")
-        for old, new in {
-            "assertEquals": "assertEqual",
-            "assertNotEquals": "assertNotEqual",
-            "assertAlmostEquals": "assertAlmostEqual",
-            "assertNotAlmostEquals": "assertNotAlmostEqual",
-            "assertRegexpMatches": "assertRegex",
-            "assertNotRegexpMatches": "assertNotRegex",
-            "assertRaisesRegexp": "assertRaisesRegex",
-            "assert_": "assertTrue",
-            "failUnless": "assertTrue",
-        }.items()
-    },
+    "imp": {"": works("3.12", "import importlib", f"{_HERE}.imp")},
 }
 
 LIBRARIES: Mapping[str, EntryTable] = {
@@ -268,7 +244,6 @@ LIBRARIES: Mapping[str, EntryTable] = {
     "flax": _FLAX_TABLE,
     "chex": _CHEX_TABLE,
     "equinox": _EQUINOX_TABLE,
-    "setuptools": {"pkg_resources": _module("82", "import importlib.metadata", "pkg_resources")},
     # A package that JAX's libraries required in 2022, so that it was there.
     "orbax": {
         "importlib_resources": {
@@ -306,7 +281,7 @@ def find_missing_entries() -> dict[str, Entry]:
     missing = {name: entry for name, entry in listed.items() if _is_missing_module(entry, listed)}
     for name, entry in listed.items():
         parent = name.rpartition(".")[0]
-        # The parent may be a class, as `unittest.TestCase` is.
+        # The parent may be a module that is missing as well.
         homes = (parent, parent.rpartition(".")[0])
         if not entry.is_module and any(has_module(home) for home in homes if home):
             missing[name] = entry

@@ -1,12 +1,8 @@
 """Functions that accept the arguments which JAX's functions accepted before."""
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import jax
-import numpy as np
 
 from xlashard.errors import RefusedError
 from xlashard.legacy.entries.keywords import SIGNATURES, keyword_entries
@@ -41,34 +37,7 @@ class EarlierFunction:
         with short_tracebacks:
             if self._signature.is_used(len(args), kwargs):
                 args, kwargs = convert_arguments(self._name, args, kwargs)
-            if self._signature.carry:
-                args, kwargs = self._promote_carry(args, kwargs)
             return self._function(*args, **kwargs)
-
-    def _promote_carry(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the arguments of a loop whose initial carry has the types of the body's results.
-
-        JAX still promotes weakly typed numbers, but no longer Python's bools.
-        """
-        try:
-            call = inspect.signature(self._function).bind(*args, **kwargs)
-        except TypeError:
-            return args, kwargs  # JAX names the argument.
-        name = self._signature.carry
-        before, tree = jax.tree.flatten(call.arguments[name])
-        if bool not in map(type, before):
-            return args, kwargs
-        step = _LOOP_STEPS[self._function.__name__]
-        results = jax.eval_shape(functools.partial(step, call.arguments), call.arguments[name])
-        dtypes = [leaf.dtype for leaf in jax.tree.leaves(results)]
-        changes = {
-            number: dtype
-            for number, (leaf, dtype) in enumerate(zip(before, dtypes, strict=False))
-            if type(leaf) is bool and jax.numpy.issubdtype(dtype, np.number)
-        }
-        if changes and jax.tree.structure(results) == tree:
-            call.arguments[name] = convert_carry(self._name, before, tree, changes)
-        return call.args, call.kwargs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
@@ -79,35 +48,6 @@ class EarlierFunction:
 
     def __repr__(self) -> str:
         return repr(self._function)
-
-
-def _step_scan(call: Mapping[str, Any], carry: Any) -> Any:
-    xs = call.get("xs")
-    return call["f"](carry, jax.tree.map(lambda x: x[0], xs))[0]
-
-
-_LOOP_STEPS: Mapping[str, Callable[[Mapping[str, Any], Any], Any]] = {
-    "fori_loop": lambda call, carry: call["body_fun"](jax.numpy.asarray(call["lower"]), carry),
-    "scan": _step_scan,
-    "while_loop": lambda call, carry: call["body_fun"](carry),
-}
-"""The next carry of each loop, from the arguments of its call and a carry."""
-
-
-def convert_carry(name: str, leaves: Sequence[Any], tree: Any, dtypes: Mapping[int, Any]) -> Any:
-    """Return the initial carry of a loop with numbers in place of Python's bools.
-
-    Args:
-        name: The full name of the loop, which reports read.
-        leaves: The leaves of the carry.
-        tree: Its structure.
-        dtypes: The dtype of each changed leaf, by its position.
-    """
-    converted = [
-        np.asarray(leaf, dtypes[number]) if number in dtypes else leaf
-        for number, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(tree, converted)
 
 
 def convert_arguments(

@@ -1,1 +1,0 @@
-"""Modules of `distutils` that programs use, removed in Python 3.12."""
