@@ -244,6 +244,10 @@ def test_two_stored_sets_of_reports_are_compared_in_every_format(run: Run, tmp_p
     changes = ScriptComparison.from_json(out)
     assert [each.is_same for each in changes.programs] == [False, True]
     assert "1 of 2 programs became worse." in page.read_text(encoding="utf-8")
+    options = {"trace": "t.json", "measured": "profile", "rates": "r.json", "values": "hidden"}
+    for option, value in options.items():
+        code, _, err = run("--compare", str(old), str(new), f"--{option}", value)
+        assert code == 2 and f"--{option} {value} is" in err, option
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from xlashard.cli.commands.result_files import (
     check_measured,
     check_outputs,
     check_results,
+    check_single,
     make_absolute,
     output_to_stderr,
     print_reports,
@@ -121,6 +122,8 @@ def _run(arguments: argparse.Namespace) -> int:
         make_absolute(arguments, *RESULTS, *OF_ONE_REPORT)
         results, has_failed = _script_reports(arguments)
     elif arguments.compare and (sets := _read_sets(arguments.targets)) is not None:
+        _check_programs(arguments, ())
+        check_single(arguments, sum(map(len, sets)))
         results, changes = PreflightReports(sets[1]), compare_sets(*sets)
     else:
         results = PreflightReports(tuple(_reports(arguments)))
@@ -162,16 +165,7 @@ def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
         if target.endswith(".py"):
             raise ArgumentError(f"{target} is a script: write -- python {target}")
         check_target(target)
-    if arguments.rates and not programs:
-        raise ArgumentError(
-            f"--rates {arguments.rates} is for programs to predict, and {arguments.targets[0]} has "
-            "its prediction: write the settings file or package.module:function that it is of"
-        )
-    if arguments.values and len(programs) < len(arguments.targets):
-        raise ArgumentError(
-            f"--values {arguments.values} is for programs to compile, not for a stored report: "
-            "write the settings file or package.module:function that it is of"
-        )
+    _check_programs(arguments, programs)
     # What can be wrong is checked before the first compilation, which may take minutes.
     selection = arguments.topology, arguments.slices, arguments.set
     places = {target: topologies_for(target, *selection) for target in programs}
@@ -193,6 +187,20 @@ def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
                 for place in places[target]
             ]
     return reports
+
+
+def _check_programs(arguments: argparse.Namespace, programs: Sequence[str]) -> None:
+    """Refuse options for programs to compile where reports are read."""
+    if arguments.rates and not programs:
+        raise ArgumentError(
+            f"--rates {arguments.rates} is for programs to predict, and {arguments.targets[0]} has "
+            "its prediction: write the settings file or package.module:function that it is of"
+        )
+    if arguments.values and len(programs) < len(arguments.targets):
+        raise ArgumentError(
+            f"--values {arguments.values} is for programs to compile, not for a stored report: "
+            "write the settings file or package.module:function that it is of"
+        )
 
 
 def preflight_target(

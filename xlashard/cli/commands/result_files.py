@@ -132,6 +132,19 @@ def check_results(arguments: argparse.Namespace, count: int) -> None:
             f"--compare takes two reports, and here are {count}: write --compare A.json "
             "B.json, or one program and two topologies, or one topology and two programs"
         )
+    check_single(arguments, count)
+
+
+def check_single(arguments: argparse.Namespace, count: int) -> None:
+    """Refuse options of one report beside another number of reports.
+
+    Args:
+        arguments: The words, parsed.
+        count: Number of reports.
+
+    Raises:
+        ArgumentError: If there are several.
+    """
     for word in ("trace", "measured"):
         if getattr(arguments, word) and count != 1:
             raise ArgumentError(
