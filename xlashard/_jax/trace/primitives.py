@@ -59,7 +59,7 @@ def _call_primitive_class() -> Any:
             return jaxpr.is_high
 
         def with_own_names(self, params: dict[str, Any], count: int) -> dict[str, Any]:
-            """Return parameters that a rule made for a body, by the names of this package.
+            """Return all parameters of a call, by the names of this package, for `bind_complete`.
 
             Donation is dropped where the arguments are no longer those of the call.
             """
@@ -75,12 +75,6 @@ def _call_primitive_class() -> Any:
 def is_call_primitive(primitive: Primitive) -> bool:
     """Return True for a primitive of `call_primitive`."""
     return type(primitive) is _call_primitive_class()
-
-
-def complete_params(primitive: Primitive, params: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return all parameters of a call with some number of arguments, for its `bind_complete`."""
-    call: Any = primitive
-    return call.with_own_names(params, count)
 
 
 def call_primitive(
