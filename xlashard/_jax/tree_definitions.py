@@ -42,12 +42,9 @@ def in_default_registry(tree: TreeDef) -> TreeDef:
 
 
 def _in_default_registry(tree: TreeDef) -> TreeDef:
-    # A node without children has no leaves.
-    children = [
-        _LEAF if child.num_nodes == child.num_leaves == 1 else _in_default_registry(child)
-        for child in tree.children()
-    ]
-    return make_node(tree.node_data(), children)
+    if tree.num_nodes == tree.num_leaves == 1:  # A node without children has no leaves.
+        return _LEAF
+    return make_node(tree.node_data(), map(_in_default_registry, tree.children()))
 
 
 _LEAF = jax.tree_util.tree_structure(0)

@@ -92,6 +92,18 @@ else:
         return cls
 
 
+def copy_with[T](value: T, **fields: Any) -> T:
+    """Return a dataclass with other fields, as `dataclasses.replace` does in ten times the time.
+
+    Args:
+        value: An instance of a class without slots, `__post_init__` and values that it caches.
+        **fields: The new values.
+    """
+    copied = object.__new__(type(value))
+    copied.__dict__.update(value.__dict__, **fields)
+    return copied
+
+
 _WRITING = threading.RLock()
 
 

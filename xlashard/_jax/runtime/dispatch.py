@@ -255,7 +255,7 @@ def new_dispatcher(
     argnums, argnames = static
     calls = SeenCalls() if calls is None else calls
 
-    def dispatcher(miss: Callable[..., Any], cache: Any) -> Any:
+    def dispatcher(miss: Any, cache: Any) -> Any:
         registry, shard = tree_util.dispatch_registry, pxla.cc_shard_arg
         return lib_jax.pjit(name, fun, miss, argnums, argnames, name, registry, shard, cache)
 
@@ -326,7 +326,8 @@ def _recording_closed(miss: Callable[..., Any], closed: dict[int, Handle]) -> Ca
     A function of its own: a method would be in a cycle with the second dispatcher.
     """
 
-    def miss_and_record(*args: Any, **kwargs: Any) -> tuple[Any, FastPath | None, bool]:
+    # Python evaluates the annotations of each new function.
+    def miss_and_record(*args: Any, **kwargs: Any) -> Any:
         result, path, is_traced = miss(*args, **kwargs)
         if path is not None:
             closed.update((id(handle), handle) for handle in path.const_args)

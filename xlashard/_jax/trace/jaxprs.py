@@ -176,17 +176,20 @@ def drop_unused(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...]]:
         The smaller jaxpr, and for each argument True if it is left.
     """
     smaller, _, kept = _without_dead_code(jaxpr)
-    return smaller, kept
+    return smaller or jaxpr, kept
 
 
 @cached_by_jaxpr
-def _without_dead_code(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...], tuple[bool, ...]]:
+def _without_dead_code(jaxpr: Jaxpr) -> tuple[Jaxpr | None, tuple[bool, ...], tuple[bool, ...]]:
     """Return a jaxpr without dead code, and for each const and argument True if it is in use.
 
-    What is known of the smaller jaxpr as a call is placed is so known as it is lowered.
+    What is known of the smaller jaxpr as a call is placed is so known as it is lowered. Where
+    everything is in use, it is None: the cache must not keep its key alive.
     """
     smaller, consts, args = pe.dce_jaxpr_consts(jaxpr.jaxpr, [True] * len(jaxpr.outvars))
-    if jaxpr.jaxpr is not jaxpr:  # JAX 0.10 returns the inner jaxpr.
+    if all((*consts, *args)) and smaller.eqns == jaxpr.eqns:
+        smaller = None
+    elif jaxpr.jaxpr is not jaxpr:  # JAX 0.10 returns the inner jaxpr.
         smaller = jaxpr.replace(jaxpr=smaller, consts=list(compress(jaxpr.consts, consts)))
     return smaller, tuple(consts), tuple(args)
 
@@ -198,7 +201,7 @@ def used_parts(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...], tuple[bool, ...]]
     """
     smaller, consts, args = _without_dead_code(jaxpr)
     pairs = zip(args, jaxpr.in_avals, strict=True)
-    return smaller, consts, tuple([used or is_reference(aval) for used, aval in pairs])
+    return smaller or jaxpr, consts, tuple([used or is_reference(aval) for used, aval in pairs])
 
 
 def scan_operands(params: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:

@@ -59,7 +59,7 @@ def _call_primitive_class() -> Any:
             return jaxpr.is_high
 
         def with_own_names(self, params: dict[str, Any], count: int) -> dict[str, Any]:
-            """Return parameters that a rule made for a body, by the names of this package.
+            """Return all parameters of a call, by the names of this package, for `bind_complete`.
 
             Donation is dropped where the arguments are no longer those of the call.
             """
@@ -75,12 +75,6 @@ def _call_primitive_class() -> Any:
 def is_call_primitive(primitive: Primitive) -> bool:
     """Return True for a primitive of `call_primitive`."""
     return type(primitive) is _call_primitive_class()
-
-
-def complete_params(primitive: Primitive, params: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return all parameters of a call with some number of arguments, for its `bind_complete`."""
-    call: Any = primitive
-    return call.with_own_names(params, count)
 
 
 def call_primitive(
@@ -261,9 +255,11 @@ def _dce_call(rule: Callable[..., Any], *args: Any) -> tuple[list[bool], Any]:
     *needed, eqn = args
     params = dict(eqn.params)
     params["call_jaxpr"] = params.pop("jaxpr")
-    used, smaller = rule(*needed, eqn.replace(params=params))
-    if smaller is None:
-        return used, None
+    renamed = eqn.replace(params=params)
+    used, smaller = rule(*needed, renamed)
+    if smaller is None or smaller is renamed:
+        # JAX keeps a jaxpr of which every equation stays, and all that is known of that jaxpr.
+        return used, smaller and eqn
     params = dict(smaller.params)
     params["donated_invars"] = tuple(compress(params["donated_invars"], used))
     return used, smaller.replace(params=eqn.primitive.with_own_names(params, sum(used)))

@@ -26,7 +26,7 @@ from xlashard._jax.private import (
     util,
 )
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
-from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
+from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh, UnspecifiedValue
 from xlashard._jax.tree_definitions import in_default_registry
 
 type Jaxpr = Any
@@ -129,6 +129,10 @@ class FunctionTracer:
         signature: Its signature; None for a function without one.
         static_argnums: Positions of static arguments, none of them negative.
         static_argnames: Names of static arguments.
+
+    Attributes:
+        static_argnums: The same positions.
+        static_argnames: The same names.
     """
 
     def __init__(
@@ -139,6 +143,8 @@ class FunctionTracer:
         static_argnames: tuple[str, ...],
     ) -> None:
         self._find_function = refer_weakly(fun)
+        self.static_argnums = static_argnums
+        self.static_argnames = static_argnames
         self._info = _default_options()._replace(
             fun_sourceinfo=api_util.fun_sourceinfo(fun),
             fun_signature=signature,
@@ -149,29 +155,25 @@ class FunctionTracer:
         self._jaxprs: weakref.WeakKeyDictionary[Jaxpr, tuple[TreeDef, Any]]
         self._jaxprs = weakref.WeakKeyDictionary()
 
-    @property
-    def static_argnums(self) -> tuple[int, ...]:
-        """Positions of static arguments."""
-        return self._info.static_argnums
-
-    @property
-    def static_argnames(self) -> tuple[str, ...]:
-        """Names of static arguments."""
-        return self._info.static_argnames
-
     def __call__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None, tree: TreeDef
     ) -> TracedFunction:
-        """Trace the function for a call's arguments, under a mesh."""
-        if mesh is None:
+        """Trace the function for a call's arguments, under a mesh.
+
+        Args:
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            mesh: The mesh, or None.
+            tree: The tree of `(args, kwargs)`; of another form with static arguments.
+        """
+        with use_mesh(mesh):
             params, _ = _find_inference()(self._find_function(), self._info, args, kwargs)
-        else:
-            with use_mesh(mesh):
-                params, _ = _find_inference()(self._find_function(), self._info, args, kwargs)
         jaxpr, is_new = params.params["jaxpr"], False
         known = self._jaxprs.get(jaxpr)
         if known is None or known[0] != params.in_tree:
-            known = params.in_tree, _read_params(params)
+            if self.static_argnums or self.static_argnames:
+                tree = in_default_registry(params.in_tree)
+            known = params.in_tree, _read_params(params, tree)
             with _traced_lock:
                 is_new = jaxpr not in _traced
                 _traced.add(jaxpr)
@@ -209,16 +211,16 @@ class FunctionTracer:
         return jaxprs
 
 
-def _read_params(params: Any) -> tuple[Any, ...]:
+def _read_params(params: Any, in_tree: TreeDef) -> tuple[Any, ...]:
     """Return the last fields of a `TracedFunction`, which its jaxpr and its tree determine."""
     jaxpr = params.params["jaxpr"]
     return (
         params.params["name"],
         tuple(params.in_avals),
-        in_default_registry(params.in_tree),
+        in_tree,
         in_default_registry(params.out_tree),
         tuple(params.arg_names),
-        tuple(jaxpr.debug_info.safe_result_paths(len(jaxpr.out_avals))),
+        tuple(jaxpr.debug_info.safe_result_paths(len(jaxpr.outvars))),
         {},
     )
 
@@ -507,14 +509,13 @@ def sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
 
     Most equations contain neither, so that a search for constraints or inner jaxprs looks at these.
     """
-    carriers, eqns = _carriers(), []
+    eqns, carriers = [], (*_jaxpr_types(), JaxSharding)
     for eqn in jaxpr.eqns:
-        values = eqn.params.values()
-        if _PLAIN.issuperset(map(type, values)):
+        params = eqn.params
+        if _PLAIN.issuperset(map(type, params.values())):
             continue
-        members = [m for v in values for m in (v if isinstance(v, tuple) else (v,))]
         # A sharding of this package need not be one of JAX.
-        if any([isinstance(m, carriers) for m in members]) or eqn.params.get("sharding"):
+        if "jaxpr" in params or params.get("sharding") or _list_members(eqn, carriers):
             eqns.append(eqn)
     return tuple(eqns)
 
@@ -523,9 +524,9 @@ def sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
 def inner_sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
     """Return `sharding_equations` of a jaxpr and of all jaxprs inside it, in order."""
     eqns = []
-    for eqn in sharding_equations(jaxpr):
+    for eqn, called in _list_calls(jaxpr):
         eqns.append(eqn)
-        for inner in _inner_bodies(eqn):
+        for inner in called:
             eqns += inner_sharding_equations(inner)
     return tuple(eqns)
 
@@ -550,22 +551,24 @@ def replace_fields(jaxpr: Jaxpr, **fields: Any) -> Jaxpr:
     return jaxpr.replace(jaxpr=inner.replace(**fields), consts=consts)
 
 
-@lru_cache(maxsize=1)
-def _carriers() -> tuple[type, ...]:
-    return *_jaxpr_types(), JaxSharding
-
-
 # Types of most parameters, checked before isinstance, which takes more time.
-_PLAIN = frozenset({type(None), bool, int, float, str})
+_PLAIN = frozenset({type(None), bool, int, float, str, UnspecifiedValue})
 
 
-def bodies(eqn: Any) -> Iterator[Jaxpr]:
+def bodies(eqn: Any) -> list[Jaxpr]:
     """Return the jaxprs among the parameters of an equation."""
-    types = _jaxpr_types()
+    return _list_members(eqn, _jaxpr_types())
+
+
+def _list_members(eqn: Any, types: tuple[type, ...]) -> list[Any]:
+    """Return what the parameters of an equation, or tuples of them, have of some types."""
+    members = []
     for value in eqn.params.values():
-        for member in value if isinstance(value, tuple) else (value,):
-            if isinstance(member, types):
-                yield member
+        if isinstance(value, types):
+            members.append(value)
+        elif isinstance(value, tuple) and not _PLAIN.issuperset(map(type, value)):
+            members += [member for member in value if isinstance(member, types)]
+    return members
 
 
 def equations(jaxpr: Jaxpr) -> list[Any]:
@@ -581,10 +584,12 @@ def with_inner_jaxprs(jaxpr: Jaxpr) -> list[Jaxpr]:
         inner = waiting.pop()
         if id(inner) not in jaxprs:
             jaxprs[id(inner)] = inner
-            eqns = reversed(sharding_equations(inner))
-            waiting += [body for eqn in eqns for body in _inner_bodies(eqn)]
+            waiting += [body for _, called in reversed(_list_calls(inner)) for body in called]
     return list(jaxprs.values())
 
 
-def _inner_bodies(eqn: Any) -> Iterable[Jaxpr]:
-    return () if "witness" in eqn.params else bodies(eqn)
+@cached_by_jaxpr
+def _list_calls(jaxpr: Jaxpr) -> list[tuple[Any, Sequence[Jaxpr]]]:
+    """Return `sharding_equations` of a jaxpr, each with the jaxprs inside that it runs."""
+    eqns = sharding_equations(jaxpr)
+    return [(eqn, () if "witness" in eqn.params else bodies(eqn)) for eqn in eqns]

@@ -23,6 +23,7 @@ from xlashard.core.pjit.callables import make_callable
 from xlashard.core.pjit.function import Function
 from xlashard.core.pjit.options import (
     DonationMode,
+    PjitOptions,
     Selected,
     either,
     made_or_decorator,
@@ -238,11 +239,21 @@ def jit(*args: Any, **kwargs: Any) -> Any:
         >>> print(double(np.arange(4)))
         [0 2 4 6]
     """
+    if len(args) == 1 and not kwargs:
+        with short_tracebacks:
+            return made_or_decorator(args[0], lambda f: callable_of(Function(f, *_read_defaults())))
     if len(args) > 1:  # the shardings come second and third
         args = *args[:1], *map(none_as_unspecified, args[1:3]), *args[3:]
     for name in kwargs.keys() & _RESOURCES:
         kwargs[name] = none_as_unspecified(kwargs[name])
     return pjit(*args, **kwargs)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_defaults() -> tuple[PjitOptions, Selected]:
+    """Return the options of a function without any, which most have, and its static parameters."""
+    default: Any = pjit(lambda: None)
+    return default._function.options, default._function.static
 
 
 _RESOURCES = {"in_shardings", "out_shardings", "in_axis_resources", "out_axis_resources"}

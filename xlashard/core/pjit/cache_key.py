@@ -1,11 +1,11 @@
 """The cache key of a program: everything that it depends on besides its jaxpr."""
 
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any
 
 from xlashard._jax.runtime.global_state import trace_context
 from xlashard.core.pjit.shardings.resolve import ProgramPlacement
-from xlashard.support.lazily import dataclass
+from xlashard.support.lazily import copy_with, dataclass
 
 
 @dataclass(frozen=True)
@@ -37,4 +37,4 @@ class LoweringRequest:
 
     def canonicalize(self) -> "LoweringRequest":
         """Return the key of the cache entry that serves this request."""
-        return replace(self, placement=self.placement.canonicalize(), share_binary=False)
+        return copy_with(self, placement=self.placement.canonicalize(), share_binary=False)

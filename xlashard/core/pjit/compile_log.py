@@ -1,6 +1,5 @@
 """Logs of what jitted functions traced, lowered and compiled."""
 
-import copy
 import functools
 import logging
 import threading
@@ -32,7 +31,7 @@ from xlashard.core.pjit.cache_miss import (
 )
 from xlashard.core.pjit.trace import Call
 from xlashard.support import hooks
-from xlashard.support.lazily import deferred
+from xlashard.support.lazily import copy_with, deferred
 
 if TYPE_CHECKING:
     from xlashard.core.program import wrapper_paths
@@ -208,14 +207,13 @@ class CompileLog:
             is_last: True if the call runs no further stage, so that its reason can be logged.
         """
         if miss.stages > miss.recorded:
-            self._record(miss, make_key())
+            miss.recorded = miss.stages
+            if not is_paused():
+                self._record(miss, make_key(), is_last=is_last)
         if is_last:
             self._log_reason(miss)
 
-    def _record(self, miss: CacheMiss, call_key: CallKey) -> None:
-        miss.recorded = miss.stages
-        if is_paused():
-            return
+    def _record(self, miss: CacheMiss, call_key: CallKey, *, is_last: bool) -> None:
         if not miss.number:
             miss.location = calling_line()
         miss.key, miss.clear_count = call_key, CLEAR_COUNTER.count
@@ -223,9 +221,9 @@ class CompileLog:
         with self._lock:
             if not miss.number:
                 self._last = miss.number = self._last + 1
-            # The call may run more stages while a report reads this.
-            self._records[miss.number] = snapshot = copy.copy(miss)
-            snapshot.seconds = dict(miss.seconds)
+            self._records[miss.number] = miss
+            if not is_last:  # The call may run more stages while a report reads this.
+                self._records[miss.number] = copy_with(miss, seconds=dict(miss.seconds))
             while len(self._records) > KEPT:
                 del self._records[min(self._records)]
         site, number = self._site

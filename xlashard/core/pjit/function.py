@@ -16,7 +16,6 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import unassigned_devices
 from xlashard._jax.trace import observed_programs, tracing
 from xlashard._jax.trace.jaxprs import is_reference
-from xlashard._jax.trace.primitives import complete_params
 from xlashard.core.array.array_class.deletion import DonationTracker
 from xlashard.core.array.array_class.handles import wrap_result
 from xlashard.core.pjit.arguments import (
@@ -107,15 +106,15 @@ def _find_state(fun: Any, options: PjitOptions, static: Selected) -> _FunctionSt
     """Return the state of a function and its options; `jit(f)` in each call has one of them."""
     key = options.cache_key, static
     try:
-        hash((fun, key))
+        hash(fun)
         known = _STATES.get(id(fun))
         if known is None or known[0]() is not fun:
             known = weakref.ref(fun, partial(_forget_states, id(fun))), {}
             _STATES.add(id(fun), known)
+        states: dict[Any, _FunctionState] = known[1]
+        state = states.get(key)
     except TypeError:  # an unhashable option or function, or one without weak references
         return _FunctionState(fun, options, static)
-    states: dict[Any, _FunctionState] = known[1]
-    state = states.get(key)
     return states.setdefault(key, _FunctionState(fun, options, static)) if state is None else state
 
 
@@ -418,8 +417,7 @@ class Function:
         options, alike = self.options, None
         values, tree = self.parameters.flatten_call(args, kwargs)
         if are_arrays(values) and not is_strict(options.strict):
-            is_inlined = options.inline and tracing.is_staging()
-            alike = self.tracer.find_alike(values, tree, is_inlined)
+            alike = self.tracer.find_alike(values, tree, options.inline and tracing.is_staging())
         if alike is not None and alike.shared is not None:
             equation, out_tree = alike.shared
             body = equation.find_body()
@@ -461,25 +459,25 @@ class Function:
 
     def _report_bound(self, call: Call) -> None:
         self.report_stages(call, is_last=True)
-        if is_strict(self.options.strict):
-            jaxpr = call.traced.jaxpr
-            report_uneven_constraints(jaxpr, constraint_p, self.name, self.options.strict)
+        jaxpr, strict = call.traced.jaxpr, self.options.strict
+        if is_strict(strict):
+            report_uneven_constraints(jaxpr, constraint_p, self.name, strict)
 
     def _make_equation(self, call: Call) -> "tuple[Any, _Equation]":
         """Return the body of the equation of a call, and what else it consists of."""
-        traced, options = call.traced, self.options
+        traced, options, jaxpr = call.traced, self.options, call.traced.jaxpr
         is_inlined = options.inline and tracing.is_staging()
         device = self._find_requested_device()
         places = call.in_shardings, call.out_shardings, call.mesh, device
-        key = "boundary", *places, is_inlined
-        # The body may be the jaxpr itself, which a value kept for it would keep alive.
-        ins, outs = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call, key))
+        ins = outs = ()  # Where nothing names devices.
+        if device or jaxpr.consts or any(places[0]) or any(places[1]) or inner_shardings(jaxpr):
+            ins, outs = self._shared_boundary(call, (*places, is_inlined))
         names: tuple[Any, ...] = (None,) * len(ins)
         if not is_inlined and any(ins):
             keyword = repeat(options.in_resources.what)
             named = tuple(map(BoundaryArgument, keyword, traced.arg_names, call.layouts[0]))
             names = names[len(named) :] + named
-        body, closed = constrain_body(traced.jaxpr, ins, outs, names)
+        body, closed = constrain_body(jaxpr, ins, outs, names)
         num_first = len(closed) + len(traced.consts)
         donated = *(False,) * num_first, *call.donated
         params = {
@@ -492,7 +490,7 @@ class Function:
             "compiler_options_kvs": options.compiler_options,
             "donation": options.donation,
         }
-        params = complete_params(pjit_p, params, len(donated))
+        params = pjit_p.with_own_names(params, len(donated))
         del params["jaxpr"]
         return body, _Equation(weakref.ref(body), closed, params)
 
@@ -504,10 +502,8 @@ class Function:
             ins, outs = self._boundary_shardings(call)
         else:
             # Nested calls are often alike, as the layers of a model are.
-            types = traced.in_avals, tuple(jaxpr.out_avals), inner_shardings(jaxpr)
-            ins, outs = BOUNDARIES.get_or_make(
-                (requested, types), lambda: self._boundary_shardings(call)
-            )
+            key = requested, traced.in_avals, tuple(jaxpr.out_avals), inner_shardings(jaxpr)
+            ins, outs = BOUNDARIES.get_or_make(key, lambda: self._boundary_shardings(call))
         return (*(None,) * len(traced.consts), *ins), outs
 
     def _boundary_shardings(self, call: Call) -> _Boundary:

@@ -67,7 +67,7 @@ from xlashard.core.sharding import (
 from xlashard.core.sharding.replicated import custom_memory_kind
 from xlashard.errors import ArgumentError, CompileError, MeshError
 from xlashard.support.formatting import format_axes
-from xlashard.support.lazily import dataclass, deferred
+from xlashard.support.lazily import copy_with, dataclass, deferred
 
 if TYPE_CHECKING:
     from xlashard.core import processes
@@ -280,7 +280,7 @@ def lower_jaxpr(
     count, used = len(consts), tuple(compress(consts, kept))
     of_call = kept[count:]
     types = (*hoisted.in_avals, *hoisted.out_avals)
-    return replace(
+    return copy_with(
         lowered,
         kept=of_call,
         unused=_unused_donations(jaxpr, request, of_call) if any(request.donated) else (),

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import FunctionType
 from typing import Any, Literal
 
 import jax
@@ -284,6 +285,9 @@ def check_callable(fun: Callable[..., Any]) -> None:
     Raises:
         ArgumentError: If `fun` is not callable, or a generator or coroutine function.
     """
+    lazy = inspect.CO_GENERATOR | inspect.CO_COROUTINE
+    if type(fun) is FunctionType and not (fun.__code__.co_flags & lazy or fun.__dict__):
+        return
     if isinstance(fun, staticmethod):
         raise ArgumentError(
             "pjit takes a function, not a staticmethod, whose function is "

@@ -205,19 +205,19 @@ def _read_boundary(jaxpr: Any) -> dict[str, Any]:
     """
     ins, outs = boundary(jaxpr, boundary_p)
     return {
-        "in_shardings": tuple(map(_describe_sharding, ins, jaxpr.in_avals)),
-        "out_shardings": tuple(map(_describe_sharding, outs, jaxpr.out_avals)),
+        "in_shardings": tuple(map(_describe_sharding, ins, jaxpr.invars)),
+        "out_shardings": tuple(map(_describe_sharding, outs, jaxpr.outvars)),
         "in_layouts": (None,) * len(ins),
         "out_layouts": (None,) * len(outs),
     }
 
 
-def _describe_sharding(params: Any, aval: Any) -> Any:
+def _describe_sharding(params: Any, variable: Any) -> Any:
     if params is None:
         return UNSPECIFIED
     sharding = params["sharding"]
     # It stands for any devices, of which JAX's shardings need at least one.
-    return sharding if sharding is REPLICATED else to_jax(sharding, aval.shape)
+    return sharding if sharding is REPLICATED else to_jax(sharding, variable.aval.shape)
 
 
 pjit_p: Any = call_primitive("pjit", _run_piece, only_places, _read_boundary)

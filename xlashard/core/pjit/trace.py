@@ -28,6 +28,7 @@ from xlashard.core.pjit.shardings.resources import (
     Auto,
     FromGda,
     Resource,
+    ResourceTree,
     expand,
     misfit,
 )
@@ -128,11 +129,8 @@ class ObservedPjit:
         """Return a value that equal programs share."""
         call = self.call
         requested = call.in_shardings, call.out_shardings, call.mesh, call.donated
-        return id(self.function), self.jaxpr, requested, tuple(map(_type_key, self.values))
-
-
-def _type_key(value: jax.ShapeDtypeStruct) -> Hashable:
-    return value.shape, value.dtype, value.weak_type, value.sharding
+        types = tuple([(v.shape, v.dtype, v.weak_type, v.sharding) for v in self.values])
+        return id(self.function), self.jaxpr, requested, types
 
 
 class TracedCall(NamedTuple):
@@ -178,12 +176,13 @@ def trace_values(
     began, mesh = time.perf_counter(), tracing.mesh_in_force()
     if parameters.needs_check:
         parameters.check_call(args, kwargs)
-    values, named = parameters.flatten_call(args, kwargs)[0], options.in_resources.named_shardings
+    values, tree = parameters.flatten_call(args, kwargs)
+    named = options.in_resources.named_shardings
     if not are_arrays(values):
         check_values(values, parameters.paths(args, kwargs))
         named = *[v.sharding for v in values if isinstance(v, jax.ShapeDtypeStruct)], *named
     device = None if mesh is None and not named else find_target_device(mesh, named)
-    call, function = (args, kwargs, mesh), parameters.signature.function
+    call, function = (args, kwargs, mesh, tree), parameters.signature.function
     if device is None:
         traced = _traced(tracer, function, call, values)
     else:
@@ -213,43 +212,18 @@ def read_call(call: TracedCall, parameters: Parameters, options: PjitOptions) ->
         donated = parameters.donated(args, kwargs, len(values))
         requests = _read_options(traced, parameters, options, spec_mesh, donated)
         traced.shared[spec_mesh] = requests
-    if requests.from_gda:
-        what = options.in_resources.what
-        _check_from_gda(requests.from_gda, values, traced.arg_names, what)
+    requested, from_gda = requests
+    if from_gda:
+        _check_from_gda(from_gda, values, traced.arg_names, options.in_resources.what)
     return Call(
         traced=traced,
         values=tuple(values),
         mesh=mesh,
-        in_shardings=requests.in_shardings,
-        out_shardings=requests.out_shardings,
-        layouts=requests.layouts,
-        donated=requests.donated,
         statics=parameters.statics(args, kwargs),
         kind_of=options.kind_of,
         miss=miss,
-        auto=requests.auto,
+        **requested,
     )
-
-
-@dataclass(frozen=True, eq=False)
-class _Requests:
-    """Shardings, layouts and donation that options request; calls of equal types share them.
-
-    Attributes:
-        in_shardings: See `Call`, as for the next four.
-        out_shardings: The requested sharding of each result.
-        layouts: The requested layouts.
-        donated: The donated arguments.
-        auto: The arguments under `AUTO`.
-        from_gda: The resource of each argument, if one is `FROM_GDA`; else empty.
-    """
-
-    in_shardings: tuple[Sharding | None, ...]
-    out_shardings: tuple[Sharding | None, ...]
-    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
-    donated: tuple[bool, ...]
-    auto: tuple[bool, ...] | None
-    from_gda: Sequence[Resource]
 
 
 def _read_options(
@@ -258,8 +232,8 @@ def _read_options(
     options: PjitOptions,
     mesh: Mesh | AbstractMesh | None,
     donated: tuple[bool, ...],
-) -> _Requests:
-    """Return what the options request of each argument and result of a traced function.
+) -> tuple[dict[str, Any], Sequence[Resource]]:
+    """Return what the options request of each argument and result; calls of equal types share it.
 
     Args:
         traced: The function.
@@ -267,22 +241,28 @@ def _read_options(
         options: Its options.
         mesh: The mesh of specs.
         donated: For each argument, True if it is donated.
+
+    Returns:
+        Fields of a `Call`, by name; and the resource of each argument, if one is `FROM_GDA`.
     """
     in_resources, out_resources = options.in_resources, options.out_resources
     ins = parameters.expand_in(in_resources, traced.in_tree)
     outs = expand(out_resources, traced.out_tree, "result")
-    arguments = ins, traced.in_avals, traced.arg_names, in_resources.what
-    results = outs, traced.jaxpr.out_avals, traced.result_paths, out_resources.what
+    arguments = in_resources, ins, traced.in_avals, traced.arg_names
+    results = out_resources, outs, traced.jaxpr.out_avals, traced.result_paths
     in_shardings, in_layouts = _read_requests(mesh, *arguments)
     out_shardings, out_layouts = _read_requests(mesh, *results)
-    return _Requests(
-        in_shardings=in_shardings,
-        out_shardings=out_shardings,
-        layouts=(in_layouts, out_layouts),
-        donated=donated,
-        auto=_auto(ins, (*in_resources.leaves, *out_resources.leaves)),
-        from_gda=ins if any([type(resource.value) is FromGda for resource in ins]) else (),
-    )
+    leaves = *in_resources.leaves, *out_resources.leaves
+    has_auto = any([isinstance(leaf.value, Auto) for leaf in leaves])
+    requested = {
+        "in_shardings": in_shardings,
+        "out_shardings": out_shardings,
+        "layouts": (in_layouts, out_layouts),
+        "donated": donated,
+        "auto": tuple([isinstance(leaf.value, Auto) for leaf in ins]) if has_auto else None,
+    }
+    is_from_gda = any([type(leaf.value) is FromGda for leaf in in_resources.leaves])
+    return requested, ins if is_from_gda else ()
 
 
 def find_target_device(mesh: Mesh | None, named: Sequence[Any]) -> Device | None:
@@ -295,13 +275,6 @@ def find_target_device(mesh: Mesh | None, named: Sequence[Any]) -> Device | None
     """
     meshes = (mesh, *[s.mesh for s in named if isinstance(s, jax.sharding.NamedSharding)])
     return next((m.devices.flat[0] for m in meshes if isinstance(m, Mesh) and m.size), None)
-
-
-def _auto(ins: Sequence[Resource], requested: Sequence[Resource]) -> tuple[bool, ...] | None:
-    """Return the arguments under `AUTO`; None if nothing is."""
-    if not any([isinstance(resource.value, Auto) for resource in requested]):
-        return None
-    return tuple([isinstance(resource.value, Auto) for resource in ins])
 
 
 def _check_from_gda(
@@ -347,26 +320,26 @@ def _traced(
 
 def _read_requests(
     mesh: Mesh | AbstractMesh | None,
+    tree: ResourceTree,
     resources: Sequence[Resource],
     avals: Sequence[Any],
     paths: Sequence[str],
-    what: str,
 ) -> tuple[tuple[Sharding | None, ...], tuple[Any, ...]]:
     """Return the sharding that each resource stands for under a mesh, and its layout.
 
     Raises:
         ResourceError: With the path of a value that can't have its sharding or layout.
     """
-    if len(set(map(id, resources))) == 1 and resources[0].names_nothing:
+    if tree.names_nothing:
         nothing = (None,) * len(resources)
         return nothing, nothing
     known: dict[int, Sharding | None] = {}
     for resource, aval, path in zip(resources, avals, paths, strict=True):
         if id(resource) not in known:
-            known[id(resource)] = to_sharding(resource, mesh, what, path)
+            known[id(resource)] = to_sharding(resource, mesh, tree.what, path)
         problem = resource.layout and layout_problem(resource.layout, len(aval.shape))
         if problem:
-            raise misfit(what, path, aval_text(aval), resource.value, problem)
+            raise misfit(tree.what, path, aval_text(aval), resource.value, problem)
     shardings = tuple([known[id(resource)] for resource in resources])
     return shardings, tuple([resource.layout for resource in resources])
 

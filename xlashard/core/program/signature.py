@@ -49,12 +49,12 @@ class Signature:
             signature = inspect.signature(fun)
         except (TypeError, ValueError):
             return cls(name, (), frozenset(), "args", "kwargs", None)
-        parameters = signature.parameters.values()
-        kinds = {p.kind: p.name for p in parameters}
+        parameters = [(p.kind, p.name) for p in signature.parameters.values()]
+        kinds = dict(parameters)
         return cls(
             function=name,
-            names=tuple([p.name for p in parameters if p.kind in _POSITIONAL]),
-            by_keyword=frozenset([p.name for p in parameters if p.kind in _NAMED]),
+            names=tuple([name for kind, name in parameters if kind in _POSITIONAL]),
+            by_keyword=frozenset([name for kind, name in parameters if kind in _NAMED]),
             rest=kinds.get(inspect.Parameter.VAR_POSITIONAL),
             more=kinds.get(inspect.Parameter.VAR_KEYWORD),
             python=signature,
@@ -92,6 +92,8 @@ class Signature:
         Raises:
             ArgumentError: If a position or name does not exist.
         """
+        if argnums is None and argnames is None:  # as of most functions
+            return (), ()
         positions = {self._position(i, what) for i in argnums or ()}
         names = set(argnames or ())
         for name in argnames or ():

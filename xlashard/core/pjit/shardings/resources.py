@@ -129,6 +129,11 @@ class ResourceTree:
         values = [leaf.value for leaf in self.leaves]
         return tuple([v for v in values if isinstance(v, jax.sharding.NamedSharding)])
 
+    @cached_property
+    def names_nothing(self) -> bool:
+        """Return True if every value has the one resource that requests nothing."""
+        return self.is_leaf and self.leaves[0].names_nothing
+
     @property
     def is_leaf(self) -> bool:
         """Return True for a single resource, which is for every value."""

@@ -33,6 +33,7 @@ from xlashard.core.sharding import NamedSharding, XLACompatibleSharding, to_jax
 from xlashard.core.sharding.replicated import names_devices
 from xlashard.errors import ArgumentError, CompileError, DeviceMismatchError
 from xlashard.support.formatting import format_two_device_lists
+from xlashard.support.lazily import copy_with
 from xlashard.support.tracebacks import shortened
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Traced(Stage, jax.stages.Traced):
         if lowering_platforms is None and self._call.mesh is None:
             lowering_platforms = tracing.platforms_in_force()
         assign = None if lowering_platforms is None else unassigned_devices
-        call = replace(self._call, assign=assign)
+        call = copy_with(self._call, assign=assign)
         request = self._function.request_program(call)
         if _private_parameters is not None:
             options = (self._info, request, lowering_platforms, _private_parameters)
@@ -191,7 +192,7 @@ class Lowered(Stage, jax.stages.Lowered):
         self._platform = platform
         requested = traced._call.in_shardings
         in_avals = tuple(map(tracing.with_sharding_in_type, traced._info.in_avals, requested))
-        self._info = replace(traced._info, in_avals=in_avals)
+        self._info = copy_with(traced._info, in_avals=in_avals)
         self._known_out_shardings = request.placement.out_shardings
         if request.placement.is_unassigned:
             self._known_out_shardings = traced._call.out_shardings
