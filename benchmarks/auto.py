@@ -1,16 +1,23 @@
 """Automatic shardings beside the layouts that an expert writes by hand.
 
     python -m benchmarks.auto [--programs NAME ...] [--topologies NAME ...] [--hand-only]
-        [--cache FOLDER] [--json PATH] [--memory SHARE]
+        [--ablate] [--set MODULE.NAME=VALUE ...] [--cache FOLDER] [--json PATH] [--memory SHARE]
 
 Each layout of each program is compiled for TPU topologies, without generating code. The figures are
 the calibrated time of a step and the memory of a device, as `xlashard preflight` reports them.
+
+`--ablate` prints what each kind of start, of constraints inside and of correction is worth at most:
+how much slower the best of the other layouts that were compiled is. `--set` gives a constant of
+`xlashard.auto` another value, as `--set auto_shard._THINNED=0`, to compare the results.
 """
 
 import argparse
 import hashlib
+import importlib
 import importlib.metadata
 import json
+import math
+import re
 import resource
 import statistics
 import sys
@@ -27,6 +34,7 @@ from benchmarks._auto_program import BenchmarkProgram
 from benchmarks._auto_programs import PROGRAMS
 from xlashard import tpu
 from xlashard.auto.auto_program import OWN_LAYOUT
+from xlashard.auto.layout_builder import INSIDE
 from xlashard.errors import UnevenShardingWarning, XlashardError
 from xlashard.support.formatting import in_bytes, in_seconds
 
@@ -35,10 +43,44 @@ GOAL = 1.03
 """Largest ratio of the time of an automatic layout to that of the best layout by hand."""
 MORE_SENT = 1.2
 """Ratio of the bytes sent above which the reason is printed."""
+LEAST_WORTH = 0.005
+"""Share of a step that a kind of layout has to save somewhere to be worth its lines."""
 _LINKS = ("ici", "dcn")
+_REPEAT = r", (lighter|corrected)\b"
 
-type Candidate = tuple[float, float, int, int]
-"""Time of a compiled layout as predicted and compiled, and its memory likewise."""
+
+@dataclass(frozen=True)
+class Candidate:
+    """Layout that was compiled for a plan.
+
+    Attributes:
+        name: Its name.
+        predicted_seconds: Time of a step as predicted.
+        seconds: The same as compiled.
+        predicted_bytes: Memory of a device as predicted.
+        memory_bytes: The same as compiled.
+        fits: Whether the memory suffices.
+    """
+
+    name: str
+    predicted_seconds: float
+    seconds: float
+    predicted_bytes: int
+    memory_bytes: int
+    fits: bool = True
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """How its search starts, which constraints it has inside, and how it is corrected."""
+        searched, *corrections = self.name.split("; corrected: ")
+        start, _, inside = searched.partition(INSIDE)
+        repeats = re.findall(_REPEAT, start)
+        start = re.sub(_REPEAT, "", start)
+        # By which spec, over which axes, and in which order is not of the kind.
+        start = re.sub(r"^argument .*", "an argument", start)
+        start = re.sub(r"\(.*\)| over \w+|\b\w+: ", "", start)
+        words = [f"start: {start}", f"inside: {inside or 'everything'}"]
+        return frozenset([*words, *map("corrected: {}".format, (*repeats, *corrections))])
 
 
 @dataclass(frozen=True)
@@ -191,7 +233,14 @@ def _plan(program: BenchmarkProgram, topology: str, memory: float) -> Outcome:
     spent = _cpu_seconds() - began
     outcome = _compile(f"auto: {plan.chosen.name}", applied, program, topology, memory)
     candidates = tuple(
-        (each.predicted_seconds, each.seconds, each.predicted_bytes, each.total_bytes)
+        Candidate(
+            each.name,
+            each.predicted_seconds,
+            each.seconds,
+            each.predicted_bytes,
+            each.total_bytes,
+            each.outcome == "fits",
+        )
         for each in plan.layouts
         if each.seconds is not None and each.total_bytes is not None and each.name != OWN_LAYOUT
     )
@@ -249,13 +298,14 @@ def describe(comparison: Comparison) -> Iterator[str]:
 
 def _describe_errors(plans: Sequence[Sequence[Candidate]]) -> str:
     """Return the median errors of the search over compiled layouts, and the rank correlation."""
-    every = [each for candidates in plans for each in candidates if min(each[1], each[3]) > 0]
-    times = statistics.median(abs(predicted / seconds - 1) for predicted, seconds, *_ in every)
-    memory = statistics.median(abs(predicted / used - 1) for *_, predicted, used in every)
+    every = [c for candidates in plans for c in candidates if min(c.seconds, c.memory_bytes) > 0]
+    times = statistics.median(abs(c.predicted_seconds / c.seconds - 1) for c in every)
+    memory = statistics.median(abs(c.predicted_bytes / c.memory_bytes - 1) for c in every)
     words = f"{len(every)} compiled: median error of time {times:.0%}, of memory {memory:.0%}"
     correlations = []
     for candidates in plans:
-        predicted, seconds = ([each[k] for each in candidates] for k in (0, 1))
+        predicted = [each.predicted_seconds for each in candidates]
+        seconds = [each.seconds for each in candidates]
         if min(len(set(predicted)), len(set(seconds))) > 1:
             correlations.append(statistics.correlation(predicted, seconds, method="ranked"))
     if correlations:
@@ -307,6 +357,33 @@ def summarize(comparisons: Sequence[Comparison]) -> Iterator[str]:
     yield f"does not fit where a layout by hand does: {', '.join(missed) or 'never'}"
 
 
+def ablate(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Yield what each kind of layout is worth at most, and where.
+
+    Other starts may find its layouts too, and other layouts would be compiled in their place.
+    """
+    worth: dict[str, tuple[float, str]] = {}
+    for one in comparisons:
+        fitting = [] if one.auto is None else [c for c in one.auto.candidates if c.fits]
+        for kind in sorted({kind for c in fitting for kind in c.kinds}):
+            others = [c.seconds for c in fitting if kind not in c.kinds]
+            saved = min(others, default=math.inf) / min(c.seconds for c in fitting) - 1
+            where = f"{one.program} on {one.topology}"
+            worth[kind] = max(worth.get(kind, (-1.0, "")), (saved, where))
+    yield f"{'without':40} {'slower':>8}"
+    for kind, (saved, where) in sorted(worth.items()):
+        note = where if saved >= LEAST_WORTH else f"less than {LEAST_WORTH:.1%} everywhere"
+        yield f"{kind:40} {saved:>8.1%}  {note}"
+
+
+def _set_constant(text: str) -> None:
+    """Give a constant of `xlashard.auto` a value: `auto_shard._THINNED=0`."""
+    name, _, value = text.partition("=")
+    module, _, constant = name.rpartition(".")
+    holder = importlib.import_module(f"xlashard.auto.{module}")
+    setattr(holder, constant, type(getattr(holder, constant))(float(value)))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the chosen programs on the chosen topologies."""
     parser = argparse.ArgumentParser(description="Automatic shardings beside those by hand")
@@ -314,10 +391,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--topologies", nargs="+", choices=topologies, default=topologies)
     parser.add_argument("--hand-only", action="store_true", help="leave out automatic shardings")
+    parser.add_argument("--ablate", action="store_true", help="print what each kind is worth")
+    parser.add_argument("--set", nargs="+", default=[], help="constants: auto_shard._THINNED=0")
     parser.add_argument("--cache", type=Path, help="folder that keeps results of layouts by hand")
     parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--memory", type=float, default=0.9, help="usable share of the memory")
     given = parser.parse_args(arguments)
+    for text in given.set:
+        _set_constant(text)
     # Experts shard rows of images that don't divide, too.
     warnings.simplefilter("ignore", UnevenShardingWarning)
     options = Options(given.memory, given.hand_only, given.cache)
@@ -330,6 +411,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Traces and lowered modules of one program are of no use to the next.
         jax.clear_caches()
     print("\n".join(["", *summarize(comparisons)]))
+    if given.ablate:
+        print("\n".join(["", *ablate(comparisons)]))
     if given.json is not None:
         results = [asdict(one) for one in comparisons]
         given.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ from jax.tree_util import tree_leaves_with_path
 from benchmarks import auto, resharding
 from benchmarks._auto_program import HandLayout, Turn, path_names
 from benchmarks._auto_programs import PROGRAMS
-from benchmarks.auto import Comparison, Outcome
+from benchmarks.auto import Candidate, Comparison, Outcome
 from xlashard import tpu
 from xlashard.auto.axis_costs import WHOLE
 
@@ -94,7 +94,8 @@ def test_summary_counts_ratios() -> None:
 
 def test_errors_of_the_search_and_bytes_sent_are_printed() -> None:
     hand = replace(outcome("data", 2.0), sent_bytes=100, waiting_seconds=0.5)
-    found = [(1.0, 2.0, 90, 100), (2.0, 4.0, 80, 100), (3.0, 8.0, 100, 100)]
+    figures = [(1.0, 2.0, 90, 100), (2.0, 4.0, 80, 100), (3.0, 8.0, 100, 100)]
+    found = [Candidate("data", *each) for each in figures]
     own = replace(outcome("auto", 1.0), sent_bytes=150, candidates=tuple(found))
     one = Comparison("dense_1b", "v5e-16", {"data": 4, "model": 4}, (hand,), own)
     *_, sent, errors = auto.describe(one)
@@ -103,6 +104,39 @@ def test_errors_of_the_search_and_bytes_sent_are_printed() -> None:
         "3 compiled: median error of time 50%, of memory 10%; rank correlation 1.00"
     )
     assert errors.strip() in list(auto.summarize([one]))
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("data", {"start: data", "inside: everything"}),
+        ("data: fsdp, model: tensor; inside: none", {"start: fsdp, tensor", "inside: none"}),
+        (
+            "auto(data>model), corrected",
+            {"start: auto", "inside: everything", "corrected: corrected"},
+        ),
+        (
+            "argument 3 by P(('a', 'b'), None), lighter; inside: operands; corrected: results",
+            {"start: an argument", "inside: operands", "corrected: lighter", "corrected: results"},
+        ),
+    ],
+)
+def test_kinds_of_a_layout_are_read_from_its_name(name: str, kinds: set[str]) -> None:
+    assert Candidate(name, 1.0, 1.0, 1, 1).kinds == kinds
+
+
+def test_ablation_names_what_each_kind_saves_and_where() -> None:
+    times = {"data": 1.0, "fsdp; inside: none": 0.5, "fsdp; inside: operands": 0.501, "auto": 0.1}
+    found = [Candidate(name, 1.0, time, 1, 1, name != "auto") for name, time in times.items()]
+    one = Comparison(
+        "vit", "v5e-16", {}, (), replace(outcome("auto", 0.5), candidates=tuple(found))
+    )
+    lines = list(auto.ablate([one]))
+    (fsdp,) = [line for line in lines if line.startswith("start: fsdp")]
+    (none,) = [line for line in lines if line.startswith("inside: none")]
+    assert fsdp.endswith("100.0%  vit on v5e-16")
+    assert "0.2%  less than" in none
+    assert not any("auto" in line for line in lines)
 
 
 @pytest.mark.slow
