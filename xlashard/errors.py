@@ -250,7 +250,7 @@ class ShardingTypeError(ShardingError, TypeError):
     """An operation of a traced function that the explicit mesh axes of its operands don't allow.
 
     Attributes:
-        operation: Name of JAX's primitive, such as `dot_general`.
+        operation: Name of JAX's primitive, such as `dot_general`; empty for an invalid spec.
         paths: Paths of the arguments that the operands are computed from.
         source: File and line of the operation: `train.py:41`.
     """

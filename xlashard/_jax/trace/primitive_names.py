@@ -104,3 +104,8 @@ LINEAR_ALGEBRA = frozenset(
     ("cholesky", "eig", "eigh", "lu", "qr", "schur", "svd", "triangular_solve")
 )
 """Primitives of matrices, which JAX does not shard over Explicit mesh axes."""
+
+ALIKE_OPERANDS = frozenset(
+    ("clamp", "concatenate", "dynamic_update_slice", "select_n", "sort", "stack")
+)
+"""Primitives whose operands have one sharding on Explicit mesh axes, as elementwise ones do."""

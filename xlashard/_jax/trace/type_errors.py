@@ -1,13 +1,14 @@
 """Read errors of JAX about explicit mesh axes: the operation, its operands and the user's line."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 import jax
 
 from xlashard._jax.private import core, pe
+from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER
 from xlashard._jax.trace.tracing import value_behind
 from xlashard.support.tracebacks import INNER_FOLDERS, is_users_file
@@ -23,6 +24,7 @@ class Operand:
         origins: Paths of the arguments that it is, or is computed from.
         is_argument: True for an argument itself.
         is_closed_over: True for an array that is no argument.
+        is_internal: True for a value that a function of JAX computes in between.
     """
 
     aval: Any
@@ -30,6 +32,35 @@ class Operand:
     origins: tuple[str, ...] = ()
     is_argument: bool = False
     is_closed_over: bool = False
+    is_internal: bool = False
+
+
+@dataclass(frozen=True)
+class InvalidSpec:
+    """A spec that does not fit its mesh, or the shape of its value (None if unknown)."""
+
+    mesh: AbstractMesh
+    spec: Any
+    shape: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class TypeDifference:
+    """Two values whose types must be equal.
+
+    Attributes:
+        kind: Name of JAX's function: `"scan body"`, `"while_loop body"`, `"cond"`.
+        path: Path of the carry; for branches, that of the value below their results.
+        branches: Names of the branches; none for a carry.
+        before: Type of the carry, or of the first branch's result.
+        after: Type of the next carry, or of the other branch's result.
+    """
+
+    kind: str
+    path: str
+    branches: tuple[str, ...]
+    before: Any
+    after: Any
 
 
 @dataclass(frozen=True)
@@ -42,7 +73,10 @@ class TypeFailure:
         line: Its number.
         function: The function that holds it.
         operation: Name of the primitive; before one is reached, that of JAX's function.
+        params: Parameters of the primitive.
         operands: Its operands.
+        problem: The invalid spec, the types that differ, or None.
+        duplicate: The spec of a result that would use an axis twice, or None.
     """
 
     text: str
@@ -50,7 +84,10 @@ class TypeFailure:
     line: int
     function: str
     operation: str
-    operands: tuple[Operand, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    operands: tuple[Operand, ...] = ()
+    problem: InvalidSpec | TypeDifference | None = None
+    duplicate: Any = None
 
 
 def read_type_failure(error: BaseException) -> TypeFailure | None:
@@ -60,10 +97,14 @@ def read_type_failure(error: BaseException) -> TypeFailure | None:
         return None
     last = frames[-1][0]
     operation = _operation(frames)
-    if not _is_of_types(error, last, operation):
+    problem, duplicate = _problem(error, last), getattr(error.__cause__, "pspec", None)
+    if isinstance(problem, InvalidSpec) and operation and not _has_sharding(operation[1]):
+        # The spec of a result, which follows from those of the operands.
+        problem, duplicate = None, problem.spec
+    if problem is None and duplicate is None and not _is_of_types(error, last, operation):
         return None
     at, line = _users_frame(frames) or (None, 0)
-    name, values = operation or (last.f_code.co_name.strip("_"), ())
+    name, params, values = operation or (last.f_code.co_name.strip("_"), {}, ())
     naming = _Naming(frames, at)
     return TypeFailure(
         text=str(error),
@@ -71,15 +112,23 @@ def read_type_failure(error: BaseException) -> TypeFailure | None:
         line=line,
         function=naming.function if at is None else at.f_code.co_name,
         operation=name,
+        params=params,
         operands=tuple(naming.operand(value) for value in values),
+        problem=problem,
+        duplicate=duplicate,
     )
+
+
+def _has_sharding(params: Mapping[str, Any]) -> bool:
+    """Return True if the user chose the sharding of an operation's result."""
+    return any(params.get(key) is not None for key in ("out_sharding", "sharding"))
 
 
 type _Frames = Sequence[tuple[FrameType, int]]
 """Frames and their lines, outermost first."""
 
-type _Operation = tuple[str, Sequence[Any]]
-"""Name and operands of an operation."""
+type _Operation = tuple[str, Mapping[str, Any], Sequence[Any]]
+"""Name, parameters and operands of an operation."""
 
 
 def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
@@ -102,20 +151,59 @@ def _users_frame(frames: _Frames) -> tuple[FrameType, int] | None:
     return (own or others or [None])[-1]
 
 
-# Functions of JAX that raise other classes than `ShardingTypeError`.
-_CHECKS = (
-    *("assert_shardings_equal", "_check_unique_resources", "_mapped_axis_spec"),
-    "check_avals_context_mesh",
-)
+def _problem(error: BaseException, last: FrameType) -> InvalidSpec | TypeDifference | None:
+    """Return what the function of JAX that raised had found."""
+    local = last.f_locals
+    match last.f_code.co_name:
+        case "_check_mesh_resource_axis":
+            invalid = InvalidSpec(local["mesh"], local["pspec"], None)
+        case "_check_unique_resources" if hasattr(error, "pspec"):
+            invalid = InvalidSpec(error.mesh, error.pspec, None)
+        case "_check_divisibility":
+            sharding = local["sharding"]
+            invalid = InvalidSpec(sharding.mesh, sharding.spec, tuple(local["shape"]))
+        case "get_sharding" if "out_s" in local:
+            invalid = InvalidSpec(local["out_s"].mesh, local["out_s"].spec, tuple(local["shape"]))
+        case "_check_carry_type":
+            before, after = local["in_carry"], local["out_carry"]
+            carry = local.get("carry_name") or "carry"
+            return _difference(local["name"], carry, (), before.paths, before, after)
+        case "_check_branch_outputs":
+            first, second = local["out_avals1"], local["out_avals2"]
+            names = local["name1"], local["name2"]
+            return _difference(local["api_name"], "", names, first.paths, first, second)
+        case _:
+            return None
+    is_explicit = invalid.mesh is not None and getattr(invalid.mesh, "_any_axis_explicit", False)
+    return invalid if is_explicit else None
+
+
+def _difference(
+    kind: str, root: str, branches: tuple[str, ...], paths: Any, before: Any, after: Any
+) -> TypeDifference | None:
+    """Return the first difference of types, if all types differ by explicit axes alone."""
+    pairs = [
+        (path, one, other)
+        for path, one, other in zip(paths, before, after, strict=True)
+        if not core.typematch(one, other)
+    ]
+    for _, one, other in pairs:
+        if (one.shape, one.dtype) != (other.shape, other.dtype) or one.sharding == other.sharding:
+            return None
+    if not pairs:
+        return None
+    path, one, other = pairs[0]
+    return TypeDifference(kind, root + jax.tree_util.keystr(path), branches, one, other)
 
 
 def _is_of_types(error: BaseException, last: FrameType, operation: _Operation | None) -> bool:
     """Return True for errors about the explicit axes of operands."""
     if isinstance(error, core.ShardingTypeError):
         return True
-    if last.f_code.co_name not in _CHECKS and not last.f_code.co_name.endswith("_sharding_rule"):
+    names = ("assert_shardings_equal", "_mapped_axis_spec", "check_avals_context_mesh")
+    if last.f_code.co_name not in names and not last.f_code.co_name.endswith("_sharding_rule"):
         return False
-    meshes = [jax.typeof(value).sharding.mesh for value in operation[1]] if operation else []
+    meshes = [jax.typeof(value).sharding.mesh for value in operation[2]] if operation else []
     return any(mesh._any_axis_explicit for mesh in meshes if not mesh.empty)
 
 
@@ -125,11 +213,13 @@ def _operation(frames: _Frames) -> _Operation | None:
         local = frame.f_locals
         match frame.f_code.co_name:
             case "default_process_primitive":
-                return local["primitive"].name, local["tracers"]
+                return local["primitive"].name, local["params"], local["tracers"]
             case "with_sharding_constraint" if "xf" in local:
-                return "with_sharding_constraint", [local["xf"]]
+                return "with_sharding_constraint", {"spec": local["s"].spec}, [local["xf"]]
             case "_mapped_axis_spec":
-                return "vmap", local["args_flat"]
+                pairs = zip(local["args_flat"], local["in_axes_flat"], strict=True)
+                mapped = [(arg, axis) for arg, axis in pairs if axis is not None]
+                return "vmap", {"axes": [axis for _, axis in mapped]}, [arg for arg, _ in mapped]
             case _:
                 continue
     return None
@@ -174,7 +264,8 @@ class _Naming:
         name = self._local_name(value)
         if not name and is_argument and origins[0].split("[")[0].split(".")[0] in self._locals:
             name = origins[0]
-        return Operand(aval, name, origins, is_argument)
+        internal = isinstance(value, jax.core.Tracer) and value._trace in self._calls
+        return Operand(aval, name, origins, is_argument, is_internal=internal)
 
     def _outside(self, value: Any) -> Any:
         """Return the operand of the user's call that an argument of JAX's function is."""
