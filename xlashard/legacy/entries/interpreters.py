@@ -63,6 +63,8 @@ _PADDED = "jax.numpy.where(valid, x, 0)"
 
 _MASKING = "xlashard.legacy.modules.interpreters"
 
+_TABLES = "xlashard.legacy.modules.rule_tables"
+
 _MLIR = "jax.interpreters.mlir.register_lowering(primitive, rule)"
 
 _VMAP = "jax.vmap(f)"
@@ -179,6 +181,12 @@ ENTRIES: EntryTable = {
     },
     _AD: {
         **{
+            name: works("0.8.2", f"{_AD}.{name}", _TABLES).but(
+                "JAX has rules of other arguments in other tables, which precede"
+            )
+            for name in ("primitive_jvps", "primitive_transposes")
+        },
+        **{
             name: works("0.9.0", advice, f"{_API}:ad.")
             for advice, names in (
                 (f"{_AD}.defjvp(primitive, rule)", ("standard_jvp", "standard_jvp2")),
@@ -201,6 +209,15 @@ ENTRIES: EntryTable = {
         ),
     },
     _BATCHING: {
+        **{
+            name: works("0.4.36", f"{_BATCHING}.{name}", _TABLES).but(
+                "today's takes rules, and has none to read"
+            )
+            for name in ("axis_primitive_batchers", "primitive_batchers")
+        },
+        "spmd_axis_primitive_batchers": works(
+            "0.4.36", f"{_BATCHING}.fancy_primitive_batchers", _TABLES
+        ),
         "BatchTrace": works("0.9.0", _VMAP, f"{_API}:batching.").but(_CONSTRUCTED),
         "BatchTracer": works("0.9.0", "jax.core.Tracer", f"{_API}:batching.").but(_CONSTRUCTED),
         "NotMapped": works("0.10.0", "type(None)", "types:NoneType"),
@@ -213,7 +230,6 @@ ENTRIES: EntryTable = {
                 ("batch_jaxpr", "batch_jaxpr_axes"),
                 ("broadcast_batcher", "defbroadcasting(primitive)"),
                 ("reducer_batcher", "defreducer(primitive, identity)"),
-                ("spmd_axis_primitive_batchers", "fancy_primitive_batchers"),
                 ("vectorized_batcher", "defvectorized(primitive)"),
             )
         },
@@ -239,6 +255,9 @@ ENTRIES: EntryTable = {
         ),
     },
     "jax.interpreters.mlir": {
+        "_lowerings": works("0.8.0", "jax.interpreters.mlir._lowerings", _TABLES).but(
+            "today's have the rules as an attribute of entries"
+        ),
         "ReplicaAxisContext": refused("0.11.0", "context.module_context.axis_context").because(
             "every program is partitioned by XLA, and none is replicated"
         ),
@@ -254,6 +273,12 @@ ENTRIES: EntryTable = {
         "pytype_aval_mappings": works("0.8.2", "jax.typeof(x)", f"{_API}:core."),
         "device_put": works("0.4.14", "(jax.device_put(x, device),)"),
         "xc": works("0.4.14", _BACKEND, f"{_API}:xla_client"),
+        **dict.fromkeys(
+            ("backend_specific_translations", "translations"),
+            works("0.4.14", _MLIR, _TABLES).but(
+                "as `register_translation`; a rule that is read can't be called"
+            ),
+        ),
         "canonicalize_dtype": works("0.8.0", "jax.dtypes.canonicalize_dtype(dtype)", "jax.dtypes"),
         "wrap_name": works("0.4.4", "f'{transform}({name})'", "xlashard.legacy.modules.core"),
         "lower_fun": works("0.4.4", "jax.interpreters.mlir.lower_fun(fun)"),
@@ -264,10 +289,7 @@ ENTRIES: EntryTable = {
             "it has the attributes of today's jaxlib; `PmapFunction` has no instances"
         ),
         **dict.fromkeys(
-            (
-                *("AxisEnv", "TranslationContext", "XlaOp", "backend_specific_translations"),
-                *("translations", "xops"),
-            ),
+            ("AxisEnv", "TranslationContext", "XlaOp", "xops"),
             refused("0.4.31", _MLIR).because(_RULES),
         ),
         "xla_call_p": refused("0.4.14", "jaxpr.eqns[0].primitive.name == 'jit'").because(

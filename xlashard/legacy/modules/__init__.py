@@ -14,6 +14,7 @@ docs/guides/legacy.md read those entries.
 | `arrays` | the array classes before `jax.Array`, and their checkpoints |
 | `sharding` | `jax.sharding`, and `PartitionSpec` in each of its modules |
 | `interpreters`, `pjit` | `jax.interpreters` and `jax.lib`; `jax.experimental.pjit` |
+| `rule_tables` | the rules of primitives, in `jax.interpreters` |
 | `maps`, `multihost_utils`, `host_callback` | other modules of `jax.experimental` |
 """
 
