@@ -244,7 +244,7 @@ def calls(array: Array) -> dict[str, Good]:
         ),
         "sync_global_devices": good(multihost.sync_global_devices, "name"),
         "initialize": good(
-            multihost.initialize, None, 1, None, timeout=1.0, heartbeat=1.0, bind=None
+            multihost.initialize, None, 1, None, timeout=1.0, heartbeat=1.0, bind=None, tls=None
         ),
         "Watchdog": good(multihost.Watchdog, 100.0, folder=None, report_signal=None),
     }

@@ -3,6 +3,7 @@
 The room behind it is `xlashard.pods.multihost`.
 """
 
+from xlashard.pods.multihost.cluster_info import MutualTLS
 from xlashard.pods.multihost.collective_call import barrier, sync_global_devices
 from xlashard.pods.multihost.host_collectives import (
     assert_equal,
@@ -21,6 +22,7 @@ from xlashard.pods.multihost.watchdog import STUCK_EXIT_CODE, Watchdog
 __all__ = [
     "GONE_EXIT_CODE",
     "STUCK_EXIT_CODE",
+    "MutualTLS",
     "Pod",
     "Watchdog",
     "assert_equal",

@@ -71,7 +71,7 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def asked(**changes: Any) -> InitializeRequest:
-    defaults = dict.fromkeys(("coordinator", "processes", "process_id", "timeout", "bind"))
+    defaults = dict.fromkeys(("coordinator", "processes", "process_id", "timeout", "bind", "tls"))
     return InitializeRequest(**{**defaults, "heartbeat": 100.0, **changes})
 
 

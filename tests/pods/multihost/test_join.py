@@ -29,7 +29,7 @@ LOOPBACK = "127.0.0.1"
 def come(process: int, port: int, *, timeout: float, environment: LaunchEnvironment = SLURM) -> str:
     """Return the error of one of three processes."""
     place = ClusterInfo(environment, 3, process, f"{LOOPBACK}:{port}", None)
-    request = InitializeRequest(None, None, None, timeout, 100, None)
+    request = InitializeRequest(None, None, None, timeout, 100, None, None)
     with pytest.raises(ProcessesError) as caught:
         join_processes(place, request, (LOOPBACK, port))
     return str(caught.value)
@@ -112,6 +112,6 @@ def test_port_in_use_and_foreign_bind_address_are_refused() -> None:
         text = come(0, port, timeout=1)
     assert re.search(naming(f"{LOOPBACK}:{port}", "JAX_COORDINATOR_PORT=8477"), text)
     place = ClusterInfo(SLURM, 2, 0, "192.0.2.1:8476", None)
-    request = InitializeRequest(None, None, None, 1, 100, None)
+    request = InitializeRequest(None, None, None, 1, 100, None, None)
     with pytest.raises(ProcessesError, match=r"bind='0\.0\.0\.0:8476'"):
         join_processes(place, request, ("192.0.2.1", 8476))

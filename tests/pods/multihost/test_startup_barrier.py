@@ -144,6 +144,16 @@ def test_conflicts_are_raised_in_both_processes(process: int, count: int, text: 
     assert all(re.search(text, str(error)) for error in errors), errors
 
 
+def test_tls_must_be_used_by_all_processes() -> None:
+    host, guest = calls(2)
+    errors = outcomes([host, replace(guest, me=replace(guest.me, secured=True))])
+    assert len(errors) == 2
+    for error in errors:
+        secured, unsecured = str(error).split("tls=", 1)
+        assert "process 1 (pid 1001 on host1)" in secured
+        assert "process 0 (pid 1000 on host0)" in unsecured
+
+
 def test_host_with_another_jax_is_named_in_all_processes() -> None:
     host, guest, other = calls(3)
     host, guest = (replace(c, me=replace(c.me, versions="jax 0.12.0.1")) for c in (host, guest))
@@ -202,7 +212,7 @@ BAD_LINES = {
     "a name of 10,000 letters": b'{"process":1,"count":3,"host":"%s","pid":1}\n' % (b"a" * 10_000),
     "a null": b'{"process": 1, "count": 3, "host": null, "pid": 1}\n',
     "no keys": b"{}\n",
-    "another key": b'{"process": 1, "count": 3, "host": "a", "pid": 1, "versions": 7}\n',
+    "another key": b'{"process": 1, "count": 3, "host": "a", "pid": 1, "secured": "no"}\n',
     "no UTF-8": b'{"process": "\xff"}\n',
     "a request of HTTP": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
     "a line without an end": b"{" + b" " * (1 << 21),

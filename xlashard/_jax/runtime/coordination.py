@@ -9,7 +9,7 @@ import ctypes
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -103,6 +103,7 @@ def join(
     timeout: int,
     heartbeat: int,
     local_devices: tuple[int, ...] | None = None,
+    credentials: Mapping[str, Any] | None = None,
 ) -> None:
     """Start the client and, in process 0, the service.
 
@@ -114,6 +115,7 @@ def join(
         timeout: The time to wait for the other processes, in seconds.
         heartbeat: The time without a heartbeat after which a process counts as dead, in seconds.
         local_devices: The devices to use; None for all.
+        credentials: JAX's arguments for mutual TLS, by name.
     """
     # JAX aborts a process whose program ends five minutes before those of its peers, although they
     # are alive; `jax.distributed.initialize` sets the timeout of its service only.
@@ -131,6 +133,7 @@ def join(
             heartbeat_timeout_seconds=heartbeat,
             shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
             coordinator_bind_address=bind,
+            **(credentials or {}),
         )
     finally:
         replace_name(lib_jax, "get_distributed_runtime_client", make_client)

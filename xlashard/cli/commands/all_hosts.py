@@ -83,7 +83,7 @@ def run() -> int:
         The exit code, equal on all hosts that process 0 has heard: 1 if hosts are missing, differ,
         or have a problem.
     """
-    request = InitializeRequest(None, None, None, None, _ARRIVE, None)
+    request = InitializeRequest(None, None, None, None, _ARRIVE, None, None)
     try:
         info = find_cluster(request)
         if info.processes == 1:

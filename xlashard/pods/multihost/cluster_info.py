@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.coordination import Cluster, tpu_attribute
@@ -104,6 +105,40 @@ def unlaunched_tasks(variables: Mapping[str, str]) -> int:
     return int(tasks) if tasks.isdecimal() else 0
 
 
+@dataclass(frozen=True)
+class MutualTLS:
+    """Certificates for mutual authentication of JAX's coordination service and its clients.
+
+    Attributes:
+        certificate: Path of this process's certificate chain, in PEM.
+        key: Path of its private key, in PEM.
+        authority: Path of the CA certificates that validate the peer, in PEM.
+        peer_uri_prefix: Required prefix of a URI among the subject names of the peer's certificate,
+            such as `"spiffe://example.org/"`. By default clients check the coordinator's host name.
+
+    Example:
+        >>> from xlashard import multihost
+        >>> tls = multihost.MutualTLS("own.pem", "own.key", "ca.pem")
+        >>> tls.authority
+        'ca.pem'
+    """
+
+    certificate: str
+    key: str
+    authority: str
+    peer_uri_prefix: str | None = None
+
+    def for_jax(self) -> dict[str, Any]:
+        """Return the keyword arguments of `jax.distributed.initialize`."""
+        return {
+            "mtls_cert_file": self.certificate,
+            "mtls_key_file": self.key,
+            "mtls_ca_file": self.authority,
+            "mtls_peer_uri_prefix": self.peer_uri_prefix,
+            "verify_secure_credentials": True,
+        }
+
+
 logger = logging.getLogger("xlashard.multihost")
 
 
@@ -128,6 +163,7 @@ class InitializeRequest:
     timeout: float | None
     heartbeat: float
     bind: str | None
+    tls: MutualTLS | None
 
 
 def check_types(request: InitializeRequest) -> None:
@@ -141,6 +177,7 @@ def check_types(request: InitializeRequest) -> None:
         ("processes", int, "an integer from 1 on"),
         ("process_id", int, "an integer from 0 on"),
         ("bind", str, "a host and a port, such as '0.0.0.0:8476'"),
+        ("tls", MutualTLS, "a MutualTLS"),
     ):
         value = getattr(request, name)
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):

@@ -60,6 +60,7 @@ class ProcessIdentity:
         count: Number of processes that it expects.
         host: Host name.
         pid: Process id on that host.
+        secured: Whether it has TLS certificates for the coordination service.
         versions: Versions of the packages that have to be equal; empty if unknown.
         code: Digests of the files of the program, by module.
     """
@@ -68,6 +69,7 @@ class ProcessIdentity:
     count: int
     host: str
     pid: int
+    secured: bool = False
     versions: str = ""
     code: Mapping[str, str] = field(default_factory=dict)
 

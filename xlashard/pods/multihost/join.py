@@ -13,6 +13,7 @@ from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.pods.multihost.cluster_info import (
     ClusterInfo,
     InitializeRequest,
+    MutualTLS,
     arguments_text,
     bind_address,
     check_types,
@@ -88,6 +89,7 @@ def initialize(
     timeout: float | None = None,
     heartbeat: float = 100.0,
     bind: str | None = None,
+    tls: MutualTLS | None = None,
 ) -> Pod:
     """Join this process to the others that run the program. Call it before anything else.
 
@@ -112,6 +114,7 @@ def initialize(
             native code keeps Python's lock.
         bind: Host and port at which process 0 listens; by default those of `coordinator`, so that
             no other address of its machine is open.
+        tls: Certificates for mutual authentication of JAX's service and its clients.
 
     Returns:
         The place of this process. A later call with the same arguments, or without arguments,
@@ -128,7 +131,9 @@ def initialize(
         1
     """
     with short_tracebacks:
-        request = InitializeRequest(coordinator, processes, process_id, timeout, heartbeat, bind)
+        request = InitializeRequest(
+            coordinator, processes, process_id, timeout, heartbeat, bind, tls
+        )
         check_types(request)
         if _joined.pod is not None:
             _check_same(_joined.pod, request)
@@ -206,6 +211,7 @@ def _join(request: InitializeRequest) -> Pod:
         timeout=_JAX_CONNECT_TIMEOUT,
         heartbeat=max(1, round(request.heartbeat)) + _JAX_HEARTBEAT_MARGIN,
         local_devices=info.local_devices,
+        credentials=None if request.tls is None else request.tls.for_jax(),
     )
     _joined.ending = ShutdownHandler(connections, request.heartbeat)
     return Pod(info.process_id, info.processes, info.coordinator, info.environment.title)
@@ -232,11 +238,13 @@ def join_processes(
     Raises:
         ProcessesError: Some processes did not arrive, or are inconsistent.
     """
-    host = socket.gethostname()
+    host, secured = socket.gethostname(), request.tls is not None
     installed = installed_versions(("jax", "jaxlib", "libtpu"))
     versions = ", ".join(f"{name} {version}" for name, version in installed.items())
     code = dict(sorted(digest_code().items())[:_MOST_MODULES])
-    me = ProcessIdentity(info.process_id, info.processes, host, os.getpid(), versions, code)
+    me = ProcessIdentity(
+        info.process_id, info.processes, host, os.getpid(), secured, versions, code
+    )
     alone, timeout = request.timeout, request.timeout
     if alone is None or timeout is None:
         alone, timeout = info.environment.alone, _ARRIVAL_TIMEOUT

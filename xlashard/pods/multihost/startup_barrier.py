@@ -262,6 +262,12 @@ class _Coordinator:
                 f"process {caller.process} ({caller}) expects {caller.count} processes, but "
                 f"process 0 ({me}) expects {me.count}: start all with the same number of processes"
             )
+        if caller.secured != me.secured:
+            one, other = (caller, me) if caller.secured else (me, caller)
+            return (
+                f"process {one.process} ({one}) has TLS certificates (tls=), but process "
+                f"{other.process} ({other}) has none: pass tls= in all processes"
+            )
         arrival = self._came.get(caller.process)
         other = arrival.caller if arrival else me if caller.process == me.process else None
         if other is not None:
