@@ -1,22 +1,20 @@
 """Automatic shardings beside the layouts that an expert writes by hand.
 
     python -m benchmarks.auto [--programs NAME ...] [--topologies NAME ...] [--hand-only]
-        [--ablate] [--set MODULE.NAME=VALUE ...] [--cache FOLDER] [--json PATH] [--memory SHARE]
+        [--kinds] [--set NAME=VALUE ...] [--cache FOLDER] [--json PATH] [--memory SHARE]
 
 Each layout of each program is compiled for TPU topologies, without generating code. The figures are
 the calibrated time of a step and the memory of a device, as `xlashard preflight` reports them.
 
-`--ablate` prints what each kind of start, of constraints inside and of correction is worth at most:
-how much slower the best of the other layouts that were compiled is. `--set` gives a constant of
-`xlashard.auto` another value, as `--set auto_shard._THINNED=0`, to compare the results.
+`--kinds` prints what each kind of start, of constraints inside and of correction is worth at most:
+how much slower the best of the other layouts that were compiled is. `--set _THINNED=0` gives a
+constant of `xlashard.auto` another value, to compare the results.
 """
 
 import argparse
 import hashlib
-import importlib
 import importlib.metadata
 import json
-import math
 import re
 import resource
 import statistics
@@ -71,7 +69,7 @@ class Candidate:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """How its search starts, which constraints it has inside, and how it is corrected."""
+        """Start of its search, its constraints inside, and its corrections, in words."""
         searched, *corrections = self.name.split("; corrected: ")
         start, _, inside = searched.partition(INSIDE)
         repeats = re.findall(_REPEAT, start)
@@ -357,7 +355,7 @@ def summarize(comparisons: Sequence[Comparison]) -> Iterator[str]:
     yield f"does not fit where a layout by hand does: {', '.join(missed) or 'never'}"
 
 
-def ablate(comparisons: Sequence[Comparison]) -> Iterator[str]:
+def rate_kinds(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Yield what each kind of layout is worth at most, and where.
 
     Other starts may find its layouts too, and other layouts would be compiled in their place.
@@ -367,9 +365,10 @@ def ablate(comparisons: Sequence[Comparison]) -> Iterator[str]:
         fitting = [] if one.auto is None else [c for c in one.auto.candidates if c.fits]
         for kind in sorted({kind for c in fitting for kind in c.kinds}):
             others = [c.seconds for c in fitting if kind not in c.kinds]
-            saved = min(others, default=math.inf) / min(c.seconds for c in fitting) - 1
-            where = f"{one.program} on {one.topology}"
-            worth[kind] = max(worth.get(kind, (-1.0, "")), (saved, where))
+            if others:
+                saved = min(others) / min(c.seconds for c in fitting) - 1
+                where = f"{one.program} on {one.topology}"
+                worth[kind] = max(worth.get(kind, (-1.0, "")), (saved, where))
     yield f"{'without':40} {'slower':>8}"
     for kind, (saved, where) in sorted(worth.items()):
         note = where if saved >= LEAST_WORTH else f"less than {LEAST_WORTH:.1%} everywhere"
@@ -377,11 +376,14 @@ def ablate(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _set_constant(text: str) -> None:
-    """Give a constant of `xlashard.auto` a value: `auto_shard._THINNED=0`."""
+    """Give a constant of `xlashard.auto` a value, in all modules that read it: `_THINNED=0`."""
     name, _, value = text.partition("=")
-    module, _, constant = name.rpartition(".")
-    holder = importlib.import_module(f"xlashard.auto.{module}")
-    setattr(holder, constant, type(getattr(holder, constant))(float(value)))
+    loaded = [m for key, m in sys.modules.items() if key.startswith("xlashard.auto.")]
+    holders = [module for module in loaded if name in vars(module)]
+    if not holders:
+        raise SystemExit(f"--set {text}: xlashard.auto has no constant {name}")
+    for module in holders:
+        setattr(module, name, type(getattr(module, name))(float(value)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -391,8 +393,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--topologies", nargs="+", choices=topologies, default=topologies)
     parser.add_argument("--hand-only", action="store_true", help="leave out automatic shardings")
-    parser.add_argument("--ablate", action="store_true", help="print what each kind is worth")
-    parser.add_argument("--set", nargs="+", default=[], help="constants: auto_shard._THINNED=0")
+    parser.add_argument("--kinds", action="store_true", help="print what each kind is worth")
+    parser.add_argument("--set", nargs="+", default=[], help="constants: _THINNED=0")
     parser.add_argument("--cache", type=Path, help="folder that keeps results of layouts by hand")
     parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--memory", type=float, default=0.9, help="usable share of the memory")
@@ -411,8 +413,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Traces and lowered modules of one program are of no use to the next.
         jax.clear_caches()
     print("\n".join(["", *summarize(comparisons)]))
-    if given.ablate:
-        print("\n".join(["", *ablate(comparisons)]))
+    if given.kinds:
+        print("\n".join(["", *rate_kinds(comparisons)]))
     if given.json is not None:
         results = [asdict(one) for one in comparisons]
         given.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

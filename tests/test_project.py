@@ -102,6 +102,7 @@ def is_inside(module: str, homes: tuple[str, ...]) -> bool:
 
 LIBRARIES_OF_PROGRAMS = {
     "xlashard.legacy.libraries.optax_names": {"optax"},
+    "xlashard.legacy.libraries.pkg_resources": {"packaging"},
 }
 
 

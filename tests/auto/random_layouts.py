@@ -43,7 +43,7 @@ from tests.core.pjit.random_programs.running import (
 )
 from xlashard._jax.trace.jaxprs import as_function
 from xlashard._jax.trace.tracing import bodies
-from xlashard.auto import axis_costs, axis_program, layout_builder, memory_model, search
+from xlashard.auto import axis_costs, layout_builder, memory_model, search
 from xlashard.auto.graph import program_graph
 from xlashard.auto.problem import (
     AutoProblem,
@@ -391,7 +391,6 @@ def _odd_costs(dice: Dice) -> Iterator[None]:
         patch.object(memory_model, "SMALL_BYTES", 0),
         patch.object(layout_builder, "SMALL_BYTES", 0),
         patch.object(program_graph, "_SMALL_BYTES", dice.pick([0, 1 << 21])),
-        patch.object(axis_program, "NEGLIGIBLE_BYTES", 0),
         patch.object(axis_costs, "NEGLIGIBLE_BYTES", 0),
     ):
         yield

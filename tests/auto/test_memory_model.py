@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.auto.test_search import machine
+from xlashard import P
 from xlashard.auto.axis_costs import Assignment
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.memory_model import MemoryModel
@@ -14,11 +15,11 @@ from xlashard.auto.problem import AutoProblem
 MIB = 1 << 20
 
 
-def peak(function, *arguments, donated=0, tied=(), on=None, sharded=()):
+def peak(function, *arguments, donated=0, tied=(), on=None, sharded=(), specs=None):
     """Return the predicted MiB of a function of arrays of these shapes and dtypes.
 
     The first arguments are donated. `sharded` has positions, with results after arguments, and
-    dimensions.
+    dimensions; `specs` the fixed specs of arguments.
     """
     jaxpr = jax.make_jaxpr(function)(
         *(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in arguments)
@@ -26,8 +27,9 @@ def peak(function, *arguments, donated=0, tied=(), on=None, sharded=()):
     count, results = len(arguments), len(jaxpr.out_avals)
     given = tuple(k < donated for k in range(count))
     on = on or machine(x=8)
-    problem = AutoProblem(jaxpr, on, (None,) * count, (None,) * results, tied, given)
-    graph = ProgramGraph(jaxpr, tied)
+    specs = specs or (None,) * count
+    problem = AutoProblem(jaxpr, on, specs, (None,) * results, tied, given)
+    graph = ProgramGraph(jaxpr, tied, specs, problem.out_specs)
     model = MemoryModel(graph, problem)
     ends = [*graph.arguments, *graph.results]
     chosen = {graph.label(ends[k], dim) for k, dim in sharded}
@@ -107,7 +109,8 @@ def test_donated_cache_that_a_scan_reads_and_stacks_again_takes_two_buffers():
 
     arguments = ((16, 1024, 1024), F32), ((8, 1024), F32)
     kept = {"donated": 1, "tied": ((0, 0),)}
-    assert 2 * 64 <= peak(decode, *arguments, **kept) <= 2 * 64 + 2 * 4
+    for specs in ((None, None), (P(), None)):
+        assert 2 * 64 <= peak(decode, *arguments, specs=specs, **kept) <= 2 * 64 + 2 * 4
 
 
 def test_stacked_weights_of_a_scan_are_converted_all_at_once():

@@ -1,20 +1,23 @@
 """Layouts of small programs on machines made by hand."""
 
+import math
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import OptimizeResult, milp
 
 from tests.auto.examples import find_layouts
 from tests.auto.random_layouts import check_layout
 from tests.core.pjit.helpers import make_mesh
 from xlashard import P
 from xlashard._jax.trace.jaxprs import as_function
+from xlashard.auto import axis_program
 from xlashard.auto.axis_costs import HIDDEN_SHARE, Assignment, CostModel
 from xlashard.auto.axis_orders import AxisOrderer
-from xlashard.auto.axis_program import Restriction
+from xlashard.auto.axis_program import AxisProgram, Restriction
 from xlashard.auto.foreseen import foreseen_transfers
 from xlashard.auto.graph import program_graph
 from xlashard.auto.plan.plan_description import unknown_primitives
@@ -340,6 +343,32 @@ def test_unknown_primitives_are_listed_and_keep_operands_replicated():
         assert layout.in_specs[0] == P() or operands == [P()]
 
 
+def cover_triangle():
+    """Return the integer program of the least vertices that touch each edge of a triangle."""
+    program = AxisProgram.__new__(AxisProgram)
+    program.offset, program._cost, program._integer = 0.0, [1.0] * 3, [1] * 3
+    program._rows = [({a: 1.0, b: 1.0}, 1.0, math.inf) for a, b in ((0, 1), (1, 2), (0, 2))]
+    return program
+
+
+def test_a_program_whose_relaxation_is_loose_is_solved_whole(monkeypatch):
+    # The relaxation takes half of each vertex.
+    solution, gap = cover_triangle()._optimize(10.0)
+    assert solution.fun == pytest.approx(2e3) and gap == pytest.approx(0.0)
+    runs = []
+
+    def run(*args, **kwargs):
+        runs.append(kwargs["options"]["time_limit"])
+        result = milp(*args, **kwargs)
+        # The third run finds nothing in time.
+        return OptimizeResult(x=None, fun=None) if len(runs) == 3 else result
+
+    monkeypatch.setattr(axis_program, "milp", run)
+    solution, gap = cover_triangle()._optimize(10.0)
+    assert solution.fun == pytest.approx(2e3) and gap == pytest.approx(1 / 3)
+    assert len(runs) == 3 and 10.0 >= runs[0] > runs[1] > runs[2]
+
+
 @pytest.mark.slow
 def test_solutions_of_many_systems_are_sharded_along_the_batch():
     found = problem(jnp.linalg.solve, (4096, 16, 16), (4096, 16, 4), on=machine(x=4, y=2))
@@ -536,7 +565,7 @@ def test_a_split_of_the_minor_dimension_below_a_tile_saves_no_bytes():
 
 
 @pytest.mark.parametrize("rows", [1, 2048])
-def test_a_slice_reads_as_much_as_it_yields(rows):
+def test_a_slice_moves_no_more_than_it_yields(rows):
     found = problem(lambda x, w: x[:rows] @ w, (1 << 14, 1024), (1024, 8))
     graph = Search(found, 1.0).graph
     number = next(k for k, op in enumerate(graph.operations) if op.name == "slice")

@@ -72,7 +72,8 @@ def test_results_written_into_a_cache_are_not_of_the_state():
     assert not graph.is_state(made)
 
 
-def test_a_small_weight_that_a_loop_needs_whole_stays_whole():
+@pytest.mark.parametrize("size", [32, 256])
+def test_a_small_weight_that_a_loop_needs_whole_stays_whole(size):
     def roll(w, x):
         def advance(x, _):
             value = x @ w
@@ -81,7 +82,7 @@ def test_a_small_weight_that_a_loop_needs_whole_stays_whole():
         x, values = jax.lax.scan(advance, x, length=64)
         return w + jnp.mean(x), x, values
 
-    weight, rows = (jax.ShapeDtypeStruct(s, np.float32) for s in ((256, 1), (1 << 14, 256)))
+    weight, rows = (jax.ShapeDtypeStruct(s, np.float32) for s in ((size, 1), (1 << 14, size)))
     jaxpr = jax.make_jaxpr(roll)(weight, rows)
     tied = ((0, 0), (1, 1))
     found = AutoProblem(jaxpr, machine(x=8), (None,) * 2, (None,) * 3, tied, (True, True))

@@ -12,6 +12,7 @@ from benchmarks._auto_program import HandLayout, Turn, path_names
 from benchmarks._auto_programs import PROGRAMS
 from benchmarks.auto import Candidate, Comparison, Outcome
 from xlashard import tpu
+from xlashard.auto import axis_costs, axis_program, search
 from xlashard.auto.axis_costs import WHOLE
 
 
@@ -125,18 +126,27 @@ def test_kinds_of_a_layout_are_read_from_its_name(name: str, kinds: set[str]) ->
     assert Candidate(name, 1.0, 1.0, 1, 1).kinds == kinds
 
 
-def test_ablation_names_what_each_kind_saves_and_where() -> None:
+def test_kinds_are_rated_by_what_they_save_and_where() -> None:
     times = {"data": 1.0, "fsdp; inside: none": 0.5, "fsdp; inside: operands": 0.501, "auto": 0.1}
     found = [Candidate(name, 1.0, time, 1, 1, name != "auto") for name, time in times.items()]
     one = Comparison(
         "vit", "v5e-16", {}, (), replace(outcome("auto", 0.5), candidates=tuple(found))
     )
-    lines = list(auto.ablate([one]))
+    lines = list(auto.rate_kinds([one]))
     (fsdp,) = [line for line in lines if line.startswith("start: fsdp")]
     (none,) = [line for line in lines if line.startswith("inside: none")]
     assert fsdp.endswith("100.0%  vit on v5e-16")
     assert "0.2%  less than" in none
     assert not any("auto" in line for line in lines)
+
+
+def test_a_constant_is_set_in_every_module_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (axis_costs, axis_program, search):
+        monkeypatch.setattr(module, "HIDDEN_SHARE", axis_costs.HIDDEN_SHARE)
+    auto._set_constant("HIDDEN_SHARE=0")
+    assert axis_costs.HIDDEN_SHARE == axis_program.HIDDEN_SHARE == search.HIDDEN_SHARE == 0.0
+    with pytest.raises(SystemExit, match="no constant HIDDEN"):
+        auto._set_constant("HIDDEN=0")
 
 
 @pytest.mark.slow

@@ -22,9 +22,11 @@ HIDDEN_SHARE = 0.1
 
 Rounded from compiled layouts of the programs of `benchmarks.auto` on v5e, v6e and v5p.
 """
-# A loop waits in each run for what is larger, such as a column of weights.
-NEGLIGIBLE_BYTES = 1 << 9
-"""Values below this size, in bytes, change their sharding at no cost."""
+NEGLIGIBLE_BYTES = 1 << 12
+"""Values of which a step has less, in bytes, change their sharding at no cost.
+
+A loop waits for a small value in each of its runs.
+"""
 
 
 @dataclass
@@ -264,7 +266,7 @@ class CostModel:
             beside: An axis that `others` leaves out, with its states as for `stored` and `needed`.
         """
         source, target = (stored, needed) if slot >= 0 else (needed, stored)
-        if source in (target, WHOLE) or self.graph.values[value].nbytes < NEGLIGIBLE_BYTES:
+        if source in (target, WHOLE) or is_negligible(self.graph, value, number):
             return 0.0
         own, kept = self.local_bytes(value, number, slot), self.local_bytes(value)
         if beside is not None:
@@ -486,19 +488,25 @@ def _pass_seconds(nbytes: float, along: MeshAxis) -> float:
     return along.latency + nbytes * (n - 1) / n / along.bytes_per_second
 
 
+def is_negligible(graph: ProgramGraph, value: int, number: int) -> bool:
+    """Return True for an operand or result of an operation that is small in all of its runs."""
+    return graph.values[value].nbytes * graph.operations[number].times < NEGLIGIBLE_BYTES
+
+
 def in_lanes(size: float) -> float:
     """Return the size to which a minor dimension is padded in memory."""
     return math.ceil(size / LANES) * LANES
 
 
-# Operations that read as much of their first operand as another value has.
+# Operations that read no more of their first operand than they yield.
 _PARTLY_READ = frozenset(("slice", *INDEXING))
 
 
 def _touched(op: GraphOperation) -> list[tuple[int, int]]:
     """Return the operands and results that an operation reads and writes, with their slots.
 
-    A gather or slice reads as much of its operand as its result has, and a scatter is in place.
+    What a gather or slice takes of its operand is read by the operations after it, which are fused
+    with it, and a scatter is in place.
     """
     skipped = {0} if op.name in _PARTLY_READ else set[int]()
     skipped |= {-1} if op.name in IN_PLACE else set()

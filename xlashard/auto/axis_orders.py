@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import combinations, product
 from typing import NamedTuple
 
-from xlashard.auto.axis_costs import NEGLIGIBLE_BYTES, WHOLE, Assignment
+from xlashard.auto.axis_costs import WHOLE, Assignment, is_negligible
 from xlashard.auto.graph.graph_values import GraphOperation, Labels
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import Machine
@@ -103,7 +103,7 @@ class AxisOrderer:
         graph = self._graph
         for number, op in enumerate(graph.operations):
             for slot, value in op.slots:
-                if graph.values[value].nbytes < NEGLIGIBLE_BYTES:
+                if is_negligible(graph, value, number):
                     continue
                 stored = assignment.states(graph, self._axes, value)
                 needed = {a: assignment.needed(graph, a, number, slot) for a in self._axes}

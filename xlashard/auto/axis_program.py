@@ -8,6 +8,7 @@ the time of the work and of these transfers; memory is bounded where most of it 
 """
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ from scipy.sparse import coo_array
 
 from xlashard.auto.axis_costs import (
     HIDDEN_SHARE,
-    NEGLIGIBLE_BYTES,
     WHOLE,
     CostModel,
+    is_negligible,
     prescribed,
     required,
 )
@@ -310,7 +311,7 @@ class AxisProgram:
     def _transfer(self, value: int, uses: Sequence[tuple[int, int]], times: float) -> None:
         """Add the change of a value's sharding, which some operations share."""
         stored = self._stored(value)
-        if self._graph.values[value].nbytes < NEGLIGIBLE_BYTES:
+        if is_negligible(self._graph, value, uses[0][0]):
             return
         shared: dict[tuple[int, int], int] = {}
         moved: set[tuple[str, int]] = set()
@@ -467,25 +468,31 @@ class AxisProgram:
         """
         integer = np.array(self._integer)
         ones: Any = np.where(integer == 1, 1.0, np.inf)
-        options = {"time_limit": seconds}
-        run = partial(milp, np.array(self._cost) * 1e3, constraints=self._constraints())
-        relaxed = run(integrality=0 * integer, bounds=Bounds(0.0, ones), options=options)
+        solve = partial(milp, np.array(self._cost) * 1e3, constraints=self._build_constraints())
+        end = time.monotonic() + seconds
+
+        def run(integrality: Any, lower: Any, upper: Any, gap: float = 0.0) -> Any:
+            left = max(end - time.monotonic(), 0.0)
+            options = {"time_limit": left, "mip_rel_gap": gap}
+            return solve(integrality=integrality, bounds=Bounds(lower, upper), options=options)
+
+        relaxed = run(0 * integer, 0.0, ones)
         if relaxed.x is None:
             return relaxed, math.inf
         whole = np.round(relaxed.x)
         settled = (integer == 1) & (np.abs(relaxed.x - whole) < _INTEGRAL)
-        lower: Any = np.where(settled, whole, 0.0)
-        upper: Any = np.where(settled, whole, ones)
-        rounded = run(integrality=integer, bounds=Bounds(lower, upper), options=options)
-        total = abs(relaxed.fun + self.offset * 1e3)
-        if rounded.x is None or rounded.fun - relaxed.fun > _GAP * total:
-            options |= {"mip_rel_gap": _GAP * total / max(abs(relaxed.fun), 1e-9)}
-            rounded = run(integrality=integer, bounds=Bounds(0.0, ones), options=options)
-        if rounded.x is None:
-            return rounded, math.inf
-        return rounded, max(rounded.fun - relaxed.fun, 0.0) / max(total, 1e-9)
+        best = run(integer, np.where(settled, whole, 0.0), np.where(settled, whole, ones))
+        # A relaxation that the time limit stops is no bound.
+        bound = relaxed.fun if relaxed.status == 0 else -math.inf
+        total = max(abs(relaxed.fun + self.offset * 1e3), 1e-9)
+        if best.x is None or best.fun - bound > _GAP * total:
+            every = run(integer, 0.0, ones, _GAP * total / max(abs(relaxed.fun), 1e-9))
+            bound = max(bound, -math.inf if every.x is None else every.mip_dual_bound)
+            if every.x is not None and (best.x is None or every.fun < best.fun):
+                best = every
+        return best, math.inf if best.x is None else max(best.fun - bound, 0.0) / total
 
-    def _constraints(self) -> LinearConstraint:
+    def _build_constraints(self) -> LinearConstraint:
         rows, columns, data = [], [], []
         for k, (terms, _, _) in enumerate(self._rows):
             rows += [k] * len(terms)

@@ -47,7 +47,19 @@ class MemoryModel:
             if (alias := graph.results[result]) is not None
         }
         copies = {*aliases, *graph.arguments}
-        aliases |= {inner: outer for outer, inner in graph.inside.items() if outer in copies}
+        # A loop reads its stacks while it writes others: XLA copies those that it would overwrite.
+        read: dict[int | None, frozenset[int | None]] = {}
+        for step in graph.steps:
+            if step.body is not None:
+                stacks = step.results[len(step.carries) :]
+                read |= dict.fromkeys(stacks, frozenset(step.operands))
+        inside = graph.inside
+        aliases = {
+            result: argument
+            for result, argument in aliases.items()
+            if inside.get(argument, argument) not in read.get(inside.get(result, result), ())
+        }
+        aliases |= {inner: outer for outer, inner in inside.items() if outer in copies}
         kept = [index for k, index in enumerate(graph.arguments) if k not in donated]
         stored = _LiveRanges(graph.values, graph.steps, kept, results, aliases).stored()
         self._stored = [k for k in stored if graph.values[k].nbytes >= SMALL_BYTES]
@@ -153,12 +165,8 @@ class _LiveRanges:
         self._buffers = Labels()
         for _ in values:
             self._buffers.new(0)
-        # A loop reads its stacks while it writes others: XLA copies those that it would overwrite.
-        loops = [step for step in steps if step.body is not None]
-        apart = {(r, o) for x in loops for r in x.results[len(x.carries) :] for o in x.operands}
         for result, argument in aliases.items():
-            if (result, argument) not in apart:
-                self._buffers.join(argument, result)
+            self._buffers.join(argument, result)
 
     def stored(self) -> list[int]:
         """Set the live ranges of the values that have buffers, and return the values."""

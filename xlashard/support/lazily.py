@@ -93,12 +93,13 @@ else:
 
 
 def copy_with[T](value: T, **fields: Any) -> T:
-    """Return a dataclass with other fields, as `dataclasses.replace` does in ten times the time.
+    """Return a dataclass with other fields, as `dataclasses.replace` does in five times the time.
 
     Args:
         value: An instance of a class without slots, `__post_init__` and values that it caches.
         **fields: The new values.
     """
+    assert fields.keys() <= value.__dict__.keys()
     copied = object.__new__(type(value))
     copied.__dict__.update(value.__dict__, **fields)
     return copied

@@ -373,6 +373,7 @@ def test_invalid_input_is_reported_as_one_error(run: Run, name: str) -> None:
     [
         (("--json", "README.md/x.json"), "README.md/x.json can't be written: Not a directory"),
         (("--json", "docs"), "docs can't be written: it is a folder, expected a file"),
+        (("--json", "new/"), "new/ can't be written: it is a folder, expected a file"),
         (("--html", "/proc/x/a.html"), "/proc/x/a.html can't be written: "),
         (("--compare",), "--compare takes two reports, and here are 1"),
         (("--option", "xla_a"), "--option xla_a=true"),

@@ -57,6 +57,17 @@ LINES = {
     "assert file.write('A = 3') and not file.flush()\n"
     "assert imp.load_source('loaded_by_imp', file.name).A == 3 and imp.reload(json) is json\n"
     "assert sys.modules.pop('loaded_by_imp') and imp.new_module('m').__name__ == 'm'",
+    "pkg_resources": "import pkg_resources as p\n"
+    "assert p.get_distribution('numpy>1').version == np.__version__\n"
+    "assert p.parse_version('1.10') > p.parse_version('1.9') and p.require('numpy')[0].key\n"
+    "assert p.resource_exists('numpy', 'linalg/__init__.py')\n"
+    "assert b'import' in p.resource_string('numpy', '__init__.py')\n"
+    "assert 'linalg' in p.resource_listdir('numpy', '') and p.resource_isdir('numpy', 'linalg')\n"
+    "assert list(p.iter_entry_points('pytest11'))\n"
+    "for wrong, error in (('no-such', p.DistributionNotFound), ('numpy<1', p.VersionConflict)):\n"
+    "    try: p.get_distribution(wrong)\n"
+    "    except error: pass\n"
+    "    else: raise AssertionError",
     "importlib_resources": "import importlib_resources\n"
     "assert importlib_resources.files('numpy').joinpath('__init__.py').is_file()",
 }

@@ -183,8 +183,8 @@ def drop_unused(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...]]:
 def _without_dead_code(jaxpr: Jaxpr) -> tuple[Jaxpr | None, tuple[bool, ...], tuple[bool, ...]]:
     """Return a jaxpr without dead code, and for each const and argument True if it is in use.
 
-    What is known of the smaller jaxpr as a call is placed is so known as it is lowered. Where
-    everything is in use, it is None: the cache must not keep its key alive.
+    The placement of a call and its lowering share what is known of the smaller jaxpr. Where
+    everything is in use, None stands for the jaxpr: a cache must not keep its key alive.
     """
     smaller, consts, args = pe.dce_jaxpr_consts(jaxpr.jaxpr, [True] * len(jaxpr.outvars))
     if all((*consts, *args)) and smaller.eqns == jaxpr.eqns:

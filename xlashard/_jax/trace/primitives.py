@@ -257,9 +257,11 @@ def _dce_call(rule: Callable[..., Any], *args: Any) -> tuple[list[bool], Any]:
     params["call_jaxpr"] = params.pop("jaxpr")
     renamed = eqn.replace(params=params)
     used, smaller = rule(*needed, renamed)
-    if smaller is None or smaller is renamed:
+    if smaller is None:
+        return used, None
+    if smaller is renamed:
         # JAX keeps a jaxpr of which every equation stays, and all that is known of that jaxpr.
-        return used, smaller and eqn
+        return used, eqn
     params = dict(smaller.params)
     params["donated_invars"] = tuple(compress(params["donated_invars"], used))
     return used, smaller.replace(params=eqn.primitive.with_own_names(params, sum(used)))

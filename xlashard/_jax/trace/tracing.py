@@ -131,8 +131,8 @@ class FunctionTracer:
         static_argnames: Names of static arguments.
 
     Attributes:
-        static_argnums: The same positions.
-        static_argnames: The same names.
+        static_argnums: Positions of static arguments.
+        static_argnames: Names of static arguments.
     """
 
     def __init__(
@@ -509,10 +509,10 @@ def sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
 
     Most equations contain neither, so that a search for constraints or inner jaxprs looks at these.
     """
-    eqns, carriers = [], (*_jaxpr_types(), JaxSharding)
+    eqns, plain, carriers = [], _plain_types(), (*_jaxpr_types(), JaxSharding)
     for eqn in jaxpr.eqns:
         params = eqn.params
-        if _PLAIN.issuperset(map(type, params.values())):
+        if plain.issuperset(map(type, params.values())):
             continue
         # A sharding of this package need not be one of JAX.
         if "jaxpr" in params or params.get("sharding") or _list_members(eqn, carriers):
@@ -551,8 +551,10 @@ def replace_fields(jaxpr: Jaxpr, **fields: Any) -> Jaxpr:
     return jaxpr.replace(jaxpr=inner.replace(**fields), consts=consts)
 
 
-# Types of most parameters, checked before isinstance, which takes more time.
-_PLAIN = frozenset({type(None), bool, int, float, str, UnspecifiedValue})
+@lru_cache(maxsize=1)
+def _plain_types() -> frozenset[type]:
+    """Return the types of most parameters, which are checked before isinstance is."""
+    return frozenset({type(None), bool, int, float, str, UnspecifiedValue})
 
 
 def bodies(eqn: Any) -> list[Jaxpr]:
@@ -566,7 +568,7 @@ def _list_members(eqn: Any, types: tuple[type, ...]) -> list[Any]:
     for value in eqn.params.values():
         if isinstance(value, types):
             members.append(value)
-        elif isinstance(value, tuple) and not _PLAIN.issuperset(map(type, value)):
+        elif isinstance(value, tuple) and not _plain_types().issuperset(map(type, value)):
             members += [member for member in value if isinstance(member, types)]
     return members
 

@@ -244,7 +244,9 @@ class ProgramGraph(InnerPrograms):
         fused = copied or transparent or pointwise
         if operation.name == "conv_general_dilated":
             self._note_spatial(operation, eqn.params["dimension_numbers"])
-        self.steps.append(GraphStep(operands, outs, fused, operation.name in IN_PLACE))
+        self.steps.append(
+            GraphStep(operands, outs, fused=fused, in_place=operation.name in IN_PLACE)
+        )
         if is_free and rule.pairwise:
             for operand, result in zip(operands, outs, strict=False):
                 if operand is not None:

@@ -238,7 +238,7 @@ def check_writable(path: str | None) -> None:
     if not path or path == "-":
         return
     file = Path(path)
-    if file.is_dir():
+    if file.is_dir() or path.endswith(os.sep):
         raise ArgumentError(f"{path} can't be written: it is a folder, expected a file")
     try:
         if file.is_file():

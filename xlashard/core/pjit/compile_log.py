@@ -209,11 +209,11 @@ class CompileLog:
         if miss.stages > miss.recorded:
             miss.recorded = miss.stages
             if not is_paused():
-                self._record(miss, make_key(), is_last=is_last)
+                self._record(miss, make_key())
         if is_last:
             self._log_reason(miss)
 
-    def _record(self, miss: CacheMiss, call_key: CallKey, *, is_last: bool) -> None:
+    def _record(self, miss: CacheMiss, call_key: CallKey) -> None:
         if not miss.number:
             miss.location = calling_line()
         miss.key, miss.clear_count = call_key, CLEAR_COUNTER.count
@@ -221,9 +221,8 @@ class CompileLog:
         with self._lock:
             if not miss.number:
                 self._last = miss.number = self._last + 1
-            self._records[miss.number] = miss
-            if not is_last:  # The call may run more stages while a report reads this.
-                self._records[miss.number] = copy_with(miss, seconds=dict(miss.seconds))
+            # The call may run more stages while a report reads this.
+            self._records[miss.number] = copy_with(miss, seconds=dict(miss.seconds))
             while len(self._records) > KEPT:
                 del self._records[min(self._records)]
         site, number = self._site

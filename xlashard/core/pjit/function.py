@@ -106,15 +106,15 @@ def _find_state(fun: Any, options: PjitOptions, static: Selected) -> _FunctionSt
     """Return the state of a function and its options; `jit(f)` in each call has one of them."""
     key = options.cache_key, static
     try:
-        hash(fun)
+        hash((fun, key))
         known = _STATES.get(id(fun))
         if known is None or known[0]() is not fun:
             known = weakref.ref(fun, partial(_forget_states, id(fun))), {}
             _STATES.add(id(fun), known)
-        states: dict[Any, _FunctionState] = known[1]
-        state = states.get(key)
     except TypeError:  # an unhashable option or function, or one without weak references
         return _FunctionState(fun, options, static)
+    states: dict[Any, _FunctionState] = known[1]
+    state = states.get(key)
     return states.setdefault(key, _FunctionState(fun, options, static)) if state is None else state
 
 
@@ -438,10 +438,10 @@ class Function:
         traced, mesh, options = seen.traced, seen.mesh, self.options
         key = "equation", mesh, find_spec_mesh(mesh), options.inline and tracing.is_staging()
         equation = traced.shared.get(key)
-        if equation is not None and not is_strict(options.strict):
-            body = equation.find_body()
-            if body is not None:
-                return body, equation, True
+        if equation is not None and (body := equation.find_body()) is not None:
+            if is_strict(options.strict):
+                self._report_bound(self.read_call(seen))
+            return body, equation, True
         call = self.read_call(seen)
         self._report_bound(call)
         body, equation = self._make_equation(call)

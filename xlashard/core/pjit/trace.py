@@ -212,18 +212,43 @@ def read_call(call: TracedCall, parameters: Parameters, options: PjitOptions) ->
         donated = parameters.donated(args, kwargs, len(values))
         requests = _read_options(traced, parameters, options, spec_mesh, donated)
         traced.shared[spec_mesh] = requests
-    requested, from_gda = requests
-    if from_gda:
-        _check_from_gda(from_gda, values, traced.arg_names, options.in_resources.what)
+    if requests.from_gda:
+        what = options.in_resources.what
+        _check_from_gda(requests.from_gda, values, traced.arg_names, what)
     return Call(
         traced=traced,
         values=tuple(values),
         mesh=mesh,
+        in_shardings=requests.in_shardings,
+        out_shardings=requests.out_shardings,
+        layouts=requests.layouts,
+        donated=requests.donated,
         statics=parameters.statics(args, kwargs),
         kind_of=options.kind_of,
         miss=miss,
-        **requested,
+        auto=requests.auto,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Requests:
+    """Shardings, layouts and donation that options request; calls of equal types share them.
+
+    Attributes:
+        in_shardings: See `Call`, as for the next four.
+        out_shardings: The requested sharding of each result.
+        layouts: The requested layouts.
+        donated: The donated arguments.
+        auto: The arguments under `AUTO`.
+        from_gda: The resource of each argument, if one is `FROM_GDA`; else empty.
+    """
+
+    in_shardings: tuple[Sharding | None, ...]
+    out_shardings: tuple[Sharding | None, ...]
+    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
+    donated: tuple[bool, ...]
+    auto: tuple[bool, ...] | None
+    from_gda: Sequence[Resource]
 
 
 def _read_options(
@@ -232,8 +257,8 @@ def _read_options(
     options: PjitOptions,
     mesh: Mesh | AbstractMesh | None,
     donated: tuple[bool, ...],
-) -> tuple[dict[str, Any], Sequence[Resource]]:
-    """Return what the options request of each argument and result; calls of equal types share it.
+) -> _Requests:
+    """Return what the options request of each argument and result of a traced function.
 
     Args:
         traced: The function.
@@ -241,9 +266,6 @@ def _read_options(
         options: Its options.
         mesh: The mesh of specs.
         donated: For each argument, True if it is donated.
-
-    Returns:
-        Fields of a `Call`, by name; and the resource of each argument, if one is `FROM_GDA`.
     """
     in_resources, out_resources = options.in_resources, options.out_resources
     ins = parameters.expand_in(in_resources, traced.in_tree)
@@ -254,15 +276,15 @@ def _read_options(
     out_shardings, out_layouts = _read_requests(mesh, *results)
     leaves = *in_resources.leaves, *out_resources.leaves
     has_auto = any([isinstance(leaf.value, Auto) for leaf in leaves])
-    requested = {
-        "in_shardings": in_shardings,
-        "out_shardings": out_shardings,
-        "layouts": (in_layouts, out_layouts),
-        "donated": donated,
-        "auto": tuple([isinstance(leaf.value, Auto) for leaf in ins]) if has_auto else None,
-    }
     is_from_gda = any([type(leaf.value) is FromGda for leaf in in_resources.leaves])
-    return requested, ins if is_from_gda else ()
+    return _Requests(
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        layouts=(in_layouts, out_layouts),
+        donated=donated,
+        auto=tuple([isinstance(leaf.value, Auto) for leaf in ins]) if has_auto else None,
+        from_gda=ins if is_from_gda else (),
+    )
 
 
 def find_target_device(mesh: Mesh | None, named: Sequence[Any]) -> Device | None:

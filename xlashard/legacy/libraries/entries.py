@@ -244,6 +244,11 @@ LIBRARIES: Mapping[str, EntryTable] = {
     "flax": _FLAX_TABLE,
     "chex": _CHEX_TABLE,
     "equinox": _EQUINOX_TABLE,
+    "setuptools": {
+        "pkg_resources": {
+            "": works("82", "import importlib.metadata", f"{_HERE}.pkg_resources"),
+        },
+    },
     # A package that JAX's libraries required in 2022, so that it was there.
     "orbax": {
         "importlib_resources": {
@@ -295,5 +300,5 @@ def _is_missing_module(entry: Entry, listed: Mapping[str, Entry]) -> bool:
         return False
     if root not in sys.modules and find_spec(root) is None:
         return root in listed
-    # A package that another finder has, as setuptools does for `distutils`, is there as a whole.
+    # A package that another finder has is there as a whole.
     return has_module(root) and not has_module(entry.name)

@@ -14,7 +14,7 @@ from tests.core.pjit.helpers import f32, spec_of, under
 from tests.grouped_cases import Together
 from tests.message_patterns import naming
 from xlashard import Mesh, NamedSharding, P, pjit, with_sharding_constraint
-from xlashard._jax.trace import tracing
+from xlashard._jax.trace import jaxprs, tracing
 from xlashard.core.pjit.function import Function
 from xlashard.errors import CompileError, ResourceError
 
@@ -532,3 +532,25 @@ def test_nested_calls_with_references_and_static_arguments_are_checked_each_time
         jax.jit(twice)(f32(4))
     scaled = pjit(lambda x, by: x * by, static_argnums=1)
     same(jax.jit(lambda x: scaled(x, 2) + scaled(x, 3) + scaled(x, 2))(f32(4)), 7 * f32(4))
+
+
+def test_a_program_in_use_as_a_whole_keeps_its_jaxprs():
+    outer = pjit(lambda w, x: pjit(layer)(w, x) + 1)
+    jaxpr = outer.trace(W, X).jaxpr
+    smaller, kept = jaxprs.drop_unused(jaxpr)
+    assert smaller is jaxpr and kept == (True, True)
+    unused = pjit(lambda w, x: (pjit(layer)(w, x), pjit(layer)(w, x * 2))[0])
+    smaller, kept = jaxprs.drop_unused(unused.trace(W, X).jaxpr)
+    assert len(smaller.eqns) == 1 and kept == (True, True)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_calls_of_one_function_share_their_boundary(monkeypatch, strict):
+    resolved, resolve = [], Function._boundary_shardings
+    monkeypatch.setattr(
+        Function, "_boundary_shardings", lambda *args: resolved.append(args) or resolve(*args)
+    )
+    closed = f32(4, 4)
+    inner = pjit(lambda w, x: layer(w, x) @ closed, strict=strict)
+    pjit(lambda w, x: sum(inner(w, x) for _ in range(5))).lower(W, X)
+    assert len(resolved) <= 2
