@@ -137,6 +137,18 @@ def test_calls_of_neither_signature_raise_with_a_suggestion(spec: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"driver": "n5"}, {"driver": "unknown"}, {"driver": 3}, {"metadata": 3}], ids=repr
+)
+def test_error_of_an_invalid_spec_names_the_path(wrong: Any, tmp_path: Path, spec: Any) -> None:
+    ask, save = saving.run_deserialization, saving.run_serialization
+    refused(SerializationError, lambda: ask([named()], [spec | wrong]), f"{tmp_path}/w")
+    text = refused(
+        SerializationError, lambda: save([V], [spec | wrong]), f"{tmp_path}/w", "cannot be written"
+    )
+    assert "Another array" not in text
+
+
 def test_unwritable_values_raise_with_a_suggestion(spec: Any) -> None:
     save = saving.run_serialization
     refused(ArgumentError, lambda: save([jax.random.key(0)], [spec]), "keys", "key_data(keys)")
