@@ -236,10 +236,9 @@ def reason(error: BaseException) -> str:
 
 def _siblings(where: str) -> str:
     """Return a text that lists the contents of the closest existing folder of a path."""
-    path = Path(where)
     if "://" in where:
         return ""
-    for folder in path.parents:
+    for folder in Path(where).parents:
         if folder.is_dir() and folder != folder.parent:
             names = sorted(entry.name for entry in folder.iterdir())[: _SHOWN + 1]
             more = ", ..." if len(names) > _SHOWN else ""
