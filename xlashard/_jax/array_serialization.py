@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
         name="tensorstore",
     ) from None
 
-from collections.abc import Mapping
+import copy
 from typing import Any
 
 from jax.experimental.array_serialization import serialization, tensorstore_impl
@@ -43,6 +43,7 @@ is_remote_storage = serialization.is_remote_storage
 get_tensorstore_spec = serialization.get_tensorstore_spec
 
 
-def metadata_of_driver(x: Any, driver: str) -> Mapping[str, Any]:
-    """Return the metadata that JAX makes for an array and a driver other than zarr."""
-    return tensorstore_impl._get_tensorstore_metadata(x, driver=driver)
+def make_metadata(x: Any, driver: str) -> dict[str, Any]:
+    """Return the metadata of JAX for an array and a TensorStore driver, which may be modified."""
+    # JAX caches the metadata.
+    return copy.deepcopy(tensorstore_impl._get_tensorstore_metadata(x, driver=driver))

@@ -22,6 +22,7 @@ from xlashard.errors import (
 )
 from xlashard.legacy import serialization as saving
 from xlashard.legacy.serialization.array_writing import WriteFuture
+from xlashard.legacy.serialization.tensorstore_specs import stored_at
 
 V = value(np.float32)
 TALL = Mesh(np.array(jax.devices()), ("all",))
@@ -135,6 +136,40 @@ def test_calls_of_neither_signature_raise_with_a_suggestion(spec: Any) -> None:
         "missing argument",
         "async_deserialize(mesh, mesh",
     )
+
+
+def test_stored_values_of_a_dtype_that_no_device_has_are_refused(tmp_path: Path) -> None:
+    metadata = (
+        '{"chunks":[2],"compressor":null,"dtype":"%s","fill_value":null,"filters":null,'
+        '"order":"C","shape":[2],"zarr_format":2}'
+    )
+    specs: dict[str, Any] = {"O": {"driver": "json", "kvstore": f"file://{tmp_path}/values.json"}}
+    for kind, dtype in (("S", "|S3"), ("V", "|V4")):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / ".zarray").write_text(metadata % dtype)
+        specs[kind] = saving.get_tensorstore_spec(f"{tmp_path}/{kind}")
+    for kind, spec in specs.items():
+        for dtypes in (None, [np.float32]):
+            refused(
+                ArgumentError,
+                lambda spec=spec, dtypes=dtypes: saving.run_deserialization(
+                    [named()], [spec], dtypes=dtypes
+                ),
+                f"the array at '{stored_at(spec)}'",
+                f"dtype('{kind}')",
+            )
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"driver": "n5"}, {"driver": "unknown"}, {"driver": 3}, {"metadata": 3}], ids=repr
+)
+def test_error_of_an_invalid_spec_names_the_path(wrong: Any, tmp_path: Path, spec: Any) -> None:
+    ask, save = saving.run_deserialization, saving.run_serialization
+    refused(SerializationError, lambda: ask([named()], [spec | wrong]), f"{tmp_path}/w")
+    text = refused(
+        SerializationError, lambda: save([V], [spec | wrong]), f"{tmp_path}/w", "cannot be written"
+    )
+    assert "Another array" not in text
 
 
 def test_unwritable_values_raise_with_a_suggestion(spec: Any) -> None:

@@ -1,6 +1,7 @@
 """Writing arrays to TensorStore: each process writes its shards with replica id 0."""
 
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +69,6 @@ async def async_serialize(
     """
     with short_tracebacks:
         x = _checked(gda_inp, stored_at(tensorstore_spec))
-        spec = spec_to_write(tensorstore_spec, x)
         shards = _shards_to_write(x, replica_id)
         is_primary = bool(shards) if primary_host is None else jax.process_index() == primary_host
         for shard in shards:
@@ -77,6 +77,7 @@ async def async_serialize(
         if not shards and not is_primary:
             return
         try:
+            spec = spec_to_write(tensorstore_spec, x)
             # An existing array must have the same type before a shard overwrites part of it.
             store = await tensorstore.open(
                 tensorstore.Spec(spec),
@@ -101,7 +102,7 @@ async def async_serialize(
         except XlashardError:
             raise
         except ValueError as error:
-            raise write_error(error, spec) from None
+            raise write_error(error, tensorstore_spec) from None
 
 
 def _begin(store: Any, shard: Any, unchanging: bool) -> Any:
@@ -220,8 +221,6 @@ class WriteFuture:
         return self.future.done()
 
     def __await__(self) -> Generator[Any, None, Any]:
-        try:
-            return (yield from self.future.__await__())
-        except ValueError as error:
-            # no-catalogue: needs a storage that fails late
-            raise write_error(error, self.spec) from None
+        with suppress(ValueError):
+            yield from self.future.__await__()
+        return self.result()

@@ -26,6 +26,7 @@ from xlashard._jax.array_serialization import (
 )
 from xlashard._jax.runtime.transfer import aligned_empty
 from xlashard.core.array import Array
+from xlashard.core.array.array_class.handles import canonical_dtype
 from xlashard.core.array.constructors import finished
 from xlashard.core.array.placement.put import stage_piece
 from xlashard.core.array.placement.target import (
@@ -54,11 +55,20 @@ from xlashard.support.tracebacks import short_tracebacks
 
 _BY_SHARDING = ("sharding", "tensorstore_spec")
 _BY_MESH = ("mesh", "mesh_axes", "tensorstore_spec")
-_ALL_BY_SHARDING = ("shardings", "tensorstore_specs")
-_ALL_BY_MESH = ("global_meshes", "mesh_axes", "tensorstore_specs")
 _OPENING = ("context", "chunk_layout", "assume_metadata")
 _REST = ("global_shape", "dtype", "byte_limiter", *_OPENING)
+_ALL_BY_SHARDING = ("shardings", "tensorstore_specs")
+_ALL_BY_MESH = ("global_meshes", "mesh_axes", "tensorstore_specs")
 _ALL_REST = ("global_shapes", "dtypes", "concurrent_gb")
+# Arguments of one array, by the lists that have one entry per array.
+_ENTRIES = {
+    "shardings": "sharding",
+    "global_meshes": "mesh",
+    "mesh_axes": "mesh_axes",
+    "tensorstore_specs": "tensorstore_spec",
+    "global_shapes": "global_shape",
+    "dtypes": "dtype",
+}
 # Other names of the first arguments, in JAX and in programs.
 _OTHER_NAMES = {"in_sharding": "sharding", "in_type": "sharding", "global_mesh": "mesh"}
 
@@ -82,11 +92,6 @@ class ArrayRequest:
     spec: Spec = field(repr=False)
     shape: tuple[int, ...] | None = None
     dtype: np.dtype | None = None
-
-    @property
-    def stored_at(self) -> str:
-        """The location of the stored array."""
-        return stored_at(self.spec)
 
 
 async def async_deserialize(*args: Any, **kwargs: Any) -> Array:
@@ -170,50 +175,45 @@ def deserialize_all(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> l
 async def _read(
     request: ArrayRequest, limiter: Any, opening: Mapping[str, Any], mode: ArrayMode
 ) -> Any:
+    """Read one array, in the class of the array mode: JAX's own, or GlobalDeviceArray."""
     _check_place(request, mode)
     try:
-        store = await _open(request, opening)
+        store = await _open(request.spec, opening)
         shape = tuple(store.shape) if request.shape is None else request.shape
         if len(shape) != store.rank:
             raise SerializationError(
-                f"the array at {request.stored_at!r} has shape {tuple(store.shape)}, but "
+                f"the array at {stored_at(request.spec)!r} has shape {tuple(store.shape)}, but "
                 f"global_shape={shape}: pass a shape of the same rank",
-                stored_at=request.stored_at,
+                stored_at=stored_at(request.spec),
             )
-        dtype = request.dtype
-        if dtype is None:
-            dtype = np.dtype(jax.dtypes.canonicalize_dtype(store.dtype.numpy_dtype))
-        target = _target(shape, request)
+        dtype = canonical_dtype(store.dtype.numpy_dtype)
+        target = resolve_sharding(shape, request.sharding)
         parts = await gather_or_cancel(
-            _read_piece(store, target, numbers, dtype, limiter) for numbers in target.holders
+            _read_piece(store, target, numbers, request.dtype or dtype, limiter)
+            for numbers in target.holders
         )
+    except (GeometryError, ArgumentError) as error:
+        raise at_path(error, f"the array at {stored_at(request.spec)!r}") from None
     except XlashardError:
         raise
     except ValueError as error:
         raise read_error(error, request.spec) from None
     buffers = {number: buffer for part in parts for number, buffer in part.items()}
     ordered = [buffers[number] for number in range(len(target.devices))]
-    return _in_mode(finished(ordered, dtype, target, request.layout, None), mode)
+    x = finished(ordered, request.dtype or dtype, target, request.layout, None)
+    return x.to_jax() if mode.jax_array else GlobalDeviceArray.from_array(x)
 
 
-async def _open(request: ArrayRequest, opening: Mapping[str, Any]) -> Any:
-    async def opened(spec: dict[str, Any]) -> Any:
-        options = {"context": TS_CONTEXT, "chunk_layout": CHUNK_LAYOUT, **opening}
-        if not is_chunked(spec):
-            # TensorStore rejects a chunk layout for layers or values, which have their own.
-            del options["chunk_layout"]
-        return await tensorstore.open(tensorstore.Spec(spec), open=True, **options)
-
-    store = await opened(request.spec)
-    # The metadata have a fill value, so missing chunks are valid: other writers omit zeros.
-    return store if store.fill_value is None else await opened(filling(request.spec))
-
-
-def _target(shape: tuple[int, ...], request: ArrayRequest) -> ResolvedSharding:
-    try:
-        return resolve_sharding(shape, request.sharding)
-    except GeometryError as error:
-        raise at_path(error, f"the array at {request.stored_at!r}") from None
+async def _open(spec: Spec, opening: Mapping[str, Any]) -> Any:
+    options = {"open": True, "context": TS_CONTEXT, "chunk_layout": CHUNK_LAYOUT, **opening}
+    if not is_chunked(spec):
+        # TensorStore rejects a chunk layout for layers or values, which have their own.
+        del options["chunk_layout"]
+    store = await tensorstore.open(tensorstore.Spec(spec), **options)
+    if store.fill_value is not None:
+        # Missing chunks are valid then: other writers omit zeros.
+        store = await tensorstore.open(tensorstore.Spec(filling(spec)), **options)
+    return store
 
 
 async def _read_piece(
@@ -245,15 +245,10 @@ def _check_place(request: ArrayRequest, mode: ArrayMode) -> None:
     """Reject a sharding that the array mode does not allow."""
     if not mode.jax_array and not isinstance(request.sharding, NamedSharding):
         raise ArgumentError(
-            f"the array at {request.stored_at!r} has sharding {request.sharding}, but with "
+            f"the array at {stored_at(request.spec)!r} has sharding {request.sharding}, but with "
             "jax_array off it becomes a GlobalDeviceArray, which requires mesh axes: pass "
             "NamedSharding(mesh, P(...))"
         )
-
-
-def _in_mode(x: Array, mode: ArrayMode) -> Any:
-    """Return an Array in the class of the array mode: JAX's own, or GlobalDeviceArray."""
-    return x.to_jax() if mode.jax_array else GlobalDeviceArray.from_array(x)
 
 
 def _request_of_one(
@@ -265,12 +260,8 @@ def _request_of_one(
         ArgumentError: The arguments match neither signature; names the argument.
     """
     bound = _bound("async_deserialize", args, kwargs, (_BY_SHARDING, _BY_MESH), _REST)
-    place = (bound.get("mesh"), bound["mesh_axes"]) if "mesh" in bound else bound["sharding"]
-    request = _array_request(
-        place, bound["tensorstore_spec"], bound.get("global_shape"), bound.get("dtype"), ""
-    )
     opening = {key: bound[key] for key in _OPENING if key in bound}
-    return request, bound.get("byte_limiter"), opening
+    return _array_request(bound, ""), bound.get("byte_limiter"), opening
 
 
 def _requests_of_all(
@@ -282,24 +273,14 @@ def _requests_of_all(
         ArgumentError: The arguments match neither signature, or the lists differ in length.
     """
     bound = _bound(name, args, kwargs, (_ALL_BY_SHARDING, _ALL_BY_MESH), _ALL_REST)
+    concurrent_bytes = int(bound.pop("concurrent_gb", 32) * _GB)
     count = len(as_list(bound["tensorstore_specs"], "tensorstore_specs"))
-    lists = {
-        key: as_list(value, key, count) for key, value in bound.items() if key != "concurrent_gb"
-    }
-    nothing = [None] * count
-    if "global_meshes" in lists:
-        where = list(zip(lists["global_meshes"], lists["mesh_axes"], strict=True))
-    else:
-        where = lists["shardings"]
-    rows = zip(
-        where,
-        lists["tensorstore_specs"],
-        lists.get("global_shapes", nothing),
-        lists.get("dtypes", nothing),
-        strict=True,
+    lists = {_ENTRIES[key]: as_list(value, key, count) for key, value in bound.items()}
+    requests = tuple(
+        _array_request({key: values[number] for key, values in lists.items()}, f"[{number}]")
+        for number in range(count)
     )
-    requests = tuple(_array_request(*row, f"[{number}]") for number, row in enumerate(rows))
-    return requests, int(bound.get("concurrent_gb", 32) * _GB)
+    return requests, concurrent_bytes
 
 
 def _bound(
@@ -338,14 +319,16 @@ def _is_mesh_form(first: Any) -> bool:
     return isinstance(first, Mesh)
 
 
-def _array_request(place: Any, spec: Any, shape: Any, dtype: Any, number: str) -> ArrayRequest:
+def _array_request(bound: Mapping[str, Any], number: str) -> ArrayRequest:
     """Return the request of one array; `number` is its index in a list, such as `[3]`."""
+    shape, dtype = bound.get("global_shape"), bound.get("dtype")
     many = f"s{number}" if number else ""
     try:
-        read = spec_to_read(spec)
+        read = spec_to_read(bound["tensorstore_spec"])
     except ArgumentError as error:
         raise at_path(error, f"tensorstore_spec{many}") from None
     try:
+        place = (bound["mesh"], bound["mesh_axes"]) if "mesh" in bound else bound["sharding"]
         if isinstance(place, jax.ShapeDtypeStruct):
             dtype = place.dtype if dtype is None else dtype
             place = place.sharding

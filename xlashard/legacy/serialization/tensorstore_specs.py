@@ -76,13 +76,11 @@ def get_metadata(arr: Any) -> dict[str, Any]:
         '<f4'
     """
     value = arr if isinstance(arr, jax.Array) else as_host_value(arr, lambda: "arr").value
-    shape, dtype = tuple(value.shape), np.dtype(value.dtype)
-    piece = value.sharding.shard_shape(shape) if isinstance(value, jax.Array) else shape
+    dtype = np.dtype(value.dtype)
     return {
+        **door.make_metadata(value, "zarr"),
         # Programs that open the files themselves have specs that name the compressor of then.
         "compressor": {"id": "gzip"},
-        "shape": shape,
-        "chunks": [max(1, size) for size in piece],
         "dtype": dtype.str if dtype.isbuiltin == 1 else dtype.name,
     }
 
@@ -93,12 +91,10 @@ def spec_to_write(user_spec: Any, x: Any) -> Spec:
     inner = _innermost(spec)
     if door.spec_has_metadata(spec) or not is_chunked(spec):
         return spec
-    if inner.get("driver") not in ("zarr", None):
-        inner["metadata"] = dict(door.metadata_of_driver(x, inner["driver"]))
-        return spec
-    metadata = get_metadata(x)
+    driver = inner.get("driver") or "zarr"
+    metadata = get_metadata(x) if driver == "zarr" else door.make_metadata(x, driver)
     if "dtype" in inner:
-        del metadata["dtype"]
+        metadata.pop("dtype", None)
     inner["metadata"] = metadata
     return spec
 
@@ -227,7 +223,7 @@ def read_error(error: Exception, user_spec: Any) -> SerializationError:
 def write_error(error: Exception, user_spec: Any) -> SerializationError:
     """Return the error for an array that TensorStore cannot write."""
     where, text = stored_at(user_spec), reason(error)
-    if "but received" in text:
+    if text.startswith("FAILED_PRECONDITION") and "but received" in text:
         text += ". Another array is stored at this path: use a new folder for each checkpoint"
     return SerializationError(f"the array at {where!r} cannot be written: {text}", stored_at=where)
 
@@ -240,10 +236,9 @@ def reason(error: BaseException) -> str:
 
 def _siblings(where: str) -> str:
     """Return a text that lists the contents of the closest existing folder of a path."""
-    path = Path(where)
     if "://" in where:
         return ""
-    for folder in path.parents:
+    for folder in Path(where).parents:
         if folder.is_dir() and folder != folder.parent:
             names = sorted(entry.name for entry in folder.iterdir())[: _SHOWN + 1]
             more = ", ..." if len(names) > _SHOWN else ""
