@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen, nnx
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -289,6 +291,21 @@ def test_closed_over_arrays_are_constants_of_each_device():
     # pjit passes the table as an argument.
     ours = explain(xlashard.jit(lookup), ids)
     assert ours.constants == () and [v.path for v in ours.inputs] == ["ids", "closed over [0]"]
+
+
+def test_jaxprs_among_parameters_close_over_values_of_the_trace():
+    """Primitives of libraries, such as lineax's, keep a jaxpr that JAX does not lower."""
+    held = Primitive("held")
+    held.def_impl(lambda x, jaxpr: x)
+    held.def_abstract_eval(lambda x, jaxpr: x)
+    mlir.register_lowering(held, lambda ctx, x, jaxpr: [x])
+
+    def solve(x):
+        scaled = x * 2
+        return held.bind(scaled, jaxpr=jax.make_jaxpr(lambda: scaled @ scaled.T)())
+
+    report = explain(jax.jit(solve), placed(f32(8, 16), "data"))
+    assert [v.path for v in report.inputs] == ["x"] and report.constants == ()
 
 
 def test_a_program_that_jax_refuses_is_refused_with_its_reason():

@@ -159,7 +159,11 @@ def closed_over_arrays(jaxpr: Jaxpr) -> list[Any]:
 
 
 def _is_array(value: Any) -> bool:
-    return is_host_array(value) or (isinstance(value, jax.Array) and not is_ref(value))
+    # Primitives of libraries, such as lineax's, have jaxprs as parameters that close over values of
+    # the trace.
+    if isinstance(value, jax.core.Tracer) or is_ref(value):
+        return False
+    return is_host_array(value) or isinstance(value, jax.Array)
 
 
 def without_results(jaxpr: Jaxpr, kept: Sequence[bool]) -> Jaxpr:
