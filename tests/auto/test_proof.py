@@ -60,6 +60,14 @@ def test_compiled_layout_reports_the_collectives_of_its_program(proven):
 
 
 @pytest.mark.slow
+def test_proof_reads_the_module_that_a_call_runs(program, proven):
+    """A proof on CPUs leaves out LLVM's passes, which come later."""
+    called = program.lower(proven["fsdp"].layout).stage.compile()
+    (module,) = proven["fsdp"].compilation.executable.hlo_modules()
+    assert module.to_string() == called.as_text()
+
+
+@pytest.mark.slow
 def test_sharded_state_takes_less_memory(proven):
     state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes()[0]))
     saved = proven["data"].memory_bytes - proven["fsdp"].memory_bytes

@@ -151,6 +151,7 @@ class Prover:
         self._mesh, self._topology, self._rates = program.mesh, program.topology, program.rates
         self.memory_bytes = memory_bytes
         self._proven: dict[str, ProvenLayout] = {}
+        self._texts: dict[Any, str] = {}  # By the specs of arguments and results, and inside.
         self._pool = JobPool(_limits(timeout)) if program.topology is not None else None
 
     def __enter__(self) -> Self:
@@ -169,8 +170,8 @@ class Prover:
     ) -> list[ProvenLayout]:
         """Compile layouts in order; return them, best first.
 
-        Layouts with equal programs are compiled once. One that the compiler refuses, or that
-        crashes it, has the error.
+        Layouts with equal programs are compiled once; after the budget is spent, only equal specs
+        count as such. One that the compiler refuses, or that crashes it, has the error.
 
         Args:
             layouts: Layouts, the most promising first.
@@ -235,11 +236,17 @@ class Prover:
         """
         texts = set(self._proven)
         for layout in layouts:
+            specs = (layout.in_specs, layout.out_specs, layout.constraints)
+            if specs in self._texts:
+                lowered.append((layout, self._texts[specs]))
+                continue
+            if not budget.lasts:
+                continue
             try:
                 program = self._program.lower(layout)
-                text = program.as_text()
+                text = self._texts[specs] = program.as_text()
                 lowered.append((layout, text))
-                if text in texts or not budget.lasts:
+                if text in texts:
                     continue
                 estimate = None if self._pool is None else Estimate.saved(program)
             except COMPILER_ERRORS as error:

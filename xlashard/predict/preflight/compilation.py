@@ -29,6 +29,10 @@ from xlashard.hlo.proto_reader import buffers_of
 from xlashard.workers.dump_folder import temporary_dump_folder
 from xlashard.workers.job_pool import FAILED, TIMED_OUT, JobPool, WorkerJob
 
+# LLVM's passes take half of a compilation for CPUs, after all that a report reads; nothing runs
+# the executable.
+_WITHOUT_LLVM_PASSES = {"xla_backend_optimization_level": 0}
+
 
 def compile_for_report(
     lowered: LoweredModule,
@@ -62,7 +66,8 @@ def compile_for_report(
     with _full_disk_errors(name), temporary_dump_folder() as folder:
         began = time.perf_counter()
         try:
-            compiled = lowered.compile(requested | dump_options(folder, values))
+            quick = _WITHOUT_LLVM_PASSES if lowered.plan.devices[0].platform == "cpu" else {}
+            compiled = lowered.compile({**quick, **requested, **dump_options(folder, values)})
         except ProgramTooLargeError as raised:
             error = raised
         seconds = time.perf_counter() - began
