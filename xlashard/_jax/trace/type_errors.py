@@ -76,7 +76,7 @@ class TypeFailure:
         params: Parameters of the primitive.
         operands: Its operands.
         problem: The invalid spec, the types that differ, or None.
-        duplicate: The spec of a result that would use an axis twice, or None.
+        is_batched: Whether `jax.vmap` made the operation.
     """
 
     text: str
@@ -87,7 +87,7 @@ class TypeFailure:
     params: Mapping[str, Any] = field(default_factory=dict)
     operands: tuple[Operand, ...] = ()
     problem: InvalidSpec | TypeDifference | None = None
-    duplicate: Any = None
+    is_batched: bool = False
 
 
 def read_type_failure(error: BaseException) -> TypeFailure | None:
@@ -97,11 +97,12 @@ def read_type_failure(error: BaseException) -> TypeFailure | None:
         return None
     last = frames[-1][0]
     operation = _operation(frames)
-    problem, duplicate = _problem(error, last), getattr(error.__cause__, "pspec", None)
+    problem = _problem(error, last)
+    repeats_axis = hasattr(error.__cause__, "pspec")
     if isinstance(problem, InvalidSpec) and operation and not _has_sharding(operation[1]):
         # The spec of a result, which follows from those of the operands.
-        problem, duplicate = None, problem.spec
-    if problem is None and duplicate is None and not _is_of_types(error, last, operation):
+        problem, repeats_axis = None, True
+    if problem is None and not repeats_axis and not _is_of_types(error, last, operation):
         return None
     at, line = _users_frame(frames) or (None, 0)
     name, params, values = operation or (last.f_code.co_name.strip("_"), {}, ())
@@ -115,8 +116,13 @@ def read_type_failure(error: BaseException) -> TypeFailure | None:
         params=params,
         operands=tuple(naming.operand(value) for value in values),
         problem=problem,
-        duplicate=duplicate,
+        is_batched=any(_is_of_batching(frame) for frame, _ in frames),
     )
+
+
+def _is_of_batching(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith(JAX_FOLDER) and file.endswith("batching.py")
 
 
 def _has_sharding(params: Mapping[str, Any]) -> bool:

@@ -134,6 +134,13 @@ def _operation(failure: TypeFailure) -> str:
     meshes = {_mesh_axes(operand) for operand in operands} - {()}
     if len(meshes) > 1 or "context mesh" in failure.text:
         return _other_mesh(failure)
+    repeated = _repeated_axis(failure)
+    if repeated and failure.is_batched:
+        return (
+            f"two dimensions of the result, of which jax.vmap adds one, would be sharded over "
+            f"{repeated!r}: write jax.sharding.reshard(x, P(...)) without {repeated!r} for an "
+            "operand, before jax.vmap if that maps its dimension"
+        )
     if name == "dot_general":
         advice = _partial_product(failure) if "unreduced" in failure.text else _product(failure)
         if advice:
@@ -155,7 +162,7 @@ def _operation(failure: TypeFailure) -> str:
     if name == "vmap":
         return _mapped(operands, params["axes"])
     advice = _whole(operands, _whole_dims(failure))
-    if name in ALIKE_OPERANDS or failure.duplicate is not None or "broadcasting" in failure.text:
+    if name in ALIKE_OPERANDS or repeated or "broadcasting" in failure.text:
         advice = advice or _alike(failure)
     return advice or (
         f"{failure.text.rstrip('.')}. Give its operands other shardings by "
@@ -194,13 +201,8 @@ def _product(failure: TypeFailure) -> str:
                 f"{_names(two[j])} in {_label(other)}: write "
                 + _resharded(other, _with_axes(two, j, one[i]))
             )
-    results = [one[i] for i in batch[0]]
-    for side, axes, operand in ((0, one, first), (1, two, other)):
-        removed = {*contracted[side], *batch[side]}
-        results += [axes[d] for d in range(operand.aval.ndim) if d not in removed]
-    spec = _spec(_distinct(results))
-    if failure.duplicate is not None:
-        axis = next(a for a in _flat(results) if _flat(results).count(a) > 1)
+    spec = _spec(_distinct(_result_dims(failure)))
+    if axis := _repeated_axis(failure):
         problem = f"two dimensions of the result would be sharded over {axis!r}"
     else:
         axes = [one[i] + two[j] for i, j in zip(*contracted, strict=True) if one[i] and two[j]]
@@ -211,6 +213,30 @@ def _product(failure: TypeFailure) -> str:
     names = first.name or "x", other.name or "y"
     call = f"jnp.matmul({', '.join(names)}, out_sharding={spec})"
     return f"{problem}: pass out_sharding={spec}, as in {call}"
+
+
+def _result_dims(failure: TypeFailure) -> list[Axes]:
+    """Return the axes of each dimension of a result; empty if they don't follow from the ranks."""
+    operands = [operand for operand in failure.operands if operand.aval.ndim]
+    sides = [_dims(operand) for operand in operands]
+    if failure.operation == "dot_general":
+        contracted, batch = failure.params["dimension_numbers"]
+        free = [
+            axes
+            for side, removed in zip(sides, zip(contracted, batch, strict=True), strict=True)
+            for d, axes in enumerate(side)
+            if d not in (*removed[0], *removed[1])
+        ]
+        return [sides[0][i] for i in batch[0]] + free
+    if len({len(side) for side in sides}) > 1:
+        return []
+    return [max(axes, key=len) for axes in zip(*sides, strict=True)]
+
+
+def _repeated_axis(failure: TypeFailure) -> str:
+    """Return an axis that would shard two dimensions of a result; empty if there is none."""
+    names = _flat(_result_dims(failure))
+    return next((axis for axis in names if names.count(axis) > 1), "")
 
 
 def _partial_product(failure: TypeFailure) -> str:
@@ -326,7 +352,7 @@ def _alike(failure: TypeFailure) -> str:
         pairs = list(zip(_dims(first), _dims(operand), strict=False))
         sizes = zip(first.aval.shape, operand.aval.shape, strict=False)
         differs = [a != b and 1 not in size for (a, b), size in zip(pairs, sizes, strict=False)]
-        problem = _twice(failure.duplicate)
+        problem = _twice(_result_dims(failure))
         if not problem and True in differs:
             dim = differs.index(True)
             one, other = pairs[dim]
@@ -342,9 +368,8 @@ def _alike(failure: TypeFailure) -> str:
     return ""
 
 
-def _twice(spec: Any) -> str:
+def _twice(axes: Sequence[Axes]) -> str:
     """Return which dimensions of a result would be sharded over one axis."""
-    axes = [] if spec is None else [entry_axes(entry) for entry in spec.partitions]
     for axis in _flat(axes):
         dims = [d for d, names in enumerate(axes) if axis in names]
         if len(dims) > 1:
