@@ -37,9 +37,10 @@ PROVEN = 6
 """Number of layouts whose programs are compiled, whatever time that takes."""
 PROOF_SECONDS = 60.0
 """CPU seconds of compilation within which further layouts are compiled."""
-_FEW_ELEMENTS, _PROVEN_QUICKLY = 10_000_000, 2
-"""Elements of the arguments below which few layouts are searched and compiled for devices at hand,
-as a step takes milliseconds, and number of these layouts that are compiled."""
+_FEW_ELEMENTS, _PROVEN_QUICKLY = 32_000_000, 2
+"""Elements of the arguments (ten million parameters, their two moments of Adam, and a batch) below
+which few layouts are searched and compiled for devices at hand, as a step takes milliseconds, and
+number of these layouts that are compiled."""
 _CLOSE = 1.03
 """Ties with the best layout are predicted to take at most so many times its time."""
 _HOPELESS = 3.0
