@@ -29,7 +29,8 @@ from xlashard._jax.runtime.shardings import (
     hlo_text,
 )
 from xlashard._jax.trace.jaxprs import array_literals, callback_names
-from xlashard._jax.trace.tracing import Jaxpr, inner_shardings, needs_devices
+from xlashard._jax.trace.primitive_names import MEMORY_MOVES
+from xlashard._jax.trace.tracing import Jaxpr, inner_primitives, inner_shardings, needs_devices
 from xlashard.errors import CompileError
 from xlashard.support.lazily import dataclass
 
@@ -171,7 +172,8 @@ def _collective_ids(jaxpr: Jaxpr, platform: str) -> dict[str, Any]:
 @cached_by_jaxpr
 def memory_transfers(jaxpr: Jaxpr) -> tuple[Any, ...]:
     """Return the memory spaces that equations inside name for their results."""
-    return tuple(pxla.jaxpr_transfer_mem_kinds(jaxpr))
+    is_moving = any([primitive.name in MEMORY_MOVES for primitive in inner_primitives(jaxpr)])
+    return tuple(pxla.jaxpr_transfer_mem_kinds(jaxpr)) if is_moving else ()
 
 
 def _keeps_to_default_memory(jaxpr: Jaxpr, shardings: Sequence[Any]) -> bool:

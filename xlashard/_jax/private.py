@@ -44,6 +44,7 @@ _CONSTANTS = frozenset(
     {
         *("jax._src.core.abstract_token", "jax._src.core.pytype_aval_mappings"),
         *("jax._src.core.trace_ctx", "jax._src.distributed.global_state"),
+        "jax._src.dispatch.prim_requires_devices_during_lowering",
         *("jax._src.mesh.thread_resources", "jax._src.tree_util.dispatch_registry"),
     }
 )

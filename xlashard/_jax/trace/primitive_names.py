@@ -69,6 +69,9 @@ COPIES = frozenset(
 )
 """Primitives whose results are copies of their operands, one by one."""
 
+MEMORY_MOVES = frozenset(("call_exported", "compute_on", "device_put"))
+"""Primitives that may name a memory space for their results."""
+
 REDUCTIONS = frozenset(
     (
         *("argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or"),

@@ -72,11 +72,6 @@ def _call_primitive_class() -> Any:
     return CallPrimitive
 
 
-def is_call_primitive(primitive: Primitive) -> bool:
-    """Return True for a primitive of `call_primitive`."""
-    return type(primitive) is _call_primitive_class()
-
-
 def call_primitive(
     name: str,
     impl: Callable[..., Sequence[Any]],

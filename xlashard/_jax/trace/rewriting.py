@@ -20,8 +20,10 @@ from xlashard._jax.trace.tracing import (
     bodies,
     entry_axes,
     equations,
+    inner_primitives,
     is_jaxpr,
     replace_fields,
+    sharding_equations,
 )
 
 
@@ -56,7 +58,7 @@ def surround(
 
 
 def boundary(jaxpr: Jaxpr, primitive: "core.Primitive") -> tuple[list[Any], list[Any]]:
-    """Return the parameters of a primitive of one value at the arguments and results of a jaxpr.
+    """Return the parameters of a constraint at the arguments and results of a jaxpr.
 
     Returns:
         For each argument the parameters of the first equation of `primitive` that reads it, and for
@@ -64,7 +66,7 @@ def boundary(jaxpr: Jaxpr, primitive: "core.Primitive") -> tuple[list[Any], list
     """
     reads: dict[Any, Any] = {}
     makes: dict[Any, Any] = {}
-    for eqn in jaxpr.eqns:
+    for eqn, _, _ in sharding_equations(jaxpr):
         if eqn.primitive is not primitive:
             continue
         (source,), (target,) = eqn.invars, eqn.outvars
@@ -373,8 +375,8 @@ def trims_dilated(eqn: Any) -> bool:
 
 def has_trimmed_dilation(jaxpr: Any) -> bool:
     """Return True if an equation in a jaxpr, or in one inside it, is one of `trims_dilated`."""
-    padding = [e for e in equations(jaxpr) if e.primitive.name.startswith(_PADDING)]
-    return any(map(trims_dilated, padding))
+    is_padding = any([p.name.startswith(_PADDING) for p in inner_primitives(jaxpr)])
+    return is_padding and any(map(trims_dilated, equations(jaxpr)))
 
 
 _PADDING = "pad", "conv_general_dilated", "reduce_window"

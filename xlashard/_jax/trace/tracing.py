@@ -474,9 +474,23 @@ def count_bytes(aval: Any, shape: Sequence[int] | None = None) -> int:
 @cached_by_jaxpr
 def inner_shardings(jaxpr: Jaxpr) -> tuple[JaxSharding, ...]:
     """Return the distinct concrete shardings of JAX's primitives inside a jaxpr."""
+    shardings = dict.fromkeys(named_shardings(jaxpr))
+    for eqn, called, _ in sharding_equations(jaxpr):
+        # A slice has the jaxprs of a witness that JAX knows from before.
+        for inner in eqn.params.get("witness", called)[:]:
+            shardings |= dict.fromkeys(inner_shardings(inner))
+    return tuple(shardings)
+
+
+def named_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:
+    """Return the concrete shardings that equations of JAX with shardings name, and those inside."""
+    named = [eqn for eqn, _, names_sharding in sharding_equations(jaxpr) if names_sharding]
+    if not named:
+        return []
+    named = replace_fields(jaxpr, eqns=named)
     # By identity first: the list has one entry for each equation, however deep.
-    shardings = {id(s): s for s, _ in jax_dispatch.get_intermediate_shardings(jaxpr)}
-    return tuple(dict.fromkeys(s for s in shardings.values() if isinstance(s, JaxSharding)))
+    shardings = {id(s): s for s, _ in jax_dispatch.get_intermediate_shardings(named)}
+    return [s for s in shardings.values() if isinstance(s, JaxSharding)]
 
 
 def abstract_meshes_in(jaxpr: Jaxpr) -> list[Any]:
@@ -492,7 +506,8 @@ def abstract_meshes_in(jaxpr: Jaxpr) -> list[Any]:
 
 def needs_devices(jaxpr: Jaxpr) -> bool:
     """Return True if the lowering of a primitive inside depends on the devices."""
-    return jax_dispatch.jaxpr_has_prim_requiring_devices(jaxpr)
+    needing = jax_dispatch.prim_requires_devices_during_lowering
+    return not inner_primitives(jaxpr).isdisjoint(needing)
 
 
 def source_of(jaxpr: Jaxpr) -> str:
@@ -504,31 +519,51 @@ def source_of(jaxpr: Jaxpr) -> str:
 
 
 @cached_by_jaxpr
-def sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
+def sharding_equations(jaxpr: Jaxpr) -> tuple[tuple[Any, Sequence[Jaxpr], bool], ...]:
     """Return the equations of a jaxpr whose parameters contain a sharding or a jaxpr.
 
     Most equations contain neither, so that a search for constraints or inner jaxprs looks at these.
+
+    Returns:
+        For each the equation, the jaxprs that it runs, and True if it is one of JAX whose
+        parameters may name a sharding. The jaxpr of a constraint of this package, its `witness`,
+        only names devices.
     """
-    eqns, plain, carriers = [], _plain_types(), (*_jaxpr_types(), JaxSharding)
+    holders, plain, carriers = [], _plain_types(), (*_jaxpr_types(), JaxSharding)
     for eqn in jaxpr.eqns:
         params = eqn.params
         if plain.issuperset(map(type, params.values())):
             continue
+        if "witness" in params:
+            holders.append((eqn, (), False))
+        elif "donation" in params:  # a call of this package, whose body has its shardings
+            holders.append((eqn, (params["jaxpr"],), False))
         # A sharding of this package need not be one of JAX.
-        if "jaxpr" in params or params.get("sharding") or _list_members(eqn, carriers):
-            eqns.append(eqn)
-    return tuple(eqns)
+        elif (members := _list_members(params, carriers)) or params.get("sharding"):
+            called = [member for member in members if not isinstance(member, JaxSharding)]
+            names_sharding = len(called) < len(members) or not called or "mesh" in params
+            holders.append((eqn, called, names_sharding))
+    return tuple(holders)
 
 
 @cached_by_jaxpr
 def inner_sharding_equations(jaxpr: Jaxpr) -> tuple[Any, ...]:
-    """Return `sharding_equations` of a jaxpr and of all jaxprs inside it, in order."""
+    """Return the equations of `sharding_equations`, and those of all jaxprs inside, in order."""
     eqns = []
-    for eqn, called in _list_calls(jaxpr):
+    for eqn, called, _ in sharding_equations(jaxpr):
         eqns.append(eqn)
         for inner in called:
             eqns += inner_sharding_equations(inner)
     return tuple(eqns)
+
+
+@cached_by_jaxpr
+def inner_primitives(jaxpr: Jaxpr) -> "frozenset[core.Primitive]":
+    """Return the primitives of the equations of a jaxpr and of all jaxprs inside it."""
+    primitives = {eqn.primitive for eqn in jaxpr.eqns}
+    for _, called, _ in sharding_equations(jaxpr):
+        primitives.update(*map(inner_primitives, called))
+    return frozenset(primitives)
 
 
 @lru_cache(maxsize=1)
@@ -559,13 +594,13 @@ def _plain_types() -> frozenset[type]:
 
 def bodies(eqn: Any) -> list[Jaxpr]:
     """Return the jaxprs among the parameters of an equation."""
-    return _list_members(eqn, _jaxpr_types())
+    return _list_members(eqn.params, _jaxpr_types())
 
 
-def _list_members(eqn: Any, types: tuple[type, ...]) -> list[Any]:
-    """Return what the parameters of an equation, or tuples of them, have of some types."""
+def _list_members(params: dict[str, Any], types: tuple[type, ...]) -> list[Any]:
+    """Return what parameters of an equation, or tuples among them, have of some types."""
     members = []
-    for value in eqn.params.values():
+    for value in params.values():
         if isinstance(value, types):
             members.append(value)
         elif isinstance(value, tuple) and not _plain_types().issuperset(map(type, value)):
@@ -586,12 +621,6 @@ def with_inner_jaxprs(jaxpr: Jaxpr) -> list[Jaxpr]:
         inner = waiting.pop()
         if id(inner) not in jaxprs:
             jaxprs[id(inner)] = inner
-            waiting += [body for _, called in reversed(_list_calls(inner)) for body in called]
+            eqns = reversed(sharding_equations(inner))
+            waiting += [body for _, called, _ in eqns for body in called]
     return list(jaxprs.values())
-
-
-@cached_by_jaxpr
-def _list_calls(jaxpr: Jaxpr) -> list[tuple[Any, Sequence[Jaxpr]]]:
-    """Return `sharding_equations` of a jaxpr, each with the jaxprs inside that it runs."""
-    eqns = sharding_equations(jaxpr)
-    return [(eqn, () if "witness" in eqn.params else bodies(eqn)) for eqn in eqns]

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xlashard._jax.lowering import aval_text
 from xlashard._jax.runtime.global_state import cleared_with_jax
@@ -105,8 +105,7 @@ class StaticValue:
         return cls(name, type(value).__name__, shortened(text, LONGEST_TEXT), digest, by_name)
 
 
-@dataclass(frozen=True, eq=False)
-class CallKey:
+class CallKey(NamedTuple):
     """Properties of a call that decide which program it runs. It holds no values.
 
     Attributes:

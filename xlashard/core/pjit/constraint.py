@@ -423,10 +423,3 @@ recompute_in_remat(boundary_p)
 def only_places(eqn: Any) -> bool:
     """Return True for an equation of a body's boundary that leaves its value in its memory."""
     return eqn.primitive is boundary_p and custom_memory_kind(eqn.params["sharding"]) is None
-
-
-def constraints_in(jaxpr: Any) -> dict[XLACompatibleSharding, None]:
-    """Return the shardings of all constraints of ours inside a jaxpr that name devices."""
-    every = tracing.inner_sharding_equations(jaxpr)
-    own = [e.params["sharding"] for e in every if e.primitive in (constraint_p, boundary_p)]
-    return dict.fromkeys(filter(names_devices, own))

@@ -42,14 +42,12 @@ from xlashard.core.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.core.pjit.shardings.resolve import resolve, resolve_layouts
 from xlashard.core.pjit.shardings.unreduced import has_reductions
 from xlashard.core.pjit.trace import (
-    OF_CONSTRAINED_BODIES,
     find_constraint_line,
-    inner_shardings,
     used_parts_of,
 )
 from xlashard.core.program.execute import CompiledProgram
 from xlashard.core.sharding import NamedSharding, to_jax
-from xlashard.core.sharding.replicated import REPLICATED, names_devices
+from xlashard.core.sharding.replicated import REPLICATED
 from xlashard.support.lazily import dataclass
 
 
@@ -245,15 +243,8 @@ def constrain_body(
     def build() -> tuple[Any, tuple[Any, ...]]:
         hoisted, closed = hoist(jaxpr, chosen)
         first = [*(None,) * len(closed), *map(_make_params, ins, names)]
-        body = surround(hoisted, boundary_p, first, list(map(_make_params, outs, repeat(None))))
-        # In the order of the values; `inner_shardings` would read every equation again.
-        first_pinned, last_pinned = (
-            [s for s in side if s is not None and names_devices(s)] for side in (ins, outs)
-        )
-        OF_CONSTRAINED_BODIES[body] = tuple(
-            dict.fromkeys([*first_pinned, *inner_shardings(jaxpr), *last_pinned])
-        )
-        return body, tuple(closed)
+        last = list(map(_make_params, outs, repeat(None)))
+        return surround(hoisted, boundary_p, first, last), tuple(closed)
 
     return PROGRAMS.cached(jaxpr, ("body", ins, outs, names), build)
 

@@ -1,7 +1,6 @@
 """Trace the function of a call, and find the shardings inside it and those requested for it."""
 
 import time
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,12 +13,11 @@ from xlashard._jax.runtime.shardings import Device, layout_problem
 from xlashard._jax.runtime.tracebacks import with_errors_as
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import used_parts
-from xlashard._jax.trace.primitives import is_call_primitive
 from xlashard._jax.trace.target_chip import assume_chip
 from xlashard.core.array.array_class.handles import KindOf
 from xlashard.core.pjit.arguments import are_arrays, check_values
 from xlashard.core.pjit.cache_miss import CacheMiss
-from xlashard.core.pjit.constraint import boundary_p, constraint_p, constraints_in
+from xlashard.core.pjit.constraint import boundary_p, constraint_p
 from xlashard.core.pjit.options import PjitOptions
 from xlashard.core.pjit.parameters import Parameters
 from xlashard.core.pjit.shardings.device_assignment import find_spec_mesh
@@ -369,24 +367,14 @@ def _read_requests(
 @cached_by_jaxpr
 def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
     """Return the shardings that constraints inside a jaxpr name, of ours and of JAX."""
-    known = OF_CONSTRAINED_BODIES.get(jaxpr)
-    if known is not None:
-        return known
     shardings: dict[Sharding, None] = {}
-    others = []
-    for eqn in tracing.sharding_equations(jaxpr):
-        params, primitive = eqn.params, eqn.primitive
-        if is_call_primitive(primitive):
-            shardings |= dict.fromkeys(inner_shardings(params["jaxpr"]))
-        elif primitive is constraint_p or primitive is boundary_p:
-            if names_devices(params["sharding"]):
-                shardings[params["sharding"]] = None
-        else:
-            others.append(eqn)
-    if others:
-        rest = tracing.replace_fields(jaxpr, eqns=others)
-        shardings |= constraints_in(rest)
-        shardings |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
+    for eqn, called, _ in tracing.sharding_equations(jaxpr):
+        is_own = eqn.primitive is constraint_p or eqn.primitive is boundary_p
+        if is_own and names_devices(eqn.params["sharding"]):
+            shardings[eqn.params["sharding"]] = None
+        for body in called:
+            shardings |= dict.fromkeys(inner_shardings(body))
+    shardings |= dict.fromkeys(map(from_jax, tracing.named_shardings(jaxpr)))
     return tuple(shardings)
 
 
@@ -399,20 +387,15 @@ def find_constraint_line(jaxpr: Any, sharding: Sharding) -> str:
 def _find_constraint(jaxpr: Any, sharding: Sharding) -> list[Any]:
     """Return the operation, and those around it, which have the line of `out_shardings` inside."""
     mesh = getattr(sharding, "mesh", None)
-    for eqn in tracing.sharding_equations(jaxpr):
+    for eqn, called, _ in tracing.sharding_equations(jaxpr):
         named = [eqn.params.get("sharding"), *eqn.params.get("shardings", ())]
         own = [from_jax(s) if isinstance(s, jax.sharding.Sharding) else s for s in named]
         if sharding in own or (mesh is not None and eqn.params.get("mesh") == mesh):
             return [eqn]
-        for body in () if "witness" in eqn.params else tracing.bodies(eqn):
+        for body in called:
             if inside := _find_constraint(body, sharding):
                 return [*inside, eqn]
     return []
-
-
-# Found with those of the jaxpr inside, so that the equations of a nested call are read once.
-OF_CONSTRAINED_BODIES: weakref.WeakKeyDictionary[Any, tuple[Sharding, ...]]
-OF_CONSTRAINED_BODIES = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
