@@ -134,12 +134,11 @@ def _operation(failure: TypeFailure) -> str:
     meshes = {_mesh_axes(operand) for operand in operands} - {()}
     if len(meshes) > 1 or "context mesh" in failure.text:
         return _other_mesh(failure)
-    repeated = _repeated_axis(failure)
+    repeated = _twice(_result_dims(failure))
     if repeated and failure.is_batched:
         return (
-            f"two dimensions of the result, of which jax.vmap adds one, would be sharded over "
-            f"{repeated!r}: write jax.sharding.reshard(x, P(...)) without {repeated!r} for an "
-            "operand, before jax.vmap if that maps its dimension"
+            f"{repeated}, counting that of jax.vmap: write jax.sharding.reshard(x, P(...)) without "
+            "that axis for an operand, before jax.vmap if that maps its dimension"
         )
     if name == "dot_general":
         advice = _partial_product(failure) if "unreduced" in failure.text else _product(failure)
@@ -202,9 +201,8 @@ def _product(failure: TypeFailure) -> str:
                 + _resharded(other, _with_axes(two, j, one[i]))
             )
     spec = _spec(_distinct(_result_dims(failure)))
-    if axis := _repeated_axis(failure):
-        problem = f"two dimensions of the result would be sharded over {axis!r}"
-    else:
+    problem = _twice(_result_dims(failure))
+    if not problem:
         axes = [one[i] + two[j] for i, j in zip(*contracted, strict=True) if one[i] and two[j]]
         problem = (
             f"both contracted dimensions are sharded over {_names(dict.fromkeys(_flat(axes)))}, so "
@@ -216,7 +214,7 @@ def _product(failure: TypeFailure) -> str:
 
 
 def _result_dims(failure: TypeFailure) -> list[Axes]:
-    """Return the axes of each dimension of a result; empty if they don't follow from the ranks."""
+    """Return the axes of each dimension of the result of a product or of elementwise work."""
     operands = [operand for operand in failure.operands if operand.aval.ndim]
     sides = [_dims(operand) for operand in operands]
     if failure.operation == "dot_general":
@@ -228,15 +226,10 @@ def _result_dims(failure: TypeFailure) -> list[Axes]:
             if d not in (*removed[0], *removed[1])
         ]
         return [sides[0][i] for i in batch[0]] + free
-    if len({len(side) for side in sides}) > 1:
+    shapes = [operand.aval.shape for operand in operands]
+    if len(set(map(len, shapes))) > 1 or any(len({*sizes, 1}) > 2 for sizes in zip(*shapes)):
         return []
     return [max(axes, key=len) for axes in zip(*sides, strict=True)]
-
-
-def _repeated_axis(failure: TypeFailure) -> str:
-    """Return an axis that would shard two dimensions of a result; empty if there is none."""
-    names = _flat(_result_dims(failure))
-    return next((axis for axis in names if names.count(axis) > 1), "")
 
 
 def _partial_product(failure: TypeFailure) -> str:
@@ -369,7 +362,7 @@ def _alike(failure: TypeFailure) -> str:
 
 
 def _twice(axes: Sequence[Axes]) -> str:
-    """Return which dimensions of a result would be sharded over one axis."""
+    """Return which dimensions of a result would be sharded over one axis; empty for none."""
     for axis in _flat(axes):
         dims = [d for d, names in enumerate(axes) if axis in names]
         if len(dims) > 1:
