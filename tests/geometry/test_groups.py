@@ -13,9 +13,9 @@ from xlashard.geometry import MeshGrid
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs, read_groups, read_pairs
 
 
-def axes_text(groups, grid, order=None):
+def axes_text(groups, grid):
     """Return the axes as text, or None."""
-    parts = groups.axes(grid, order)
+    parts = groups.axes(grid)
     return None if parts is None else ", ".join(map(str, parts))
 
 
@@ -123,15 +123,6 @@ def test_text_of_iota_groups_is_parsed_as_in_hlo(groups):
         f"[{count},{size}]<=[{comma(map(str, dims))}]T({comma(map(str, perm))}), dimensions={{0}}"
     )
     assert [list(group) for group in read_groups(text, 1).devices()] == rows_of(*groups)
-
-
-@given(st.permutations(range(8)))
-def test_groups_of_a_reordered_mesh_are_named_by_its_axes(order):
-    grid = MeshGrid(("x", "y"), (2, 4))
-    at = {position: device for device, position in enumerate(order)}
-    rows = [[at[4 * x + y] for x in range(2)] for y in range(4)]
-    assert axes_text(ReplicaGroups.of_list(rows), grid, order) == "x"
-    assert axes_text(ReplicaGroups.everyone(8), grid, order) == "x, y"
 
 
 TEXTS = [

@@ -114,7 +114,6 @@ def test_a_spec_that_fits():
     validate_spec(parse_spec(["data", "model"]), GRID, (4, 8, 3))
     validate_spec(parse_spec([("model", "data")]), GRID, (0,))
     validate_spec(parse_spec([UNCONSTRAINED, None]), GRID, (3, 5))
-    validate_spec(parse_spec(["model"]), GRID, (3,), allow_uneven=True)
 
 
 def test_an_unknown_axis():

@@ -107,14 +107,13 @@ class ReplicaGroups:
         rows = strides.place_all(self.steps).reshape(self.count, self.size)
         return tuple(map(tuple, rows.tolist()))
 
-    def axes(self, grid: MeshGrid, order: Sequence[int] | None = None) -> AxisParts | None:
+    def axes(self, grid: MeshGrid) -> AxisParts | None:
         """Return the axes of a mesh along which the groups run.
 
         Two devices are in one group if and only if they differ along these parts alone.
 
         Args:
             grid: The mesh.
-            order: The mesh position of each device position; None if they are the same.
 
         Returns:
             The parts, empty for groups of one device each; None where the groups match no axes, or
@@ -127,17 +126,18 @@ class ReplicaGroups:
             >>> list(map(str, ReplicaGroups.of_list([[0, 2], [1, 3], [4, 6], [5, 7]]).axes(mesh)))
             ['model:(1)2']
         """
-        return _find_axes(self, grid, None if order is None else tuple(order))
+        return _find_axes(self, grid)
 
-    def match_axes(self, grid: MeshGrid, order: tuple[int, ...] | None) -> AxisParts | None:
+    def match_axes(self, grid: MeshGrid) -> AxisParts | None:
         """Compute the result of `axes`."""
         if self.count * self.size != grid.size:
             return None
-        digits = self._member_digits if order is None else None
-        if digits is not None:
-            return _parts(digits, grid)
-        rows = self._rows(order)
-        return None if rows is None else _parts_of_rows(rows, grid)
+        if self._member_digits is not None:
+            return _parts(self._member_digits, grid)
+        groups = self.devices()
+        if any(len(group) != self.size for group in groups):
+            return None
+        return _parts_of_rows(np.array(groups, np.int64), grid)
 
     @cached_property
     def _member_digits(self) -> strides.Steps | None:
@@ -149,14 +149,6 @@ class ReplicaGroups:
             return None
         members = halves[1]
         return strides.merge([members[i] for i in strides.by_stride(members)])
-
-    def _rows(self, order: Sequence[int] | None) -> npt.NDArray[np.int64] | None:
-        """Return mesh positions `[count, size]`, or None for groups of different sizes."""
-        groups = self.devices()
-        if any(len(group) != self.size for group in groups):
-            return None
-        rows = np.array(groups, np.int64)
-        return rows if order is None else np.asarray(order, np.int64)[rows]
 
     def __str__(self) -> str:
         """Return `4 groups of 2 devices`."""
@@ -200,12 +192,11 @@ class SourceTargetPairs:
             sizes.add(size)
         return sizes.pop() if len(sizes) == 1 and sizes != {1} else 0
 
-    def axes(self, grid: MeshGrid, order: Sequence[int] | None = None) -> AxisParts | None:
+    def axes(self, grid: MeshGrid) -> AxisParts | None:
         """Return the smallest parts of mesh axes along which something is sent.
 
         Args:
             grid: The mesh.
-            order: The mesh position of each device position; None if they are the same.
 
         Returns:
             The parts; None if a device is not of the mesh.
@@ -215,17 +206,15 @@ class SourceTargetPairs:
             >>> list(map(str, ring.axes(MeshGrid(("x", "y"), (2, 2)))))
             ['y']
         """
-        return _find_axes(self, grid, None if order is None else tuple(order))
+        return _find_axes(self, grid)
 
-    def match_axes(self, grid: MeshGrid, order: tuple[int, ...] | None) -> AxisParts | None:
+    def match_axes(self, grid: MeshGrid) -> AxisParts | None:
         """Compute the result of `axes`."""
         if not self.pairs:
             return ()
         pairs = np.array(self.pairs, np.int64)
         if pairs.max() >= grid.size:
             return None
-        if order is not None:
-            pairs = np.asarray(order, np.int64)[pairs]
         coordinates = grid.coordinates(pairs)
         parts = []
         for axis, (name, size) in enumerate(grid.shape.items()):
@@ -246,11 +235,9 @@ class SourceTargetPairs:
 
 
 @lru_cache(maxsize=256)
-def _find_axes(
-    groups: ReplicaGroups | SourceTargetPairs, grid: MeshGrid, order: tuple[int, ...] | None
-) -> AxisParts | None:
+def _find_axes(groups: ReplicaGroups | SourceTargetPairs, grid: MeshGrid) -> AxisParts | None:
     """Return the axis parts of groups, once: a program has few groups, each hundreds of times."""
-    return groups.match_axes(grid, order)
+    return groups.match_axes(grid)
 
 
 def _parts(digits: strides.Steps, grid: MeshGrid) -> AxisParts | None:

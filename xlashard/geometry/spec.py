@@ -294,8 +294,6 @@ def validate_spec(
     spec: Spec,
     grid: "MeshGrid",
     shape: Sequence[int] | None = None,
-    *,
-    allow_uneven: bool = False,
 ) -> None:
     """Check that a spec fits a mesh and, where given, the shape of an array.
 
@@ -303,7 +301,6 @@ def validate_spec(
         spec: The spec.
         grid: The mesh.
         shape: The array's global shape, in elements.
-        allow_uneven: Whether a dimension may leave its last tiles smaller.
 
     Raises:
         UnknownAxisError: The mesh lacks an axis.
@@ -317,7 +314,7 @@ def validate_spec(
     sizes = grid.shape
     for dim, axes in enumerate(spec.for_rank(len(shape))):
         tiles = math.prod(sizes[a] for a in axes or ())
-        if tiles == 1 or allow_uneven or shape[dim] % tiles == 0:
+        if tiles == 1 or shape[dim] % tiles == 0:
             continue
         factors = [(a, sizes[a]) for a in axes or ()]
         raise DivisibilityError(

@@ -103,12 +103,11 @@ class Collective:
             return payload * self.groups.moving // max(named, 1)
         return int(self.traits.sent_bytes(payload, max(self.groups.size, 1)))
 
-    def axes(self, mesh: "MeshGrid | Mesh", order: Sequence[int] | None = None) -> AxisParts | None:
+    def axes(self, mesh: "MeshGrid | Mesh") -> AxisParts | None:
         """Return the parts of mesh axes along which it runs; None where no axes match.
 
         Args:
             mesh: The mesh of the program.
-            order: The mesh position of each device of the program; None if they are the same.
 
         Example:
             >>> from xlashard.hlo import read_collectives
@@ -121,7 +120,7 @@ class Collective:
             >>> [part.name for part in gather.axes(MeshGrid(("data", "model"), (2, 2)))]
             ['model']
         """
-        return self.groups.axes(_grid(mesh), order)
+        return self.groups.axes(_grid(mesh))
 
     def axis_names(self, mesh: "MeshGrid | Mesh") -> tuple[str, ...] | None:
         """Return the names of the axes along which it runs; None where no axes match."""
@@ -179,29 +178,22 @@ class CollectiveTotal:
     sent_bytes: int
 
 
-def along_text(
-    collective: Collective,
-    grid: "MeshGrid | Mesh | None",
-    order: Sequence[int] | None = None,
-) -> str:
+def along_text(collective: Collective, grid: "MeshGrid | Mesh | None") -> str:
     """Return the axes along which a collective runs, or else its groups, as text."""
-    parts = None if grid is None else collective.axes(grid, order)
+    parts = None if grid is None else collective.axes(grid)
     if parts is None:
         return str(collective.groups)
     return ", ".join(map(str, parts)) if parts else "no other device"
 
 
 def summarize(
-    collectives: Sequence[Collective],
-    mesh: "MeshGrid | Mesh | None" = None,
-    order: Sequence[int] | None = None,
+    collectives: Sequence[Collective], mesh: "MeshGrid | Mesh | None" = None
 ) -> tuple[CollectiveTotal, ...]:
     """Add collectives up by kind and by the axes that they run along.
 
     Args:
         collectives: Collectives of a program.
         mesh: The mesh whose axes name the groups.
-        order: The mesh position of each device of the program; None if they are the same.
 
     Returns:
         A total for each kind and axes, those that send most bytes first.
@@ -217,7 +209,7 @@ def summarize(
     """
     alike: dict[tuple[CollectiveKind, str], list[Collective]] = {}
     for collective in collectives:
-        key = collective.kind, along_text(collective, mesh, order)
+        key = collective.kind, along_text(collective, mesh)
         alike.setdefault(key, []).append(collective)
     totals = [CollectiveTotal(*key, **add_up(members)) for key, members in alike.items()]
     return tuple(sorted(totals, key=lambda t: (-t.sent_bytes, KINDS.index(t.kind), t.along)))

@@ -227,7 +227,9 @@ def _result_dims(failure: TypeFailure) -> list[Axes]:
         ]
         return [sides[0][i] for i in batch[0]] + free
     shapes = [operand.aval.shape for operand in operands]
-    if len(set(map(len, shapes))) > 1 or any(len({*sizes, 1}) > 2 for sizes in zip(*shapes)):
+    if len(set(map(len, shapes))) > 1 or any(
+        len({*sizes, 1}) > 2 for sizes in zip(*shapes, strict=True)
+    ):
         return []
     return [max(axes, key=len) for axes in zip(*sides, strict=True)]
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,22 @@ else:
     # For meshes on devices of JAX; figures of a topology are computed without it.
     jax_sharding = deferred("jax.sharding")
     shardings = deferred("xlashard._jax.runtime.shardings")
+
+
+class GroupExtent(NamedTuple):
+    """Groups of devices that differ along some mesh axes alone.
+
+    Attributes:
+        axes: Names of the mesh axes.
+        size: Number of devices of a group.
+        parts: Extent along each dimension; None unless all groups fill boxes of one extent.
+        domains: Number of positions along the first dimension that a group spans.
+    """
+
+    axes: tuple[str, ...]
+    size: int
+    parts: tuple[AxisSegment, ...] | None
+    domains: int
 
 
 @dataclass(frozen=True)
@@ -98,21 +114,8 @@ class BaseTopology(ABC):
         """Coordinates of each device: `[devices, dimensions]`."""
 
     @abstractmethod
-    def links_of(
-        self,
-        axes: tuple[str, ...],
-        size: int,
-        parts: tuple[AxisSegment, ...] | None,
-        domains: int,
-    ) -> AxisLinks:
-        """Return the links of a group of devices.
-
-        Args:
-            axes: Names of the mesh axes that the group spans.
-            size: Number of devices.
-            parts: Extent along each dimension; None unless all groups fill boxes of one extent.
-            domains: Number of positions along the first dimension that the group spans.
-        """
+    def links_of(self, group: GroupExtent) -> AxisLinks:
+        """Return the links of a group of devices."""
 
     @abstractmethod
     def larger(self) -> Iterator[Self]:
@@ -231,7 +234,7 @@ def _links(topology: BaseTopology, mesh: "Mesh", axes: tuple[str, ...]) -> AxisL
     parts = extents(topology.dimensions, groups.reshape(-1, size, coordinates.shape[-1]))
     domains = next((p.size for p in parts if p.dimension == topology.dimensions[0].name), 1)
     is_box = math.prod(p.size for p in parts) == size
-    return topology.links_of(axes, size, parts if is_box else None, domains)
+    return topology.links_of(GroupExtent(axes, size, parts if is_box else None, domains))
 
 
 @lru_cache(maxsize=64)

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from xlashard.errors import counted
-from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology
+from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology, GroupExtent
 from xlashard.predict.targets.gpu.gpu_models import GpuModel
 from xlashard.predict.targets.gpu.gpu_names import GpuGroup, parse_gpu_name
-from xlashard.predict.targets.mesh_layout import AxisSegment, Dimension
+from xlashard.predict.targets.mesh_layout import Dimension
 from xlashard.support.lazily import deferred
 from xlashard.support.tracebacks import short_tracebacks
 
@@ -73,14 +73,9 @@ class GpuTopology(BaseTopology):
         """Coordinates of each device: `[devices, 2]`."""
         return np.stack(np.divmod(np.arange(self.num_devices), self.gpus_per_node), axis=1)
 
-    def links_of(
-        self,
-        axes: tuple[str, ...],
-        size: int,
-        parts: tuple[AxisSegment, ...] | None,
-        domains: int,
-    ) -> AxisLinks:
+    def links_of(self, group: GroupExtent) -> AxisLinks:
         """Return the links of a group of GPUs: NVLink within a node, else the network as well."""
+        axes, size, parts, domains = group
         within = "nvlink" if self.chip.nvlink_links else "pcie"
         inside, links = self.chip.node_bandwidth, max(1, self.chip.nvlink_links)
         if size == 1:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xlashard.errors import TopologyError, counted
-from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology
+from xlashard.predict.targets.base_topology import AxisLinks, BaseTopology, GroupExtent
 from xlashard.predict.targets.mesh_layout import AxisSegment, Dimension, usable_links
 from xlashard.predict.targets.tpu.generations import Generation
 from xlashard.predict.targets.tpu.topology_names import (
@@ -105,14 +105,9 @@ class Topology(BaseTopology):
             dtype=np.int64,
         )
 
-    def links_of(
-        self,
-        axes: tuple[str, ...],
-        size: int,
-        parts: tuple[AxisSegment, ...] | None,
-        domains: int,
-    ) -> AxisLinks:
+    def links_of(self, group: GroupExtent) -> AxisLinks:
         """Return the links of a group of devices: ICI within a slice, else the network as well."""
+        axes, size, parts, domains = group
         generation = self.generation
         network = "dcn" if domains > 1 else "ici"
         dcn = generation.device_dcn_bandwidth
