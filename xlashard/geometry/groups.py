@@ -8,7 +8,7 @@ the user's mesh by their strides alone, so that the cost does not depend on the 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -132,23 +132,16 @@ class ReplicaGroups:
         """Compute the result of `axes`."""
         if self.count * self.size != grid.size:
             return None
-        if self._member_digits is not None:
-            return _parts(self._member_digits, grid)
+        halves = None if self.listed else strides.split(self.steps, (self.count, self.size))
+        if halves is not None:
+            # The digits in which members of a group differ, major to minor.
+            members = halves[1]
+            digits = strides.merge([members[i] for i in strides.by_stride(members)])
+            return _parts(digits, grid)
         groups = self.devices()
         if any(len(group) != self.size for group in groups):
             return None
         return _parts_of_rows(np.array(groups, np.int64), grid)
-
-    @cached_property
-    def _member_digits(self) -> strides.Steps | None:
-        """Return the digits in which members of a group differ, major to minor; None if unknown."""
-        if self.listed:
-            return None
-        halves = strides.split(self.steps, (self.count, self.size))
-        if halves is None:
-            return None
-        members = halves[1]
-        return strides.merge([members[i] for i in strides.by_stride(members)])
 
     def __str__(self) -> str:
         """Return `4 groups of 2 devices`."""

@@ -13,6 +13,8 @@ from xlashard._jax.runtime.tracebacks import JAX_FOLDER
 from xlashard._jax.trace.tracing import value_behind
 from xlashard.support.tracebacks import INNER_FOLDERS, is_users_file
 
+_BATCHING = f"{JAX_FOLDER}_src/interpreters/batching.py"
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -116,13 +118,8 @@ def read_type_failure(error: BaseException) -> TypeFailure | None:
         params=params,
         operands=tuple(naming.operand(value) for value in values),
         problem=problem,
-        is_batched=any(_is_of_batching(frame) for frame, _ in frames),
+        is_batched=any(frame.f_code.co_filename == _BATCHING for frame, _ in frames),
     )
-
-
-def _is_of_batching(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file.startswith(JAX_FOLDER) and file.endswith("batching.py")
 
 
 def _has_sharding(params: Mapping[str, Any]) -> bool:
