@@ -244,17 +244,18 @@ class Prover:
                 continue
             try:
                 program = self._program.lower(layout)
-                text = self._texts[specs] = program.as_text()
-                lowered.append((layout, text))
-                if text in texts:
-                    continue
-                estimate = None if self._pool is None else Estimate.saved(program)
+                text = program.as_text()
+                is_new = text not in texts
+                estimate = Estimate.saved(program) if is_new and self._pool is not None else None
             except COMPILER_ERRORS as error:
                 refused.append(_refused(layout, error))
                 continue
-            texts.add(text)
-            budget.count -= 1
-            yield _Candidate(layout, text, program, estimate)
+            self._texts[specs] = text
+            lowered.append((layout, text))
+            if is_new:
+                texts.add(text)
+                budget.count -= 1
+                yield _Candidate(layout, text, program, estimate)
 
     def _proofs(self, candidates: Iterable["_Candidate"]) -> Iterator[tuple[str, ProvenLayout]]:
         """Compile programs; those for topologies in worker processes."""

@@ -32,7 +32,7 @@ READERS = {
     "trace.jitted._recorded": "the trace inside a function of nnx.jit or eqx.filter_jit",
     "trace.origins.source_line": "the user's line of an equation",
     "trace.tracing._jaxpr_types": "jaxprs among the parameters of an equation",
-    "trace.tracing.inner_shardings": "devices that the program names inside",
+    "trace.tracing.named_shardings": "devices that the program names inside",
     "trace.tracing.is_token": "tokens among the results",
     "trace.tracing.physical_aval": "bytes of PRNG keys",
     "stablehlo_modules._call_target": "calls that hold addresses of this process",

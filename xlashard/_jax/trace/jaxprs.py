@@ -161,9 +161,8 @@ def closed_over_arrays(jaxpr: Jaxpr) -> list[Any]:
 def _is_array(value: Any) -> bool:
     # Primitives of libraries, such as lineax's, have jaxprs as parameters that close over values of
     # the trace.
-    if isinstance(value, jax.core.Tracer) or is_ref(value):
-        return False
-    return is_host_array(value) or isinstance(value, jax.Array)
+    is_array = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    return is_host_array(value) or (is_array and not is_ref(value))
 
 
 def without_results(jaxpr: Jaxpr, kept: Sequence[bool]) -> Jaxpr:

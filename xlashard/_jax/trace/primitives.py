@@ -457,7 +457,7 @@ class _Witness(tuple[Any, ...]):
 
 
 def _copy_slots(jaxpr: Any) -> Any:
-    """Return a copy of a jaxpr. JAX reads those of each constraint seven times while it lowers."""
+    """Return a copy of a jaxpr. JAX reads those of each constraint several times."""
     kind = type(jaxpr)
     copied = object.__new__(kind)
     for slot in kind.__slots__:

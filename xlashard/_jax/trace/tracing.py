@@ -476,15 +476,21 @@ def inner_shardings(jaxpr: Jaxpr) -> tuple[JaxSharding, ...]:
     """Return the distinct concrete shardings of JAX's primitives inside a jaxpr."""
     shardings = dict.fromkeys(named_shardings(jaxpr))
     for eqn, called, _ in sharding_equations(jaxpr):
-        # A slice has the jaxprs of a witness that JAX knows from before.
+        # A slice is a plain tuple: iterating over a witness copies its jaxprs, which no cache has.
         for inner in eqn.params.get("witness", called)[:]:
             shardings |= dict.fromkeys(inner_shardings(inner))
     return tuple(shardings)
 
 
 def named_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:
-    """Return the concrete shardings that equations of JAX with shardings name, and those inside."""
-    named = [eqn for eqn, _, names_sharding in sharding_equations(jaxpr) if names_sharding]
+    """Return the concrete shardings that equations of JAX with shardings name."""
+    bodies = _jaxpr_types()
+    named = [
+        # The callers walk bodies by themselves.
+        eqn.replace(params={k: v for k, v in eqn.params.items() if not isinstance(v, bodies)})
+        for eqn, _, names_sharding in sharding_equations(jaxpr)
+        if names_sharding
+    ]
     if not named:
         return []
     named = replace_fields(jaxpr, eqns=named)
@@ -536,12 +542,11 @@ def sharding_equations(jaxpr: Jaxpr) -> tuple[tuple[Any, Sequence[Jaxpr], bool],
             continue
         if "witness" in params:
             holders.append((eqn, (), False))
-        elif "donation" in params:  # a call of this package, whose body has its shardings
+        elif params.keys() >= {"donation", "jaxpr"}:  # our call, whose body has its shardings
             holders.append((eqn, (params["jaxpr"],), False))
-        # A sharding of this package need not be one of JAX.
-        elif (members := _list_members(params, carriers)) or params.get("sharding"):
+        elif members := _list_members(params, carriers):
             called = [member for member in members if not isinstance(member, JaxSharding)]
-            names_sharding = len(called) < len(members) or not called or "mesh" in params
+            names_sharding = len(called) < len(members) or "mesh" in params
             holders.append((eqn, called, names_sharding))
     return tuple(holders)
 

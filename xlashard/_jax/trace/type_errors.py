@@ -78,7 +78,8 @@ class TypeFailure:
         params: Parameters of the primitive.
         operands: Its operands.
         problem: The invalid spec, the types that differ, or None.
-        is_batched: Whether `jax.vmap` made the operation.
+        duplicate: The spec of a result that would use an axis twice, or None.
+        is_batched: Whether `jax.vmap` maps an operand.
     """
 
     text: str
@@ -89,6 +90,7 @@ class TypeFailure:
     params: Mapping[str, Any] = field(default_factory=dict)
     operands: tuple[Operand, ...] = ()
     problem: InvalidSpec | TypeDifference | None = None
+    duplicate: Any = None
     is_batched: bool = False
 
 
@@ -99,12 +101,11 @@ def read_type_failure(error: BaseException) -> TypeFailure | None:
         return None
     last = frames[-1][0]
     operation = _operation(frames)
-    problem = _problem(error, last)
-    repeats_axis = hasattr(error.__cause__, "pspec")
+    problem, duplicate = _problem(error, last), getattr(error.__cause__, "pspec", None)
     if isinstance(problem, InvalidSpec) and operation and not _has_sharding(operation[1]):
         # The spec of a result, which follows from those of the operands.
-        problem, repeats_axis = None, True
-    if problem is None and not repeats_axis and not _is_of_types(error, last, operation):
+        problem, duplicate = None, problem.spec
+    if problem is None and duplicate is None and not _is_of_types(error, last, operation):
         return None
     at, line = _users_frame(frames) or (None, 0)
     name, params, values = operation or (last.f_code.co_name.strip("_"), {}, ())
@@ -118,8 +119,14 @@ def read_type_failure(error: BaseException) -> TypeFailure | None:
         params=params,
         operands=tuple(naming.operand(value) for value in values),
         problem=problem,
-        is_batched=any(frame.f_code.co_filename == _BATCHING for frame, _ in frames),
+        duplicate=duplicate,
+        is_batched=any(_maps_operand(frame) for frame, _ in frames),
     )
+
+
+def _maps_operand(frame: FrameType) -> bool:
+    dims = frame.f_locals.get("dims_in", ()) if frame.f_code.co_filename == _BATCHING else ()
+    return any(dim is not None for dim in dims)
 
 
 def _has_sharding(params: Mapping[str, Any]) -> bool:

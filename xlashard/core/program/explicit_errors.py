@@ -1,6 +1,7 @@
 """Errors about explicit mesh axes, with the operands, the axes and the expression to write."""
 
 import math
+import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -134,11 +135,11 @@ def _operation(failure: TypeFailure) -> str:
     meshes = {_mesh_axes(operand) for operand in operands} - {()}
     if len(meshes) > 1 or "context mesh" in failure.text:
         return _other_mesh(failure)
-    repeated = _twice(_result_dims(failure))
-    if repeated and failure.is_batched:
+    if failure.is_batched and (axis := _repeated_axis(failure)):
         return (
-            f"{repeated}, counting that of jax.vmap: write jax.sharding.reshard(x, P(...)) without "
-            "that axis for an operand, before jax.vmap if that maps its dimension"
+            f"{axis!r} would shard two dimensions of the result, counting that of jax.vmap: write "
+            f"jax.sharding.reshard(x, P(...)) without {axis!r} for an operand, before jax.vmap if "
+            "that maps its dimension"
         )
     if name == "dot_general":
         advice = _partial_product(failure) if "unreduced" in failure.text else _product(failure)
@@ -161,13 +162,21 @@ def _operation(failure: TypeFailure) -> str:
     if name == "vmap":
         return _mapped(operands, params["axes"])
     advice = _whole(operands, _whole_dims(failure))
-    if name in ALIKE_OPERANDS or repeated or "broadcasting" in failure.text:
+    if name in ALIKE_OPERANDS or failure.duplicate is not None or "broadcasting" in failure.text:
         advice = advice or _alike(failure)
     return advice or (
         f"{failure.text.rstrip('.')}. Give its operands other shardings by "
         "jax.sharding.reshard(x, P(...)), or leave the operation to the partitioner by "
         "jax.sharding.auto_axes"
     )
+
+
+def _repeated_axis(failure: TypeFailure) -> str:
+    """Return the axis that shards two dimensions of a result in JAX's text; empty without one."""
+    result = failure.text.partition("illegally sharded result: ")[2]
+    names = re.split(r"[@,()\[\]]", result)  # float32[8@x,8@(x,y)]
+    axes = [axis for operand in failure.operands for axis in _flat(_dims(operand))]
+    return next((axis for axis in axes if names.count(axis) > 1), "")
 
 
 def _other_mesh(failure: TypeFailure) -> str:
@@ -200,9 +209,15 @@ def _product(failure: TypeFailure) -> str:
                 f"{_names(two[j])} in {_label(other)}: write "
                 + _resharded(other, _with_axes(two, j, one[i]))
             )
-    spec = _spec(_distinct(_result_dims(failure)))
-    problem = _twice(_result_dims(failure))
-    if not problem:
+    results = [one[i] for i in batch[0]]
+    for side, axes, operand in ((0, one, first), (1, two, other)):
+        removed = {*contracted[side], *batch[side]}
+        results += [axes[d] for d in range(operand.aval.ndim) if d not in removed]
+    spec = _spec(_distinct(results))
+    if failure.duplicate is not None:
+        axis = next(a for a in _flat(results) if _flat(results).count(a) > 1)
+        problem = f"two dimensions of the result would be sharded over {axis!r}"
+    else:
         axes = [one[i] + two[j] for i, j in zip(*contracted, strict=True) if one[i] and two[j]]
         problem = (
             f"both contracted dimensions are sharded over {_names(dict.fromkeys(_flat(axes)))}, so "
@@ -211,27 +226,6 @@ def _product(failure: TypeFailure) -> str:
     names = first.name or "x", other.name or "y"
     call = f"jnp.matmul({', '.join(names)}, out_sharding={spec})"
     return f"{problem}: pass out_sharding={spec}, as in {call}"
-
-
-def _result_dims(failure: TypeFailure) -> list[Axes]:
-    """Return the axes of each dimension of the result of a product or of elementwise work."""
-    operands = [operand for operand in failure.operands if operand.aval.ndim]
-    sides = [_dims(operand) for operand in operands]
-    if failure.operation == "dot_general":
-        contracted, batch = failure.params["dimension_numbers"]
-        free = [
-            axes
-            for side, removed in zip(sides, zip(contracted, batch, strict=True), strict=True)
-            for d, axes in enumerate(side)
-            if d not in (*removed[0], *removed[1])
-        ]
-        return [sides[0][i] for i in batch[0]] + free
-    shapes = [operand.aval.shape for operand in operands]
-    if len(set(map(len, shapes))) > 1 or any(
-        len({*sizes, 1}) > 2 for sizes in zip(*shapes, strict=True)
-    ):
-        return []
-    return [max(axes, key=len) for axes in zip(*sides, strict=True)]
 
 
 def _partial_product(failure: TypeFailure) -> str:
@@ -347,7 +341,7 @@ def _alike(failure: TypeFailure) -> str:
         pairs = list(zip(_dims(first), _dims(operand), strict=False))
         sizes = zip(first.aval.shape, operand.aval.shape, strict=False)
         differs = [a != b and 1 not in size for (a, b), size in zip(pairs, sizes, strict=False)]
-        problem = _twice(_result_dims(failure))
+        problem = _twice(failure.duplicate)
         if not problem and True in differs:
             dim = differs.index(True)
             one, other = pairs[dim]
@@ -363,8 +357,9 @@ def _alike(failure: TypeFailure) -> str:
     return ""
 
 
-def _twice(axes: Sequence[Axes]) -> str:
-    """Return which dimensions of a result would be sharded over one axis; empty for none."""
+def _twice(spec: Any) -> str:
+    """Return which dimensions of a result would be sharded over one axis."""
+    axes = [] if spec is None else [entry_axes(entry) for entry in spec.partitions]
     for axis in _flat(axes):
         dims = [d for d, names in enumerate(axes) if axis in names]
         if len(dims) > 1:

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +139,24 @@ OPERATIONS = {
         lambda b: b * 2, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
     ),
 }
+
+
+def test_errors_under_vmap_advise_what_fits_the_operands():
+    """Operands that `jax.vmap` does not map have the advice of the operation."""
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    a, b, x = put(f32(8, 8), mesh, "x"), put(f32(8, 8), mesh, None, "x"), put(f32(8, 8), mesh)
+    cases = {
+        "counting that of jax.vmap": lambda: jax.vmap(lambda row: a @ row)(a),
+        "out_sharding=P('x', None)": lambda: jax.vmap(lambda row: (a @ a.T)[0] + row)(x),
+        "the mapped dimension is sharded over 'x' in a": lambda: jax.vmap(jnp.add)(a, b),
+        "dimension 0 is sharded over 'x' in a": (
+            lambda: jax.vmap(lambda row: jnp.concatenate([a, b])[0] + row)(x)
+        ),
+    }
+    with jax.set_mesh(mesh), Together() as all_of:
+        for words, function in cases.items():
+            with all_of.case(words), pytest.raises(ShardingTypeError, match=re.escape(words)):
+                pjit(function)()
 
 
 @pytest.mark.slow
