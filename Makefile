@@ -43,8 +43,6 @@ train = $(python) -m xlashard train $(if $(RESUME),--resume $(RESUME),--config $
 # The banner about another site generator does not concern this site.
 mkdocs := NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 $(python) -m mkdocs
 pytest := $(python) -m pytest -n $(JOBS) --dist worksteal
-# Tests that share a fixture stay in one process, see `_keep_in_one_process` in tests/conftest.py.
-grouped_pytest := $(python) -m pytest -n $(JOBS) --dist loadgroup
 # Requirements of the package itself, without comments.
 needed = $(shell sed -n '/^dependencies = \[/,/^\]/s/^ *"\([^"]*\)",/\1/p' pyproject.toml)
 oldest := VENV=.venv-oldest PYTHON_WANTED='3.12 exactly' CONSTRAINTS=.ci/oldest.txt
@@ -73,7 +71,7 @@ test: $(developing) browser ## Run the tests of every room, or those of ARGS (JO
 
 .PHONY: test-integration
 test-integration: $(developing) browser ## Run whole programs and pods: training runs, documents, examples
-	$(grouped_pytest) -m integration $(ARGS)
+	$(pytest) -m integration $(ARGS)
 
 .PHONY: stress-train
 stress-train: $(developing) ## Kill, stop, cut and launch the main job twice (FAULTS=200 SEED=1)

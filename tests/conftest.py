@@ -217,23 +217,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.devices(USUAL))
         if _lies_in(item.path, JAX_VERSION_FOLDERS):
             item.add_marker("jax_version")
-        if isinstance(item, pytest.Function) and item.get_closest_marker("integration"):
-            _keep_in_one_process(item)
     _check_marks_are_found(items)
-
-
-def _keep_in_one_process(item: pytest.Function) -> None:
-    """Group a test with the others of its file that share a fixture.
-
-    Such a fixture starts a pod, makes an environment or trains, for up to half a minute of CPU, and
-    each process of `make test-integration` would do so again.
-    """
-    indices = item.callspec.indices if hasattr(item, "callspec") else {}
-    for name, (*_, fixture) in item._fixtureinfo.name2fixturedefs.items():
-        if fixture.scope == "module" and item.nodeid.startswith(f"{fixture.baseid}::"):
-            # A fixture with parameters is another one for each.
-            item.add_marker(pytest.mark.xdist_group(f"{fixture.baseid}-{indices.get(name, 0)}"))
-            return
 
 
 def _check_marks_are_found(items: list[pytest.Item]) -> None:
