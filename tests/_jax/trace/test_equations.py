@@ -1,5 +1,7 @@
 """Equations of jaxprs that hold jaxprs, shardings or memory spaces, beside a walk of JAX."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,9 +36,10 @@ def make_programs(rows):
         sharding_rule="i j -> i j",
     )
 
-    on_host = compute_on(
-        lambda x: x * 2, compute_type="device_host", out_memory_spaces=jax.memory.Space.Device
-    )
+    on_host = {}
+    if "out_memory_spaces" in inspect.signature(compute_on).parameters:  # since JAX 0.11
+        where = {"compute_type": "device_host", "out_memory_spaces": jax.memory.Space.Device}
+        on_host["compute_on"] = compute_on(lambda x: x * 2, **where)
 
     def constrained(x):
         return with_sharding_constraint(x * 2, rows)
@@ -61,7 +64,7 @@ def make_programs(rows):
         "move": lambda x: jax.device_put(x, jax.memory.Space.Host) * 2,
         "device_put": lambda x: jax.device_put(x, rows),
         "nested move": lambda x: pjit(lambda x: jax.device_put(x, jax.memory.Space.Host))(x),
-        "compute_on": on_host,
+        **on_host,
         "exported": lambda x: exported.call(x),
         "partitioned": lambda x: pjit(lambda x: partitioned(x))(x),
     }
