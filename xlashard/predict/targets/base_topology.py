@@ -114,7 +114,7 @@ class BaseTopology(ABC):
         """Coordinates of each device: `[devices, dimensions]`."""
 
     @abstractmethod
-    def links_of(self, group: GroupExtent) -> AxisLinks:
+    def find_links(self, group: GroupExtent) -> AxisLinks:
         """Return the links of a group of devices."""
 
     @abstractmethod
@@ -234,7 +234,7 @@ def _links(topology: BaseTopology, mesh: "Mesh", axes: tuple[str, ...]) -> AxisL
     parts = extents(topology.dimensions, groups.reshape(-1, size, coordinates.shape[-1]))
     domains = next((p.size for p in parts if p.dimension == topology.dimensions[0].name), 1)
     is_box = math.prod(p.size for p in parts) == size
-    return topology.links_of(GroupExtent(axes, size, parts if is_box else None, domains))
+    return topology.find_links(GroupExtent(axes, size, parts if is_box else None, domains))
 
 
 @lru_cache(maxsize=64)

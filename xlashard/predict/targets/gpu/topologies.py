@@ -73,7 +73,7 @@ class GpuTopology(BaseTopology):
         """Coordinates of each device: `[devices, 2]`."""
         return np.stack(np.divmod(np.arange(self.num_devices), self.gpus_per_node), axis=1)
 
-    def links_of(self, group: GroupExtent) -> AxisLinks:
+    def find_links(self, group: GroupExtent) -> AxisLinks:
         """Return the links of a group of GPUs: NVLink within a node, else the network as well."""
         axes, size, parts, domains = group
         within = "nvlink" if self.chip.nvlink_links else "pcie"

@@ -105,7 +105,7 @@ class Topology(BaseTopology):
             dtype=np.int64,
         )
 
-    def links_of(self, group: GroupExtent) -> AxisLinks:
+    def find_links(self, group: GroupExtent) -> AxisLinks:
         """Return the links of a group of devices: ICI within a slice, else the network as well."""
         axes, size, parts, domains = group
         generation = self.generation
