@@ -1,4 +1,4 @@
-"""The main job of four processes on a stand-in object store: preempted, killed, and resumed."""
+"""The main job of two processes on a stand-in object store: preempted, killed, and resumed."""
 
 import json
 import random
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.train.loop.pods import OwnSignal, train
-from tests.train.loop.test_pods import MIXED, WIDE, alone, assert_same_bits, nano, saved, written
+from tests.train.loop.test_pods import MIXED, alone, assert_same_bits, nano, saved, written
 from xlashard.multihost import GONE_EXIT_CODE
-from xlashard.pods.testing.launcher import Launch
+from xlashard.pods.testing.launcher import Launch, PodSize
 from xlashard.train.checkpoint import Checkpoints
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ pytestmark = pytest.mark.integration
 
 # Seconds that a cloud gives a job after SIGTERM.
 GRACE = 30
+# What differs is the store: `tests/train/loop/test_pods.py` has pods of four processes, on a disk.
+PAIR = PodSize(2, 4)
 
 
 def read_losses(text: str) -> dict[tuple[str, int], float]:
@@ -32,7 +34,7 @@ def read_losses(text: str) -> dict[tuple[str, int], float]:
     return losses
 
 
-# Four pods, each of four processes.
+# Four pods.
 @pytest.mark.timeout(600)
 def test_pod_is_preempted_killed_and_resumed_with_the_same_losses(
     bucket: "Bucket", store: Path, tmp_path: Path
@@ -40,7 +42,7 @@ def test_pod_is_preempted_killed_and_resumed_with_the_same_losses(
     settings = nano(**MIXED)
     path = written(tmp_path, settings)
     words = ["--config", str(path), "--runs", "gs://bucket/calm"]
-    pod = train(tmp_path, WIDE, *words)
+    pod = train(tmp_path, PAIR, *words)
     assert set(pod.codes.values()) == {0}, pod.report()
 
     bucket.faults.failed, bucket.faults.reset, bucket.faults.delay = 0.01, 0.01, 0.01
@@ -54,9 +56,9 @@ def test_pod_is_preempted_killed_and_resumed_with_the_same_losses(
             called.append(time.monotonic())
         return bool(called)
 
-    step, process = chance.randrange(3, 9), chance.randrange(4)
+    step, process = chance.randrange(3, 9), chance.randrange(2)
     own = OwnSignal(signal.SIGTERM, process, step)
-    pod = train(tmp_path, WIDE, *words, watch=notice, own=own)
+    pod = train(tmp_path, PAIR, *words, watch=notice, own=own)
     # The code that restarts a job: 128 + SIGTERM.
     assert set(pod.codes.values()) == {143}, pod.report()
     took = max(pod.ended.values()) - called[0]
@@ -66,15 +68,15 @@ def test_pod_is_preempted_killed_and_resumed_with_the_same_losses(
     assert stopped is not None and stopped >= step
     assert f"Stopped by SIGTERM after step {stopped}" in pod.texts[0]
     assert "--resume gs://bucket/runs/nano" in pod.texts[0]
-    assert f"after step {stopped}" in bucket.text("runs/nano/log-3.txt")
+    assert f"after step {stopped}" in bucket.text("runs/nano/log-1.txt")
 
-    victim = chance.randrange(4)
+    victim = chance.randrange(2)
     pod = train(
-        tmp_path, WIDE, *words, own=OwnSignal(signal.SIGKILL, victim, chance.randrange(13, 18))
+        tmp_path, PAIR, *words, own=OwnSignal(signal.SIGKILL, victim, chance.randrange(13, 18))
     )
-    assert pod.codes == {n: -9 if n == victim else GONE_EXIT_CODE for n in range(4)}, pod.report()
+    assert pod.codes == {n: -9 if n == victim else GONE_EXIT_CODE for n in range(2)}, pod.report()
     assert f"Resuming after step {stopped} of gs://bucket/runs/nano" in pod.texts[0]
-    pod = train(tmp_path, WIDE, *words)
+    pod = train(tmp_path, PAIR, *words)
     assert set(pod.codes.values()) == {0}, pod.report()
 
     assert bucket.injected >= 5
