@@ -44,7 +44,7 @@ _MANIFEST = "manifest.ocdbt"
 # Shares of the limit: of a block, of a chunk that is written, and the least number of chunks of
 # the source. TensorStore holds a chunk compressed, decoded, and as the part that was requested; its
 # threads and code take a few MiB more.
-_BLOCK, _WRITTEN, _READ = 1 / 6, 1 / 16, 8
+_BLOCK, _WRITTEN, _READ = 1 / 8, 1 / 16, 8
 _LEAST_LIMIT = 16 * 2**20
 # Array types of orbax; others, such as strings, are in files that are copied.
 _ARRAY_TYPES = ("jax.Array", "np.ndarray", "scalar")
