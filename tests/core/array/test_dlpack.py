@@ -136,12 +136,19 @@ def test_every_dtype_comes_from_numpy(name: str) -> None:
         assert shares(x, v) and shares(from_dlpack(v, copy=False), v)
 
 
-def test_dtypes_unknown_to_dlpack_need_contiguous_memory() -> None:
+def test_transposed_memory_is_shared_where_numpy_can_describe_its_dtype() -> None:
     v = aligned(value(jnp.bfloat16))
     assert same(from_dlpack(v.T), v.T)
-    for bad in (v.T, aligned(v, 2)):
-        with pytest.raises(DLPackError, match=naming("ndarray bfloat16", "copy=False")):
-            from_dlpack(bad, copy=False)
+    refused = pytest.raises(DLPackError, match=naming("ndarray bfloat16", "copy=False"))
+    try:
+        v.__dlpack__()  # Newer releases of NumPy, with newer ones of ml_dtypes.
+    except BufferError:
+        with refused:
+            from_dlpack(v.T, copy=False)
+    else:
+        assert shares(from_dlpack(v.T, copy=False), v)
+    with refused:
+        from_dlpack(aligned(v, 2), copy=False)
 
 
 def test_read_only_memory() -> None:

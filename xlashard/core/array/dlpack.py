@@ -95,7 +95,8 @@ def _from_host(external: Any, device: Device, copy: bool | None) -> Handle:
         capsule = transfer.host_capsule(external, copy=False)
     except BufferError:
         if isinstance(external, np.ndarray):
-            # NumPy's DLPack lacks bfloat16 and its like and, for old consumers, read-only memory.
+            # NumPy's DLPack lacks numbers of 4 bits and less, in older releases bfloat16 and its
+            # like and, for old consumers, read-only memory.
             return _from_numpy(external, device, copy)
         if copy is False:
             raise
