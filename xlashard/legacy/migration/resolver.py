@@ -34,8 +34,7 @@ class Resolver:
         self._parents: Mapping[cst.CSTNode, cst.CSTNode] = wrapper.resolve(ParentNodeProvider)
         # The values of `name = value`, without unpacking, by the node of the variable.
         self._values: dict[cst.CSTNode, cst.BaseExpression] = {}
-        for node in m.findall(wrapper.module, m.Assign()):
-            assign = cst.ensure_type(node, cst.Assign)
+        for assign in select_nodes(wrapper, cst.Assign):
             for target in assign.targets:
                 if isinstance(target.target, cst.Name):
                     self._values[target.target] = assign.value
@@ -114,6 +113,18 @@ class Resolver:
         return names() if callable(names) else names
 
 
+def select_nodes[T: cst.CSTNode](wrapper: MetadataWrapper, *kinds: type[T]) -> Iterator[T]:
+    """Yield a module's nodes of some kinds.
+
+    Their parents are known already: `findall` of libcst visits the whole module again.
+
+    Args:
+        wrapper: The module with its metadata.
+        kinds: The kinds.
+    """
+    return (node for node in wrapper.resolve(ParentNodeProvider) if isinstance(node, kinds))
+
+
 def chain(node: cst.CSTNode) -> tuple[cst.Name | None, list[str]]:
     """Return the root name of an attribute chain, and the attributes.
 
@@ -130,6 +141,9 @@ def chain(node: cst.CSTNode) -> tuple[cst.Name | None, list[str]]:
         attributes.append(node.attr.value)
         node = node.value
     return (node if isinstance(node, cst.Name) else None), attributes[::-1]
+
+
+_MESH_AXES = m.Attribute(attr=m.Name("mesh_axes"))
 
 
 @dataclass(frozen=True)
@@ -182,45 +196,37 @@ def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
                 used.setdefault(assignment.node, []).append(assignment.name)
             if name in ("jax.P", "jax.sharding.PartitionSpec") or rule_of(name) == Rename("jax.P"):
                 classes.append(assignment.name)
-    module = wrapper.module
-    sets_axes = m.OneOf(
-        m.AssignTarget(m.Attribute(attr=m.Name("mesh_axes"))),
-        m.AnnAssign(target=m.Name("mesh_axes")),
-    )
+    assigned = select_nodes(wrapper, cst.AssignTarget, cst.AnnAssign)
+    sets_axes = any(m.matches(each.target, _MESH_AXES) for each in assigned)
     imports_gdas = not names.isdisjoint((GDA, GDA.rpartition(".")[0]))
-    all_names = {_name(node) for node in m.findall(module, m.Name())}
+    all_names = {node.value for node in select_nodes(wrapper, cst.Name)}
+    functions = select_nodes(wrapper, cst.FunctionDef)
     return ProgramFacts(
         used=used,
         spec_classes=classes,
         uses_specs=bool(classes) or "PartitionSpec" in all_names,
-        specs=_spec_variables(module, classes),
+        specs=_spec_variables(wrapper, classes),
         walks_jaxprs=any(name.startswith("jax.core") for name in names),
-        reads_mesh_axes=imports_gdas or not m.findall(module, sets_axes),
+        reads_mesh_axes=imports_gdas or not sets_axes,
         imports_jax=any(name.partition(".")[0] == "jax" for name in names),
-        classes={_name(node) for node in m.findall(module, m.ClassDef())},
+        classes={node.name.value for node in select_nodes(wrapper, cst.ClassDef)},
         names=all_names,
-        functions={
-            module.code_for_node(node).strip() for node in m.findall(module, m.FunctionDef())
-        },
-        parameters={_name(node) for node in m.findall(module, m.Param())},
+        functions={wrapper.module.code_for_node(node).strip() for node in functions},
+        parameters={node.name.value for node in select_nodes(wrapper, cst.Param)},
     )
 
 
-def _name(node: Any) -> str:
-    return node.value if isinstance(node, cst.Name) else node.name.value
-
-
-def _spec_variables(module: cst.Module, classes: Collection[str]) -> list[str]:
+def _spec_variables(wrapper: MetadataWrapper, classes: Collection[str]) -> list[str]:
     """Return the variables to which a program assigns nothing but specs."""
     are_specs: defaultdict[str, list[bool]] = defaultdict(list)
-    for name, value in _assignments(module):
+    for name, value in _assignments(wrapper):
         are_specs[name].append(value is not None and _is_spec(value, classes))
     return [name for name, kinds in are_specs.items() if all(kinds)]
 
 
-def _assignments(module: cst.Module) -> Iterator[tuple[str, cst.BaseExpression | None]]:
+def _assignments(wrapper: MetadataWrapper) -> Iterator[tuple[str, cst.BaseExpression | None]]:
     """Yield each variable and its value; None for elements, arguments and loop variables."""
-    for node in m.findall(module, m.OneOf(m.Assign(), m.AnnAssign(), m.For(), m.Param())):
+    for node in select_nodes(wrapper, cst.Assign, cst.AnnAssign, cst.For, cst.Param):
         match node:
             case cst.Assign(targets=targets, value=value):
                 for each in targets:
