@@ -312,11 +312,12 @@ class Search:
             order = tuple(sorted(names, key=lambda name: restrictions[name].mode == "tensor"))
             starts.append(_Start(label, order, restrictions))
         # The last axes get what a batch has no more rows for.
-        for name in dict.fromkeys(self._alike[n][-1] for n in names[-2:]) if self._along else ():
-            restrictions = {other: Restriction(self._batch, "major fsdp") for other in names}
-            restrictions[name] = Restriction(self._along, "major fsdp")
+        last = dict.fromkeys(self._alike[n][-1] for n in names[-2:]) if self._along else ()
+        for name, (label, mode) in product(last, (("data", "data"), ("fsdp", "major fsdp"))):
+            restrictions = {other: Restriction(self._batch, mode) for other in names}
+            restrictions[name] = Restriction(self._along, mode)
             order = tuple(sorted(names, key=lambda other: other == name))
-            starts.append(_Start(f"fsdp, sequences over {name}", order, restrictions))
+            starts.append(_Start(f"{label}, sequences over {name}", order, restrictions))
         free = dict.fromkeys(names, Restriction())
         orders = list(permutations(names))[: 1 if set(self._alike.values()) == {names} else 2]
         starts += [_Start(f"auto({'>'.join(order)})", order, free) for order in orders]

@@ -243,6 +243,11 @@ def products() -> list[Case]:
         ("gradients of wide", gradients(conv((2, 2))), (floats(4, 16, 16, 6), floats(7, 7, 6, 10))),
         ("gradients of conv", gradients(conv((2, 2))), (image, kernel)),
         ("gradients of depthwise", gradients(conv(feature_group_count=6)), (image, depthwise)),
+        (
+            "gradients of multiplied",
+            gradients(conv(feature_group_count=3)),
+            (floats(4, 8, 8, 3), floats(3, 3, 1, 6)),
+        ),
         ("gradients of grouped", gradients(conv(feature_group_count=2)), (image, grouped)),
         ("gradients of patches", gradients(conv((4, 4), "VALID")), (image, patches)),
     ]

@@ -141,9 +141,12 @@ def _spatial(op: Operation, i: int) -> Factors:
     """Yield the factor of a spatial dimension, whose pieces overlap by a halo.
 
     With a window as wide as the image, as in the gradient of a kernel, the window is cut, too, and
-    the devices' results are summed.
+    the devices' results are summed. Of the gradient of a grouped kernel, the compiler gathers the
+    image, unless each group has one feature and one output.
     """
     params, numbers = op.params, op.params["dimension_numbers"]
+    batches = params["batch_group_count"]
+    channels = {op.operands[0][numbers.lhs_spec[0]], op.operands[1][numbers.rhs_spec[0]]}
     left, right, out = (spec[i] for spec in numbers)
     wide, window, result = op.operands[0][left], op.operands[1][right], op.results[0][out]
     stride, spread, dilation = (
@@ -156,7 +159,7 @@ def _spatial(op: Operation, i: int) -> Factors:
         size = wide_pieces(math.gcd(wide, result), wide, halo)
         most = min(wide, result) // max(halo, 1)
         yield from op.factor({0: left}, {0: out}, size=size, halo=halo / wide, most_padded=most)
-    elif dilation == params["batch_group_count"] == 1 and wide == window * spread:
+    elif dilation == 1 and wide == window * spread and (batches == 1 or channels == {batches}):
         halo = max(0, (result - 1) * stride + 1 - spread)
         size = wide_pieces(window, wide, halo)
         most, sides = min(wide, window) // max(halo, 1), {0: left, 1: right}
