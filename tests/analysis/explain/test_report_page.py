@@ -11,6 +11,7 @@ import pytest
 
 import xlashard
 from tests.accessibility import find_violations
+from tests.analysis.explain.test_text import collective, printed, report
 from tests.browser import started
 from tests.core.pjit.helpers import make_mesh
 from tests.predict.preflight.examples import FITTING
@@ -29,6 +30,7 @@ from xlashard.analysis.explain.script_report import (
     compare_scripts,
 )
 from xlashard.analysis.explain.sections import FINDINGS, MOVES
+from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.errors import ArgumentError
 
 NOTHING_LEFT_OUT = OmittedPrograms(0, 0, "", 0)
@@ -68,6 +70,19 @@ def test_equal_total_bytes_are_not_a_regression(talking):
     changes = compare_programs(talking, other)
     assert {u.change for u in changes.traffic} == {"added", "removed"}
     assert not [line for line in changes.regressions if "sends" in line]
+
+
+def test_comparison_budget_and_table_name_one_cause_of_a_gather():
+    own, consumer = (SourceLine("model.py", line, "layer", True) for line in (3, 12))
+    gather = collective(op_name="step/add", source=own, needed_by="step/mul")
+    gather = replace(gather, needed_by_source=consumer)
+    old, new = report(collectives=()), report(collectives=(gather,))
+    (use,) = compare_programs(old, new).traffic
+    (breach,) = find_breaches(new, read_program_budget(["collective_bytes=0"]), PROGRAM_KEYS)
+    (row,) = [line for line in printed(new).splitlines() if "all-gather" in line]
+    for text in (f"{use.what} {use.where}", *breach.lines, row):
+        assert "model.py:12" in text and "mul" in text
+        assert "model.py:3" not in text and "add" not in text
 
 
 def test_markdown_for_a_pull_request(quiet, talking):

@@ -16,10 +16,15 @@ from xlashard.analysis.explain.model import (
     DonationReport,
 )
 from xlashard.analysis.explain.program_report import ProgramReport
-from xlashard.analysis.explain.sections import sent_by_axes, sharding_text, short_type
-from xlashard.analysis.programs.source_lines import SourceLine
+from xlashard.analysis.explain.sections import (
+    cause_text,
+    find_cause,
+    sent_by_axes,
+    sharding_text,
+    short_type,
+)
 from xlashard.analysis.report.cells import read_value
-from xlashard.analysis.report.texts import line_text, operation_text
+from xlashard.analysis.report.texts import line_text
 from xlashard.hlo.collective_kinds import KINDS
 from xlashard.support.formatting import (
     FORMATTERS,
@@ -104,7 +109,7 @@ def _traffic_use(c: CollectiveReport) -> BytesUse:
 
     The key excludes the line number, which changes with every edit above it.
     """
-    source, operation = _cause(c)
+    operation, (_, source) = cause_text(c), find_cause(c)
     function = source.function if source is not None else ""
     return BytesUse(
         key=(c.kind, c.along, c.network, operation, function),
@@ -113,12 +118,6 @@ def _traffic_use(c: CollectiveReport) -> BytesUse:
         nbytes=c.sent_bytes,
         seconds=c.seconds,
     )
-
-
-def _cause(c: CollectiveReport) -> tuple[SourceLine | None, str]:
-    """Return the line of a collective, and the argument or operation that it is for."""
-    source = c.source or c.needed_by_source
-    return source, c.argument or operation_text(c.op_name or c.needed_by)
 
 
 def _usage_changes(old: Sequence[BytesUse], new: Sequence[BytesUse]) -> tuple[UsageChange, ...]:
@@ -339,11 +338,11 @@ def _breach[R](report: R, limit: Limit, key: Figure[R]) -> Breach | None:
 
 
 def _collective_line(c: CollectiveReport) -> str:
-    source, operation = _cause(c)
-    where = f" at {line_text(source)}" if source is not None else ""
+    operation, where = cause_text(c), line_text(find_cause(c)[1])
+    at = f" at {where}" if where else ""
     times = f" ×{c.times}" if c.times > 1 else ""
     what = f" for {operation}" if operation else ""
-    return f"{c.kind}{times} along {c.along}{where}{what}"
+    return f"{c.kind}{times} along {c.along}{at}{what}"
 
 
 def list_largest(sizes: Iterable[tuple[int, str]]) -> list[str]:

@@ -199,6 +199,11 @@ def find_cause(c: CollectiveReport) -> tuple[str, SourceLine | None]:
     return c.op_name, c.source
 
 
+def cause_text(c: CollectiveReport) -> str:
+    """Return the argument, or the operation, that a collective is for."""
+    return c.argument or operation_text(find_cause(c)[0])
+
+
 def read_causes(collectives: Iterable[CollectiveReport]) -> tuple[Excerpt, ...]:
     """Return excerpts of the source lines of collectives."""
     return read_excerpts(find_cause(c)[1] for c in collectives)
@@ -281,7 +286,7 @@ def collectives_section(
         printed=">takes | >sent | what={what}{runs} | along | of | for={line: }{for} | cause",
         widths={">sent": WIDE, "of": 130} if networks else {},
         merged=None if networks else _merge_collectives,
-        row_name=lambda c: f"{c.kind} {c.along} {c.argument or operation_text(find_cause(c)[0])}",
+        row_name=lambda c: f"{c.kind} {c.along} {cause_text(c)}",
         is_marked=lambda c: not c.requested,
         filters={
             "kind": lambda c: [c.kind],
