@@ -56,7 +56,7 @@ PURE = frozenset(
     {
         *("geometry", "workers", "hlo"),
         *("analysis.explain.comparison", "analysis.explain.model"),
-        *("analysis.explain.program_report", "analysis.explain.report_changes"),
+        *("analysis.explain.program_report",),
         *("analysis.explain.script_report", "analysis.explain.sections"),
         *("analysis.programs.source_lines", "analysis.report"),
         *("analysis.pictures.picture_plan", "analysis.pictures.picture_text"),
@@ -111,7 +111,7 @@ XLASHARD = Layers(
             ("xlashard.core.pjit.stages.compiled", "xlashard.core.pjit.stages.serialization"),
             # A script imports JAX itself, after it has set the variables that JAX reads.
             ("xlashard.cli.commands.explain_command", "xlashard.cli.commands.targets"),
-            ("xlashard.cli.commands.explain_command", "xlashard.analysis.explain.report_changes"),
+            ("xlashard.cli.commands.explain_command", "xlashard.analysis.explain.comparison"),
             ("xlashard.cli.commands.explain_command", "xlashard.analysis.explain.script_report"),
             ("xlashard.cli.commands.script_run", "xlashard._jax.runtime.topologies"),
             ("xlashard.cli.commands.script_run", "xlashard._jax.trace.observed_programs"),

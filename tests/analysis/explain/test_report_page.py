@@ -16,13 +16,13 @@ from tests.browser import started
 from tests.core.pjit.helpers import make_mesh
 from tests.predict.preflight.examples import FITTING
 from xlashard import NamedSharding, P
-from xlashard.analysis.explain.model import MoveReport
-from xlashard.analysis.explain.report_changes import (
+from xlashard.analysis.explain.comparison import (
     PROGRAM_KEYS,
     compare_programs,
     find_breaches,
     read_program_budget,
 )
+from xlashard.analysis.explain.model import MoveReport
 from xlashard.analysis.explain.script_report import (
     OmittedPrograms,
     ScriptProgram,

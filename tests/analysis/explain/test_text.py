@@ -21,8 +21,6 @@ from xlashard.analysis.explain.model import (
     UnmetRequest,
     ValueReport,
 )
-from xlashard.analysis.explain.report_changes import compare_programs, list_collectives
-from xlashard.analysis.explain.sections import collectives_section
 from xlashard.analysis.programs.source_lines import SourceLine
 from xlashard.analysis.report.texts import line_text, operation_text, short_path
 from xlashard.hlo.module import Frame
@@ -310,15 +308,3 @@ def test_units():
         "4.0 TFLOP",
         "50.0 PFLOP",
     ]
-
-
-def test_comparison_and_table_attribute_a_gather_to_one_line():
-    producer = SourceLine("/home/me/project/data.py", 7, "load", True)
-    gather = collective(op_name="step/convert_element_type", source=producer)
-    (use,) = compare_programs(report(collectives=()), report(collectives=(gather,))).traffic
-    section = collectives_section([gather])
-    cells = {column.name: column.cell(gather).text for column in section.columns}
-    assert use.where == cells["line"] == line_text(HERE)
-    assert use.what == f"all-gather along fsdp for {cells['for']}"
-    (line,) = list_collectives([gather])
-    assert f"at {use.where} for {cells['for']}" in line

@@ -13,8 +13,8 @@ from tests.analysis.explain.test_text import HERE, collective, report
 from tests.goldens import check_golden, check_no_others, join_sections
 from tests.predict.preflight.examples import FITTING, OUT_OF_MEMORY, SMALL
 from tests.predict.sweep.test_sweep_results import FOUND
+from xlashard.analysis.explain.comparison import compare_programs
 from xlashard.analysis.explain.model import DonationReport, ValueReport
-from xlashard.analysis.explain.report_changes import compare_programs
 from xlashard.analysis.explain.script_report import (
     OmittedPrograms,
     ScriptProgram,

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from xlashard.analysis.explain.comparison import Comparison
+from xlashard.analysis.explain.comparison import Comparison, compare_programs
 from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.explain.program_report import ProgramReport
-from xlashard.analysis.explain.report_changes import compare_programs
 from xlashard.analysis.explain.sections import decided_text
 from xlashard.analysis.report.cells import TableCell, join_cell
 from xlashard.analysis.report.parts import Column, Head, PagePanel, Section, distinct_names

@@ -39,7 +39,7 @@ from xlashard.support.program_runner import parse_script
 if TYPE_CHECKING:
     from xlashard._jax.runtime import stand_in_values
     from xlashard._jax.trace.observed_programs import ObservedCall
-    from xlashard.analysis.explain import report_changes, script_report
+    from xlashard.analysis.explain import comparison, script_report
     from xlashard.analysis.explain.program_report import ProgramReport
     from xlashard.analysis.programs import from_script
     from xlashard.analysis.programs.from_script import RecordedProgram
@@ -49,7 +49,7 @@ else:
     targets = deferred("xlashard.cli.commands.targets")
     from_script = deferred("xlashard.analysis.programs.from_script")
     stand_in_values = deferred("xlashard._jax.runtime.stand_in_values")
-    report_changes = deferred("xlashard.analysis.explain.report_changes")
+    comparison = deferred("xlashard.analysis.explain.comparison")
     script_report = deferred("xlashard.analysis.explain.script_report")
 
 
@@ -80,7 +80,7 @@ def _check(arguments: argparse.Namespace) -> None:
     """Check the words as far as that is possible without JAX, before a script runs."""
     read_flags(os.environ)
     if arguments.budget:  # NumPy, which the script may want to set up before it is imported
-        report_changes.read_program_budget(arguments.budget)
+        comparison.read_program_budget(arguments.budget)
     target = arguments.target or ""
     if not (target or arguments.script):
         raise ArgumentError("which program? Write package.module:function, or -- python train.py")
@@ -200,11 +200,11 @@ def _selected(report: Any, patterns: Sequence[str]) -> Any:
 
 def _breaches(budget: Sequence[str], named: "Mapping[str, ProgramReport]") -> list[str]:
     """Return a text for each limit that a program exceeds."""
-    limits = report_changes.read_program_budget(budget)
+    limits = comparison.read_program_budget(budget)
     return [
         f"{name}: {breach}"
         for name, report in named.items()
-        for breach in report_changes.find_breaches(report, limits, report_changes.PROGRAM_KEYS)
+        for breach in comparison.find_breaches(report, limits, comparison.PROGRAM_KEYS)
     ]
 
 

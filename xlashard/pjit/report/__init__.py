@@ -1,3 +1,3 @@
 """Comparison of reports of `explain`."""
 
-from xlashard.analysis.explain.report_changes import compare_programs as compare_programs
+from xlashard.analysis.explain.comparison import compare_programs as compare_programs

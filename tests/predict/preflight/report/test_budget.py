@@ -83,11 +83,11 @@ def test_broken_limit_names_the_responsible_source_lines() -> None:
     assert gathers.splitlines() == [
         "all_gather_bytes=2GB is not met: the all-gather traffic of a device is 9.2 GiB, more "
         "than 1.9 GiB",
-        "  9.2 GiB all-gather ×448 along fsdp at project/model.py:131 for "
-        "state['params']['layers']['mlp']['up']",
-        "  24.0 MiB all-gather along tensor at project/model.py:212 for reduce_max",
+        "  9.2 GiB all-gather along fsdp for state['params']['layers']['mlp']['up'] at "
+        "project/model.py:131 ×448",
+        "  24.0 MiB all-gather along tensor for reduce_max at project/model.py:212",
     ]
-    assert "1.5 GiB all-to-all ×64 along tensor at project/model.py:97 for transpose" in unasked
+    assert "1.5 GiB all-to-all along tensor for transpose at project/model.py:97 ×64" in unasked
     assert "model FLOP utilisation is 71.9%, less than 90.0%" in slow
     assert "1.98 s of arithmetic" in slow
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from xlashard.analysis.explain.comparison import Comparison
-from xlashard.analysis.explain.model import ValueReport
-from xlashard.analysis.explain.report_changes import (
+from xlashard.analysis.explain.comparison import (
     Breach,
     BytesUse,
+    Comparison,
     Facts,
     Figure,
     Figures,
@@ -22,6 +21,7 @@ from xlashard.analysis.explain.report_changes import (
     traffic_key,
     traffic_keys,
 )
+from xlashard.analysis.explain.model import ValueReport
 from xlashard.analysis.explain.script_report import NUMBERED, ScriptComparison, compare_named
 from xlashard.analysis.report.cells import Span, TableCell, join_cell
 from xlashard.analysis.report.parts import (
