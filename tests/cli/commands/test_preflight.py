@@ -349,7 +349,10 @@ BAD_INPUT = {
     "no settings file": ((*AT, "configs/none.toml"), "Write the path of an existing file."),
     "one report to compare": ((*AT, PRODUCT, "--compare"), "--compare takes two reports"),
     "no report": (("nowhere.json",), "nowhere.json can't be read: No such file or directory"),
-    "JSON of another kind": (("benchmarks/figures.json",), "not a preflight report"),
+    "JSON of another kind": (
+        ("benchmarks/figures.json",),
+        "no report of preflight",
+    ),
     "a file that can't be written": (
         (*AT, PRODUCT, "--html", "README.md/x.html"),
         "README.md/x.html can't be written: ",

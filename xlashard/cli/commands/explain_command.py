@@ -17,6 +17,7 @@ from xlashard.cli.commands.result_files import (
     output_to_stderr,
     print_reports,
     prints_results,
+    read_stored,
     skipped_files,
     write_results,
 )
@@ -31,7 +32,6 @@ from xlashard.cli.commands.status_line import status_line
 from xlashard.config import read_flags
 from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
 from xlashard.support.consoles import print_json
-from xlashard.support.documents import parse_json, read_text
 from xlashard.support.formatting import print_error
 from xlashard.support.lazily import deferred
 from xlashard.support.program_runner import parse_script
@@ -108,7 +108,7 @@ def _check(arguments: argparse.Namespace) -> None:
     check_script_options(arguments)
     check_outputs(arguments)
     if arguments.compare:
-        _stored(arguments.compare)
+        read_stored(arguments.compare, *_STORED)
 
 
 def _run_script(arguments: argparse.Namespace) -> int:
@@ -219,31 +219,16 @@ def _write(arguments: argparse.Namespace, report: Any, changes: Any) -> None:
     )
 
 
-def _stored(path: str) -> Mapping[str, Any]:
-    """Return the JSON of a stored report of `explain`.
-
-    Raises:
-        ArgumentError: If the file can't be read, or is no such report.
-    """
-    try:
-        content = parse_json(read_text(path))
-    except OSError as error:
-        raise ArgumentError(f"{path} can't be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ArgumentError(f"{path} is no report of explain: {error}") from None
-    if not (isinstance(content, dict) and ("programs" in content or "collectives" in content)):
-        raise ArgumentError(
-            f"{path} is no report of explain: write it with xlashard explain --json {path} ..."
-        )
-    return content
-
-
 def _read(path: str) -> Any:
     """Return a stored report: a `ScriptReport` or `ProgramReport`."""
-    content = _stored(path)
+    text, content = read_stored(path, *_STORED)
     is_script = "programs" in content
     kind = script_report.ScriptReport if is_script else script_report.ProgramReport
     try:
-        return kind.from_json(read_text(path))
+        return kind.from_json(text)
     except ArgumentError as error:
         raise ArgumentError(f"{path}: {error}") from None
+
+
+_STORED = ("explain", "programs", "collectives")
+"""The command, and the fields of its reports of a script and of a program."""

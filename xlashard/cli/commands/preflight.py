@@ -25,7 +25,7 @@ from xlashard.cli.commands.result_files import (
     output_to_stderr,
     print_reports,
     prints_results,
-    reason_of,
+    read_stored,
     skipped_files,
     write,
     write_results,
@@ -68,7 +68,6 @@ from xlashard.predict.preflight.script_devices import ScriptDevices
 from xlashard.predict.preflight.target_loading import check_target, user_code_errors
 from xlashard.predict.targets.base_topology import BaseTopology
 from xlashard.support.consoles import print_json
-from xlashard.support.documents import parse_json, read_text
 from xlashard.support.formatting import error_text, in_bytes, near_line, print_error
 from xlashard.support.program_runner import ProgramStopped, ScriptOrModule, parse_script
 
@@ -241,26 +240,14 @@ def read_reports(path: str) -> tuple[PreflightReport, ...]:
     Raises:
         ArgumentError: If the file is missing or invalid.
     """
+    text, content = read_stored(path, "preflight", "traffic", "reports", "plan")
     try:
-        text = read_text(path)
-    except (OSError, ValueError) as error:
-        raise ArgumentError(f"{path} can't be read: {reason_of(error)}") from None
-    try:
-        content = parse_json(text)
-    except ValueError:
-        content = {}
-    keys = content.keys() if isinstance(content, dict) else set[str]()
-    try:
-        if "reports" in keys:
+        if "reports" in content:
             return PreflightReports.from_json(text).reports
-        if {"plan", "report"} <= keys:  # of `--shardings auto`
+        if {"plan", "report"} <= content.keys():  # of `--shardings auto`
             text = json.dumps({"format": REPORT_FORMAT.version, **content["report"]})
         return (PreflightReport.from_json(text),)
     except ArgumentError as error:
-        if '"traffic"' not in text:
-            raise ArgumentError(
-                f"{path} is not a preflight report: write it with xlashard preflight --json {path}"
-            ) from None
         raise ArgumentError(f"{path}: {error}") from None
 
 

@@ -6,14 +6,14 @@ import gzip
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xlashard.config import SKIP_FILES, split_globs
 from xlashard.errors import ArgumentError
 from xlashard.support.consoles import make_console
-from xlashard.support.documents import write_whole
+from xlashard.support.documents import parse_json, read_text, write_whole
 
 if TYPE_CHECKING:
     from xlashard.analysis.report.printable import PrintableReport
@@ -248,6 +248,35 @@ def check_writable(path: str | None) -> None:
             tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ArgumentError(f"{path} can't be written: {reason_of(error)}") from None
+
+
+def read_stored(path: str, command: str, *fields: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the text of a stored report, and its JSON.
+
+    Args:
+        path: The file.
+        command: The command that writes such reports.
+        *fields: Their fields, of which a report has one or more.
+
+    Raises:
+        ArgumentError: If the file can't be read, or is no such report.
+    """
+    try:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"{path} can't be read: {reason_of(error)}") from None
+    reason = ""
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        content, reason = None, f" ({error})"
+    is_report = isinstance(content, dict) and "format" in content
+    if not is_report or content.keys().isdisjoint(fields):
+        raise ArgumentError(
+            f"{path} is no report of {command}{reason}: write it with xlashard {command} --json "
+            f"{path} ..."
+        )
+    return text, content
 
 
 def reason_of(error: Exception) -> str:
