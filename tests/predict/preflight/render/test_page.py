@@ -157,7 +157,7 @@ def test_page_of_a_rejected_program_shows_the_excess(
 ) -> None:
     with browser.page(replace(FITTING, outcome="out of memory").to_html()) as tab:
         assert tab.text(".verdict h2").startswith(
-            "The compiler did not fit 19.3 GiB into the 95.7 GiB"
+            "Needs 19.3 GiB of HBM on each device, which the compiler could not fit into 95.7 GiB"
         )
         assert "The compiler rejected the program" in tab.text("#memory .lead")
 
@@ -252,7 +252,7 @@ def test_page_is_readable_without_scripts(browser: Browser) -> None:
     assert "Scripts are off" in text
     assert "Download JSON" not in text
     assert "any kind" not in text
-    for words in ("76.4 GiB to spare", "all-reduce", "Mesh on the torus", "config"):
+    for words in ("76.4 GiB (80%) to spare", "all-reduce", "Mesh on the torus", "config"):
         assert words in text
     assert text.count("state['params']") >= len(TWO_SLICES.inputs) // 4
 

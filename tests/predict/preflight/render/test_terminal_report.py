@@ -49,8 +49,8 @@ def test_every_unit_and_bound_of_a_tpu_has_a_name() -> None:
     ("bound", "name", "detail"),
     [
         ("vmem", "VMEM", "the memory of its cores (VMEM)"),
-        ("launch", "launches of operations", "The step waits for the launches of its operations"),
-        ("host", "transfers to and from the host", "The step waits for the host"),
+        ("launch", "launches of operations", "waits for the launches of its operations"),
+        ("host", "transfers to and from the host", "waits for the host"),
     ],
 )
 def test_report_names_what_binds(bound: Bound, name: str, detail: str) -> None:
@@ -159,7 +159,7 @@ def test_operations_missing_from_the_time_are_listed() -> None:
     calls, strange = (("my_kernel", 32),), (("line", 1), ("opcode frobnicate", 2))
     time = replace(FITTING.time, unknown_calls=calls, not_understood=strange)
     text = shown(replace(FITTING, time=time), 200)
-    assert "The times are without the calls of unknown cost: my_kernel ×32." in text
+    assert "; without the calls of unknown cost: my_kernel ×32" in text
     assert "Not understood in the compiled program: line, opcode frobnicate ×2." in text
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from xlashard.analysis.explain.program_report import pairs_section
 from xlashard.analysis.explain.sections import (
@@ -9,6 +10,7 @@ from xlashard.analysis.explain.sections import (
     collectives_section,
     donations_section,
     list_findings,
+    list_remedies,
     memory_map_section,
     merge_values,
     modules_section,
@@ -30,23 +32,12 @@ from xlashard.errors import counted
 from xlashard.predict.preflight.render.report_text import (
     ESTIMATE,
     axes_text,
-    error_notes,
     error_text,
     in_thousands,
     is_visible_ring,
-    memory_headline,
-    memory_summary,
     mesh_text,
-    most_worthwhile,
-    peak_text,
-    price_summary,
-    severity,
-    spill_remedy,
     step_time_text,
-    throughput_text,
-    time_summary,
     topology_text,
-    uncounted_work,
     unknown_work,
     words_of,
 )
@@ -65,13 +56,16 @@ from xlashard.predict.preflight.report.preflight_model import (
     TemporaryReport,
     TimeEstimate,
 )
+from xlashard.predict.preflight.report.pricing import PriceReport, ThroughputReport
 from xlashard.predict.preflight.report.step_model import LineTime, SpillReport
 from xlashard.support.formatting import (
     fold_axes,
+    in_amount,
     in_bytes,
     in_flop,
     in_percent,
     in_seconds,
+    numbered,
     signed,
 )
 
@@ -117,7 +111,7 @@ def list_parts(report: PreflightFields) -> Iterator[Part]:
 def make_head(report: PreflightFields) -> Head:
     """Return the head of a report."""
     fits, place = report.outcome == "fits", [report.title] if report.title else []
-    colour = severity(report)
+    colour, memory = _severity(report), _memory_summary(report)
     place += [topology_text(report.topology), axes_text(report.mesh)]
     place += [*["mesh laid out by xlashard"] * report.is_laid_out, report.partitioner]
     badge = ("✓ Fits", colour, "") if fits else ("✗ Out of memory", colour, "")
@@ -131,9 +125,9 @@ def make_head(report: PreflightFields) -> Head:
         title=report.name,
         place=list(filter(None, place)),
         facts=list(_facts(report)),
-        headline=memory_headline(report.memory, fits),
+        headline=f"{memory[0].upper()}{memory[1:]}",
         badges=[badge, *[("Estimate", "estimate", ESTIMATE)] * report.is_estimate],
-        worth=most_worthwhile(report),
+        worth=_most_worthwhile(report),
         notes=notes,
         figures=list(_key_figures(report)),
         figure=memory_bar(report.memory),
@@ -145,14 +139,14 @@ def _facts(report: PreflightFields) -> Iterator[tuple[str, Content]]:
     if report.is_estimate:
         yield "estimate", ESTIMATE
     fits = report.outcome == "fits"
-    verdict = Span(memory_summary(report), "good" if fits else "bad")
+    verdict = Span(_memory_summary(report), "good" if fits else "bad")
     yield "fits" if fits else "too large", verdict
-    yield "takes", time_summary(report)
+    yield "takes", _time_summary(report)
     most, least = ("at most ", "at least ") if report.time.is_lower_bound else ("", "")
     if report.throughput is not None:
-        yield "trains", most + throughput_text(report.throughput)
+        yield "trains", most + _throughput_text(report.throughput)
     if report.price is not None:
-        yield "costs", least + price_summary(report.price, words_of(report.topology).chip)
+        yield "costs", least + _price_summary(report.price, words_of(report.topology).chip)
     if places := mesh_text(report.mesh):
         yield "mesh", places
 
@@ -171,7 +165,7 @@ def _key_figures(report: PreflightFields) -> Iterator[KeyFigure]:
         each = f"{in_thousands(throughput.device_tokens_per_second)} on each device"
         note = f"{each}, {throughput.workload.tokens:,} in a step"
         yield KeyFigure("tokens/s", in_thousands(speed), speed, note)
-        use, peak = throughput.utilisation, peak_text(throughput)
+        use, peak = throughput.utilisation, _peak_text(throughput)
         yield KeyFigure("utilisation", in_percent(use), use, f"of {peak} (MFU)")
     else:
         yield KeyFigure("work", in_flop(time.flops), time.flops, "on each device")
@@ -182,6 +176,134 @@ def _key_figures(report: PreflightFields) -> Iterator[KeyFigure]:
         if price.billion_tokens is not None:
             cost = price.format_amount(price.billion_tokens)
             yield KeyFigure("10⁹ tokens", cost, price.billion_tokens, "at this speed")
+
+
+def _memory_summary(report: PreflightFields) -> str:
+    """Return the memory use and the bytes to spare or missing."""
+    m = report.memory
+    have = in_bytes(m.available_bytes)
+    if report.outcome == "fits":
+        spare = f"{in_bytes(m.spare_bytes)} ({m.spare_bytes / m.available_bytes:.0%}) to spare"
+        return f"{in_bytes(m.total_bytes)} of {have} of HBM on each device, {spare}"
+    needs = f"needs {in_bytes(m.total_bytes)} of HBM on each device"
+    if m.fits:
+        return f"{needs}, which the compiler could not fit into {have}"
+    return f"{needs}, {in_bytes(-m.spare_bytes)} more than the {have} available"
+
+
+def _time_summary(report: PreflightFields) -> str:
+    """Return the time with its error, what bounds it, the roofline, and what the time lacks."""
+    time = report.time
+    text = (
+        f"{step_time_text(time)} ({error_text(time)}), bound by "
+        f"{words_of(report.topology).resources[time.bound].bound}; "
+        f"at least {in_seconds(time.roofline_seconds)} by the roofline"
+    )
+    if time.is_lower_bound:
+        text += f"; without {unknown_work(time)}"
+    if time.unknown_kernels:
+        first = time.unknown_kernels[0][0]
+        text += f"; give a cost: kernel_costs={{{first!r}: seconds}}, or --kernel-cost NAME=TIME"
+    return text
+
+
+def _peak_text(throughput: ThroughputReport) -> str:
+    """Return the peak of a device that MFU is a share of: `459 TFLOP/s bf16`."""
+    dtype = throughput.peak_dtype.replace("bfloat", "bf")
+    return f"{in_thousands(throughput.peak_flops)}FLOP/s {dtype}"
+
+
+def _throughput_text(throughput: ThroughputReport) -> str:
+    """Return tokens per second in all and on each device, MFU and parameters."""
+    workload = throughput.workload
+    parameters = f"{in_amount(workload.parameters)} parameters"
+    if workload.active_parameters != workload.parameters:
+        parameters += f", {in_amount(workload.active_parameters)} of them active"
+    speed = f"{in_amount(throughput.tokens_per_second)} tokens/s"
+    speed += f", {in_amount(throughput.device_tokens_per_second)} on each device"
+    use = f"{throughput.utilisation:.1%} of {_peak_text(throughput)}"
+    details = f"{parameters}, {in_amount(workload.tokens)} tokens a step"
+    return f"{speed}, at an MFU of {use} ({details})"
+
+
+def _price_summary(price: PriceReport, chip: str) -> str:
+    """Return the cost of a step, an hour and 10⁹ tokens."""
+    text = f"{price.format_amount(price.step)} a step, {price.format_amount(price.hour)} an hour"
+    if price.billion_tokens is not None:
+        text += f", {price.format_amount(price.billion_tokens)} for a billion tokens"
+    return f"{text} (at {price.format_amount(price.chip_hour)} a {chip} and hour)"
+
+
+def _most_worthwhile(report: PreflightFields) -> str:
+    """Return the code change that saves most, with its price; empty without one."""
+    available = report.memory.available_bytes
+    remedies = [(nbytes / available, change) for nbytes, change in list_remedies(report)]
+    best = report.advice[0] if report.advice else None
+    text = ""
+    if best is not None and best.outcome in ("helps", "within the error"):
+        step = f"{signed(in_seconds)(best.seconds or 0.0)} a step"
+        step += ", within the error" * (best.outcome == "within the error")
+        memory = signed(in_bytes)(best.memory_bytes or 0)
+        text = f"{best.text}: {step}, {memory} on each device"
+        if best.outcome == "helps":
+            is_cure = report.outcome != "fits"
+            share = 1.0 if is_cure else -(best.seconds or 0.0) / report.time.seconds
+            remedies.append((share, text))
+    share, remedy = max(remedies, default=(0.0, ""))
+    return remedy if share >= _LEAST_SHARE else text
+
+
+_LEAST_SHARE = 0.005
+"""Share of the memory, or of the step, below which a code change is not worth a line."""
+
+
+def _severity(report: PreflightFields) -> Literal["fits", "costly", "not"]:
+    """Return the colour of a report: `costly` if devices hold whole values without a request."""
+    if report.outcome != "fits":
+        return "not"
+    is_costly = any(u.is_whole and u.nbytes for u in report.unmet)
+    helps = any(each.outcome == "helps" for each in report.advice)
+    return "costly" if is_costly or helps else "fits"
+
+
+_ERROR_CAUSES = {
+    "model": "what a run differs by from its settings",
+    "waiting": "waiting for links and hosts",
+    "hbm": "HBM traffic",
+    "dcn": "transfers between slices",
+    "slices": "the slowest slice",
+    "kernels": "kernels at the rates of other chips",
+    "ragged": "ragged products, of which the sizes of groups are unknown",
+}
+
+
+def _error_notes(time: TimeEstimate) -> Iterator[str]:
+    """Yield notes on the wait for slices, and on what the error of the time means."""
+    if time.slowest_slice_seconds:
+        yield (
+            f"{in_seconds(time.slowest_slice_seconds)} of the step are a wait for the slowest "
+            "slice, as no two slices are equally fast."
+        )
+    if time.error_parts:
+        points = {cause: 100 * (above - below) for cause, below, above in time.error_parts}
+        wide = ", ".join(
+            f"{points[cause]:.0f} for {_ERROR_CAUSES[cause]}"
+            for cause in sorted(points, key=lambda name: -points[name])
+            if points[cause] >= 1
+        )
+        yield f"The error holds nine in ten published runs; its points: {wide}."
+
+
+def _uncounted_work(time: TimeEstimate) -> Iterator[str]:
+    """Yield notes on what the times take for granted, and on work that they leave out."""
+    for assumption in time.assumptions:
+        yield f"Assumed: {assumption}."
+    if time.unmatched_kernel_costs:
+        names = ", ".join(map(repr, time.unmatched_kernel_costs))
+        kernels = numbered((*time.kernels, *time.unknown_kernels)) or "none"
+        yield f"kernel_costs names no kernel of the program: {names}. Its kernels: {kernels}."
+    if time.not_understood:
+        yield f"Not understood in the compiled program: {numbered(time.not_understood)}."
 
 
 @dataclass(frozen=True)
@@ -418,15 +540,11 @@ def _time(report: PreflightFields) -> Section[TimeBar]:
         for each, s in time.shares
         if s >= 0.01 * time.seconds
     )
-    lead = (
-        f"The step waits for {words.resources[time.bound].detail}: {step_time_text(time)}, "
-        f"{error_text(time)}; {in_seconds(time.roofline_seconds)} at least."
-    )
     return Section(
         id="time",
         title="Time",
         note="of one execution on each device; each resource alone, and the schedule",
-        summary=join_cell(lead),
+        summary=join_cell(f"{_time_summary(report)}."),
         columns=(
             Column("what", name),
             Column("share", share),
@@ -442,8 +560,8 @@ def _time(report: PreflightFields) -> Section[TimeBar]:
         most=len(bars),
         rest=[
             *[f"The schedule: {parts}."] * bool(parts),
-            *error_notes(time),
-            *uncounted_work(time),
+            *_error_notes(time),
+            *_uncounted_work(time),
         ],
     )
 
@@ -526,6 +644,14 @@ def _modules(time: TimeEstimate) -> Iterator[Section[None]]:
     yield modules_section("hbm-by-module", title, amounts, in_bytes, "a step")
 
 
+def _spill_remedy(spill: SpillReport) -> str:
+    """Return how to keep attention scores in VMEM."""
+    return (
+        f"the scores of {spill.block:,} queries and keys stay in VMEM: attention_block = "
+        f"{spill.block} in [model], or a kernel such as splash attention"
+    )
+
+
 def _spills(spills: Sequence[SpillReport]) -> Section[SpillReport]:
     vmem = in_bytes(spills[0].vmem_bytes) if spills else ""
     return Section(
@@ -538,7 +664,7 @@ def _spills(spills: Sequence[SpillReport]) -> Section[SpillReport]:
             Column("type", "type", "code"),
             Column("operation", lambda spill: operation_cell(spill.op_name)),
             Column("line", "source", "line"),
-            Column("remedy", spill_remedy),
+            Column("remedy", _spill_remedy),
         ),
         rows=spills,
         printed=">bytes | >runs | type | of={line: }{operation} | remedy",
