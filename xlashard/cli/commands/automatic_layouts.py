@@ -11,7 +11,7 @@ from xlashard.auto.layout_report import LayoutReport
 from xlashard.auto.sweep_layouts import try_layouts
 from xlashard.cli.commands import sweep
 from xlashard.cli.commands.option_words import preflight_options, read_mesh
-from xlashard.cli.commands.result_files import check_outputs, print_reports, write_results
+from xlashard.cli.commands.result_files import check_outputs, print_reports, refuse, write_results
 from xlashard.cli.commands.status_line import status_line
 from xlashard.cli.commands.targets import (
     check_budget,
@@ -96,12 +96,9 @@ def _checked(arguments: argparse.Namespace) -> tuple[str, BaseTopology]:
     Raises:
         ArgumentError: If there are others than one of each, or options of other reports.
     """
-    for name in ("batch", "remat"):
-        if getattr(arguments, name) and not arguments.shardings:
-            raise ArgumentError(
-                f"--{name} {getattr(arguments, name)} is chosen together with the layout: write "
-                "--shardings auto, too"
-            )
+    if not arguments.shardings:
+        reason = "is chosen together with the layout: write --shardings auto, too"
+        refuse(arguments, ["batch", "remat"], reason)
     if arguments.script:
         raise ArgumentError(
             "--shardings auto chooses before a program runs, and a script after -- places its own "
@@ -126,12 +123,10 @@ def _checked(arguments: argparse.Namespace) -> tuple[str, BaseTopology]:
             "package.module:function that it is of"
         )
     check_target(target)
-    for name in ("batch", "remat"):
-        if getattr(arguments, name) and not target.endswith(".toml"):
-            raise ArgumentError(
-                f"--{name} {getattr(arguments, name)} is a setting of training runs, which "
-                f"{target} has not: write it with a settings file, such as configs/tiny.toml"
-            )
+    if not target.endswith(".toml"):
+        reason = f"is a setting of training runs, which {target} has not"
+        instead = "write it with a settings file, such as configs/tiny.toml"
+        refuse(arguments, ["batch", "remat"], f"{reason}: {instead}")
     places = topologies_for(target, arguments.topology, arguments.slices, arguments.set)
     if len(places) > 1:
         raise ArgumentError(

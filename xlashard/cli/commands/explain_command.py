@@ -18,6 +18,7 @@ from xlashard.cli.commands.result_files import (
     print_reports,
     prints_results,
     read_stored,
+    refuse,
     skipped_files,
     write_results,
 )
@@ -97,14 +98,12 @@ def _check(arguments: argparse.Namespace) -> None:
             f"{target!r} is not a program: write package.module:function, the REPORT.json of an "
             "earlier explain, or -- python SCRIPT.py"
         )
-    if arguments.mesh and (arguments.script or target.endswith(".json")):
+    if arguments.script or target.endswith(".json"):
         what = "a stored report has its mesh" if target else "a script makes its own mesh"
-        raise ArgumentError(f"--mesh {arguments.mesh} is for package.module:function: {what}")
-    if arguments.values and target.endswith(".json"):
-        raise ArgumentError(
-            f"--values {arguments.values} is for a program, and {target} is a stored report: write "
-            "package.module:function, or -- python SCRIPT.py"
-        )
+        refuse(arguments, ["mesh"], f"is for package.module:function: {what}")
+    if target.endswith(".json"):
+        reason = f"is for a program, and {target} is a stored report: write package.module:function"
+        refuse(arguments, ["values"], f"{reason}, or -- python SCRIPT.py")
     check_script_options(arguments)
     check_outputs(arguments)
     if arguments.compare:

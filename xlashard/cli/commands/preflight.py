@@ -26,6 +26,7 @@ from xlashard.cli.commands.result_files import (
     print_reports,
     prints_results,
     read_stored,
+    refuse,
     skipped_files,
     write,
     write_results,
@@ -190,16 +191,13 @@ def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
 
 def _check_programs(arguments: argparse.Namespace, programs: Sequence[str]) -> None:
     """Refuse options for programs to compile where reports are read."""
-    if arguments.rates and not programs:
-        raise ArgumentError(
-            f"--rates {arguments.rates} is for programs to predict, and {arguments.targets[0]} has "
-            "its prediction: write the settings file or package.module:function that it is of"
-        )
-    if arguments.values and len(programs) < len(arguments.targets):
-        raise ArgumentError(
-            f"--values {arguments.values} is for programs to compile, not for a stored report: "
-            "write the settings file or package.module:function that it is of"
-        )
+    instead = "write the settings file or package.module:function that it is of"
+    if not programs:
+        reason = f"is for programs to predict, and {arguments.targets[0]} has its prediction"
+        refuse(arguments, ["rates"], f"{reason}: {instead}")
+    if len(programs) < len(arguments.targets):
+        reason = "is for programs to compile, not for a stored report"
+        refuse(arguments, ["values"], f"{reason}: {instead}")
 
 
 def preflight_target(

@@ -25,6 +25,23 @@ OF_ONE_REPORT = ("trace", "measured", "calibrate")
 """Options of preflight that name further files of one report."""
 
 
+def refuse(arguments: argparse.Namespace, names: Iterable[str], reason: str) -> None:
+    """Refuse options that the other words exclude.
+
+    Args:
+        arguments: The words, parsed.
+        names: The options.
+        reason: Why, and what to write.
+
+    Raises:
+        ArgumentError: If one is written.
+    """
+    for name in names:
+        value = getattr(arguments, name)
+        if value:
+            raise ArgumentError(f"--{name} {reason if value is True else f'{value} {reason}'}")
+
+
 def check_outputs(arguments: argparse.Namespace) -> None:
     """Check the options that name files of results.
 
@@ -34,10 +51,8 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     Raises:
         ArgumentError: If they exclude each other, or one can't be written.
     """
-    if arguments.markdown and not arguments.compare:
-        raise ArgumentError(
-            f"--markdown {arguments.markdown} writes what --compare shows: write --compare, too"
-        )
+    if not arguments.compare:
+        refuse(arguments, ["markdown"], "writes what --compare shows: write --compare, too")
     printed = [name for name in RESULTS if getattr(arguments, name) == "-"]
     if len(printed) > 1:
         both = " and ".join(f"--{name}" for name in printed)
@@ -98,21 +113,13 @@ def check_measured(arguments: argparse.Namespace, *, is_sweep: bool) -> None:
     Raises:
         ArgumentError: If they exclude each other, or a file can't be written.
     """
-    requested = {
-        name: getattr(arguments, name) for name in OF_ONE_REPORT if getattr(arguments, name)
-    }
-    if is_sweep and requested:
-        name, path = next(iter(requested.items()))
-        raise ArgumentError(f"--{name} {path} is of one mesh: write its axes, such as data=4")
-    if "calibrate" in requested and "measured" not in requested:
-        raise ArgumentError(
-            f"--calibrate {arguments.calibrate} needs a measurement: write --measured PROFILE, too"
-        )
-    if "calibrate" in requested and arguments.rates:
-        raise ArgumentError(
-            f"--calibrate {arguments.calibrate} compares with published rates: write it without "
-            f"--rates {arguments.rates}"
-        )
+    if is_sweep:
+        refuse(arguments, OF_ONE_REPORT, "is of one mesh: write its axes, such as data=4")
+    if not arguments.measured:
+        refuse(arguments, ["calibrate"], "needs a measurement: write --measured PROFILE, too")
+    if arguments.rates:
+        reason = f"compares with published rates: write it without --rates {arguments.rates}"
+        refuse(arguments, ["calibrate"], reason)
     check_writable(arguments.trace)
     check_writable(arguments.calibrate)
 
@@ -145,12 +152,9 @@ def check_single(arguments: argparse.Namespace, count: int) -> None:
     Raises:
         ArgumentError: If there are several.
     """
-    for word in ("trace", "measured"):
-        if getattr(arguments, word) and count != 1:
-            raise ArgumentError(
-                f"--{word} {getattr(arguments, word)} is of one report, and here are {count}: "
-                f"write --{word} with one program and one topology"
-            )
+    if count != 1:
+        reason = f"is of one report, and here are {count}: write one program and one topology"
+        refuse(arguments, ["trace", "measured"], reason)
 
 
 def make_absolute(arguments: argparse.Namespace, *names: str) -> None:

@@ -15,6 +15,7 @@ from xlashard.cli.commands.result_files import (
     check_outputs,
     check_writable,
     print_reports,
+    refuse,
     write_results,
 )
 from xlashard.cli.commands.status_line import status_line
@@ -62,12 +63,12 @@ def check_no_sweep(arguments: argparse.Namespace) -> None:
     Raises:
         ArgumentError: If there is one.
     """
-    for name in ("folder", "workers", "timeout", "again"):
-        if getattr(arguments, name):
-            raise ArgumentError(
-                f"--{name} is for meshes that are tried: leave it out, or write --mesh auto, or "
-                "sizes such as --mesh data=auto,model=..8"
-            )
+    refuse(
+        arguments,
+        ("folder", "workers", "timeout", "again"),
+        "is for meshes that are tried: leave it out, or write --mesh auto, or sizes such as "
+        "--mesh data=auto,model=..8",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -137,10 +138,7 @@ def _read_sweep(arguments: argparse.Namespace) -> Sweep:
             "a sweep takes one program: write xlashard preflight --mesh auto --topology "
             "v5e-16,v5p-16 CONFIG.toml"
         )
-    if arguments.values:
-        raise ArgumentError(
-            f"--values {arguments.values} is for one mesh: write its sizes, such as --mesh data=4"
-        )
+    refuse(arguments, ["values"], "is for one mesh: write its sizes, such as --mesh data=4")
     (title,) = arguments.targets
     places = topologies_for(title, arguments.topology, arguments.slices, arguments.set)
     own_axes = load_axes_and_text(title, arguments.set)[0] if title.endswith(".toml") else ()
