@@ -25,8 +25,8 @@ from xlashard.analysis.explain.sections import (
     list_findings,
     list_remedies,
     memory_map_section,
-    sent_by_axes,
     sent_section,
+    sent_text,
     values_section,
 )
 from xlashard.analysis.report.cells import join_cell
@@ -227,7 +227,7 @@ def pairs_section(
 def _facts(report: ProgramReport) -> Iterator[tuple[str, str]]:
     """Yield the bytes that one device sends and holds, and its FLOP."""
     if report.place.num_devices > 1:
-        yield "sends", _sent(report.collectives)
+        yield "sends", sent_text(report.collectives)
     if report.memory is not None:
         m = report.memory
         parts = [
@@ -243,19 +243,3 @@ def _facts(report: ProgramReport) -> Iterator[tuple[str, str]]:
         loops = any(c.times > c.count or not c.times_known for c in report.collectives)
         note = "; XLA counts the body of a loop once" if loops else ""
         yield "computes", f"{flop}, {moved} of memory read or written{note}"
-
-
-def _sent(collectives: Sequence[CollectiveReport]) -> str:
-    if not collectives:
-        return "nothing to other devices"
-    count, times = sum(c.count for c in collectives), sum(c.times for c in collectives)
-    text = f"{in_bytes(sum(c.sent_bytes for c in collectives))} in "
-    text += counted(count, "collective")
-    text += f", run {times} times" if times != count else ""
-    biggest = sorted(sent_by_axes(collectives).items(), key=lambda item: -item[1])
-    text += ": " + ", ".join(f"{in_bytes(sent)} along {name}" for name, sent in biggest)
-    if any(not c.times_known for c in collectives):
-        text += "; a loop with unknown trip count counts as one run"
-    if any(c.conditional for c in collectives):
-        text += "; every branch counts as taken"
-    return text

@@ -53,6 +53,23 @@ def sent_by_axes(collectives: Iterable[CollectiveReport]) -> dict[str, int]:
     return sent
 
 
+def sent_text(collectives: Sequence[CollectiveReport]) -> str:
+    """Format the bytes that a device sends, by the axes along which it does."""
+    if not collectives:
+        return "nothing to other devices"
+    count, times = sum(c.count for c in collectives), sum(c.times for c in collectives)
+    text = f"{in_bytes(sum(c.sent_bytes for c in collectives))} in "
+    text += counted(count, "collective")
+    text += f", run {times} times" if times != count else ""
+    biggest = sorted(sent_by_axes(collectives).items(), key=lambda item: -item[1])
+    text += ": " + ", ".join(f"{in_bytes(sent)} along {name}" for name, sent in biggest)
+    if any(not c.times_known for c in collectives):
+        text += "; a loop with unknown trip count counts as one run"
+    if any(c.conditional for c in collectives):
+        text += "; every branch counts as taken"
+    return text
+
+
 def _describe_cause(c: CollectiveReport) -> Hashable:
     what = c.kind, c.along, c.groups, c.operands, c.results
     certain = c.times_known, c.conditional, c.asynchronous
@@ -374,17 +391,12 @@ def _times_cell(c: CollectiveReport) -> TableCell:
 
 
 def _sum_up_collectives(collectives: Sequence[CollectiveReport], per: str) -> TableCell:
-    if not collectives:
-        return join_cell("Nothing is sent between devices.")
-    count = sum(c.count for c in collectives)
-    sent = in_bytes(sum(c.sent_bytes for c in collectives))
-    verb = "send" if count != 1 else "sends"
-    lead = f"{counted(count, 'collective')} {verb} {sent} from each device in {per}."
+    lead = f"In {per} each device sends {sent_text(collectives)}."
     unasked = [c for c in collectives if not c.requested]
     if not unasked:
         return join_cell(lead)
     count, seconds = sum(c.count for c in unasked), sum(c.seconds for c in unasked)
-    words = f" {count:,} of them, {in_seconds(seconds)}, are not required. "
+    words = f" {count:,} of the collectives, {in_seconds(seconds)}, are not required. "
     button = Span("show only these", "choice", "not required")
     return join_cell(lead, Span(words, "warn"), button)
 

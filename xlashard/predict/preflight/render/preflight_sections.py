@@ -406,8 +406,6 @@ def _memory_lead(report: PreflightFields) -> str:
     reserved = topology.hbm_bytes - memory.available_bytes
     kept = f"; {words_of(topology).reserves} {in_bytes(reserved)}" if reserved > 0 else ""
     text = f"{devices}: {peak}{kept}."
-    if memory.host_bytes:
-        text += f" The host's memory holds {in_bytes(memory.host_bytes)}."
     if memory.fits and report.outcome != "fits":
         text += " The compiler rejected the program nevertheless."
     return text
