@@ -22,6 +22,17 @@ from xlashard.hlo.shapes import Shape, dtype_name
 
 UNKNOWN = "unknown"
 IN_SHARD_MAP = "in shard_map"
+_EMPTY_ROW = InnerValueReport(
+    name="",
+    op_name="",
+    shape=(),
+    dtype="",
+    spec="",
+    device_bytes=0,
+    copies=0,
+    in_pass="forward",
+    source=None,
+)
 
 
 def describe_inner_values(program: Compilation) -> tuple[InnerValueReport, ...]:
@@ -125,16 +136,13 @@ class _ValueFinder:
         tiles = tile_texts(text) if text else ["{replicated}"] * len(arrays)
         for array, tile in zip(arrays, tiles, strict=False):
             spec, nbytes, copies = self._place(array, tile)
-            yield InnerValueReport(
-                name="",
-                op_name="",
+            yield replace(
+                _EMPTY_ROW,
                 shape=array.dims,
                 dtype=dtype_name(array.dtype),
                 spec=spec,
                 device_bytes=nbytes,
                 copies=copies,
-                in_pass="forward",
-                source=None,
                 reason="" if spec != UNKNOWN else "the compiler leaves no module with shardings",
             )
 
@@ -158,14 +166,12 @@ class _ValueFinder:
         reason = "an argument, or a result of a loop or branch"
         if named.op_name:
             reason = f"XLA's module has no single operation for {named.op_name}"
-        return InnerValueReport(
+        return replace(
+            _EMPTY_ROW,
             name=named.name,
-            op_name="",
             shape=tuple(aval.shape),
             dtype=str(aval.dtype),
             spec=UNKNOWN,
-            device_bytes=0,
-            copies=0,
             in_pass=_find_pass(str(named.eqn.source_info.name_stack)),
             source=equation_line(named.eqn, self.program),
             reason=reason,
@@ -183,19 +189,8 @@ class _ValueFinder:
         words = re.findall(r"\w+", pattern)
         close = [n for word in words for n in difflib.get_close_matches(word, known, cutoff=0.5)]
         listed = ", ".join(dict.fromkeys(close)) or ", ".join(known[:8])
-        return InnerValueReport(
-            name=pattern,
-            op_name="",
-            shape=(),
-            dtype="",
-            spec="",
-            device_bytes=0,
-            copies=0,
-            in_pass="forward",
-            source=None,
-            count=0,
-            reason=f"no value has such a name; the closest are {listed}" if listed else "no values",
-        )
+        reason = f"no value has such a name; the closest are {listed}" if listed else "no values"
+        return replace(_EMPTY_ROW, name=pattern, count=0, reason=reason)
 
 
 _RUNNING = ("call", "conditional", "while")
