@@ -314,24 +314,21 @@ class MemoryPart:
         name: What takes it.
         nbytes: Its bytes; of those that are free, negative if they are missing.
         words: What it is.
-        note: Short remark beside the name, in a terminal.
     """
 
     name: str
     nbytes: int
     words: str
-    note: str = ""
 
 
 def list_memory_parts(memory: MemoryBreakdown) -> list[MemoryPart]:
     """Return the parts of the memory, in order; the last makes up the compiler's total."""
     aliased = memory.alias_bytes
-    reused = f", {in_bytes(aliased)} of them reused by results" if aliased else ""
-    note = f"results reuse {in_bytes(aliased)}" if aliased else ""
+    inputs = f"results reuse {in_bytes(aliased)}" if aliased else "inputs of the program"
     parts = [
-        MemoryPart("arguments", memory.argument_bytes, f"inputs of the program{reused}", note),
-        MemoryPart("results", memory.result_bytes, "results that need memory of their own"),
-        MemoryPart("temporaries", memory.temporary_bytes, "the heap, at its peak", "at their peak"),
+        MemoryPart("arguments", memory.argument_bytes, inputs),
+        MemoryPart("results", memory.result_bytes, "with memory of their own"),
+        MemoryPart("temporaries", memory.temporary_bytes, "the heap, at its peak"),
         MemoryPart("constants", memory.constant_bytes, "numbers written in the program"),
         MemoryPart("code", memory.code_bytes, "the program itself"),
     ]
@@ -375,16 +372,13 @@ def _memory(report: PreflightFields) -> Section[MemoryPart]:
         summary=join_cell(_memory_lead(report)),
         columns=(
             Column("what", name),
-            Column(
-                "note", lambda part: part.note and Span(f"  {part.note}", "quiet"), on_page=False
-            ),
             Column(">bytes", lambda part: abs(part.nbytes), "bytes"),
             Column(">of HBM", lambda part: abs(part.nbytes) / available, "part"),
             Column("share", bar),
             Column("it is", "words", "quiet"),
         ),
         rows=rows,
-        printed=">bytes | >of HBM | ={share} |  ={what}{note}",
+        printed=">bytes | >of HBM | ={share} |  ={what} |   ={it is}",
         merged=lambda rows: [part for part in rows[:-1] if part.nbytes],
         rest=[f"The runtime keeps beside them: {kept}."] * bool(kept),
         figure=memory_bar(memory),
