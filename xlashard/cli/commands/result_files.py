@@ -274,8 +274,7 @@ def read_stored(path: str, command: str, *fields: str) -> tuple[str, Mapping[str
         content = parse_json(text)
     except ValueError as error:
         content, reason = None, f" ({error})"
-    is_report = isinstance(content, dict) and "format" in content
-    if not is_report or content.keys().isdisjoint(fields):
+    if not (isinstance(content, dict) and "format" in content and content.keys() & set(fields)):
         raise ArgumentError(
             f"{path} is no report of {command}{reason}: write it with xlashard {command} --json "
             f"{path} ..."
