@@ -7,7 +7,7 @@ Each layout of each program is compiled for TPU topologies, without generating c
 the calibrated time of a step and the memory of a device, as `xlashard preflight` reports them.
 
 `--kinds` prints what each kind of start, of constraints inside and of correction is worth at most:
-how much slower the best of the other layouts that were compiled is. `--set _THINNED=0` gives a
+how much slower the best of the other layouts that were compiled is. `--set _VARIED=0` gives a
 constant of `xlashard.auto` another value, to compare the results.
 """
 
@@ -70,15 +70,14 @@ class Candidate:
     @property
     def kinds(self) -> frozenset[str]:
         """Start of its search, its constraints inside, and its corrections, in words."""
-        searched, *corrections = self.name.split("; corrected: ")
-        start, _, inside = searched.partition(INSIDE)
+        start, _, inside = self.name.partition(INSIDE)
         repeats = re.findall(_REPEAT, start)
         start = re.sub(_REPEAT, "", start)
         # By which spec, over which axes, and in which order is not of the kind.
         start = re.sub(r"^argument .*", "an argument", start)
         start = re.sub(r"\(.*\)| over \w+|\b\w+: ", "", start)
         words = [f"start: {start}", f"inside: {inside or 'everything'}"]
-        return frozenset([*words, *map("corrected: {}".format, (*repeats, *corrections))])
+        return frozenset([*words, *map("corrected: {}".format, repeats)])
 
 
 @dataclass(frozen=True)
@@ -376,7 +375,7 @@ def rate_kinds(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _set_constant(text: str) -> None:
-    """Give a constant of `xlashard.auto` a value, in all modules that read it: `_THINNED=0`."""
+    """Give a constant of `xlashard.auto` a value, in all modules that read it: `_VARIED=0`."""
     name, _, value = text.partition("=")
     loaded = [m for key, m in sys.modules.items() if key.startswith("xlashard.auto.")]
     holders = [module for module in loaded if name in vars(module)]
@@ -394,7 +393,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--topologies", nargs="+", choices=topologies, default=topologies)
     parser.add_argument("--hand-only", action="store_true", help="leave out automatic shardings")
     parser.add_argument("--kinds", action="store_true", help="print what each kind is worth")
-    parser.add_argument("--set", nargs="+", default=[], help="constants: _THINNED=0")
+    parser.add_argument("--set", nargs="+", default=[], help="constants: _VARIED=0")
     parser.add_argument("--cache", type=Path, help="folder that keeps results of layouts by hand")
     parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--memory", type=float, default=0.9, help="usable share of the memory")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xlashard import P
-from xlashard.auto.corrections import corrected, corrections, lightened
+from xlashard.auto.corrections import corrected, lightened
 from xlashard.auto.problem import ConstraintSite, ProgramLayout
 from xlashard.auto.proof import ProvenLayout
 from xlashard.geometry import MeshGrid
@@ -70,36 +70,6 @@ class Compiler:
         if self.saves is False:
             return [over(p.name, 1.0, 1001) for p in layouts]
         return [proven(p.name, 1.0, *self.unforeseen, layout=p) for p in layouts]
-
-
-def test_constraints_are_added_at_lines_of_unforeseen_collectives():
-    found = {c.name: c.constraints for c in corrections(LAYOUT, [moved(1.0)[0]], JAXPR)}
-    parameter, operand, result, *other = INSIDE
-    assert found == {
-        "auto; corrected: results": (parameter, result, *other),
-        "auto; corrected: operands": (parameter, operand, *other),
-        "auto; corrected: nothing": (parameter, *other),
-    }
-    # Equal corrections count once; a line without constraints has no correction.
-    without = replace(LAYOUT, constraints=(parameter, operand, *other))
-    names = [c.name for c in corrections(without, [moved(1.0)[0]], JAXPR)]
-    assert names == ["auto; corrected: results"]
-    assert corrections(LAYOUT, [moved(1.0, line=1)[0]], JAXPR) == []
-
-
-def test_results_of_gradients_may_stay_unconstrained():
-    def loss(a, b):
-        return jnp.sum(two_products(a, b))
-
-    jaxpr = jax.make_jaxpr(jax.grad(loss))(X, X)
-    products = [n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name == "dot_general"]
-    sites = tuple((ConstraintSite((n,), "result", 0), P("x")) for n in products)
-    layout = replace(LAYOUT, constraints=sites)
-    found = {c.name: c.constraints for c in corrections(layout, [moved(1.0)[0]], jaxpr)}
-    first, second, *back = sites
-    kept = found["auto; corrected: results going forward"]
-    # The gradient on the other line keeps its constraint.
-    assert kept[:2] == (first, second) and len(back) == 2 and len(kept) == 3
 
 
 class Nearby:

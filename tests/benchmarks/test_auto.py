@@ -117,8 +117,13 @@ def test_errors_of_the_search_and_bytes_sent_are_printed() -> None:
             {"start: auto", "inside: everything", "corrected: corrected"},
         ),
         (
-            "argument 3 by P(('a', 'b'), None), lighter; inside: operands; corrected: results",
-            {"start: an argument", "inside: operands", "corrected: lighter", "corrected: results"},
+            "argument 3 by P(('a', 'b'), None), lighter, corrected; inside: operands",
+            {
+                "start: an argument",
+                "inside: operands",
+                "corrected: lighter",
+                "corrected: corrected",
+            },
         ),
     ],
 )

@@ -45,10 +45,8 @@ _CLOSE = 1.03
 """Ties with the best layout are predicted to take at most so many times its time."""
 _HOPELESS = 3.0
 """A third layout isn't compiled if its predicted time is so many times that of the best."""
-_VARIED, _FIRST_VARIANTS, _THINNED = 4, 2, 2
-"""Number of the fastest layouts for TPUs that are compiled in the first variants with fewer
-constraints: on results of products alone, and nowhere, as by hand; the number of these variants;
-and that of the fastest layouts that are compiled in all variants."""
+_VARIED = 3
+"""Number of the fastest layouts for TPUs that are compiled with other constraints inside."""
 _LESS, _LESS_WITHOUT = 0.9, 0.8
 """Largest memory of a search after one, if a layout fits and if none does, as a share of its."""
 _MESHES = 2
@@ -259,10 +257,8 @@ def solve(
             if program.topology is not None:
                 by_name = {layout.name: layout for layout in layouts}
                 for each in _fastest(latest, by_name)[:_VARIED]:
-                    latest += prover.prove(search.thinned(each)[:_FIRST_VARIANTS], _FIRST_VARIANTS)
-                for each in _fastest(latest, by_name)[:_THINNED]:
-                    thinned = search.thinned(each)
-                    latest += prover.prove(thinned, len(thinned))
+                    variants = search.thinned(each)
+                    latest += prover.prove(variants, len(variants))
                 fastest = min((p.seconds for p in proven if p.fits), default=math.inf)
                 latest += lightened(latest, prover, search, fastest)
                 latest += corrected(latest, prover, search, fastest)

@@ -1,21 +1,18 @@
 """Corrections of layouts whose programs have what the search did not foresee.
 
-The partitioner may reshard between two constraints of a layout where one of them alone would do.
-A correction leaves constraints out on the lines of such collectives, or is searched after the
-choices on these lines have got their costs. It is proven in its turn.
-A program may need more memory than predicted: near its layout, one with less memory is searched.
+Where the partitioner adds collectives, a layout near the first one is searched, in which the
+choices on their lines have got their costs. It is proven in its turn. A program may need more
+memory than predicted: near its layout, one with less memory is searched.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any
 
 from xlashard._jax.trace.origins import source_line
 from xlashard.auto.foreseen import axes_along, link_seconds
-from xlashard.auto.problem import ConstraintSite, ProgramLayout, site_value
+from xlashard.auto.problem import ConstraintSite, site_value
 from xlashard.auto.proof import ProvenLayout, Prover
 from xlashard.auto.search import Search
 from xlashard.hlo.collectives import Collective
@@ -30,13 +27,6 @@ _LITTLE = 0.05
 """Share of the memory that a layout may exceed it by, if one near it is searched."""
 _SPARE = 0.002
 """Share of the memory that such a layout saves beyond the excess."""
-_KEPT: dict[str, Callable[[ConstraintSite, Any], bool]] = {
-    "results": lambda site, _: site.kind == "result",
-    "results going forward": lambda site, eqn: site.kind == "result" and not _is_gradient(eqn),
-    "operands": lambda site, _: site.kind == "operand",
-    "nothing": lambda site, _: False,
-}
-"""Constraints that remain on the lines of unforeseen collectives."""
 
 
 def corrected(
@@ -59,10 +49,7 @@ def corrected(
         promising = _promising([*proven, *compiled], seconds)
         for each in [p for p in promising if p.layout.name not in done][:_MOST]:
             done.add(each.layout.name)
-            layouts = [
-                *corrections(each.layout, (c for c, _ in each.unforeseen), search.problem.jaxpr),
-                *search.dearer(each.layout, _unforeseen_seconds(each, search)),
-            ]
+            layouts = search.dearer(each.layout, _unforeseen_seconds(each, search))
             compiled += prover.prove(layouts, len(layouts))
     return compiled
 
@@ -123,37 +110,6 @@ def _saved(proven: ProvenLayout) -> Iterator[float]:
     for resource, spent in seconds.items():
         # The cores wait for no more than for all links of a network together.
         yield min(spent, shares.get(resource, 0.0))
-
-
-def corrections(
-    layout: ProgramLayout, unforeseen: Iterable[Collective], jaxpr: Any
-) -> list[ProgramLayout]:
-    """Return a layout with fewer constraints on the lines of its unforeseen collectives.
-
-    There it constrains results only, with those of gradients or without, operands only, or nothing.
-
-    Args:
-        layout: The layout.
-        unforeseen: The collectives.
-        jaxpr: The closed jaxpr of the program.
-    """
-    lines = {line for each in unforeseen for line in _lines(each)}
-    equations = {site: site_value(jaxpr, site)[0] for site, _ in layout.constraints if site.path}
-    removable = {site: eqn for site, eqn in equations.items() if source_line(eqn) in lines}
-    layouts = {layout.constraints: layout}
-    for what, keeps in _KEPT.items():
-        constraints = tuple(
-            (site, spec)
-            for site, spec in layout.constraints
-            if site not in removable or keeps(site, removable[site])
-        )
-        name = f"{layout.name}; corrected: {what}"
-        layouts.setdefault(constraints, replace(layout, name=name, constraints=constraints))
-    return list(layouts.values())[1:]
-
-
-def _is_gradient(eqn: Any) -> bool:
-    return "transpose(" in str(eqn.source_info.name_stack)
 
 
 def _unforeseen_seconds(proven: ProvenLayout, search: Search) -> dict[tuple[str, int], float]:

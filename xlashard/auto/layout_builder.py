@@ -46,30 +46,29 @@ class LayoutBuilder:
         self._whole_sums: dict[LayoutKey, tuple[tuple[ConstraintSite, PartitionSpec], ...]] = {}
 
     def thinned(self, layout: ProgramLayout) -> list[ProgramLayout]:
-        """Return a layout with fewer constraints, as the partitioner may do better alone.
+        """Return a layout with other constraints inside, as the partitioner may do better so.
 
-        Constraints remain on results of products, nowhere, on products, or on operands. Or partial
-        sums are constrained to be whole before they are sharded, so that the partitioner doesn't
-        turn their products into loops.
+        Constraints remain on results of products, nowhere, as specs by hand often have none, or on
+        operands. Or partial sums are constrained to be whole before they are sharded, so that the
+        partitioner doesn't turn their products into loops.
         """
         products = {op.path for op in self._graph.operations if op.rule.flops}
         kept = {
             "results of products": lambda site: site.path in products and site.kind == "result",
             "none": lambda site: False,
-            "products": lambda site: site.path in products,
             "operands": lambda site: site.kind == "operand",
         }
-        sums = self._whole_sums.get(layout_key(layout), layout.constraints)
-        apart = [replace(layout, name=f"{layout.name}{INSIDE}whole sums", constraints=sums)]
-        fewer = [
-            replace(
-                layout,
-                name=f"{layout.name}{INSIDE}{name}",
-                constraints=tuple((site, spec) for site, spec in layout.constraints if keep(site)),
-            )
+        variants = {
+            name: tuple((site, spec) for site, spec in layout.constraints if keep(site))
             for name, keep in kept.items()
+        }
+        sums = self._whole_sums.get(layout_key(layout), layout.constraints)
+        if sums != layout.constraints:
+            variants["whole sums"] = sums
+        return [
+            replace(layout, name=f"{layout.name}{INSIDE}{name}", constraints=constraints)
+            for name, constraints in variants.items()
         ]
-        return [*fewer, *(apart if sums != layout.constraints else ())]
 
     def layout(
         self, name: str, assignment: Assignment, seconds: float, memory_bytes: float
