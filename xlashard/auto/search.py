@@ -52,7 +52,7 @@ class Search:
     Args:
         problem: The problem.
         seconds: Time limit, in seconds that the process computes.
-        restarts: Whether the search starts again from half of the memory and from boundaries.
+        restarts: Whether the search starts from boundaries of the largest arguments, too.
 
     Attributes:
         graph: Graph of the program.
@@ -85,8 +85,8 @@ class Search:
             self._keep(start.name, *self._descend(start, Assignment()))
         if not self._axes or math.isinf(self._best[1]):
             return list(self._layouts.values())
-        if self._restarts:
-            self._restart()
+        for start in islice(self._boundaries(), self._most) if self._restarts else ():
+            self._keep(start.name, *self._descend(start, Assignment()))
         small = self._small_state()
         names = {"auto": frozenset[int](), "auto, small state replicated": small}
         for name, whole in names.items():
@@ -96,16 +96,6 @@ class Search:
                 start = self._start(name, dict.fromkeys(self._axes, Restriction(whole=whole)))
                 self._keep(name, *self._descend(start, begun))
         return list(self._layouts.values())
-
-    def _restart(self) -> None:
-        """Search from half of the memory, and from boundaries."""
-        half = Restriction(memory_bytes=self._memory.peak(self._best[0]) / 2)
-        start = self._start("half the memory", dict.fromkeys(self._axes, half))
-        assignment, _ = self._descend(start, Assignment())
-        if assignment.labels:
-            self._keep(start.name, assignment, self._predict(assignment))
-        for start in islice(self._boundaries(), self._most):
-            self._keep(start.name, *self._descend(start, Assignment()))
 
     def _keep(self, name: str, assignment: Assignment, seconds: float) -> None:
         """Keep a layout, unless an equal one or its mirror is kept."""
@@ -313,11 +303,11 @@ class Search:
             starts.append(_Start(label, order, restrictions))
         # The last axes get what a batch has no more rows for.
         last = dict.fromkeys(self._alike[n][-1] for n in names[-2:]) if self._along else ()
-        for name, (label, mode) in product(last, (("data", "data"), ("fsdp", "major fsdp"))):
-            restrictions = {other: Restriction(self._batch, mode) for other in names}
-            restrictions[name] = Restriction(self._along, mode)
+        for name in last:
+            restrictions = {other: Restriction(self._batch, "data") for other in names}
+            restrictions[name] = Restriction(self._along, "data")
             order = tuple(sorted(names, key=lambda other: other == name))
-            starts.append(_Start(f"{label}, sequences over {name}", order, restrictions))
+            starts.append(_Start(f"data, sequences over {name}", order, restrictions))
         free = dict.fromkeys(names, Restriction())
         orders = list(permutations(names))[: 1 if set(self._alike.values()) == {names} else 2]
         starts += [_Start(f"auto({'>'.join(order)})", order, free) for order in orders]
