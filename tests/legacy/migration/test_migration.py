@@ -108,6 +108,19 @@ BECOMES = {
         "def pjit(f, in_axis_resources): ...\npjit(abs, in_axis_resources=None)\nx.tree_map(1)\n",
         None,
     ),
+    "a program's own field": (
+        "import jax\nclass Model:\n    mesh_axes: tuple\ny = model.mesh_axes\n",
+        None,
+    ),
+    "a program's own attribute": (
+        "import jax\nclass Model:\n    def __init__(self, a):\n        self.mesh_axes = a\n"
+        "y = model.mesh_axes\n",
+        None,
+    ),
+    "an attribute of what other modules make": (
+        "import jax\ny = x.mesh_axes\n",
+        'import jax\ny = _old_attribute(x, "mesh_axes")\n',
+    ),
     "nothing": ("", None),
     "windows": ("import jax\r\njax.tree_map\r\n", "import jax\r\njax.tree.map\r\n"),
 }

@@ -143,7 +143,11 @@ def chain(node: cst.CSTNode) -> tuple[cst.Name | None, list[str]]:
     return (node if isinstance(node, cst.Name) else None), attributes[::-1]
 
 
-_MESH_AXES = m.Attribute(attr=m.Name("mesh_axes"))
+# Programs that assign the attribute, or declare a field of its name, have a class of their own.
+_SETS_MESH_AXES = m.OneOf(
+    m.AssignTarget(m.Attribute(attr=m.Name("mesh_axes"))),
+    m.AnnAssign(target=m.Name("mesh_axes")),
+)
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,7 @@ def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
             if name in ("jax.P", "jax.sharding.PartitionSpec") or rule_of(name) == Rename("jax.P"):
                 classes.append(assignment.name)
     assigned = select_nodes(wrapper, cst.AssignTarget, cst.AnnAssign)
-    sets_axes = any(m.matches(each.target, _MESH_AXES) for each in assigned)
+    sets_axes = any(m.matches(each, _SETS_MESH_AXES) for each in assigned)
     imports_gdas = not names.isdisjoint((GDA, GDA.rpartition(".")[0]))
     all_names = {node.value for node in select_nodes(wrapper, cst.Name)}
     functions = select_nodes(wrapper, cst.FunctionDef)
