@@ -157,6 +157,28 @@ def test_planned_function_returns_the_values_of_plain_jit():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("spec", [None, P(None, "model")])
+def test_layouts_that_the_compiler_is_known_to_get_wrong_are_refused(spec):
+    def loss(kernel, weights, images):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        y = jax.lax.conv_general_dilated(
+            images, kernel, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=8
+        )
+        return (jnp.tanh(y @ weights) ** 2).mean()
+
+    gradient = jax.jit(jax.grad(loss, (0, 1)))
+    draw = np.random.default_rng(0).random
+    # More devices than images.
+    args = [draw(shape, np.float32) for shape in ((3, 3, 1, 8), (8, 64), (4, 16, 16, 8))]
+    fixed = None if spec is None else {"^images": spec}
+    plan = auto_shard(gradient, *args, mesh={"data": 4, "model": 2}, fixed=fixed)
+    refused = [x.reason for x in plan.layouts if x.outcome == "refused"]
+    assert any("counts each copy of the images" in reason for reason in refused)
+    for one, other in zip(plan.apply(gradient)(*args), gradient(*args), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4)
+
+
+@pytest.mark.slow
 def test_planned_constraints_are_in_the_lowered_module():
     plan = mlp_plan()
     text = plan.apply(jax.jit(step)).lower(*shapes()).as_text()

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from xlashard._jax import originals
+from xlashard.analysis.explain.known_faults import find_known_faults
 from xlashard.analysis.programs.program import Compilation, LoweredModule, Program
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.foreseen import unforeseen_collectives
@@ -49,15 +50,16 @@ class ProvenLayout:
 
     Attributes:
         layout: The layout.
-        seconds: Estimated time of a step; infinite if the compiler refused the program.
+        seconds: Estimated time of a step; infinite if the program was refused.
         memory_bytes: Memory of a device, without code.
         fits: Whether the memory suffices.
         shares: Seconds of the step by the resource that the cores use or wait for.
         collectives: Collectives by kind and mesh axes, those that send most bytes first.
         unforeseen: Collectives that the layout did not foresee, with their costs, most expensive
             first.
-        reason: The compiler's error; empty if it accepted the program.
-        compilation: The compiled program; None if the compiler refused it.
+        reason: The compiler's error, or what it is known to get wrong; empty if it accepted the
+            program.
+        compilation: The compiled program; None if it was refused.
         measured_seconds: Median time of a step on the devices; None if not measured.
         cpu_seconds: CPU time of the compilation.
     """
@@ -280,6 +282,8 @@ class Prover:
             yield candidate.text, replace(proven, cpu_seconds=estimate.cpu_seconds)
 
     def _proof(self, layout: ProgramLayout, compilation: Compilation) -> ProvenLayout:
+        for fault, _ in find_known_faults(compilation):
+            return ProvenLayout(layout, float("inf"), reason=f"jaxlib goes wrong: {fault.what}")
         topology, mesh = self._topology, self._mesh
         module = compilation.module
         collectives = module.collectives_on(mesh)

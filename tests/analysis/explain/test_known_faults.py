@@ -1,5 +1,6 @@
 """Operations that a released jaxlib compiles to wrong values: each entry is reproduced."""
 
+import functools
 from importlib import metadata
 from typing import Any
 
@@ -17,7 +18,8 @@ from xlashard.analysis.explain.known_faults import read_faults
 pytestmark = [pytest.mark.partitioner, pytest.mark.usefixtures("partitioner")]
 
 MESH = make_mesh((8,), ("x",))
-(WINDOWS,) = read_faults()
+GRID = make_mesh((4, 2), ("data", "model"))
+WINDOWS, KERNELS = read_faults()
 
 
 def pooled(size: int, stride: int, spec: P | None = None) -> Any:
@@ -61,3 +63,59 @@ def test_windows_that_are_right_have_no_line(window: Any, spec: Any) -> None:
 def test_releases_that_were_not_tried_have_no_line() -> None:
     releases = ("0.10.1", "0.10.2", "0.12.0", "0.12.0.1", "0.12.1", "0.13.0")
     assert [WINDOWS.affects(r) for r in releases] == [False, True, True, True, False, False]
+
+
+# Specs of the images, with the kinds of convolutions whose kernels get wrong gradients.
+SUMMED = {
+    ("data",): ("depthwise", "multiplied", "grouped"),
+    ("model",): ("depthwise", "multiplied", "grouped"),
+    (None, "model"): ("depthwise", "multiplied", "grouped", "plain", "wide"),
+    (None, None, "data"): ("depthwise", "multiplied", "grouped", "plain", "wide"),
+    (("data", "model"),): (),
+    ("data", "model"): (),
+    (None, None, None, "model"): (),
+    ("data", None, None, "model"): (),
+    (None, ("data", "model")): (),
+}
+CONVOLUTIONS = {
+    "depthwise": ((3, 3, 1, 8), 8),
+    "multiplied": ((3, 3, 1, 16), 8),
+    "grouped": ((3, 3, 4, 8), 2),
+    "plain": ((3, 3, 8, 16), 1),
+    "wide": ((9, 9, 8, 8), 1),
+}
+
+
+def differentiated(groups: int) -> Any:
+    """Return the gradients of a convolution by images, kernel, and the gradient of its result."""
+
+    def convolve(x: Any, kernel: Any) -> Any:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=groups
+        )
+
+    return lambda x, kernel, g: jax.vjp(convolve, x, kernel)[1](g)
+
+
+@functools.cache
+def differentiate_alone(name: str) -> tuple[Any, Any]:
+    """Return arguments and gradients of a convolution on one device."""
+    kernel, groups = CONVOLUTIONS[name]
+    shapes = (8, 16, 16, 8), kernel, (8, 16, 16, kernel[3])
+    args = [np.random.default_rng(0).random(shape, np.float32) for shape in shapes]
+    return args, jax.jit(differentiated(groups))(*args)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", SUMMED)
+def test_gradients_of_kernels_that_count_copies_have_a_line(spec: Any) -> None:
+    places = [jax.NamedSharding(GRID, P(*each)) for each in (spec, (), spec)]
+    for name, (_, groups) in CONVOLUTIONS.items():
+        args, right = differentiate_alone(name)
+        step = jax.jit(differentiated(groups), in_shardings=places)
+        pairs = zip(step(*args), right, strict=True)
+        is_wrong = not all(np.allclose(one, other, rtol=1e-3) for one, other in pairs)
+        assert is_wrong == (name in SUMMED[spec]), name
+        rows = [u for u in explain(step, *args).unmet if u.kind == "miscompilation"]
+        assert [row.actual for row in rows] == [KERNELS.what] * is_wrong, name

@@ -1,5 +1,6 @@
 """Find operations that a released jaxlib compiles to wrong values."""
 
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,9 @@ from typing import Any
 from xlashard._jax.runtime import executables
 from xlashard._jax.trace.origins import Scope, source_line
 from xlashard.analysis.programs.program import Compilation
+from xlashard.geometry.groups import ReplicaGroups
+from xlashard.hlo.collectives import Collective
+from xlashard.hlo.module import HloModule, Instruction
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,62 @@ def _has_overlapping_windows(program: Compilation, fault: KnownFault, eqn: Any) 
     )
 
 
+def _sums_replicas(program: Compilation, fault: KnownFault, eqn: Any) -> bool:
+    """Return True if the devices' sum of a kernel's gradient covers copies of its operands."""
+    del fault
+    params, gradients = eqn.params, math.prod(eqn.invars[1].aval.shape)
+    kernel = params["dimension_numbers"].rhs_spec
+    window = [eqn.invars[1].aval.shape[d] for d in kernel[2:]]
+    result = [eqn.outvars[0].aval.shape[d] for d in params["dimension_numbers"].out_spec[2:]]
+    # A kernel's gradient has the other operand's pixels as its window, and is smaller than that.
+    if params["batch_group_count"] == 1 and math.prod(window) <= math.prod(result):
+        return False
+    line = source_line(eqn)
+    for collective in program.collectives:
+        groups = collective.groups
+        if collective.kind not in _SUMS or not isinstance(groups, ReplicaGroups):
+            continue
+        for convolution, operands in _find_summed_convolutions(program.module, collective):
+            # XLA drops the line of a convolution that it rewrites, and leaves that of the sum.
+            frames = convolution.frames or collective.frames
+            if frames and line not in [(frame.file, frame.line) for frame in frames]:
+                continue
+            # The images may have their neighbours' edges; the other operand is cut evenly, unless
+            # the convolution is another one of this line.
+            shards, rest = divmod(gradients, operands[1])
+            if not rest and shards <= len(program.devices) and shards < groups.size:
+                return True
+    return False
+
+
+def _find_summed_convolutions(
+    module: HloModule, collective: Collective
+) -> Iterator[tuple[Instruction, list[int]]]:
+    """Yield the convolutions that a collective sums, with the sizes of their operands."""
+    within = module.computations[collective.computation].instructions
+    waiting, seen = [collective.name], set[str]()
+    while waiting and len(seen) < _MOST_STEPS:
+        name = waiting.pop(0)
+        if name in seen or name not in within:
+            continue
+        seen.add(name)
+        inside = [module.computations[called].instructions for called in within[name].calls]
+        every = [(within, within[name]), *((table, x) for table in inside for x in table.values())]
+        convolutions = [(table, x) for table, x in every if x.opcode == "convolution"]
+        for table, convolution in convolutions:
+            sizes = [math.prod(table[operand].shape.dims) for operand in convolution.operands]
+            yield convolution, sizes
+        waiting += () if convolutions else within[name].operands
+
+
+_SUMS = ("all-reduce", "reduce-scatter")
+_MOST_STEPS = 30
+"""Most instructions between a convolution and the sum of its results."""
+
+
 _PATTERNS: Mapping[str, Callable[[Compilation, KnownFault, Any], bool]] = {
     "overlapping windows along a sharded dimension": _has_overlapping_windows,
+    "sum over copies of a kernel's gradient": _sums_replicas,
 }
 """Functions that recognize an operation that goes wrong, by the name of the pattern."""
 
