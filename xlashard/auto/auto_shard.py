@@ -260,7 +260,10 @@ def solve(
                 latest += prover.prove(ordered, len(ordered))
             if program.topology is not None:
                 by_name = {layout.name: layout for layout in layouts}
-                for each in _fastest(latest, by_name)[:_VARIED]:
+                right = _fastest((p for p in latest if not p.is_wrong), by_name)[:_VARIED]
+                # Other constraints may lead the partitioner around its fault.
+                wrong = _fastest((p for p in latest if p.is_wrong), by_name)[:_VARIED]
+                for each in (*right, *wrong):
                     variants = search.thinned(each)
                     latest += prover.prove(variants, len(variants))
                 fastest = min((p.seconds for p in proven if p.fits), default=math.inf)

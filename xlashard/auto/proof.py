@@ -50,7 +50,7 @@ class ProvenLayout:
 
     Attributes:
         layout: The layout.
-        seconds: Estimated time of a step; infinite if the program was refused.
+        seconds: Estimated time of a step; infinite if the compiler refused the program.
         memory_bytes: Memory of a device, without code.
         fits: Whether the memory suffices.
         shares: Seconds of the step by the resource that the cores use or wait for.
@@ -77,10 +77,15 @@ class ProvenLayout:
     cpu_seconds: float = 0.0
 
     @property
+    def is_wrong(self) -> bool:
+        """True if the program is refused because the compiler is known to get it wrong."""
+        return self.compilation is None and self.seconds < float("inf")
+
+    @property
     def rank(self) -> tuple[int, float]:
         """Sort key: measured times first, then estimated ones, memory excess, and refusals."""
         if self.compilation is None:
-            return 3, 0.0
+            return 3, self.seconds
         if not self.fits:
             return 2, float(self.memory_bytes)
         return (1, self.seconds) if self.measured_seconds is None else (0, self.measured_seconds)
@@ -282,8 +287,6 @@ class Prover:
             yield candidate.text, replace(proven, cpu_seconds=estimate.cpu_seconds)
 
     def _proof(self, layout: ProgramLayout, compilation: Compilation) -> ProvenLayout:
-        for fault, _ in find_known_faults(compilation):
-            return ProvenLayout(layout, float("inf"), reason=f"jaxlib goes wrong: {fault.what}")
         topology, mesh = self._topology, self._mesh
         module = compilation.module
         collectives = module.collectives_on(mesh)
@@ -298,7 +301,7 @@ class Prover:
             seconds = time.seconds
         memory = sum(a.size for a in device_allocations(module, topology))
         unforeseen = unforeseen_collectives(schedule.collectives, layout.transfers, mesh, seconds)
-        return ProvenLayout(
+        proven = ProvenLayout(
             layout=layout,
             seconds=seconds,
             memory_bytes=memory,
@@ -308,6 +311,10 @@ class Prover:
             unforeseen=tuple(unforeseen),
             compilation=compilation,
         )
+        for fault, _ in find_known_faults(compilation):
+            reason = f"jaxlib goes wrong: {fault.what}"
+            return replace(proven, fits=False, reason=reason, compilation=None)
+        return proven
 
 
 def _limits(seconds: float) -> WorkerLimits:

@@ -119,3 +119,41 @@ def test_gradients_of_kernels_that_count_copies_have_a_line(spec: Any) -> None:
         assert is_wrong == (name in SUMMED[spec]), name
         rows = [u for u in explain(step, *args).unmet if u.kind == "miscompilation"]
         assert [row.actual for row in rows] == [KERNELS.what] * is_wrong, name
+
+
+def differentiate_levels(params: Any, x: Any) -> Any:
+    """Return the gradient of convolutions at two levels, all of which stand on one line."""
+
+    def convolve(x: Any, kernel: Any, stride: int = 1) -> Any:
+        numbers, strides = ("NHWC", "HWIO", "NHWC"), (stride, stride)
+        return lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=numbers)
+
+    def loss(params: Any) -> Any:
+        first = jnp.tanh(convolve(x, params["first"]))
+        second = jnp.tanh(convolve(convolve(first, params["down"], 2), params["second"]))
+        wide = jnp.repeat(jnp.repeat(second, 2, 1), 2, 2)
+        return (convolve(jnp.concatenate([wide, first], -1), params["last"]) ** 2).mean()
+
+    return jax.grad(loss)(params)
+
+
+@pytest.mark.slow
+def test_sums_of_several_convolutions_are_told_apart() -> None:
+    shapes = {"first": (3, 3, 1, 4), "down": (2, 2, 4, 8), "second": (3, 3, 8, 8)}
+    draw = np.random.default_rng(0).random
+    shapes |= {"last": (3, 3, 12, 4)}
+    params = {name: draw(shape, np.float32) - 0.5 for name, shape in shapes.items()}
+    x = draw((8, 32, 32, 1), np.float32)
+    right, wrong_under = jax.jit(differentiate_levels)(params, x), []
+    specs = [("data",), (("data", "model"),), ("model", "data"), (None, "data", "model")]
+    for spec in (*specs, (None, ("data", "model")), (None, "model"), (None, None, "data")):
+        places = [jax.NamedSharding(GRID, P(*each)) for each in ((), spec)]
+        step = jax.jit(differentiate_levels, in_shardings=places)
+        is_wrong = any(
+            not np.allclose(one, right[name], rtol=1e-2, atol=1e-6)
+            for name, one in step(params, x).items()
+        )
+        rows = [u for u in explain(step, params, x).unmet if u.kind == "miscompilation"]
+        assert bool(rows) == is_wrong, spec
+        wrong_under += [spec] * is_wrong
+    assert wrong_under == [(None, "model"), (None, None, "data")]

@@ -3,7 +3,7 @@
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -14,7 +14,7 @@ from xlashard._jax.trace.origins import Scope, source_line
 from xlashard.analysis.programs.program import Compilation
 from xlashard.geometry.groups import ReplicaGroups
 from xlashard.hlo.collectives import Collective
-from xlashard.hlo.module import HloModule, Instruction
+from xlashard.hlo.module import HloModule
 
 
 @dataclass(frozen=True)
@@ -84,38 +84,62 @@ def _has_overlapping_windows(program: Compilation, fault: KnownFault, eqn: Any) 
 
 def _sums_replicas(program: Compilation, fault: KnownFault, eqn: Any) -> bool:
     """Return True if the devices' sum of a kernel's gradient covers copies of its operands."""
-    del fault
-    params, gradients = eqn.params, math.prod(eqn.invars[1].aval.shape)
-    kernel = params["dimension_numbers"].rhs_spec
-    window = [eqn.invars[1].aval.shape[d] for d in kernel[2:]]
-    result = [eqn.outvars[0].aval.shape[d] for d in params["dimension_numbers"].out_spec[2:]]
-    # A kernel's gradient has the other operand's pixels as its window, and is smaller than that.
-    if params["batch_group_count"] == 1 and math.prod(window) <= math.prod(result):
+    if not _is_gradient_of_kernel(eqn):
         return False
-    line = source_line(eqn)
+    line, shape = source_line(eqn), _list_sizes(eqn.outvars[0].aval.shape)
+    # Several convolutions of one line may have kernels of one shape.
+    alike = [
+        other
+        for _, other, _, _ in Scope.of(program.jaxpr).sites()
+        if other.primitive.name == fault.primitive and _is_gradient_of_kernel(other)
+        if source_line(other) == line and _list_sizes(other.outvars[0].aval.shape) == shape
+    ]
+    gradients = [math.prod(other.invars[1].aval.shape) for other in alike]
     for collective in program.collectives:
         groups = collective.groups
         if collective.kind not in _SUMS or not isinstance(groups, ReplicaGroups):
             continue
-        for convolution, operands in _find_summed_convolutions(program.module, collective):
-            # XLA drops the line of a convolution that it rewrites, and leaves that of the sum.
-            frames = convolution.frames or collective.frames
-            if frames and line not in [(frame.file, frame.line) for frame in frames]:
-                continue
-            # The images may have their neighbours' edges; the other operand is cut evenly, unless
-            # the convolution is another one of this line.
-            shards, rest = divmod(gradients, operands[1])
-            if not rest and shards <= len(program.devices) and shards < groups.size:
+        # XLA drops the lines of convolutions that it rewrites, and leaves that of the sum.
+        lines = [(frame.file, frame.line) for frame in collective.frames]
+        for size in _find_summed_convolutions(program.module, collective, shape):
+            shards = [n // size for n in gradients if size and n % size == 0]
+            shards = [n for n in shards if n <= len(program.devices)]
+            if shards and max(shards) < groups.size and (line in lines or not lines):
                 return True
     return False
 
 
+def _is_gradient_of_kernel(eqn: Any) -> bool:
+    """Return True for a convolution that sums over images or their pixels, as their window."""
+    params, (window, result) = eqn.params, (eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape)
+    numbers = params["dimension_numbers"]
+    pixels = math.prod(window[d] for d in numbers.rhs_spec[2:])
+    left = math.prod(result[d] for d in numbers.out_spec[2:])
+    return params["batch_group_count"] > 1 or pixels > left
+
+
+def _list_sizes(shape: Iterable[int]) -> list[int]:
+    """Return the sizes of an array in any order, without those of 1."""
+    return sorted(size for size in shape if size > 1)
+
+
 def _find_summed_convolutions(
-    module: HloModule, collective: Collective
-) -> Iterator[tuple[Instruction, list[int]]]:
-    """Yield the convolutions that a collective sums, with the sizes of their operands."""
+    module: HloModule, collective: Collective, sizes: list[int]
+) -> Iterator[int]:
+    """Yield the numbers of elements of the second operands of convolutions that are summed.
+
+    Args:
+        module: The module.
+        collective: The sum.
+        sizes: Sizes of the summed array.
+    """
     within = module.computations[collective.computation].instructions
-    waiting, seen = [collective.name], set[str]()
+    waiting = [
+        name
+        for name in within[collective.name].operands
+        if name in within and _list_sizes(within[name].shape.dims) == sizes
+    ]
+    seen = set[str]()
     while waiting and len(seen) < _MOST_STEPS:
         name = waiting.pop(0)
         if name in seen or name not in within:
@@ -125,12 +149,14 @@ def _find_summed_convolutions(
         every = [(within, within[name]), *((table, x) for table in inside for x in table.values())]
         convolutions = [(table, x) for table, x in every if x.opcode == "convolution"]
         for table, convolution in convolutions:
-            sizes = [math.prod(table[operand].shape.dims) for operand in convolution.operands]
-            yield convolution, sizes
-        waiting += () if convolutions else within[name].operands
+            yield math.prod(table[convolution.operands[1]].shape.dims)
+        # What other collectives sum is theirs.
+        is_end = bool(convolutions) or within[name].opcode.startswith(_COLLECTIVES)
+        waiting += () if is_end else within[name].operands
 
 
 _SUMS = ("all-reduce", "reduce-scatter")
+_COLLECTIVES = ("all-", "collective-", "reduce-scatter")
 _MOST_STEPS = 30
 """Most instructions between a convolution and the sum of its results."""
 
