@@ -256,8 +256,8 @@ def solve(
             ordered = _proof_order(layouts)
             latest = prover.prove(ordered, count, seconds)
             # The compiler may be known to get all of the few wrong.
-            if is_quick and all(each.compilation is None for each in latest):
-                latest += prover.prove(ordered, len(ordered))
+            if is_quick and all(each.is_wrong for each in latest):
+                latest = prover.prove(ordered, len(ordered))
             if program.topology is not None:
                 by_name = {layout.name: layout for layout in layouts}
                 right = _fastest((p for p in latest if not p.is_wrong), by_name)[:_VARIED]
@@ -291,9 +291,10 @@ def solve(
     proven = sorted(named.values(), key=lambda p: p.rank)
     if proven[0].compilation is None:
         reason = proven[0].reason
+        verb = "is known to get wrong" if proven[0].is_wrong else "refuses"
         # no-catalogue: needs a program that the compiler refuses
         raise CompileError(
-            f"the compiler refuses {program.program.name} in {len(proven)} layouts: "
+            f"the compiler {verb} {program.program.name} in {len(proven)} layouts: "
             f"{reason}{'; raise compile_timeout' if TIMED_OUT in reason else ''}"
         )
     known = {p.layout.name for p in proven}

@@ -52,7 +52,7 @@ class ProvenLayout:
         layout: The layout.
         seconds: Estimated time of a step; infinite if the compiler refused the program.
         memory_bytes: Memory of a device, without code.
-        fits: Whether the memory suffices.
+        fits: Whether the memory suffices, and the compiler isn't known to get the program wrong.
         shares: Seconds of the step by the resource that the cores use or wait for.
         collectives: Collectives by kind and mesh axes, those that send most bytes first.
         unforeseen: Collectives that the layout did not foresee, with their costs, most expensive
@@ -312,7 +312,7 @@ class Prover:
             compilation=compilation,
         )
         for fault, _ in find_known_faults(compilation):
-            reason = f"jaxlib goes wrong: {fault.what}"
+            reason = f"jaxlib goes wrong: {fault.what}: {fault.advice}"
             return replace(proven, fits=False, reason=reason, compilation=None)
         return proven
 

@@ -86,7 +86,7 @@ CONVOLUTIONS = {
 }
 
 
-def differentiated(groups: int) -> Any:
+def make_gradients(groups: int) -> Any:
     """Return the gradients of a convolution by images, kernel, and the gradient of its result."""
 
     def convolve(x: Any, kernel: Any) -> Any:
@@ -104,7 +104,7 @@ def differentiate_alone(name: str) -> tuple[Any, Any]:
     kernel, groups = CONVOLUTIONS[name]
     shapes = (8, 16, 16, 8), kernel, (8, 16, 16, kernel[3])
     args = [np.random.default_rng(0).random(shape, np.float32) for shape in shapes]
-    return args, jax.jit(differentiated(groups))(*args)
+    return args, jax.jit(make_gradients(groups))(*args)
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_gradients_of_kernels_that_count_copies_have_a_line(spec: Any) -> None:
     places = [jax.NamedSharding(GRID, P(*each)) for each in (spec, (), spec)]
     for name, (_, groups) in CONVOLUTIONS.items():
         args, right = differentiate_alone(name)
-        step = jax.jit(differentiated(groups), in_shardings=places)
+        step = jax.jit(make_gradients(groups), in_shardings=places)
         pairs = zip(step(*args), right, strict=True)
         is_wrong = not all(np.allclose(one, other, rtol=1e-3) for one, other in pairs)
         assert is_wrong == (name in SUMMED[spec]), name

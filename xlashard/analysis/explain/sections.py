@@ -212,7 +212,7 @@ def find_cause(c: CollectiveReport) -> tuple[str, SourceLine | None]:
     """Return the operation of a collective and its line; for an all-gather its consumer."""
     gathers = c.kind == "all-gather" and not c.op_name.endswith("sharding_constraint")
     if c.needed_by and (gathers or c.source is None):
-        return c.needed_by, c.needed_by_source
+        return c.needed_by, c.needed_by_source or c.source
     return c.op_name, c.source
 
 

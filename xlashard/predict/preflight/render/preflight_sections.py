@@ -324,7 +324,8 @@ class MemoryPart:
 def list_memory_parts(memory: MemoryBreakdown) -> list[MemoryPart]:
     """Return the parts of the memory, in order; the last makes up the compiler's total."""
     aliased = memory.alias_bytes
-    inputs = f"results reuse {in_bytes(aliased)}" if aliased else "inputs of the program"
+    reused = f"inputs; results reuse {in_bytes(aliased)}"
+    inputs = reused if aliased else "inputs of the program"
     parts = [
         MemoryPart("arguments", memory.argument_bytes, inputs),
         MemoryPart("results", memory.result_bytes, "with memory of their own"),
@@ -361,7 +362,9 @@ def _memory(report: PreflightFields) -> Section[MemoryPart]:
     rows = [
         *parts,
         MemoryPart("all together", memory.total_bytes, "at the peak"),
-        MemoryPart("too much" if over else "free", memory.spare_bytes, f"of {words.available}"),
+        MemoryPart("too much", memory.spare_bytes, f"above {words.available}")
+        if over
+        else MemoryPart("free", memory.spare_bytes, f"of {words.available}"),
     ]
     host = f", and {in_bytes(memory.host_bytes)} of its host's" if memory.host_bytes else ""
     kept = ", ".join(f"{in_bytes(each.device_bytes)} {each.name}" for each in memory.runtime)
