@@ -138,7 +138,7 @@ def differentiate_levels(params: Any, x: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_sums_of_several_convolutions_are_told_apart() -> None:
+def test_sums_belong_to_their_convolutions() -> None:
     shapes = {"first": (3, 3, 1, 4), "down": (2, 2, 4, 8), "second": (3, 3, 8, 8)}
     draw = np.random.default_rng(0).random
     shapes |= {"last": (3, 3, 12, 4)}

@@ -3,7 +3,7 @@
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -14,7 +14,7 @@ from xlashard._jax.trace.origins import Scope, source_line
 from xlashard.analysis.programs.program import Compilation
 from xlashard.geometry.groups import ReplicaGroups
 from xlashard.hlo.collectives import Collective
-from xlashard.hlo.module import HloModule
+from xlashard.hlo.module import HloModule, Instruction
 
 
 @dataclass(frozen=True)
@@ -59,54 +59,67 @@ def find_known_faults(program: Compilation) -> Iterator[tuple[KnownFault, Any]]:
     faults = [fault for fault in read_faults() if fault.affects(release)]
     if program.jaxpr is None or len(program.devices) == 1:
         return
-    for _, eqn, _, on_shards in Scope.of(program.jaxpr).sites() if faults else ():
-        for fault in faults:
-            is_pattern = eqn.primitive.name == fault.primitive and not on_shards
-            if is_pattern and _PATTERNS[fault.pattern](program, fault, eqn):
-                yield fault, eqn
+    sites = Scope.of(program.jaxpr).sites() if faults else ()
+    every = [eqn for _, eqn, _, on_shards in sites if not on_shards]
+    for fault in faults:
+        eqns = [eqn for eqn in every if eqn.primitive.name == fault.primitive]
+        for eqn in _PATTERNS[fault.pattern](program, fault, eqns):
+            yield fault, eqn
 
 
-def _has_overlapping_windows(program: Compilation, fault: KnownFault, eqn: Any) -> bool:
-    """Return True if windows overlap, and devices exchange their edges."""
-    params = eqn.params
-    strides = params["window_strides"]
-    if not any(n > step for n, step in zip(params["window_dimensions"], strides, strict=True)):
-        return False
-    # Shards of a windowed dimension need the edges of their neighbours, others nothing.
-    line = source_line(eqn)
-    return any(
-        c.kind == "collective-permute"
-        and c.op_name.rpartition("/")[2] == fault.operation
-        and (not c.frames or line in [(frame.file, frame.line) for frame in c.frames])
-        for c in program.collectives
-    )
+def _find_overlapping_windows(
+    program: Compilation, fault: KnownFault, eqns: Sequence[Any]
+) -> Iterator[Any]:
+    """Yield the operations whose windows overlap, where devices exchange their edges."""
+    for eqn in eqns:
+        steps = zip(eqn.params["window_dimensions"], eqn.params["window_strides"], strict=True)
+        # Shards of a windowed dimension need the edges of their neighbours, others nothing.
+        if any(n > step for n, step in steps) and any(
+            c.kind == "collective-permute"
+            and c.op_name.rpartition("/")[2] == fault.operation
+            and _is_from(c, eqn)
+            for c in program.collectives
+        ):
+            yield eqn
 
 
-def _sums_replicas(program: Compilation, fault: KnownFault, eqn: Any) -> bool:
-    """Return True if the devices' sum of a kernel's gradient covers copies of its operands."""
-    if not _is_gradient_of_kernel(eqn):
-        return False
-    line, shape = source_line(eqn), _list_sizes(eqn.outvars[0].aval.shape)
-    # Several convolutions of one line may have kernels of one shape.
-    alike = [
-        other
-        for _, other, _, _ in Scope.of(program.jaxpr).sites()
-        if other.primitive.name == fault.primitive and _is_gradient_of_kernel(other)
-        if source_line(other) == line and _list_sizes(other.outvars[0].aval.shape) == shape
-    ]
-    gradients = [math.prod(other.invars[1].aval.shape) for other in alike]
-    for collective in program.collectives:
-        groups = collective.groups
-        if collective.kind not in _SUMS or not isinstance(groups, ReplicaGroups):
-            continue
+def _is_from(collective: Collective, eqn: Any) -> bool:
+    """Return True if a collective is of an equation's line, or of an unknown one."""
+    lines = [(frame.file, frame.line) for frame in collective.frames]
+    return not lines or source_line(eqn) in lines
+
+
+def _find_sums_of_copies(
+    program: Compilation, fault: KnownFault, eqns: Sequence[Any]
+) -> Iterator[Any]:
+    """Yield the gradients of kernels whose sums over devices cover copies of their operands."""
+    del fault
+    eqns = list(filter(_is_gradient_of_kernel, eqns))
+    if not eqns:
+        return
+    sums = [
         # XLA drops the lines of convolutions that it rewrites, and leaves that of the sum.
-        lines = [(frame.file, frame.line) for frame in collective.frames]
-        for size in _find_summed_convolutions(program.module, collective, shape):
-            shards = [n // size for n in gradients if size and n % size == 0]
+        (collective, collective.groups.size, sizes, count)
+        for collective in program.collectives
+        if collective.kind in _SUMS and isinstance(collective.groups, ReplicaGroups)
+        for sizes, count in _find_summed_convolutions(program.module, collective)
+    ]
+    for eqn in eqns:
+        sizes, line = _list_sizes(eqn.outvars[0].aval.shape), source_line(eqn)
+        # Several convolutions of one line may have kernels of one shape.
+        gradients = [
+            math.prod(other.invars[1].aval.shape)
+            for other in eqns
+            if source_line(other) == line and _list_sizes(other.outvars[0].aval.shape) == sizes
+        ]
+        for collective, devices, summed, count in sums:
+            if summed != sizes or not count or not _is_from(collective, eqn):
+                continue
+            shards = [n // count for n in gradients if n % count == 0]
             shards = [n for n in shards if n <= len(program.devices)]
-            if shards and max(shards) < groups.size and (line in lines or not lines):
-                return True
-    return False
+            if shards and max(shards) < devices:
+                yield eqn
+                break
 
 
 def _is_gradient_of_kernel(eqn: Any) -> bool:
@@ -124,21 +137,25 @@ def _list_sizes(shape: Iterable[int]) -> list[int]:
 
 
 def _find_summed_convolutions(
-    module: HloModule, collective: Collective, sizes: list[int]
-) -> Iterator[int]:
-    """Yield the numbers of elements of the second operands of convolutions that are summed.
+    module: HloModule, collective: Collective
+) -> Iterator[tuple[list[int], int]]:
+    """Yield the convolutions whose results a collective sums.
 
-    Args:
-        module: The module.
-        collective: The sum.
-        sizes: Sizes of the summed array.
+    Yields:
+        The sizes of the sum, and the number of elements of a convolution's second operand.
     """
     within = module.computations[collective.computation].instructions
-    waiting = [
-        name
-        for name in within[collective.name].operands
-        if name in within and _list_sizes(within[name].shape.dims) == sizes
-    ]
+    for operand in within[collective.name].operands:
+        if operand in within:
+            sizes = _list_sizes(within[operand].shape.dims)
+            yield from ((sizes, count) for count in _find_convolutions(module, within, operand))
+
+
+def _find_convolutions(
+    module: HloModule, within: Mapping[str, Instruction], name: str
+) -> Iterator[int]:
+    """Yield the number of elements of the second operands of convolutions behind a value."""
+    waiting = [name]
     seen = set[str]()
     while waiting and len(seen) < _MOST_STEPS:
         name = waiting.pop(0)
@@ -161,11 +178,11 @@ _MOST_STEPS = 30
 """Most instructions between a convolution and the sum of its results."""
 
 
-_PATTERNS: Mapping[str, Callable[[Compilation, KnownFault, Any], bool]] = {
-    "overlapping windows along a sharded dimension": _has_overlapping_windows,
-    "sum over copies of a kernel's gradient": _sums_replicas,
+_PATTERNS: Mapping[str, Callable[[Compilation, KnownFault, Sequence[Any]], Iterator[Any]]] = {
+    "overlapping windows along a sharded dimension": _find_overlapping_windows,
+    "sum over copies of a kernel's gradient": _find_sums_of_copies,
 }
-"""Functions that recognize an operation that goes wrong, by the name of the pattern."""
+"""Functions that yield the operations that go wrong, by the name of the pattern."""
 
 
 def _read_release(text: str) -> tuple[int, ...]:
